@@ -1,0 +1,39 @@
+# joulefeed: `make run` and `make test` do all the set-up a fresh Debian or Ubuntu machine needs.
+
+PYTHON := .venv/bin/python
+EXPERIMENT ?= wan30ms
+ARGS ?=
+TESTS ?= tests
+
+.PHONY: help run test lint setup bench lock clean
+
+help:              ## list the targets
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
+	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
+
+test: setup lint   ## set up, then lint and every test; TESTS=tests/loaders for some
+	playbooks/privileged.sh $(PYTHON) -m pytest $(TESTS) $(ARGS)
+
+lint: setup        ## ruff and mypy (strict)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+setup: .venv/.ready ## system packages, uv, and the locked environment in .venv
+
+.venv/.ready: requirements.lock pyproject.toml playbooks/setup.sh
+	playbooks/setup.sh
+
+bench: setup       ## the benchmarks; QUICK=1 for the short form
+	playbooks/privileged.sh $(PYTHON) benchmarks/link.py $(if $(QUICK),--quick)
+	playbooks/privileged.sh $(PYTHON) benchmarks/overhead.py $(if $(QUICK),--quick)
+
+lock:              ## resolve pyproject.toml anew into requirements.lock
+	uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
+
+clean:             ## remove the environment and what a dead run left; results stay
+	-playbooks/privileged.sh $(PYTHON) -m harness.testbed clean
+	rm -rf .venv

@@ -1,0 +1,179 @@
+"""What the harness itself costs: an instrumented epoch beside the bare loop, and the whole of wan30ms.
+
+Prints a line per demand (asked, measured, verdict); exits 1 when one falls short. `--quick` leaves out the demands
+that need whole runs of wan30ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pandas as pd
+import psutil
+from harness.datasets.imagenet_like import ImagenetLike
+from harness.workloads.accelerator import make_step
+from harness.workloads.resnet50 import ResNet50
+
+from harness.cell import measured_epoch, save_batches
+from harness.config import EnergySpec
+from harness.counters import CellCounters
+from harness.energy import EnergyAgent
+from harness.events import EventLog
+from loaders.pytorch import PyTorchLoader
+
+IMAGES = 64
+
+
+def main() -> int:
+    """Run the benchmark; 0 when every demand is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="at most 50 s: without the runs of wan30ms")
+    quick = parser.parse_args().quick
+    lines = [instrumented_epoch(seconds=30 if quick else 120)]
+    if quick:
+        print("wan30ms as a whole: not run with --quick")
+    else:
+        lines += whole_runs()
+    print(f"{'demand':<58} {'asked':>12} {'measured':>12}  verdict")
+    for name, asked, measured, fine in lines:
+        print(f"{name:<58} {asked:>12} {measured:>12}  {'ok' if fine else 'FALLS SHORT'}")
+    return 0 if all(fine for *_, fine in lines) else 1
+
+
+Line = tuple[str, str, str, bool]
+
+
+def instrumented_epoch(seconds: float) -> Line:
+    """Alternate bare and instrumented epochs of one loader; compare the medians of both."""
+    with tempfile.TemporaryDirectory(prefix="joulefeed-overhead-") as folder:
+        out = Path(folder)
+        samples = ImagenetLike(name="overhead", samples=IMAGES).open(out, lambda *_: None).samples
+        workload = ResNet50(name="resnet50", batch_size=8)
+        step = make_step(workload, {"kind": "emulated", "model": "h100", "time_scale": 0.1}, 0)
+        sink = (out / "progress").open("w")
+        counters = CellCounters("lo", os.getpid())
+        times: dict[str, list[float]] = {"bare": [], "instrumented": []}
+        loader = PyTorchLoader(
+            samples=samples, transform=workload.transform, batch_size=8, seed=0, device="cpu", num_workers=0
+        )
+        agent = EnergyAgent(out / "energy.sqlite", EnergySpec(), "host", out / "energy.log")
+        with loader, agent, EventLog(out / "events.jsonl") as log:
+            assert agent.pid is not None
+
+            def bare() -> None:
+                for batch in loader.epoch(1):
+                    step(batch)
+
+            def instrumented() -> None:
+                records = measured_epoch(
+                    loader, step, 1, log, counters, lambda done: print(done, file=sink, flush=True)
+                )
+                save_batches(records, 1, out / "batches.parquet")
+
+            def timed(arm: str, epoch: Callable[[], None]) -> None:
+                os.kill(agent.pid, signal.SIGSTOP if arm == "bare" else signal.SIGCONT)  # type: ignore[arg-type]
+                started = time.perf_counter()
+                epoch()
+                times[arm].append(time.perf_counter() - started)
+
+            bare(), instrumented()
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                for arm, epoch in (("bare", bare), ("instrumented", instrumented)):
+                    timed(arm, epoch)
+                for arm, epoch in (("instrumented", instrumented), ("bare", bare)):
+                    timed(arm, epoch)
+            os.kill(agent.pid, signal.SIGCONT)
+        sink.close()
+    slower = 100 * (median(times["instrumented"]) / median(times["bare"]) - 1)
+    name = f"instrumented epoch against bare loop, {len(times['bare'])} pairs"
+    return name, "≤ 1 % slower", f"{slower:+.2f} %", slower <= 1.0
+
+
+def whole_runs() -> list[Line]:
+    """Run wan30ms twice in a folder of its own; watch memory, disk and time."""
+    with tempfile.TemporaryDirectory(prefix="joulefeed-wan30ms-") as folder:
+        argv = [sys.executable, "-m", "harness", "+experiment=wan30ms"]
+        argv += [f"results_dir={folder}/results", f"cache_dir={folder}/cache"]
+        first_s, first_peak = watched(argv)
+        second_s, second_peak = watched(argv)
+        disk = sum(p.stat().st_size for p in Path(folder).rglob("*") if p.is_file() and not p.is_symlink())
+        rows = pd.read_csv(Path(folder) / "results" / "latest" / "epochs.csv")
+    peak_gib = max(first_peak, second_peak) / 2**30
+    at = rows.groupby(["loader", "rtt_ms"])["duration_s"].median()
+    slowdown = {loader: at[loader, 30.0] / at[loader, 0.1] for loader in ("streaming", "pytorch", "dali")}
+    valid = int((rows["valid"] == "valid").sum())
+    return [
+        ("wan30ms: peak memory of all its processes", "≤ 4 GiB", f"{peak_gib:.2f} GiB", peak_gib <= 4),
+        ("wan30ms: disk, dataset and shards and two runs", "≤ 2 GB", f"{disk / 1e9:.2f} GB", disk <= 2e9),
+        ("wan30ms: first run, dataset made", "≤ 300 s", f"{first_s:.0f} s", first_s <= 300),
+        ("wan30ms: second run", "≤ 240 s", f"{second_s:.0f} s", second_s <= 240),
+        (
+            "wan30ms: rows of the second run that are valid",
+            "all",
+            f"{valid} of {len(rows)}",
+            valid == len(rows),
+        ),
+        *(
+            (
+                f"{loader}: epoch at 30 ms / at 0.1 ms",
+                asked,
+                f"{slowdown[loader]:.2f}",
+                fine(slowdown[loader]),
+            )
+            for loader, asked, fine in SLOWDOWNS
+        ),
+    ]
+
+
+SLOWDOWNS: list[tuple[str, str, Callable[[Any], bool]]] = [
+    ("streaming", "≤ 1.10", lambda ratio: ratio <= 1.10),
+    ("pytorch", "≥ 2", lambda ratio: ratio >= 2),
+    ("dali", "≥ 2", lambda ratio: ratio >= 2),
+]
+
+
+def watched(argv: list[str]) -> tuple[float, int]:
+    """Run a command; return its seconds and the peak of the memory its process tree held (PSS, bytes)."""
+    process = subprocess.Popen(argv)
+    peak, over = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        root = psutil.Process(process.pid)
+        while not over.wait(0.5):
+            held = 0
+            try:
+                for child in [root, *root.children(recursive=True)]:
+                    try:
+                        held += child.memory_full_info().pss
+                    except (psutil.NoSuchProcess, psutil.AccessDenied):
+                        continue
+            except psutil.NoSuchProcess:
+                return
+            peak = max(peak, held)
+
+    thread = threading.Thread(target=watch)
+    started = time.monotonic()
+    thread.start()
+    status = process.wait()
+    over.set()
+    thread.join()
+    if status:
+        sys.exit(f"{' '.join(argv)} ended with status {status}")
+    return time.monotonic() - started, peak
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The Hydra config groups of joulefeed, shipped as package data."""

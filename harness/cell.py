@@ -1,0 +1,210 @@
+"""One cell, in a process of its own on the compute node: a loader feeds a training step, epoch by epoch.
+
+The harness talks to it in JSON lines. In, on stdin: first the modules to import, then the cell's spec, then
+`{"go": true}` before every epoch. Out, on the process's first stdout: one state a line. EOF on stdin means that
+the harness is gone, and ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.counters import CellCounters
+from harness.errors import CellError
+from harness.events import EventLog
+from loaders.base import Loader, Samples
+
+__all__ = ["BatchRecord", "main", "measured_epoch", "run_epoch", "save_batches"]
+
+_PROGRESS_EVERY_NS = 250_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What one step of an epoch took."""
+
+    wait_ns: int
+    """Time the step waited for its batch."""
+    step_ns: int
+    """Time the step took."""
+    nbytes: int
+    ids: npt.NDArray[np.int64]
+
+
+def run_epoch(
+    loader: Loader,
+    step: Callable[[Any], None],
+    epoch: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[BatchRecord]:
+    """Feed one epoch of the loader to the step and return a record a batch, in order."""
+    records: list[BatchRecord] = []
+    done, shown = 0, time.monotonic_ns()
+    asked = time.monotonic_ns()
+    for batch in loader.epoch(epoch):
+        got = time.monotonic_ns()
+        step(batch)
+        finished = time.monotonic_ns()
+        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids))
+        asked = finished
+        if progress is not None:
+            done += len(batch.ids)
+            if finished - shown > _PROGRESS_EVERY_NS:
+                progress(done)
+                shown = finished
+    return records
+
+
+def measured_epoch(
+    loader: Loader,
+    step: Callable[[Any], None],
+    epoch: int,
+    log: EventLog,
+    counters: CellCounters,
+    progress: Callable[[int], None],
+) -> list[BatchRecord]:
+    """Run one epoch between its two events, which carry the counters at its edges."""
+    log.add("epoch_start", epoch=epoch, **counters.read())
+    started = time.monotonic_ns()
+    records = run_epoch(loader, step, epoch, progress)
+    duration_ns = time.monotonic_ns() - started
+    log.add("epoch_end", epoch=epoch, duration_ns=duration_ns, **counters.read())
+    return records
+
+
+class _Talk:
+    """The cell's side of the conversation with the harness."""
+
+    def __init__(self, reader: TextIO, writer: TextIO) -> None:
+        self._reader, self._writer = reader, writer
+
+    def say(self, state: str, **values: Any) -> None:
+        self._writer.write(json.dumps({"state": state, **values}) + "\n")
+        self._writer.flush()
+
+    def hear(self) -> dict[str, Any]:
+        line = self._reader.readline()
+        if not line:
+            raise CellError("the harness is gone")
+        heard = json.loads(line)
+        assert isinstance(heard, dict)
+        return heard
+
+
+def main() -> int:
+    """Run the cell that stdin describes; 0 when it is whole, 3 when it failed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # What libraries print must not mix with the conversation.
+    talk = _Talk(sys.stdin, os.fdopen(os.dup(1), "w"))
+    os.dup2(2, 1)
+    try:
+        for module in talk.hear()["import"]:
+            importlib.import_module(module)
+        talk.say("imported")
+        _run(talk.hear(), talk)
+    except Exception as error:  # noqa: BLE001 - reported whole, and the cell fails
+        import traceback
+
+        traceback.print_exc()
+        talk.say("failed", kind=type(error).__name__, message=str(error) or repr(error))
+        return CellError.exit_status
+    return 0
+
+
+def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
+    from harness.targets import instantiate
+    from harness.workloads.accelerator import make_step
+
+    out = Path(spec["out"])
+    workload = instantiate(spec["workload"]["target"], spec["workload"]["params"])
+    step = make_step(workload, spec["accelerator"], spec["seed"])
+    counters = CellCounters(spec["interface"], spec["link_pid"])
+    with ExitStack() as stack:
+        log = stack.enter_context(EventLog(out / "events.jsonl"))
+        log.add("cell_start", cell_id=spec["cell_id"], pid=os.getpid())
+        step.warm_up()
+        if spec["warmup_samples"]:
+            with make_loader(spec, workload, step.device, warmup=True) as loader:
+                warm = run_epoch(loader, step, 0)
+                log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
+        loader = stack.enter_context(make_loader(spec, workload, step.device))
+        for epoch in range(1, spec["epochs"] + 1):
+            talk.say("ready", epoch=epoch)
+            if not talk.hear().get("go"):
+                raise CellError("the harness ended the cell")
+            records = measured_epoch(
+                loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done)
+            )
+            save_batches(records, epoch, out / f"batches-{epoch:04d}.parquet")
+            talk.say("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
+        stats = loader.stats()
+        talk.say(
+            "done",
+            notes=list(loader.notes),
+            stats={"batches": stats.batches, "samples": stats.samples, "bytes": stats.bytes, **stats.details},
+            accelerator={
+                "label": step.label,
+                "kind": step.kind,
+                "emulated": step.emulated,
+                "citation": step.citation,
+                "busy_w": step.power.busy_w if step.power else None,
+                "idle_w": step.power.idle_w if step.power else None,
+                "power_citation": step.power.citation if step.power else None,
+            },
+        )
+
+
+def make_loader(spec: Mapping[str, Any], workload: Any, device: str, *, warmup: bool = False) -> Any:
+    """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone."""
+    from harness.targets import instantiate
+
+    common: dict[str, Any] = {
+        "transform": workload.transform,
+        "batch_size": workload.batch_size,
+        "seed": spec["seed"],
+        "device": device,
+    }
+    if spec["loader"]["reads"] == "stream":
+        common["endpoint"] = spec["endpoint"]
+        if warmup:
+            common["limit"] = spec["warmup_samples"]
+    else:
+        samples = Samples.load(Path(spec["samples"])).at(Path(spec["data_root"]))
+        common["samples"] = samples.first(spec["warmup_samples"]) if warmup else samples
+    return instantiate(spec["loader"]["target"], {**common, **spec["loader"]["params"]})
+
+
+def save_batches(records: list[BatchRecord], epoch: int, path: Path) -> None:
+    """Write one row a batch: epoch, step, samples, bytes, wait_s, step_s, ids."""
+    table = pa.table(
+        {
+            "epoch": pa.array([epoch] * len(records), pa.int32()),
+            "step": pa.array(range(len(records)), pa.int32()),
+            "samples": pa.array([len(r.ids) for r in records], pa.int32()),
+            "bytes": pa.array([r.nbytes for r in records], pa.int64()),
+            "wait_s": pa.array([r.wait_ns / 1e9 for r in records], pa.float64()),
+            "step_s": pa.array([r.step_ns / 1e9 for r in records], pa.float64()),
+            "ids": pa.array([r.ids for r in records], pa.list_(pa.int64())),
+        }
+    )
+    pq.write_table(table, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

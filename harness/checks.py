@@ -1,0 +1,166 @@
+"""The validity rules: each returns what it expected, what it found and a verdict; pure.
+
+The same rules judge a run as it ends and a finished folder (`python -m harness.collect FOLDER`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import mean
+
+import numpy as np
+
+from harness.config import Tolerances
+from harness.measure import CellData, EpochRow
+
+__all__ = ["Check", "judge"]
+
+# A rule that only warns says something of a group of rows; the rows themselves stay valid.
+PASS, WARN, FAIL, UNKNOWN = "pass", "warn", "fail", "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rule's result for one row."""
+
+    cell_id: str
+    epoch: int
+    rule: str
+    expected: str
+    actual: str
+    verdict: str
+    """pass, warn, fail, or unknown when what it needs was not measured."""
+
+
+def judge(
+    cells: Sequence[CellData], rows: Sequence[EpochRow], tolerances: Tolerances
+) -> tuple[list[EpochRow], list[Check]]:
+    """Return the rows with their verdicts, and every check."""
+    data = {c.cell["cell_id"]: c for c in cells}
+    checks = [check for row in rows for check in _row_checks(data[row.cell_id], row, tolerances)]
+    checks += _spread(rows, tolerances)
+    failed: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for check in checks:
+        if check.verdict in (FAIL, UNKNOWN):
+            failed[check.cell_id, check.epoch].append(f"{check.rule} ({check.actual}, expected {check.expected})")
+    judged = []
+    for row in rows:
+        reasons = failed[row.cell_id, row.epoch]
+        judged.append(replace(row, valid="invalid: " + "; ".join(reasons) if reasons else "valid"))
+    return judged, checks
+
+
+def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+    yield from _link(data, row, tolerances)
+    yield _exactly_once(data, row)
+    yield _missed_ticks(data, row, tolerances)
+    yield _clock(data, row, tolerances)
+
+
+def _check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool) -> Check:
+    if isinstance(verdict, bool):
+        verdict = PASS if verdict else FAIL
+    return Check(row.cell_id, row.epoch, rule, expected, actual, verdict)
+
+
+def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+    regime = data.cell["regime"]
+    if regime["rate_gbit"] is None:
+        return
+    rtt, rate = regime["rtt_ms"], regime["rate_gbit"]
+    rtt_allowed = max(tolerances.rtt_ms, rtt * tolerances.rtt_pct / 100)
+    rate_allowed = rate * tolerances.rate_pct / 100
+    for when in ("before", "after"):
+        probe = data.link.get(when) or {}
+        for rule, asked, allowed, unit, found in (
+            ("rtt", rtt, rtt_allowed, "ms", probe.get("rtt_ms_median")),
+            ("rate", rate, rate_allowed, "Gbit/s", probe.get("rate_gbit")),
+        ):
+            expected = f"{asked:g} ± {allowed:.2g} {unit}"
+            if found is None:
+                yield _check(row, f"{rule}_{when}", expected, "not measured", UNKNOWN)
+            else:
+                yield _check(row, f"{rule}_{when}", expected, f"{found:.3g} {unit}", abs(found - asked) <= allowed)
+    epoch = next((e for e in data.link.get("epochs", []) if e["epoch"] == row.epoch), {})
+    drops = epoch.get("drops")
+    if regime["loss_pct"] == 0:
+        yield _check(
+            row,
+            "no_drops",
+            "0 packets dropped in the link's queue",
+            "not measured" if drops is None else f"{drops} dropped",
+            UNKNOWN if drops is None else drops == 0,
+        )
+    received = epoch.get("rx_bytes")
+    yield _check(
+        row,
+        "bytes_received",
+        f"≥ {row.bytes} bytes on the data interface (no hidden cache)",
+        "not measured" if received is None else f"{received} bytes",
+        UNKNOWN if received is None else received >= row.bytes,
+    )
+
+
+def _exactly_once(data: CellData, row: EpochRow) -> Check:
+    n = int(data.cell["dataset"]["samples"])
+    ids = data.batches[row.epoch].ids
+    inside = ids[(ids >= 0) & (ids < n)]
+    seen = np.bincount(inside, minlength=n)
+    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    strange = len(ids) - len(inside)
+    return _check(
+        row,
+        "exactly_once",
+        f"each of {n} samples once",
+        f"{missing} missing, {repeated} repeated, {strange} unknown",
+        not (missing or repeated or strange),
+    )
+
+
+def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+    expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
+    interval_ns = int(data.cell["energy"]["interval_ms"] * 1e6)
+    window = next(
+        (s["utc_ns"], e["utc_ns"])
+        for s in data.events
+        for e in data.events
+        if s["event"] == "epoch_start" and e["event"] == "epoch_end" and s["epoch"] == e["epoch"] == row.epoch
+    )
+    due = range(-(-window[0] // interval_ns) * interval_ns, window[1], interval_ns)
+    if not data.cell["energy"]["sources"]:
+        return _check(row, "missed_ticks", expected, "no sensor, so no energy to judge", PASS)
+    if len(due) == 0:
+        return _check(row, "missed_ticks", expected, "the epoch is shorter than a tick", PASS)
+    seen = {r.tick_ns for r in data.readings if "interpolated" not in r.flags}
+    missed = sum(1 for tick in due if tick not in seen)
+    share = 100 * missed / len(due)
+    # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
+    fine = share < tolerances.missed_ticks_pct or missed <= 1
+    return _check(row, "missed_ticks", expected, f"{missed} of {len(due)} ticks ({share:.1f} %)", fine)
+
+
+def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+    offset_ms = data.cell.get("clock_offset_ms")
+    expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
+    if offset_ms is None:
+        return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
+    return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
+
+
+def _spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:
+    groups: dict[tuple[str, str, str], list[EpochRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.loader, row.workload, row.regime].append(row)
+    for group in groups.values():
+        times = [row.duration_s for row in group]
+        expected = f"(max - min) / mean < {tolerances.spread_pct:g} % over the repeats"
+        for row in group:
+            if len(times) < 2:
+                yield _check(row, "spread", expected, "a single repeat", WARN)
+                continue
+            spread = 100 * (max(times) - min(times)) / mean(times)
+            verdict = PASS if math.isfinite(spread) and spread < tolerances.spread_pct else WARN
+            yield _check(row, "spread", expected, f"{spread:.1f} % over {len(times)}", verdict)

@@ -1,0 +1,157 @@
+"""The command line: Hydra composes the experiment, the harness runs it, the terminal shows what came out."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from importlib import resources
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from harness.errors import HarnessError, Interrupted
+from harness.shorthand import expand
+
+__all__ = ["main"]
+
+_USAGE = """\
+joulefeed: what it takes, in seconds and joules, to feed an accelerator
+
+  python -m harness +experiment=NAME [key=value ...]
+
+experiments
+{experiments}
+
+change any part of one
+  loaders.pytorch.num_workers=8     a loader's argument
+  regimes.wan_30ms.rtt_ms=80        a regime
+  ~loaders.dali                     leave a loader out
+  +regime@regimes.lan_10ms=lan_10ms add a regime
+  workload=resnet50                 another workload, where the experiment has one
+  workload.batch_size=64            its argument
+  dataset=synthetic_2mb             another dataset; dataset.root=/data/imagenet/train reads a real tree
+  accelerator=cpu                   auto | cuda | cpu | emulated (always labelled)
+  repeats=5 epochs=2 seed=1
+
+groups
+{groups}
+
+more
+  resume=latest                     run what is missing of a run (a folder's name works too)
+  --cfg job                         print the composed config and stop
+  --info defaults                   print where each part came from
+  --hydra-help                      Hydra's own flags
+  python -m harness.report FOLDER   draw the tables, figures and report again, without measuring
+  python -m harness.collect FOLDER  judge the rows again
+  python -m harness.testbed doctor  what this machine can do; `clean` removes what a dead run left
+  python -m energymon doctor        its energy sensors
+"""
+
+
+def main() -> None:
+    """Run `python -m harness`."""
+    argv = sys.argv[1:]
+    if not argv or "--help" in argv or "-h" in argv:
+        print(_usage())
+        sys.exit(0 if argv else 2)
+    try:
+        sys.argv[1:] = expand(argv)
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
+    _compose_and_run()
+
+
+def _usage() -> str:
+    conf = resources.files("conf")
+    experiments = []
+    for path in sorted(p.name for p in conf.joinpath("experiment").iterdir() if p.name.endswith(".yaml")):
+        about = yaml.safe_load(conf.joinpath("experiment", path).read_text()).get("description", "")
+        experiments.append(f"  {path.removesuffix('.yaml'):<12} {about}")
+    groups = []
+    for group in sorted(p.name for p in conf.iterdir() if p.is_dir() and not p.name.startswith("_")):
+        names = [p.name for p in conf.joinpath(group).iterdir() if p.name.endswith(".yaml")]
+        if group != "experiment":
+            groups.append(f"  {group:<12} {', '.join(sorted(n.removesuffix('.yaml') for n in names))}")
+    return _USAGE.format(experiments="\n".join(experiments), groups="\n".join(groups))
+
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+def _compose_and_run(cfg: DictConfig) -> None:
+    console = Console(stderr=True)
+    try:
+        status = _run(_stored_if_resumed_alone(cfg), console)
+    except Interrupted as error:
+        console.print(f"{error}; what was measured is kept. Go on with: {_resume_command(cfg)}", style="yellow")
+        status = error.exit_status
+    except HarnessError as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        status = error.exit_status
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        where = error.filename or cfg.results_dir
+        console.print(
+            f"error: {where}: {what}; what was measured is kept. Make room (or set results_dir, cache_dir) "
+            f"and go on with: {_resume_command(cfg)}",
+            style="red",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        status = 5
+    # Hydra would print a traceback for an exception, and nothing is left to say.
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def _run(cfg: DictConfig, console: Console) -> int:
+    from harness.config import experiment_from
+    from harness.progress import Progress
+
+    experiment = experiment_from(cfg)
+    needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
+    if needs_link and experiment.testbed.kind != "local":
+        from harness.testbed.unprivileged import reexec_unprivileged
+
+        reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
+    from harness.report import print_table
+    from harness.run import run
+
+    with Progress(console) as progress:
+        outcome = run(cfg, progress)
+    print_table(outcome.folder, Console())
+    console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False)
+    if outcome.failed:
+        console.print(
+            f"{outcome.failed} cells failed; try them again with: {_resume_command(cfg)}",
+            style="red",
+            highlight=False,
+        )
+        return 3
+    return 0
+
+
+def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
+    """With `resume=` as the only override, take the run's own config."""
+    overrides = HydraConfig.get().overrides.task
+    ours = ("resume=", "results_dir=", "cache_dir=")
+    if cfg.resume is None or not all(o.lstrip("+").startswith(ours) for o in overrides):
+        return cfg
+    from harness.results import Results
+
+    results = Results.find(str(cfg.resume), Path(cfg.results_dir))
+    stored = OmegaConf.load(results.config)
+    assert isinstance(stored, DictConfig)
+    stored.resume, stored.results_dir = cfg.resume, cfg.results_dir
+    return stored
+
+
+def _resume_command(cfg: DictConfig) -> str:
+    where = "" if cfg.results_dir == "results" else f" results_dir={cfg.results_dir}"
+    return f"python -m harness resume=latest{where}"

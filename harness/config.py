@@ -1,0 +1,295 @@
+"""The composed experiment as checked, frozen data; a wrong value is refused here, before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.errors import ConfigError
+from harness.regime import Regime
+
+__all__ = [
+    "AcceleratorSpec",
+    "Component",
+    "EnergySpec",
+    "Experiment",
+    "LoaderSpec",
+    "TestbedSpec",
+    "Tolerances",
+    "config_hash",
+    "experiment_from",
+]
+
+# Where a run is stored, not what it measures.
+_NOT_HASHED = ("resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks")
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A class found by its import path, and the arguments that the config gives it."""
+
+    key: str
+    target: str
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSpec(Component):
+    """A loader and how it reaches the data."""
+
+    reads: str
+    """'files': the tree, over the mount when remote; 'stream': batches from the daemon on the storage node."""
+    daemon: Mapping[str, Any]
+    """Arguments of the daemon of a loader that is streamed to."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorSpec:
+    """What runs the training step."""
+
+    kind: str = "auto"
+    model: str = "a100"
+    time_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TestbedSpec:
+    """Where the experiment runs."""
+
+    __test__ = False
+
+    kind: str = "auto"
+    link: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class EnergySpec:
+    """How the energy agents sample."""
+
+    interval_ms: float = 100.0
+    sensors: Any = "auto"
+    estimate: str = "missing"
+    cpu_tdp_w: float | None = None
+    cpu_idle_fraction: float = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerances:
+    """What the validity checks allow."""
+
+    rtt_ms: float = 0.2
+    rtt_pct: float = 5.0
+    rate_pct: float = 10.0
+    missed_ticks_pct: float = 1.0
+    clock_offset_ms: float = 1.0
+    spread_pct: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One question: loaders x workloads x regimes x repeats over one dataset."""
+
+    name: str
+    description: str
+    workloads: Mapping[str, Component]
+    loaders: Mapping[str, LoaderSpec]
+    regimes: Mapping[str, Regime]
+    dataset: Component
+    accelerator: AcceleratorSpec
+    testbed: TestbedSpec
+    energy: EnergySpec
+    checks: Tolerances
+    repeats: int
+    epochs: int
+    warmup_samples: int
+    seed: int
+    cell_timeout_s: float
+    figures: tuple[str, ...]
+
+    @property
+    def streams(self) -> bool:
+        """Whether any loader is fed by the daemon, so that shards are needed."""
+        return any(spec.reads == "stream" for spec in self.loaders.values())
+
+
+def config_hash(cfg: DictConfig) -> str:
+    """Return 16 hex digits over everything in the config that changes what is measured."""
+    plain = _plain(cfg)
+    for key in _NOT_HASHED:
+        plain.pop(key, None)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def experiment_from(cfg: DictConfig) -> Experiment:
+    """Check a composed config and return it as an Experiment; raises ConfigError naming the key."""
+    plain = _plain(cfg)
+    name = plain.get("name")
+    if not name:
+        raise ConfigError(
+            "no experiment was chosen: add +experiment=NAME, for one +experiment=wan30ms "
+            "(python -m harness --help lists them)"
+        )
+    for group in ("workloads", "loaders", "regimes"):
+        if not plain.get(group):
+            raise ConfigError(f"{group} is empty: expected at least one entry, for one +{group[:-1]}@{group}.NAME=NAME")
+    experiment = Experiment(
+        name=_text("name", name),
+        description=str(plain.get("description") or ""),
+        workloads={k: _component(f"workloads.{k}", k, v) for k, v in plain["workloads"].items()},
+        loaders={k: _loader(k, v) for k, v in plain["loaders"].items()},
+        regimes={k: _regime(k, v) for k, v in plain["regimes"].items()},
+        dataset=_dataset(plain["dataset"]),
+        accelerator=_section(AcceleratorSpec, "accelerator", plain["accelerator"]),
+        testbed=_section(TestbedSpec, "testbed", plain["testbed"]),
+        energy=_section(EnergySpec, "energy", plain["energy"]),
+        checks=_section(Tolerances, "checks", plain["checks"]),
+        repeats=_integer("repeats", plain["repeats"], 1),
+        epochs=_integer("epochs", plain["epochs"], 1),
+        warmup_samples=_integer("warmup_samples", plain["warmup_samples"], 0),
+        seed=_integer("seed", plain["seed"], 0),
+        cell_timeout_s=_number("cell_timeout_s", plain["cell_timeout_s"], above=0),
+        figures=tuple(_text("figures", f) for f in plain.get("figures") or ()),
+    )
+    _check_choices(experiment)
+    _check_numbers(experiment)
+    return experiment
+
+
+def _plain(cfg: DictConfig) -> dict[str, Any]:
+    try:
+        plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"the config cannot be resolved: {str(error).splitlines()[0]}") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _check_choices(experiment: Experiment) -> None:
+    for key, value, allowed in (
+        ("accelerator.kind", experiment.accelerator.kind, ("auto", "cuda", "cpu", "emulated")),
+        ("testbed.kind", experiment.testbed.kind, ("auto", "local", "netns")),
+        ("testbed.link", experiment.testbed.link, ("auto", "netem", "relay")),
+        ("energy.estimate", experiment.energy.estimate, ("off", "missing")),
+        *((f"loaders.{k}.reads", v.reads, ("files", "stream")) for k, v in experiment.loaders.items()),
+    ):
+        if value not in allowed:
+            raise ConfigError(f"{key}={value!r}: expected one of {', '.join(allowed)}")
+
+
+def _check_numbers(experiment: Experiment) -> None:
+    _number("accelerator.time_scale", experiment.accelerator.time_scale, above=0)
+    interval = _number("energy.interval_ms", experiment.energy.interval_ms, above=0)
+    if not 1 <= interval <= 10_000:
+        raise ConfigError(f"energy.interval_ms={interval:g}: expected 1 to 10000 ms")
+    if experiment.energy.cpu_tdp_w is not None:
+        _number("energy.cpu_tdp_w", experiment.energy.cpu_tdp_w, above=0)
+    fraction = experiment.energy.cpu_idle_fraction
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"energy.cpu_idle_fraction={fraction}: expected 0 to 1")
+    for f in fields(Tolerances):
+        _number(f"checks.{f.name}", getattr(experiment.checks, f.name))
+    for key, workload in experiment.workloads.items():
+        if "batch_size" in workload.params:
+            _integer(f"workloads.{key}.batch_size", workload.params["batch_size"], 1)
+    for key, loader in experiment.loaders.items():
+        for param, value in loader.params.items():
+            if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
+                raise ConfigError(f"loaders.{key}.{param}={value}: expected a number that is 0 or more")
+    if (samples := experiment.dataset.params.get("samples")) is not None:
+        _integer("dataset.samples", samples, 1)
+
+
+def _section(cls: type[Any], where: str, value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}={value!r}: expected a section with keys")
+    known = {f.name for f in fields(cls)}
+    for key in value:
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: unknown key; known are {', '.join(sorted(known))}")
+    return cls(**value)
+
+
+def _component(where: str, key: str, value: Any) -> Component:
+    target, params = _target(where, value)
+    return Component(key, target, params)
+
+
+def _target(where: str, value: Any) -> tuple[str, dict[str, Any]]:
+    if not isinstance(value, dict) or not isinstance(value.get("_target_"), str):
+        raise ConfigError(f"{where}: expected a section with _target_, the import path of its class")
+    params = {str(k): v for k, v in value.items() if k != "_target_"}
+    return value["_target_"], params
+
+
+def _loader(key: str, value: Any) -> LoaderSpec:
+    target, params = _target(f"loaders.{key}", value)
+    reads = params.pop("reads", "files")
+    daemon = params.pop("daemon", None) or {}
+    if not isinstance(daemon, dict):
+        raise ConfigError(f"loaders.{key}.daemon={daemon!r}: expected a section with keys")
+    return LoaderSpec(key, target, params, str(reads), daemon)
+
+
+def _regime(key: str, value: Any) -> Regime:
+    where = f"regimes.{key}"
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}={value!r}: expected rtt_ms, rate_gbit, jitter_ms and loss_pct")
+    known = {"rtt_ms", "rate_gbit", "jitter_ms", "loss_pct"}
+    for name in value:
+        if name not in known:
+            raise ConfigError(f"{where}.{name}: unknown key; known are {', '.join(sorted(known))}")
+    rate = value.get("rate_gbit")
+    return Regime(
+        name=key,
+        rtt_ms=_number(f"{where}.rtt_ms", value.get("rtt_ms")),
+        rate_gbit=None if rate is None else _number(f"{where}.rate_gbit", rate, above=0),
+        jitter_ms=_number(f"{where}.jitter_ms", value.get("jitter_ms", 0.0)),
+        loss_pct=_number(f"{where}.loss_pct", value.get("loss_pct", 0.0)),
+    )
+
+
+def _dataset(value: Any) -> Component:
+    target, params = _target("dataset", value)
+    on_error, root, limit = (
+        params.pop("on_error", "raise"),
+        params.pop("root", None),
+        params.pop("limit", None),
+    )
+    if on_error not in ("raise", "skip"):
+        raise ConfigError(f"dataset.on_error={on_error!r}: expected one of raise, skip")
+    if root is None:
+        return Component(str(params.get("name", "dataset")), target, params)
+    # A real tree takes the place of the generated one.
+    if limit is not None:
+        _integer("dataset.limit", limit, 1)
+    real = {"name": "tree", "root": _text("dataset.root", root), "on_error": on_error, "limit": limit}
+    return Component("tree", "harness.datasets.tree.ImageTree", real)
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{where}={value!r}: expected text")
+    return value
+
+
+def _integer(where: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{where}={value!r}: expected a whole number, {least} or more")
+    return value
+
+
+def _number(where: str, value: Any, *, above: float | None = None) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ConfigError(f"{where}={value!r}: expected a number")
+    if above is not None and value <= above:
+        raise ConfigError(f"{where}={value}: expected a number above {above:g}")
+    if above is None and value < 0:
+        raise ConfigError(f"{where}={value}: expected a number that is 0 or more")
+    return float(value)

@@ -1,0 +1,115 @@
+"""The energy agent of this host: a process of its own for the length of a run, and slices of what it stored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from energymon.reading import Reading
+from energymon.stores.sqlite import SqliteStore
+from harness.config import EnergySpec
+from harness.errors import TestbedError
+from harness.process import end, spawn
+
+__all__ = ["EnergyAgent", "save_readings"]
+
+_READY_S = 20.0
+
+
+class EnergyAgent:
+    """Runs `python -m energymon run` into a store; dies with the harness, and is started again if it died alone."""
+
+    def __init__(self, store: Path, spec: EnergySpec, node: str, log: Path) -> None:
+        self._store, self._spec, self._node, self._log = store, spec, node, log
+        self._process: subprocess.Popen[str] | None = None
+        self.sensors: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """The agent's process id while it lives."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def start(self) -> None:
+        """Start the agent and wait until its first tick is stored; raises TestbedError with what it said."""
+        spec = self._spec
+        argv = [sys.executable, "-m", "energymon", "run", "--until-eof"]
+        argv += ["--store", str(self._store), "--node", self._node]
+        argv += ["--interval-ms", f"{spec.interval_ms:g}", "--estimate", spec.estimate]
+        sensors = spec.sensors if isinstance(spec.sensors, str) else ",".join(spec.sensors)
+        argv += ["--sensors", sensors, "--cpu-idle-fraction", f"{spec.cpu_idle_fraction:g}"]
+        if spec.cpu_tdp_w is not None:
+            argv += ["--cpu-tdp-w", f"{spec.cpu_tdp_w:g}"]
+        with self._log.open("a") as log:
+            self._process = spawn(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            self.sensors = json.loads(line)["sensors"]
+        except (ValueError, KeyError) as error:
+            self.stop()
+            said = self._log.read_text(errors="replace").strip().splitlines()
+            reason = said[-1] if said else "it said nothing"
+            raise TestbedError(f"the energy agent did not start: {reason} (log: {self._log})") from error
+
+    def restart_if_dead(self) -> bool:
+        """Start the agent again when it is gone; returns whether it was."""
+        if self.pid is not None:
+            return False
+        self.stop()
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        """End the agent; what it measured is stored."""
+        if self._process is not None:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            end(self._process, timeout_s=5.0)
+            self._process = None
+
+    def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
+        """Return the readings around a span of UTC ns, once the agent has stored a tick past its end."""
+        margin_ns = int(3 * self._spec.interval_ms * 1e6)
+        deadline = time.monotonic() + 2.0 + 3 * self._spec.interval_ms / 1e3
+        with SqliteStore.open(self._store) as store:
+            while True:
+                found = store.readings(start_ns - margin_ns, end_ns + margin_ns)
+                past = found and max(r.t_ns for r in found) >= end_ns
+                if past or not self.sensors or self.pid is None or time.monotonic() > deadline:
+                    return found
+                time.sleep(self._spec.interval_ms / 2e3)
+
+
+def save_readings(readings: list[Reading], path: Path) -> None:
+    """Write readings as Parquet, a row each."""
+    schema = pa.schema(
+        [
+            ("tick_ns", pa.int64()),
+            ("t_ns", pa.int64()),
+            ("node", pa.string()),
+            ("device", pa.string()),
+            ("domain", pa.string()),
+            ("source", pa.string()),
+            ("joules", pa.float64()),
+            ("flags", pa.string()),
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist([asdict(r) for r in readings], schema=schema), path)

@@ -1,0 +1,58 @@
+"""The harness's typed errors; every message says what, where, what was expected and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CellError",
+    "ConfigError",
+    "DatasetError",
+    "HarnessError",
+    "Interrupted",
+    "MountError",
+    "ResultsError",
+    "TestbedError",
+]
+
+
+class HarnessError(Exception):
+    """Base of every error that the harness raises on purpose."""
+
+    exit_status = 2
+
+
+class ConfigError(HarnessError):
+    """A config value is wrong; refused before anything starts."""
+
+
+class DatasetError(HarnessError):
+    """The dataset's root, a file of it or its shards cannot be used."""
+
+
+class TestbedError(HarnessError):
+    """A node, a link or a permission that the testbed needs is missing or failed."""
+
+    __test__ = False
+    exit_status = 4
+
+
+class MountError(TestbedError):
+    """The remote mount could not be made or broke."""
+
+
+class CellError(HarnessError):
+    """A cell ended without a result."""
+
+    exit_status = 3
+
+
+class ResultsError(HarnessError):
+    """A results folder is missing, incomplete or belongs to another config."""
+
+
+class Interrupted(HarnessError):
+    """The run was ended by a signal; what was measured is kept."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by signal {signum}")
+        self.signum = signum
+        self.exit_status = 128 + signum

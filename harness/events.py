@@ -1,0 +1,68 @@
+"""A cell's events: appended as JSON lines while it runs, so that its death loses none."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+__all__ = ["EventLog", "read_events", "save_events"]
+
+
+class EventLog:
+    """Appends events to a file, synced to disk at once unless told otherwise."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a", encoding="utf-8")
+
+    def add(self, event: str, *, sync: bool = True, **values: Any) -> dict[str, Any]:
+        """Write one event with UTC and monotonic nanoseconds and return it; sync makes it outlive the machine."""
+        record = {"event": event, "utc_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), **values}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        if sync:
+            os.fsync(self._file.fileno())
+        return record
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the whole events of a log; a torn last line is left out."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found
+
+
+def save_events(events: list[dict[str, Any]], path: Path) -> None:
+    """Write events as Parquet: event, utc_ns, mono_ns, and the rest of each as JSON in `values`."""
+    fixed = ("event", "utc_ns", "mono_ns")
+    table = pa.table(
+        {
+            "event": pa.array([e["event"] for e in events], pa.string()),
+            "utc_ns": pa.array([e["utc_ns"] for e in events], pa.int64()),
+            "mono_ns": pa.array([e["mono_ns"] for e in events], pa.int64()),
+            "values": pa.array(
+                [json.dumps({k: v for k, v in e.items() if k not in fixed}) for e in events], pa.string()
+            ),
+        }
+    )
+    pq.write_table(table, path)

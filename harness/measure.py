@@ -1,0 +1,195 @@
+"""From what a cell stored to one row an epoch; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from energymon.reading import Reading
+from energymon.window import Energy, joules
+
+__all__ = [
+    "CellData",
+    "EpochBatches",
+    "EpochRow",
+    "accelerator_utilisation",
+    "best_sources",
+    "epoch_rows",
+]
+
+_DIRECTNESS = ("rapl-perf", "rapl-powercap", "nvml-counter", "nvml-power", "estimate")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBatches:
+    """The batches of one epoch, in order."""
+
+    samples: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    wait_s: npt.NDArray[np.float64]
+    step_s: npt.NDArray[np.float64]
+    ids: npt.NDArray[np.int64]
+    """All sample ids of the epoch, flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellData:
+    """Everything a finished cell stored."""
+
+    cell: Mapping[str, Any]
+    """cell.json."""
+    link: Mapping[str, Any]
+    """link.json."""
+    events: Sequence[Mapping[str, Any]]
+    batches: Mapping[int, EpochBatches]
+    """By epoch."""
+    readings: Sequence[Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """One row of epochs.csv; None is unknown and shown as an empty cell, never as 0."""
+
+    cell_id: str
+    workload: str
+    dataset: str
+    loader: str
+    regime: str
+    rtt_ms: float
+    repeat: int
+    epoch: int
+    start_utc: str
+    end_utc: str
+    duration_s: float
+    samples: int
+    bytes: int
+    samples_per_s: float
+    mb_per_s: float
+    stall_s: float
+    au: float | None
+    cpu_util: float | None
+    gpu_util: float | None
+    cpu_j: float | None
+    dram_j: float | None
+    gpu_j: float | None
+    total_j: float | None
+    energy_error_j: float | None
+    energy_source: str
+    valid: str = field(default="")
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """Return the columns in order."""
+        return [f.name for f in fields(cls)]
+
+
+def accelerator_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.float64]) -> float | None:
+    """Return compute time / epoch time without the first step (MLPerf Storage); None for fewer than two steps."""
+    if len(step_s) < 2:
+        return None
+    compute = float(step_s[1:].sum())
+    total = compute + float(wait_s[1:].sum())
+    return compute / total if total > 0 else None
+
+
+def best_sources(energies: Iterable[Energy]) -> list[Energy]:
+    """Keep one series a device and domain, the most direct one: a GPU's counter and power tell the same joules."""
+    best: dict[tuple[str, str, str], Energy] = {}
+    for energy in energies:
+        key = (energy.node, energy.device, energy.domain)
+        if key not in best or _rank(energy.source) < _rank(best[key].source):
+            best[key] = energy
+    return list(best.values())
+
+
+def _rank(source: str) -> int:
+    return _DIRECTNESS.index(source) if source in _DIRECTNESS else len(_DIRECTNESS)
+
+
+def epoch_rows(data: CellData) -> list[EpochRow]:
+    """Return a row for every epoch that began and ended."""
+    starts = {e["epoch"]: e for e in data.events if e["event"] == "epoch_start"}
+    ends = {e["epoch"]: e for e in data.events if e["event"] == "epoch_end"}
+    return [_row(data, starts[k], ends[k], data.batches[k]) for k in sorted(starts.keys() & ends.keys())]
+
+
+def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batches: EpochBatches) -> EpochRow:
+    cell = data.cell
+    duration_s = end["duration_ns"] / 1e9
+    samples, nbytes = int(batches.samples.sum()), int(batches.nbytes.sum())
+    energies = best_sources(joules(data.readings, start["utc_ns"], end["utc_ns"]))
+    energies += _published_energy(cell["accelerator"], batches, duration_s, energies)
+    by_domain = {domain: _sum(e.joules for e in energies if e.domain == domain) for domain in ("cpu", "dram", "gpu")}
+    known = [j for j in by_domain.values() if j is not None]
+    errors = [e.error_j for e in energies]
+    return EpochRow(
+        cell_id=cell["cell_id"],
+        workload=cell["workload"],
+        dataset=cell["dataset"]["name"],
+        loader=cell["loader"],
+        regime=cell["regime"]["name"],
+        rtt_ms=cell["regime"]["rtt_ms"],
+        repeat=cell["repeat"],
+        epoch=start["epoch"],
+        start_utc=_utc(start["utc_ns"]),
+        end_utc=_utc(end["utc_ns"]),
+        duration_s=duration_s,
+        samples=samples,
+        bytes=nbytes,
+        samples_per_s=samples / duration_s,
+        mb_per_s=nbytes / 1e6 / duration_s,
+        stall_s=float(batches.wait_s.sum()),
+        au=accelerator_utilisation(batches.wait_s, batches.step_s),
+        cpu_util=_cpu_util(start, end),
+        gpu_util=None,
+        cpu_j=by_domain["cpu"],
+        dram_j=by_domain["dram"],
+        gpu_j=by_domain["gpu"],
+        total_j=sum(known) if known else None,
+        energy_error_j=sum(e for e in errors if e is not None) if errors and None not in errors else None,
+        energy_source=";".join(sorted({f"{e.domain}={e.source}" for e in energies})),
+    )
+
+
+def _published_energy(
+    accelerator: Mapping[str, Any], batches: EpochBatches, duration_s: float, measured: Sequence[Energy]
+) -> list[Energy]:
+    # An emulated board draws nothing here; what it would draw follows from its published power, as an estimate.
+    if not accelerator.get("emulated") or accelerator.get("busy_w") is None:
+        return []
+    if any(e.domain == "gpu" for e in measured):
+        return []
+    busy_s = float(batches.step_s.sum())
+    drawn = accelerator["busy_w"] * busy_s + accelerator["idle_w"] * max(0.0, duration_s - busy_s)
+    return [
+        Energy(
+            node="compute",
+            device=str(accelerator["label"]),
+            domain="gpu",
+            source="estimate",
+            joules=drawn,
+            error_j=None,
+            interpolated=False,
+        )
+    ]
+
+
+def _cpu_util(start: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:
+    total = end["cpu_total_s"] - start["cpu_total_s"]
+    if total <= 0:
+        return None
+    return max(0.0, min(1.0, (end["cpu_busy_s"] - start["cpu_busy_s"]) / total))
+
+
+def _sum(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return sum(known) if known else None
+
+
+def _utc(ns: int) -> str:
+    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")

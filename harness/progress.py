@@ -1,0 +1,126 @@
+"""Progress on the terminal: a bar over cells and one over samples, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from statistics import mean
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from harness.plan import Cell
+
+__all__ = ["Progress"]
+
+
+class _TimeLeft(ProgressColumn):
+    """Time left of the run, from how long cells like the missing ones took."""
+
+    def render(self, task: Task) -> Text:
+        left = task.fields.get("left_s")
+        return Text("" if left is None else f"{_clock(left)} left", style="cyan")
+
+
+class Progress:
+    """Says what is going on; on a terminal as bars, elsewhere as a line for every cell."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bars = Bars(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            _TimeLeft(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        self._took: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._pending: list[tuple[str, str]] = []
+        self._total = self._done = 0
+        self._started = 0.0
+        self._said: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def dataset(self, what: str, done: int, total: int) -> None:
+        """Take note of how far the making of a dataset or its shards is."""
+        if what not in self._tasks:
+            self._tasks[what] = self._bars.add_task(what, total=total)
+            if not self.console.is_terminal:
+                self.note(f"{what} ({total})")
+        self._bars.update(self._tasks[what], completed=done, total=total)
+        if done >= total:
+            self._bars.update(self._tasks[what], visible=False)
+
+    def start(self, cells: list[Cell], already: int, samples: int) -> None:
+        """Begin the bar over cells; `already` of them are done by an earlier run."""
+        self._total, self._done = len(cells) + already, already
+        self._pending = [(cell.loader, cell.regime) for cell in cells]
+        self._tasks["cells"] = self._bars.add_task("cells", total=self._total, completed=already)
+        self._tasks["samples"] = self._bars.add_task("", total=samples)
+        if already:
+            self.note(f"{already} of {self._total} cells are done already")
+
+    def cell_started(self, cell: Cell) -> None:
+        """Take note that a cell begins."""
+        self._started = time.monotonic()
+        self._label = f"{cell.loader} · {cell.workload} · {cell.regime} · repeat {cell.repeat}"
+        self._bars.update(self._tasks["cells"], left_s=self._left_s())
+
+    def phase(self, text: str) -> None:
+        """Take note of what is being done to the cell."""
+        self._bars.update(self._tasks["samples"], description=f"{self._label}: {text}", completed=0)
+
+    def samples(self, epoch: int, done: int) -> None:
+        """Take note of how many samples of an epoch have been trained on."""
+        self._bars.update(self._tasks["samples"], description=f"{self._label}: epoch {epoch}", completed=done)
+
+    def cell_done(self, cell: Cell, summary: str = "") -> None:
+        """Take note that a cell is whole."""
+        self._finish(cell, f"{self._label}: {summary}" if summary else f"{self._label}: done")
+
+    def cell_failed(self, cell: Cell, reason: str) -> None:
+        """Take note that a cell failed, and why."""
+        self._finish(cell, f"{self._label}: FAILED: {reason}")
+
+    def stop(self) -> None:
+        """Take the bars away."""
+        self._bars.stop()
+
+    def _finish(self, cell: Cell, line: str) -> None:
+        self._took[cell.loader, cell.regime].append(time.monotonic() - self._started)
+        self._pending.remove((cell.loader, cell.regime))
+        self._done += 1
+        self._bars.update(self._tasks["cells"], completed=self._done, left_s=self._left_s())
+        left = self._left_s()
+        tail = f", {_clock(left)} left" if left else ""
+        self.note(f"[{self._done}/{self._total}{tail}] {line}")
+
+    def _left_s(self) -> float | None:
+        everything = [t for times in self._took.values() for t in times]
+        if not everything:
+            return None
+        usual = mean(everything)
+        return sum(mean(self._took[key]) if self._took.get(key) else usual for key in self._pending)
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

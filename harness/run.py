@@ -1,0 +1,233 @@
+"""Drives the plan: dataset, testbed, energy agent, every cell in turn, rows and report; resumes what is missing."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from uuid import uuid4
+
+from omegaconf import DictConfig, OmegaConf
+
+from energymon.errors import EnergyError
+from harness.cellrun import CellContext, run_cell
+from harness.collect import collect
+from harness.config import Experiment, config_hash, experiment_from
+from harness.datasets import DatasetHandle
+from harness.energy import EnergyAgent
+from harness.errors import ConfigError, DatasetError, HarnessError, Interrupted, ResultsError
+from harness.ledger import Ledger
+from harness.plan import Cell, plan
+from harness.progress import Progress
+from harness.provenance import provenance
+from harness.report import render
+from harness.results import Results, write_json, write_whole
+from harness.targets import check_arguments, instantiate
+from harness.testbed import clean, open_testbed
+from loaders.errors import LoaderError
+
+__all__ = ["Outcome", "run"]
+
+# Given by the harness to every loader; the config may not set them.
+_GIVEN = {"samples", "endpoint", "transform", "batch_size", "seed", "device"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended."""
+
+    folder: Path
+    done: int
+    failed: int
+
+
+def run(cfg: DictConfig, progress: Progress) -> Outcome:
+    """Run (or resume) the experiment of a composed config; raises HarnessError, after which nothing is left behind."""
+    experiment = experiment_from(cfg)
+    _check_targets(experiment)
+    with _signals_raise(), ExitStack() as stack:
+        for removed in clean():
+            progress.note(f"removed what a dead run had left: {removed}")
+        cache = Path(cfg.cache_dir).expanduser()
+        handle = _open_dataset(experiment, cache, progress)
+        shards = _open_shards(handle, cache, progress) if experiment.streams else None
+        results = _results(cfg, experiment, handle.content_hash)
+        ledger = Ledger(results.ledger)
+        cells = plan(experiment)
+        todo = [cell for cell in cells if not results.is_done(cell.cell_id)]
+        samples_file = results.folder / "samples.parquet"
+        handle.samples.save(samples_file)
+        failures: dict[str, str] = {}
+        try:
+            if todo:
+                regimes = list(experiment.regimes.values())
+                testbed = stack.enter_context(
+                    open_testbed(experiment.testbed.kind, uuid4().hex[:8], regimes, link_kind=experiment.testbed.link)
+                )
+                log = results.folder / "energy.log"
+                agent = stack.enter_context(EnergyAgent(results.energy, experiment.energy, "host", log))
+                about = {"name": handle.name, "content_hash": handle.content_hash, **handle.describe}
+                about |= {"skipped": list(handle.skipped)}
+                write_json(results.new_provenance(), provenance(testbed.describe(), agent.sensors, about))
+                dataset = {
+                    "name": handle.name,
+                    "samples": len(handle.samples),
+                    "bytes": int(handle.samples.sizes.sum()),
+                    "skipped": len(handle.skipped),
+                    "content_hash": handle.content_hash,
+                }
+                context = CellContext(
+                    experiment, results, testbed, agent, samples_file, handle.samples.root, shards, dataset
+                )
+                failures = _run_cells(context, todo, ledger, progress, already=len(cells) - len(todo))
+        finally:
+            with _signals_held():
+                stack.close()
+                collect(results)
+        render(results.folder)
+    return Outcome(results.folder, len(cells) - len(failures), len(failures))
+
+
+def _run_cells(
+    context: CellContext, todo: list[Cell], ledger: Ledger, progress: Progress, already: int
+) -> dict[str, str]:
+    failures: dict[str, str] = {}
+    progress.start(todo, already, context.dataset["samples"])
+    for cell in todo:
+        context.results.set_aside(cell.cell_id)
+        if context.agent.restart_if_dead():
+            ledger.append("note", message="the energy agent had died and was started again")
+        ledger.append("started", cell.cell_id)
+        progress.cell_started(cell)
+        try:
+            run_cell(context, cell, progress)
+        except Interrupted as interrupt:
+            _mark_failed(context, cell, "interrupted", str(interrupt))
+            ledger.append("interrupted", cell.cell_id, str(interrupt))
+            raise
+        except (HarnessError, LoaderError, EnergyError) as error:
+            failures[cell.cell_id] = str(error)
+            _mark_failed(context, cell, "failed", str(error))
+            ledger.append("failed", cell.cell_id, str(error))
+            progress.cell_failed(cell, str(error))
+        else:
+            ledger.append("done", cell.cell_id)
+            progress.cell_done(cell)
+    progress.stop()
+    return failures
+
+
+def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> None:
+    regime = context.experiment.regimes[cell.regime]
+    content = {**asdict(cell), "regime": asdict(regime), "status": status, "failure": reason}
+    write_json(context.results.partial(cell.cell_id) / "cell.json", content)
+
+
+def _check_targets(experiment: Experiment) -> None:
+    for key, loader in experiment.loaders.items():
+        for param in loader.params:
+            if param in _GIVEN:
+                raise ConfigError(f"loaders.{key}.{param}: is given by the harness; set it on the workload or the run")
+        check_arguments(f"loaders.{key}", loader.target, loader.params)
+    for key, workload in experiment.workloads.items():
+        check_arguments(f"workloads.{key}", workload.target, workload.params)
+    params = [p for p in experiment.dataset.params if p != "limit"]
+    check_arguments("dataset", experiment.dataset.target, params)
+
+
+def _open_dataset(experiment: Experiment, cache: Path, progress: Progress) -> DatasetHandle:
+    params = dict(experiment.dataset.params)
+    limit = params.pop("limit", None)
+    handle: DatasetHandle = instantiate(experiment.dataset.target, params).open(cache, progress.dataset)
+    if limit is not None and limit < len(handle.samples):
+        chosen = sorted(random.Random(experiment.seed).sample(range(len(handle.samples)), limit))  # noqa: S311
+        handle = handle.only(chosen)
+    samples = len(handle.samples)
+    for key, workload in experiment.workloads.items():
+        batch_size = workload.params.get("batch_size", 1)
+        if batch_size > samples:
+            raise ConfigError(
+                f"workloads.{key}.batch_size={batch_size} is larger than the dataset {handle.name} "
+                f"({samples} samples): expected at most {samples}"
+            )
+    for path in handle.skipped[:10]:
+        progress.note(f"skipped {path}: broken (dataset.on_error=skip)")
+    if len(handle.skipped) > 10:
+        progress.note(f"skipped {len(handle.skipped)} broken files in all; provenance.json lists them")
+    return handle
+
+
+def _open_shards(handle: DatasetHandle, cache: Path, progress: Progress) -> Path:
+    from harness.datasets.shards import open_shards
+
+    try:
+        return open_shards(handle, cache, progress.dataset)
+    except LoaderError as error:
+        raise DatasetError(str(error)) from error
+
+
+def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str) -> Results:
+    if cfg.resume is None:
+        results = Results.create(Path(cfg.results_dir), experiment.name)
+        write_whole(results.config, OmegaConf.to_yaml(cfg, resolve=True).encode())
+        planned: dict[str, Any] = {
+            "run_id": results.folder.name,
+            "experiment": experiment.name,
+            "config_hash": config_hash(cfg),
+            "dataset_hash": dataset_hash,
+            "seed": experiment.seed,
+            "cells": [asdict(cell) for cell in plan(experiment)],
+        }
+        write_json(results.plan, planned)
+        return results
+    results = Results.find(str(cfg.resume), Path(cfg.results_dir))
+    stored = json.loads(results.plan.read_text())
+    if stored.get("config_hash") != config_hash(cfg):
+        raise ResultsError(
+            f"resume={cfg.resume}: the config differs from that of {results.folder.name} ({config_hash(cfg)}, "
+            f"expected {stored.get('config_hash')}); give the same overrides, or resume={cfg.resume} alone"
+        )
+    if stored.get("dataset_hash") != dataset_hash:
+        raise ResultsError(
+            f"resume={cfg.resume}: the dataset is not the one that {results.folder.name} began with "
+            f"({dataset_hash}, expected {stored.get('dataset_hash')}); restore it, or start a new run"
+        )
+    results.point_latest()
+    Ledger(results.ledger).append("resumed")
+    return results
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into Interrupted, once."""
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        raise Interrupted(signum)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let nothing interrupt the orderly end."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, old in zip(numbers, before, strict=True):
+            signal.signal(number, old)

@@ -1,0 +1,102 @@
+"""The harness's side of a cell process: what it says is read line by line, with a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harness.errors import CellError
+from harness.process import end
+from harness.testbed.base import Node
+
+__all__ = ["CellProcess"]
+
+
+class CellProcess:
+    """A `python -m harness.cell` on a node; ended with its workers when the context is left."""
+
+    def __init__(self, node: Node, log: Path) -> None:
+        with log.open("ab") as file:
+            self._process: subprocess.Popen[bytes] = node.popen(
+                [sys.executable, "-m", "harness.cell"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+            )
+        self._log = log
+        self._buffer = b""
+        assert self._process.stdout is not None
+        self._out = self._process.stdout.fileno()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._out, selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        """The cell's process id."""
+        return self._process.pid
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Send one line; raises CellError when the cell is gone."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._gone() from error
+
+    def hear(self, deadline: float) -> dict[str, Any]:
+        """Return the next state; raises CellError when the cell failed, died, or is past `time.monotonic()`."""
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._selector.select(min(left, 1.0)):
+                if time.monotonic() >= deadline:
+                    raise CellError("took longer than cell_timeout_s; raise it, or look at the cell's log.txt")
+                continue
+            chunk = os.read(self._out, 65536)
+            if not chunk:
+                raise self._gone()
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        state: dict[str, Any] = json.loads(line)
+        if state["state"] == "failed":
+            raise CellError(f"{state['kind']}: {state['message']}")
+        return state
+
+    def _gone(self) -> CellError:
+        try:
+            status = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            return CellError("the cell's process closed its output without a result")
+        if status < 0:
+            name = signal.Signals(-status).name
+            hint = " (out of memory? see dmesg)" if name == "SIGKILL" else ""
+            return CellError(f"the cell's process {self.pid} was killed by {name}{hint}")
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return CellError(f"the cell's process exited with status {status}: {lines[-1] if lines else 'no output'}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._selector.close()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        # A cell that is done exits by itself; one that was cut short is told to.
+        if kind is None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=10)
+        end(self._process, timeout_s=5.0)
+        if self._process.stdout is not None:
+            self._process.stdout.close()

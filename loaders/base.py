@@ -1,0 +1,123 @@
+"""What every loader takes and yields: samples in, batches with sample ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+__all__ = ["Batch", "Loader", "LoaderStats", "Samples"]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The files of a dataset; a sample's id is its position, 0 to n-1."""
+
+    root: Path
+    paths: tuple[str, ...]
+    """Relative to root, '/' between parts."""
+    labels: npt.NDArray[np.int64]
+    """Class of each sample, shape (n,)."""
+    sizes: npt.NDArray[np.int64]
+    """Encoded size of each sample in bytes, shape (n,)."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def path(self, sample_id: int) -> Path:
+        """Return the file of one sample."""
+        return self.root / self.paths[sample_id]
+
+    def at(self, root: Path) -> Samples:
+        """Return the same samples as seen under another root, a mount for one."""
+        return replace(self, root=root)
+
+    def first(self, count: int) -> Samples:
+        """Return the first `count` samples, their ids unchanged."""
+        return Samples(self.root, self.paths[:count], self.labels[:count], self.sizes[:count])
+
+    def save(self, path: Path) -> None:
+        """Write paths, labels and sizes as Parquet; the root is the schema's metadata."""
+        table = pa.table({"path": list(self.paths), "label": self.labels, "size": self.sizes})
+        pq.write_table(table.replace_schema_metadata({"root": str(self.root)}), path)
+
+    @classmethod
+    def load(cls, path: Path) -> Samples:
+        """Read what `save` wrote."""
+        table = pq.read_table(path)
+        root = Path((table.schema.metadata or {})[b"root"].decode())
+        return cls(
+            root,
+            tuple(table["path"].to_pylist()),
+            table["label"].to_numpy().astype(np.int64),
+            table["size"].to_numpy().astype(np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch as the training step takes it."""
+
+    ids: npt.NDArray[np.int64]
+    """Sample ids, shape (n,)."""
+    data: torch.Tensor
+    """Normalised images, float32, shape (n, 3, H, W), on the loader's device."""
+    labels: torch.Tensor
+    """Classes, int64, shape (n,), on the loader's device."""
+    nbytes: int
+    """Encoded bytes of the batch's samples, as stored."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class LoaderStats:
+    """What a loader counted since it was made."""
+
+    batches: int = 0
+    samples: int = 0
+    bytes: int = 0
+    """Encoded bytes of the samples that were yielded."""
+    details: dict[str, float] = field(default_factory=dict)
+    """Figures of this loader alone; keys carry their unit."""
+
+
+class Loader(Protocol):
+    """Yields every sample of its dataset exactly once per epoch.
+
+    Constructors take keywords only: `transform`, `batch_size`, `seed`, `device`, then `samples` (loaders that
+    read files) or `endpoint` (loaders that are streamed to), then what is the loader's own.
+    """
+
+    notes: tuple[str, ...]
+    """Where this engine differs from the others in what it does to a sample; shown beside its name."""
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield ceil(n / batch_size) batches, shuffled by (seed, epoch); the last one may be short.
+
+        Raises SampleError naming the sample, WorkerError naming the worker, StreamError naming the peer.
+        """
+        ...
+
+    def stats(self) -> LoaderStats:
+        """Return the counts so far."""
+        ...
+
+    def close(self) -> None:
+        """End workers and sockets; may be called twice, and in the middle of an epoch."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,25 @@
+"""The loaders' typed errors."""
+
+from __future__ import annotations
+
+__all__ = ["LoaderConfigError", "LoaderError", "SampleError", "StreamError", "WorkerError"]
+
+
+class LoaderError(Exception):
+    """Base of every error that a loader raises on purpose."""
+
+
+class LoaderConfigError(LoaderError):
+    """A loader was asked for something that it cannot do."""
+
+
+class SampleError(LoaderError):
+    """A sample cannot be read or decoded; the message names its id and file."""
+
+
+class WorkerError(LoaderError):
+    """A worker process or thread of a loader died."""
+
+
+class StreamError(LoaderError):
+    """The streaming service failed: refused, unreachable, or a malformed answer."""

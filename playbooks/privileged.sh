@@ -1,0 +1,14 @@
+#!/bin/sh
+# Runs a command with the rights that namespaces and mounts need: as it is for root, through sudo for a user who has
+# it and whose machine keeps /dev/net/tun or /dev/fuse to root, as it is otherwise (what cannot work then says so).
+set -u
+if [ "$(id -u)" = 0 ] || ! command -v sudo >/dev/null 2>&1; then exec "$@"; fi
+if [ -w /dev/net/tun ] && [ -w /dev/fuse ] && unshare -Urnm true 2>/dev/null; then exec "$@"; fi
+if ! sudo -n true 2>/dev/null && ! [ -t 0 ]; then exec "$@"; fi
+echo "namespaces and mounts need root here: sudo $*" >&2
+sudo env "HOME=$HOME" "XDG_CACHE_HOME=${XDG_CACHE_HOME:-$HOME/.cache}" "PATH=$PATH" "$@"
+status=$?
+for made in results "${XDG_CACHE_HOME:-$HOME/.cache}/joulefeed" .pytest_cache; do
+  [ ! -e "$made" ] || sudo chown -R "$(id -u):$(id -g)" "$made"
+done
+exit "$status"

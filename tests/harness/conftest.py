@@ -1,0 +1,71 @@
+"""A stored cell to measure and judge."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from energymon.reading import Reading
+from harness.measure import CellData, EpochBatches
+
+S = 1_000_000_000
+START = 1_700_000_000 * S
+
+
+def batches(waits=(1.0, 0.5, 0.5), steps=(0.5, 0.75, 0.75), size=2):
+    n = len(waits)
+    return EpochBatches(
+        samples=np.full(n, size),
+        nbytes=np.full(n, 1000),
+        wait_s=np.array(waits),
+        step_s=np.array(steps),
+        ids=np.arange(n * size),
+    )
+
+
+def counters(**changed):
+    return {"rx_bytes": 0, "tx_bytes": 0, "cpu_busy_s": 0.0, "cpu_total_s": 0.0, "link_cpu_s": None} | changed
+
+
+def readings(source="rapl-powercap", domain="cpu", watts=100.0, device="package-0"):
+    return [
+        Reading(START + k * S // 10, START + k * S // 10, "host", device, domain, source, watts * k / 10)
+        for k in range(-5, 50)
+    ]
+
+
+def stored(**changes):
+    cell = {
+        "cell_id": "pytorch-resnet50-local-r1-0",
+        "loader": "pytorch",
+        "workload": "resnet50",
+        "regime": {"name": "local", "rtt_ms": 0.0, "rate_gbit": None, "jitter_ms": 0.0, "loss_pct": 0.0},
+        "repeat": 1,
+        "dataset": {"name": "tiny", "samples": 6, "bytes": 3000},
+        "accelerator": {"label": "cpu", "emulated": False, "busy_w": None, "idle_w": None},
+        "energy": {"interval_ms": 100.0, "sources": ["cpu=rapl-powercap"]},
+        "clock_offset_ms": 0.0,
+    }
+    events = [
+        {"event": "epoch_start", "epoch": 1, "utc_ns": START, "mono_ns": 0, **counters()},
+        {
+            "event": "epoch_end",
+            "epoch": 1,
+            "utc_ns": START + 4 * S,
+            "mono_ns": 4 * S,
+            "duration_ns": 4 * S,
+            **counters(cpu_busy_s=4.0, cpu_total_s=8.0),
+        },
+    ]
+    whole = CellData(cell=cell, link={}, events=events, batches={1: batches()}, readings=readings())
+    return replace(whole, **changes)
+
+
+@pytest.fixture(name="stored")
+def stored_factory():
+    return stored
+
+
+@pytest.fixture(name="readings")
+def readings_factory():
+    return readings

@@ -1,0 +1,103 @@
+"""Each rule passes on a good row and fails on the fault it is for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.checks import judge
+from harness.config import Tolerances
+from harness.measure import epoch_rows
+
+REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
+PROBE = {"rtt_ms_median": 30.1, "rate_gbit": 0.98}
+
+
+S = 1_000_000_000
+START_TICK = 1_700_000_000 * S
+
+
+@pytest.fixture
+def remote(stored):
+    return lambda **link: _remote(stored(), link)
+
+
+def _remote(data, link):
+    whole = {
+        "before": PROBE,
+        "after": PROBE,
+        "epochs": [{"epoch": 1, "rx_bytes": 4000, "tx_bytes": 10, "drops": 0}],
+    } | link
+    return replace(data, cell={**data.cell, "regime": REGIME}, link=whole)
+
+
+def verdicts(data):
+    rows, checks = judge([data], epoch_rows(data), Tolerances())
+    return rows[0].valid, {c.rule: c.verdict for c in checks}
+
+
+def test_a_good_row_is_valid(remote):
+    valid, rules = verdicts(remote())
+    assert valid == "valid"
+    assert rules.pop("spread") == "warn"
+    assert set(rules.values()) == {"pass"}
+    assert {"rtt_before", "rtt_after", "rate_before", "rate_after", "no_drops", "bytes_received"} <= set(rules)
+
+
+def test_a_local_row_has_no_link_to_judge(stored):
+    valid, rules = verdicts(stored())
+    assert valid == "valid"
+    assert not any(rule.startswith(("rtt", "rate", "no_drops", "bytes")) for rule in rules)
+
+
+@pytest.mark.parametrize(
+    ("link", "rule"),
+    [
+        ({"before": {**PROBE, "rtt_ms_median": 33.0}}, "rtt_before"),
+        ({"after": {**PROBE, "rtt_ms_median": 27.0}}, "rtt_after"),
+        ({"after": {**PROBE, "rate_gbit": 0.5}}, "rate_after"),
+        ({"before": None}, "rtt_before"),
+        ({"epochs": [{"epoch": 1, "rx_bytes": 2999, "drops": 0}]}, "bytes_received"),
+        ({"epochs": [{"epoch": 1, "rx_bytes": 4000, "drops": 2}]}, "no_drops"),
+        ({"epochs": []}, "bytes_received"),
+    ],
+)
+def test_a_fault_of_the_link_makes_the_row_invalid(link, rule, remote):
+    valid, rules = verdicts(remote(**link))
+    assert rules[rule] in ("fail", "unknown")
+    assert valid.startswith("invalid: ")
+    assert rule in valid
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 4, -1]])
+def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
+    data = stored()
+    data = replace(data, batches={1: replace(data.batches[1], ids=np.array(ids))})
+    assert verdicts(data)[1]["exactly_once"] == "fail"
+
+
+def test_missed_ticks_make_the_row_invalid_from_the_second_one_on(stored, readings):
+    all_ticks = readings()
+    one = [r for r in all_ticks if r.tick_ns != START_TICK + S]
+    two = [r for r in one if r.tick_ns != START_TICK + 2 * S]
+    assert verdicts(stored(readings=one))[1]["missed_ticks"] == "pass"
+    assert verdicts(stored(readings=two))[1]["missed_ticks"] == "fail"
+
+
+def test_an_unknown_clock_offset_makes_the_row_invalid(stored):
+    data = stored()
+    for offset, verdict in ((None, "unknown"), (1.5, "fail"), (0.2, "pass")):
+        cell = {**data.cell, "clock_offset_ms": offset}
+        assert verdicts(replace(data, cell=cell))[1]["clock_offset"] == verdict
+
+
+def test_a_spread_over_repeats_warns_and_leaves_rows_valid(stored):
+    cells = []
+    for repeat, seconds in ((1, 4.0), (2, 6.0)):
+        data = stored()
+        cell = {**data.cell, "cell_id": f"c{repeat}", "repeat": repeat}
+        end = {**data.events[1], "duration_ns": int(seconds * S)}
+        cells.append(replace(data, cell=cell, events=[data.events[0], end]))
+    rows, checks = judge(cells, [row for c in cells for row in epoch_rows(c)], Tolerances())
+    assert {c.verdict for c in checks if c.rule == "spread"} == {"warn"}
+    assert {row.valid for row in rows} == {"valid"}

@@ -1,0 +1,97 @@
+"""A composed config becomes checked data, or one message that names the key."""
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from harness.config import config_hash, experiment_from
+from harness.errors import ConfigError
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_module("conf", version_base="1.3"):
+        return compose("config", overrides=list(overrides))
+
+
+@pytest.mark.parametrize("name", ["smoke", "wan30ms", "emlio_fig5"])
+def test_every_shipped_experiment_is_valid(name):
+    experiment = experiment_from(composed(f"+experiment={name}"))
+    assert experiment.name == name
+    assert set(experiment.loaders) == {"pytorch", "dali", "streaming"}
+    assert experiment.description
+
+
+def test_any_part_is_one_override_away():
+    cfg = composed(
+        "+experiment=wan30ms", "loaders.pytorch.num_workers=8", "regimes.wan_30ms.rtt_ms=80", "~loaders.dali"
+    )
+    experiment = experiment_from(cfg)
+    assert experiment.loaders["pytorch"].params["num_workers"] == 8
+    assert experiment.regimes["wan_30ms"].rtt_ms == 80
+    assert "dali" not in experiment.loaders
+
+
+def test_a_dataset_root_takes_the_place_of_the_generated_data():
+    experiment = experiment_from(composed("+experiment=smoke", "dataset.root=/data/tree", "dataset.on_error=skip"))
+    assert experiment.dataset.target == "harness.datasets.tree.ImageTree"
+    assert experiment.dataset.params["root"] == "/data/tree"
+    assert experiment.dataset.params["on_error"] == "skip"
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("regimes.wan_30ms.rtt_ms=-1", "regimes.wan_30ms.rtt_ms"),
+        ("regimes.wan_30ms.rtt_ms=fast", "regimes.wan_30ms.rtt_ms"),
+        ("regimes.wan_30ms.rate_gbit=0", "regimes.wan_30ms.rate_gbit"),
+        ("regimes.wan_30ms.loss_pct=100", "regimes.wan_30ms.loss_pct"),
+        ("+regimes.wan_30ms.delay=3", "regimes.wan_30ms.delay"),
+        ("workloads.resnet50.batch_size=0", "workloads.resnet50.batch_size"),
+        ("loaders.pytorch.num_workers=-2", "loaders.pytorch.num_workers"),
+        ("loaders.pytorch.reads=tape", "loaders.pytorch.reads"),
+        ("repeats=0", "repeats"),
+        ("epochs=1.5", "epochs"),
+        ("accelerator.kind=tpu", "accelerator.kind"),
+        ("accelerator.time_scale=0", "accelerator.time_scale"),
+        ("+accelerator.speed=3", "accelerator.speed"),
+        ("energy.interval_ms=0.5", "energy.interval_ms"),
+        ("energy.estimate=always", "energy.estimate"),
+        ("dataset.on_error=ignore", "dataset.on_error"),
+        ("dataset.samples=0", "dataset.samples"),
+        ("testbed.kind=moon", "testbed.kind"),
+        ("checks.rtt_pct=-5", "checks.rtt_pct"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_key(override, key):
+    with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
+        experiment_from(composed("+experiment=wan30ms", override))
+
+
+@pytest.mark.parametrize(
+    "override", ["loaders.pytorch.workers=3", "regimes.moon.rtt_ms=3", "repeat=3", "loaders.tape.x=1"]
+)
+def test_an_unknown_key_does_not_compose(override):
+    with pytest.raises(HydraException):
+        composed("+experiment=wan30ms", override)
+
+
+def test_an_unknown_experiment_lists_the_known_ones():
+    with pytest.raises(HydraException, match=r"(?s)nowhere.*wan30ms"):
+        composed("+experiment=nowhere")
+
+
+def test_no_experiment_says_how_to_choose_one():
+    with pytest.raises(ConfigError, match=r"\+experiment="):
+        experiment_from(composed())
+
+
+def test_an_experiment_without_loaders_is_refused():
+    with pytest.raises(ConfigError, match="loaders is empty"):
+        experiment_from(composed("+experiment=smoke", "~loaders.dali", "~loaders.pytorch", "~loaders.streaming"))
+
+
+def test_the_hash_follows_what_is_measured_and_not_where_it_is_stored():
+    plain = config_hash(composed("+experiment=smoke"))
+    assert plain == config_hash(composed("+experiment=smoke", "results_dir=/elsewhere", "resume=latest"))
+    assert plain != config_hash(composed("+experiment=smoke", "seed=1"))

@@ -1,0 +1,59 @@
+"""Rows come from what a cell stored; unknown stays unknown, and an estimate is named as one."""
+
+import numpy as np
+import pytest
+
+from energymon.window import Energy
+from harness.measure import accelerator_utilisation, best_sources, epoch_rows
+
+
+def test_a_row_holds_what_was_stored(stored):
+    (row,) = epoch_rows(stored())
+    assert row.duration_s == 4.0
+    assert (row.samples, row.bytes) == (6, 3000)
+    assert row.samples_per_s == 1.5
+    assert row.stall_s == 2.0
+    assert row.cpu_util == 0.5
+    assert row.cpu_j == pytest.approx(400.0)
+    assert row.total_j == pytest.approx(400.0)
+    assert row.energy_source == "cpu=rapl-powercap"
+    assert row.energy_error_j > 0
+    assert row.start_utc == "2023-11-14T22:13:20.000000+00:00"
+
+
+def test_without_a_sensor_joules_are_unknown_and_not_zero(stored):
+    (row,) = epoch_rows(stored(readings=[]))
+    assert row.cpu_j is row.dram_j is row.gpu_j is row.total_j is row.energy_error_j is None
+    assert row.energy_source == ""
+
+
+def test_an_epoch_that_did_not_end_has_no_row(stored):
+    assert epoch_rows(stored(events=stored().events[:1])) == []
+
+
+def test_accelerator_utilisation_leaves_the_first_step_out():
+    waits, steps = np.array([10.0, 0.5, 0.5]), np.array([5.0, 1.5, 1.5])
+    assert accelerator_utilisation(waits, steps) == 0.75
+    assert accelerator_utilisation(waits[:1], steps[:1]) is None
+
+
+def test_an_emulated_accelerators_joules_are_its_published_power_and_an_estimate(stored):
+    cell = dict(stored().cell)
+    cell["accelerator"] = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
+    (row,) = epoch_rows(stored(cell=cell))
+    assert row.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
+    assert row.energy_source == "cpu=rapl-powercap;gpu=estimate"
+    assert row.energy_error_j is None
+
+
+def test_a_gpus_counter_and_power_are_not_added_up():
+    def energy(source, joules):
+        return Energy("host", "gpu-0", "gpu", source, joules, 1.0, interpolated=False)
+
+    (kept,) = best_sources([energy("nvml-power", 90.0), energy("nvml-counter", 100.0)])
+    assert kept.source == "nvml-counter"
+
+
+def test_readings_that_do_not_cover_the_epoch_give_no_joules(stored, readings):
+    (row,) = epoch_rows(stored(readings=readings()[:20]))
+    assert row.cpu_j is None

@@ -1,0 +1,46 @@
+"""The plan: every combination once a repeat, in an order that the seed alone decides."""
+
+from collections import Counter
+
+from hydra import compose, initialize_config_module
+
+from harness.config import experiment_from
+from harness.plan import plan
+
+
+def experiment(*overrides):
+    with initialize_config_module("conf", version_base="1.3"):
+        return experiment_from(compose("config", overrides=["+experiment=wan30ms", *overrides]))
+
+
+def test_every_combination_runs_once_in_every_repeat():
+    cells = plan(experiment("repeats=4"))
+    counts = Counter((c.loader, c.workload, c.regime, c.repeat) for c in cells)
+    assert len(counts) == 3 * 1 * 2 * 4
+    assert set(counts.values()) == {1}
+    assert [c.repeat for c in cells] == sorted(c.repeat for c in cells)
+
+
+def test_the_same_seed_gives_the_same_order_and_another_seed_another():
+    assert plan(experiment("repeats=4")) == plan(experiment("repeats=4"))
+    orders = {tuple(c.loader for c in plan(experiment("repeats=4", f"seed={s}"))) for s in range(5)}
+    assert len(orders) > 1
+
+
+def test_loader_order_differs_between_blocks():
+    cells = plan(experiment("repeats=6"))
+    blocks = {tuple(c.loader for c in cells if c.repeat == r) for r in range(1, 7)}
+    assert len(blocks) > 1
+
+
+def test_all_loaders_of_a_repeat_share_a_seed():
+    for repeat in (1, 2):
+        assert len({c.seed for c in plan(experiment()) if c.repeat == repeat}) == 1
+
+
+def test_a_cells_id_changes_with_its_own_config_only():
+    before = {(c.loader, c.regime, c.repeat): c.cell_id for c in plan(experiment())}
+    after = {(c.loader, c.regime, c.repeat): c.cell_id for c in plan(experiment("loaders.pytorch.num_workers=1"))}
+    changed = {key for key in before if before[key] != after[key]}
+    assert {loader for loader, _, _ in changed} == {"pytorch"}
+    assert len({*before.values()}) == len(before)

@@ -1,0 +1,56 @@
+"""The results folder: unique, found again, and never half written."""
+
+import json
+
+import pytest
+
+from harness.errors import ResultsError
+from harness.results import Results, write_json
+
+
+def planned(tmp_path, name="smoke"):
+    results = Results.create(tmp_path, name)
+    write_json(results.plan, {"cells": []})
+    return results
+
+
+def test_two_runs_at_once_get_folders_of_their_own(tmp_path):
+    folders = {Results.create(tmp_path, "smoke").folder for _ in range(20)}
+    assert len(folders) == 20
+
+
+def test_latest_points_at_the_newest(tmp_path):
+    planned(tmp_path)
+    second = planned(tmp_path)
+    assert (tmp_path / "latest").resolve() == second.folder.resolve()
+    assert Results.find("latest", tmp_path).folder == second.folder.resolve()
+
+
+def test_a_run_is_found_by_name_and_by_path(tmp_path):
+    results = planned(tmp_path)
+    for name in (results.folder.name, str(results.folder)):
+        assert Results.find(name, tmp_path).folder == results.folder.resolve()
+
+
+def test_a_run_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path):
+    results = planned(tmp_path)
+    with pytest.raises(ResultsError, match=results.folder.name):
+        Results.find("nothing", tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {("a", "tuple"): 1})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_every_failed_try_of_a_cell_is_kept(tmp_path):
+    results = planned(tmp_path)
+    for n in (1, 2):
+        results.partial("c").mkdir()
+        results.set_aside("c")
+        assert (results.cells / f"c.failed-{n}").is_dir()
+    assert not results.is_done("c")
