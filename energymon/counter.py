@@ -1,0 +1,119 @@
+"""From what a sensor shows to joules that only grow: counters unwrapped and vetted, watts integrated."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from energymon.clock import NS
+from energymon.errors import CounterError
+from energymon.reading import INTERPOLATED, START
+
+__all__ = ["Counter", "PowerIntegral"]
+
+_FROZEN_NS: Final = 2 * NS
+"""No package, DRAM or board that is powered stays within one count for this long."""
+
+
+class Counter:
+    """Unwraps one hardware counter of energy.
+
+    A change is accepted when it implies no more than `max_w`. One reading that does not fit is refused and
+    waited out; when the next one continues from the refused one, the counter was reset, and a new segment
+    begins.
+    """
+
+    __slots__ = (
+        "_changed_ns",
+        "_last",
+        "_last_ns",
+        "_max_w",
+        "_slack_ns",
+        "_suspect",
+        "_total",
+        "_unit_j",
+        "_wrap",
+    )
+
+    def __init__(self, *, unit_j: float, wrap: int | None, max_w: float, lag_s: float) -> None:
+        self._unit_j = unit_j
+        self._wrap = wrap
+        self._max_w = max_w
+        # Two updates of the counter may fall between readings that are closer together than that.
+        self._slack_ns = round(2 * lag_s * NS)
+        self._total = 0
+        self._last: int | None = None
+        self._last_ns = 0
+        self._changed_ns = 0
+        self._suspect: tuple[int, int] | None = None
+
+    def update(self, raw: int, now_ns: int) -> tuple[float, str]:
+        """Take the value `raw`, in the counter's own units, read at `now_ns` of the monotonic clock.
+
+        Returns cumulative joules and flags. Raises CounterError for a value that cannot be true, and for one
+        that has not moved for two seconds.
+        """
+        if raw < 0 or (self._wrap is not None and raw > self._wrap):
+            raise CounterError(f"shows {raw}, expected 0 to {self._wrap}")
+        if self._last is None:
+            return self._restart(raw, now_ns)
+        delta = self._delta(self._last, raw)
+        if self._may_have_wrapped_twice(now_ns - self._last_ns):
+            return self._restart(raw, now_ns)
+        if not self._plausible(delta, now_ns - self._last_ns):
+            return self._doubt(raw, delta, now_ns)
+        self._suspect = None
+        if delta:
+            self._changed_ns = now_ns
+        elif now_ns - self._changed_ns > _FROZEN_NS:
+            raise CounterError(f"has shown {raw} for {(now_ns - self._changed_ns) / NS:.1f} s: it is frozen")
+        self._total += delta
+        self._last, self._last_ns = raw, now_ns
+        return self._total * self._unit_j, ""
+
+    def _delta(self, before: int, after: int) -> int:
+        delta = after - before
+        return delta + self._wrap if delta < 0 and self._wrap is not None else delta
+
+    def _plausible(self, delta: int, elapsed_ns: int) -> bool:
+        return 0 <= delta * self._unit_j <= self._max_w * (elapsed_ns + self._slack_ns) / NS
+
+    def _may_have_wrapped_twice(self, elapsed_ns: int) -> bool:
+        return self._wrap is not None and self._max_w * elapsed_ns / NS >= self._wrap * self._unit_j
+
+    def _restart(self, raw: int, now_ns: int) -> tuple[float, str]:
+        self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
+        return self._total * self._unit_j, START
+
+    def _doubt(self, raw: int, delta: int, now_ns: int) -> tuple[float, str]:
+        suspect, self._suspect = self._suspect, (raw, now_ns)
+        if suspect is not None and self._plausible(self._delta(suspect[0], raw), now_ns - suspect[1]):
+            return self._restart(raw, now_ns)
+        if delta < 0:
+            raise CounterError(f"went back from {self._last} to {raw}")
+        watts = delta * self._unit_j / max(now_ns - self._last_ns, 1) * NS
+        raise CounterError(
+            f"went from {self._last} to {raw}: that is {watts:.3g} W, and {self._max_w:.0f} W is possible"
+        )
+
+
+class PowerIntegral:
+    """Joules from watts by the trapezoid rule, for a device that shows power alone."""
+
+    __slots__ = ("_gap_ns", "_joules", "_last_ns", "_watts")
+
+    def __init__(self, *, interval_ns: int) -> None:
+        self._gap_ns = interval_ns + interval_ns // 2
+        self._joules = 0.0
+        self._watts = 0.0
+        self._last_ns: int | None = None
+
+    def update(self, watts: float, now_ns: int) -> tuple[float, str]:
+        """Take the power read at `now_ns` of the monotonic clock; return cumulative joules and flags."""
+        if self._last_ns is None:
+            flags = START
+        else:
+            elapsed_ns = now_ns - self._last_ns
+            self._joules += (self._watts + watts) / 2 * elapsed_ns / NS
+            flags = INTERPOLATED if elapsed_ns > self._gap_ns else ""
+        self._watts, self._last_ns = watts, now_ns
+        return self._joules, flags

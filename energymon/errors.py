@@ -1,0 +1,29 @@
+"""energymon's typed errors; every message says what, where, what was expected and what to do."""
+
+from __future__ import annotations
+
+__all__ = ["ConfigError", "CounterError", "EnergyError", "SensorError", "StoreError", "WindowError"]
+
+
+class EnergyError(Exception):
+    """Base of every error that energymon raises on purpose."""
+
+
+class ConfigError(EnergyError):
+    """An option of the agent or of a query has a value that cannot be used."""
+
+
+class SensorError(EnergyError):
+    """No sensor, or not the one that was asked for, can be read on this host."""
+
+
+class CounterError(EnergyError):
+    """A counter's value cannot be its true one; nothing is added until it can."""
+
+
+class StoreError(EnergyError):
+    """A store cannot be opened, written or read."""
+
+
+class WindowError(EnergyError):
+    """A window's end lies before its start."""

@@ -1,0 +1,1 @@
+"""What measures energy on a host, one module a kind."""

@@ -1,0 +1,80 @@
+"""Finds what this host can measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from energymon.errors import ConfigError, SensorError
+from energymon.sensors.base import Discovery, Missing, Sensor
+from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
+from energymon.sensors.nvml import open_nvml
+from energymon.sensors.powercap import open_powercap
+
+__all__ = ["SENSORS", "Found", "SensorConfig", "discover"]
+
+SENSORS: Final = ("powercap", "nvml")
+"""The sensors that measure, in the order in which they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class SensorConfig:
+    """Which sensors are wanted, and where they are looked for."""
+
+    sensors: tuple[str, ...] = ()
+    """Names from SENSORS that must be found; empty takes whatever is there."""
+    estimate: bool = False
+    """Whether CPU energy is estimated where no sensor measures it."""
+    cpu_tdp_w: float | None = None
+    """TDP of all sockets together, W; None is a default per logical CPU."""
+    cpu_idle_fraction: float = IDLE_FRACTION
+    sysfs: Path = Path("/sys")
+    nvml: str = "pynvml"
+    """Module that offers NVML's functions."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.sensors) - set(SENSORS))
+        if unknown:
+            raise ConfigError(f"--sensors names {', '.join(unknown)}: expected auto or some of {', '.join(SENSORS)}")
+        if self.cpu_tdp_w is not None and not 0 < self.cpu_tdp_w < 1e6:
+            raise ConfigError(f"--cpu-tdp-w {self.cpu_tdp_w}: expected watts above 0")
+        if not 0 <= self.cpu_idle_fraction <= 1:
+            raise ConfigError(f"--cpu-idle-fraction {self.cpu_idle_fraction}: expected 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The sensors of this host, and what is missing with reason and remedy."""
+
+    sensors: tuple[Sensor, ...]
+    missing: tuple[Missing, ...]
+
+    def close(self) -> None:
+        """Close every sensor."""
+        for sensor in self.sensors:
+            sensor.close()
+
+
+def discover(config: SensorConfig, interval_ns: int) -> Found:
+    """Open the sensors that `config` asks for.
+
+    Raises SensorError when one that was named is missing.
+    """
+    wanted = config.sensors or SENSORS
+    opened: dict[str, Discovery] = {}
+    if "powercap" in wanted:
+        opened["powercap"] = open_powercap(config.sysfs)
+    if "nvml" in wanted:
+        opened["nvml"] = open_nvml(interval_ns, config.nvml)
+    sensors = [discovery.sensor for discovery in opened.values() if discovery.sensor is not None]
+    missing = tuple(gap for discovery in opened.values() for gap in discovery.missing)
+    lacking = [name for name in config.sensors if opened[name].sensor is None]
+    if lacking:
+        Found(tuple(sensors), ()).close()
+        told = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
+        raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {told}")
+    if config.estimate and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
+        # First, for the monitor keeps time with the first sensor, and this one cannot hang.
+        sensors.insert(0, EstimateSensor(tdp_w=config.cpu_tdp_w, idle_fraction=config.cpu_idle_fraction))
+    return Found(tuple(sensors), missing)

@@ -1,0 +1,427 @@
+"""The agent as a process, on a powercap tree that counts in real time, on fake boards, and on this host."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from energymon import START, SqliteStore, joules, query
+
+MS = 1_000_000
+FOREVER = 2**62
+ESTIMATE = ("--estimate", "missing")
+
+
+def stored(path):
+    with SqliteStore.open(path) as store:
+        return store.readings(0, FOREVER), store.ticks(0, FOREVER), store.events()
+
+
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def event_kinds(path):
+    with SqliteStore.open(path) as store:
+        return [event.kind for event in store.events()]
+
+
+def count(path):
+    with SqliteStore.open(path) as store:
+        return len(store.readings(0, FOREVER))
+
+
+def assert_every_figure_was_shown(readings, rapl):
+    """Each stored figure is a value that the counter has shown, less the first one: nothing lost, nothing made up."""
+    zones = dict(
+        zip(
+            [("package-0", "cpu"), ("package-1", "cpu"), ("package-0", "dram"), ("package-1", "dram")],
+            [*rapl.packages, *rapl.drams],
+            strict=True,
+        )
+    )
+    assert {(r.device, r.domain) for r in readings} == set(zones)
+    for key, zone in zones.items():
+        series = [round(r.joules * 1e6) for r in readings if (r.device, r.domain) == key]
+        assert series == sorted(series)
+        shown = set(zone.shown_uj)
+        firsts = [first for first in zone.shown_uj if first + series[1] in shown]
+        assert any(all(first + uj in shown for uj in series) for first in firsts), key
+
+
+def test_it_says_that_it_is_ready_when_the_first_tick_is_stored(start_agent):
+    agent = start_agent(*ESTIMATE)
+    assert agent.ready["ready"] is True
+    assert agent.ready["sensors"][0]["source"] == "estimate"
+    readings, ticks, _ = stored(agent.store)
+    assert readings[0].flags == START
+    assert ticks[0].tick_ns % (100 * MS) == 0
+    agent.end()
+    assert agent.process.returncode == 0
+
+
+def test_sampled_joules_are_the_counters_through_a_wrap(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--sensors", "powercap")
+        time.sleep(1.0)
+        agent.end()
+    readings, ticks, events = stored(agent.store)
+    assert rapl.packages[0].shown_uj[-1] > rapl.packages[0].range_uj
+    assert_every_figure_was_shown(readings, rapl)
+    assert [r.flags for r in readings].count(START) == 4
+    assert not [e for e in events if e.kind != "ticks-missed"]
+    assert not ticks[-1].missed
+
+
+def test_a_window_is_the_same_whole_or_in_parts_from_a_real_store(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        start = time.time_ns()
+        time.sleep(0.7)
+        end = time.time_ns()
+        agent.end()
+    cuts = [start, *sorted(random.Random(1).randint(start, end) for _ in range(9)), end]
+    with SqliteStore.open(agent.store) as store:
+        (whole,) = query(store, start, end)
+        parts = [query(store, a, b)[0] for a, b in pairwise(cuts)]
+        rows = store.readings(start, end)
+    assert joules(rows, start, end, 20 * MS) == list(whole.energies)
+    assert len(whole.energies) == 4
+    for i, energy in enumerate(whole.energies):
+        assert sum(part.energies[i].joules for part in parts) == pytest.approx(energy.joules, abs=1e-9)
+        assert energy.error_j is not None
+
+
+def test_a_stopped_process_misses_ticks_and_no_energy(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root))
+        wait_for(lambda: count(agent.store) >= 16)
+        os.kill(agent.process.pid, signal.SIGSTOP)
+        paused = time.time_ns()
+        time.sleep(1.0)
+        resumed = time.time_ns()
+        os.kill(agent.process.pid, signal.SIGCONT)
+        time.sleep(0.3)
+        agent.end()
+    readings, ticks, events = stored(agent.store)
+    assert_every_figure_was_shown(readings, rapl)
+    assert "ticks-missed" in [e.kind for e in events]
+    assert sum(t.missed for t in ticks if paused <= t.tick_ns < resumed) >= 8
+    middle = (paused + resumed) // 2
+    with SqliteStore.open(agent.store) as store:
+        (window,) = query(store, paused, middle)
+    assert window.missed_share > 0.5
+    assert all(energy.interpolated for energy in window.energies)
+    grid = range(ticks[0].tick_ns, ticks[-1].tick_ns + 1, 100 * MS)
+    assert [t.tick_ns for t in ticks] == list(grid), "every tick is recorded, seen or missed"
+
+
+def test_a_killed_agent_leaves_a_store_that_reads_and_takes_the_next_agent(rapl, start_agent):
+    dice = random.Random(7)
+    seen = 0
+    with rapl.running():
+        for _ in range(6):
+            agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "2")
+            time.sleep(dice.uniform(0.0, 0.6))
+            now = count(agent.store)
+            agent.process.kill()
+            agent.process.wait()
+            assert count(agent.store) >= now > seen, "what was committed is there"
+            seen = count(agent.store)
+    readings, _, _ = stored(agent.store)
+    keys = [(r.device, r.domain, r.tick_ns) for r in readings]
+    assert len(keys) == len(set(keys))
+    with SqliteStore.open(agent.store) as store:
+        assert [session.end_ns for session in store.sessions()] == [None] * 6
+    first, last = readings[0].t_ns, readings[-1].t_ns
+    assert joules(readings, first + MS, last - MS) == [], "nothing is joined across the agents' deaths"
+
+
+def test_a_second_agent_on_one_store_is_refused_and_the_first_goes_on(start_agent):
+    first = start_agent(*ESTIMATE)
+    second = start_agent(*ESTIMATE)
+    assert second.ready is None
+    assert second.process.wait(10) == 2
+    assert "another agent is writing it" in second.process.stderr.read()
+    before = count(first.store)
+    wait_for(lambda: count(first.store) > before)
+
+
+def test_garbage_in_one_counter_is_told_and_the_others_go_on(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        package = rapl.packages[1]
+        package.broken = True
+        time.sleep(0.02)
+        package.write("gar bage")
+        wait_for(lambda: "sensor-lost" in event_kinds(agent.store))
+        package.broken = False
+        wait_for(lambda: "sensor-back" in event_kinds(agent.store))
+        said = agent.end()
+    assert "package-1 cpu (rapl-powercap)" in said
+    assert "gar bage" in said
+    readings, _, events = stored(agent.store)
+    assert_every_figure_was_shown(readings, rapl)
+    lost = next(e for e in events if e.kind == "sensor-lost")
+    back = next(e for e in events if e.kind == "sensor-back")
+    between = [r for r in readings if lost.t_ns < r.t_ns < back.t_ns]
+    assert {(r.device, r.domain) for r in between} == {
+        ("package-0", "cpu"),
+        ("package-0", "dram"),
+        ("package-1", "dram"),
+    }
+
+
+def test_a_counter_that_vanishes_ends_its_series_and_no_other(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        rapl.packages[0].truncate()
+        (rapl.packages[0].path / "energy_uj").unlink()
+        wait_for(lambda: "sensor-lost" in event_kinds(agent.store))
+        now = time.time_ns()
+        time.sleep(0.2)
+        agent.end()
+    readings, ticks, _ = stored(agent.store)
+    after = {(r.device, r.domain) for r in readings if r.t_ns > now}
+    assert after == {("package-0", "dram"), ("package-1", "cpu"), ("package-1", "dram")}
+    assert all(t.missed for t in ticks if t.tick_ns > now)
+    assert agent.process.returncode == 0
+
+
+def test_boards_are_sampled_beside_the_packages_at_the_same_ticks(rapl, boards, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--nvml", "fake_nvml", "--interval-ms", "50")
+        start = time.time_ns()
+        time.sleep(0.8)
+        end = time.time_ns()
+        agent.end()
+    readings, ticks, _ = stored(agent.store)
+    whole = [t.tick_ns for t in ticks if not t.missed]
+    assert whole
+    for tick in whole:
+        assert len([r for r in readings if r.tick_ns == tick]) == 6
+    gpus = [e for e in joules(readings, start, end) if e.domain == "gpu"]
+    assert len(gpus) == 2
+    for gpu in gpus:
+        assert gpu.joules == pytest.approx(300.0 * (end - start) / 1e9, abs=gpu.error_j)
+
+
+def test_a_board_that_is_lost_costs_the_other_and_the_cpu_nothing(rapl, boards, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--nvml", "fake_nvml", "--interval-ms", "20")
+        boards(boards=2, lost=[1])
+        wait_for(lambda: "sensor-lost" in event_kinds(agent.store))
+        now = time.time_ns()
+        time.sleep(0.2)
+        said = agent.end()
+    assert "GPU is lost" in said
+    after = {r.device for r in stored(agent.store)[0] if r.t_ns > now}
+    assert after == {"package-0", "package-1", "gpu-0"}
+
+
+def test_the_end_of_stdin_stops_it_when_asked(start_agent):
+    agent = start_agent(*ESTIMATE, "--until-eof", stdin=subprocess.PIPE)
+    assert agent.process.poll() is None
+    agent.process.stdin.close()
+    agent.process.stdin = None
+    assert agent.process.wait(10) == 0
+    with SqliteStore.open(agent.store) as store:
+        assert store.sessions()[0].end_ns is not None
+        assert store.sessions()[0].cpu_s > 0
+
+
+def test_it_dies_in_order_when_whoever_started_it_is_killed(tmp_path):
+    path = tmp_path / "e.sqlite"
+    code = (
+        "import subprocess, sys, time;"
+        f"p = subprocess.Popen([sys.executable, '-m', 'energymon', 'run', '--store', {str(path)!r}, '--node', 'n',"
+        "'--estimate', 'missing', '--until-eof'], stdin=subprocess.PIPE, stdout=subprocess.PIPE);"
+        "p.stdout.readline(); print('up', flush=True); time.sleep(60)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    parent.stdout.readline()
+    parent.kill()
+    parent.communicate()
+
+    def ended():
+        with SqliteStore.open(path) as store:
+            return store.sessions()[0].end_ns is not None
+
+    wait_for(ended)
+
+
+def test_it_goes_on_when_nobody_reads_what_it_says(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        agent.process.stderr.close()
+        agent.process.stderr = None
+        agent.process.stdout.close()
+        agent.process.stdout = None
+        rapl.packages[1].truncate()
+        wait_for(lambda: "sensor-lost" in event_kinds(agent.store))
+        before = count(agent.store)
+        wait_for(lambda: count(agent.store) > before)
+        agent.process.terminate()
+        assert agent.process.wait(10) == 0
+
+
+def test_a_window_that_ended_before_the_agent_was_stopped_is_covered(start_agent):
+    agent = start_agent(*ESTIMATE, "--interval-ms", "200")
+    start = time.time_ns()
+    time.sleep(0.3)
+    end = time.time_ns()
+    agent.end()
+    assert len(joules(stored(agent.store)[0], start, end)) == 1
+
+
+def test_a_host_without_sensors_is_refused_with_reasons_and_a_way_out(tmp_path, start_agent):
+    agent = start_agent("--sysfs", str(tmp_path), "--nvml", "no_such_nvml")
+    assert agent.ready is None
+    assert agent.process.wait(10) == 2
+    said = agent.process.stderr.read()
+    for part in ("nothing on this host measures energy", "no RAPL zones", "no_such_nvml", "--estimate missing"):
+        assert part in said
+    assert not agent.store.exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--interval-ms", "0.5"), "expected 1 to 10000 ms"),
+        (("--interval-ms", "nan"), "expected 1 to 10000 ms"),
+        (("--node", ""), "--node"),
+        (("--store", "/proc/nowhere/e.sqlite"), "/proc/nowhere/e.sqlite: cannot be opened"),
+    ],
+)
+def test_an_impossible_option_ends_in_one_line_and_status_2(start_agent, options, told):
+    agent = start_agent(*ESTIMATE, *options)
+    assert agent.process.wait(10) == 2
+    said = [line for line in agent.process.stderr.read().splitlines() if "missing:" not in line]
+    assert len(said) == 1
+    assert told in said[0]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small tmpfs")
+def test_a_full_disk_is_told_costs_resolution_at_most_and_is_survived(tmp_path, rapl, start_agent):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "none", disk], check=True)
+    try:
+        with rapl.running():
+            agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "10", store=disk / "e.sqlite")
+            assert agent.ready is not None
+            with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(bytes(4096))
+            lines = iter(agent.process.stderr.readline, "")
+            assert any("store-failed" in line and "disk is full" in line for line in lines)
+            held = count(agent.store)
+            (disk / "ballast").unlink()
+            assert any("store-back" in line for line in lines)
+            agent.end()
+        assert agent.process.returncode == 0
+        readings, ticks, events = stored(agent.store)
+        assert len(readings) > held
+        assert_every_figure_was_shown(readings, rapl)
+        assert len([t for t in ticks if not t.missed]) * 4 == len(readings)
+        assert {"store-failed", "store-back"} <= {e.kind for e in events}
+    finally:
+        agent.process.kill()
+        agent.process.wait()
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small tmpfs")
+def test_a_disk_that_stays_full_ends_in_an_error_that_counts_what_was_not_stored(tmp_path, rapl, start_agent):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", disk], check=True)
+    try:
+        with rapl.running():
+            agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "10", store=disk / "e.sqlite")
+            with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(bytes(4096))
+            lines = iter(agent.process.stderr.readline, "")
+            assert any("store-failed" in line for line in lines)
+            said = agent.end()
+        assert agent.process.returncode == 2
+        assert "readings that came after that could not be stored" in said
+        assert "Traceback" not in said
+        (disk / "ballast").unlink()
+        assert stored(agent.store)[0]
+    finally:
+        agent.process.kill()
+        agent.process.wait()
+        subprocess.run(["umount", disk], check=True)
+
+
+def command(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "energymon", *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+
+
+def test_query_prints_a_windows_joules(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        start = time.time_ns()
+        time.sleep(0.3)
+        end = time.time_ns()
+        agent.end()
+    window = ("--store", str(agent.store), "--start", str(start), "--end", str(end))
+    (told,) = json.loads(command("query", *window, "--json").stdout)
+    assert {(e["device"], e["domain"]) for e in told["energies"]} >= {("package-0", "cpu"), ("package-1", "dram")}
+    text = command("query", *window).stdout
+    assert "rapl-powercap" in text
+    assert "±" in text
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "told"),
+    [("yesterday", "1", "is no instant"), ("2", "1", "before it starts"), ("1", "2", "there is no store here")],
+)
+def test_an_impossible_query_ends_in_one_line_and_status_2(tmp_path, start, end, told):
+    path = tmp_path / "e.sqlite"
+    if "store" not in told:
+        SqliteStore.create(path).close()
+    done = command("query", "--store", str(path), "--start", start, "--end", end)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_iso_instants_are_exact_to_the_microsecond(tmp_path):
+    path = tmp_path / "e.sqlite"
+    with SqliteStore.create(path) as store:
+        store.begin_session("n", 0, 100 * MS, {})
+    for start in ("2025-01-31T12:00:00.000001Z", "2025-01-31T13:00:00.000001+01:00", "2025-01-31T12:00:00.000001"):
+        done = command("query", "--store", str(path), "--start", start, "--end", "1738324801000000000", "--json")
+        assert json.loads(done.stdout)[0]["start_ns"] == 1_738_324_800_000_001_000
+
+
+def test_doctor_names_what_is_found(rapl, boards):
+    with rapl.running():
+        done = command("doctor", "--sysfs", str(rapl.root), "--nvml", "no_such_nvml")
+    assert done.returncode == 0
+    assert "found    cpu   package-0" in done.stdout
+    assert "missing  nvml: No module named 'no_such_nvml'" in done.stdout
+
+
+def test_doctor_on_a_host_without_sensors_gives_remedies_and_status_1(tmp_path):
+    done = command("doctor", "--sysfs", str(tmp_path), "--nvml", "no_such_nvml")
+    assert done.returncode == 1
+    assert "intel_rapl_msr" in done.stdout
+    assert "nothing here measures energy" in done.stdout

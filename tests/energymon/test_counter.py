@@ -1,0 +1,97 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from energymon.counter import Counter, PowerIntegral
+from energymon.errors import CounterError
+from energymon.reading import INTERPOLATED, START
+
+S = 1_000_000_000
+WRAP = 1_000_000_000  # 1000 J in microjoules
+
+
+def counter(**changes) -> Counter:
+    return Counter(**{"unit_j": 1e-6, "wrap": WRAP, "max_w": 100.0, "lag_s": 0.001, **changes})
+
+
+@settings(deadline=None)
+@given(
+    start=st.integers(0, WRAP - 1),
+    steps=st.lists(st.tuples(st.floats(0.001, 9.0), st.floats(0.01, 1.0)), min_size=1, max_size=60),
+)
+def test_any_pattern_of_wraps_and_missed_ticks_conserves_energy(start, steps):
+    c, true_uj, now = counter(), start, 0
+    c.update(start, now)
+    joules = 0.0
+    for seconds, share in steps:
+        now += round(seconds * S)
+        true_uj += 1 + round(100e6 * share * seconds * 0.99)
+        joules, flags = c.update(true_uj % WRAP, now)
+        assert flags == ""
+    assert joules == pytest.approx((true_uj - start) * 1e-6, rel=1e-12)
+
+
+def test_the_first_reading_starts_at_zero():
+    assert counter().update(123, 0) == (0.0, START)
+
+
+@pytest.mark.parametrize("garbage", [0, 5, 900_000_000, WRAP, WRAP + 1, -1])
+def test_one_garbage_value_is_refused_and_costs_no_energy(garbage):
+    c = counter()
+    c.update(500_000_000, 0)
+    with pytest.raises(CounterError):
+        c.update(garbage, S // 10)
+    assert c.update(510_000_000, 2 * S // 10) == (pytest.approx(10.0), "")
+
+
+def test_a_reset_begins_a_new_segment_from_the_second_reading_after_it():
+    c = counter()
+    c.update(500_000_000, 0)
+    assert c.update(505_000_000, S // 10)[0] == pytest.approx(5.0)
+    with pytest.raises(CounterError, match=r"505000000 to 7: that is .* W"):
+        c.update(7, 2 * S // 10)
+    assert c.update(1_000_007, 3 * S // 10) == (pytest.approx(5.0), START)
+    assert c.update(2_000_007, 4 * S // 10) == (pytest.approx(6.0), "")
+
+
+def test_a_counter_without_wrap_that_goes_back_was_reset():
+    c = counter(wrap=None)
+    c.update(500, 0)
+    with pytest.raises(CounterError, match="went back from 500 to 3"):
+        c.update(3, S)
+    assert c.update(4, 2 * S)[1] == START
+
+
+def test_an_outage_in_which_the_counter_may_have_wrapped_twice_begins_a_new_segment():
+    c = counter()
+    c.update(0, 0)
+    assert c.update(1, 9 * S)[1] == ""
+    assert c.update(2, 20 * S) == (pytest.approx(1e-6), START)
+
+
+def test_a_frozen_counter_is_told_and_its_jump_is_counted_when_it_moves_again():
+    c = counter()
+    c.update(1_000_000, 0)
+    assert c.update(1_000_000, 2 * S) == (0.0, "")
+    with pytest.raises(CounterError, match="frozen"):
+        c.update(1_000_000, 3 * S)
+    assert c.update(51_000_000, 4 * S) == (pytest.approx(50.0), "")
+
+
+def test_power_is_integrated_by_trapezoids_and_a_gap_is_flagged():
+    p = PowerIntegral(interval_ns=S // 10)
+    assert p.update(100.0, 0) == (0.0, START)
+    assert p.update(200.0, S // 10) == (pytest.approx(15.0), "")
+    assert p.update(200.0, S) == (pytest.approx(195.0), INTERPOLATED)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 10**6), min_size=2, max_size=50))
+def test_joules_never_fall(values):
+    c, last = counter(wrap=None, max_w=1e12), 0.0
+    for i, value in enumerate(itertools.accumulate(values)):
+        joules, _ = c.update(value, i * S // 10)
+        assert joules >= last
+        last = joules

@@ -1,0 +1,79 @@
+import os
+
+import pytest
+
+from energymon.clock import Clock
+from energymon.sensors import estimate as estimate_module
+from energymon.sensors.estimate import EstimateSensor
+
+HZ = os.sysconf("SC_CLK_TCK")
+
+
+class At:
+    """A monotonic clock that stands still between settings."""
+
+    now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+def line(**seconds) -> str:
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    return "cpu  " + " ".join(str(round(seconds.get(name, 0) * HZ)) for name in names) + " 0 0\ncpu0 1 2 3\n"
+
+
+@pytest.fixture
+def at(monkeypatch):
+    clock = At()
+    monkeypatch.setattr(estimate_module, "time", clock)
+    return clock
+
+
+def measure(at, tmp_path, before, after, **options):
+    stat = tmp_path / "stat"
+    stat.write_text(before)
+    sensor = EstimateSensor(stat=stat, cpus=4, **options)
+    sensor.read(Clock())
+    at.now_ns = 10 * 10**9
+    stat.write_text(after)
+    (point,) = sensor.read(Clock())
+    sensor.close()
+    return point
+
+
+def test_an_idle_host_draws_the_idle_share_of_its_tdp(at, tmp_path):
+    point = measure(at, tmp_path, line(idle=40), line(idle=80), tdp_w=100, idle_fraction=0.2)
+    assert point.joules == pytest.approx(200.0)
+
+
+def test_a_busy_host_draws_its_tdp(at, tmp_path):
+    point = measure(at, tmp_path, line(user=1), line(user=31, system=10), tdp_w=100, idle_fraction=0.2)
+    assert point.joules == pytest.approx(1000.0)
+
+
+def test_waiting_for_disks_and_stolen_time_are_idle(at, tmp_path):
+    point = measure(at, tmp_path, line(), line(iowait=20, steal=20), tdp_w=100, idle_fraction=0)
+    assert point.joules == 0.0
+
+
+def test_the_default_tdp_is_that_of_the_papers_cpu_for_each_logical_cpu(at, tmp_path):
+    point = measure(at, tmp_path, line(), line(user=40), idle_fraction=0)
+    assert point.joules == pytest.approx(5.2 * 4 * 10)
+
+
+def test_a_stat_file_of_another_form_is_a_problem(at, tmp_path):
+    point = measure(at, tmp_path, line(), "nonsense\n")
+    assert point.joules is None
+    assert "nonsense" in point.problem
+
+
+def test_this_host_can_be_estimated_and_says_that_it_is_an_estimate():
+    sensor = EstimateSensor()
+    clock = Clock()
+    first = sensor.read(clock)[0]
+    second = sensor.read(clock)[0]
+    sensor.close()
+    assert first.channel.source == "estimate"
+    assert second.joules > first.joules == 0.0
+    assert sensor.describe()["tdp_w"] == pytest.approx(5.2 * os.cpu_count())

@@ -1,0 +1,159 @@
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from energymon import Reading, SqliteStore, StoreError, Tick, joules, query
+from energymon.reading import Event
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def store(tmp_path):
+    with SqliteStore.create(tmp_path / "e.sqlite") as store:
+        yield store
+
+
+def reading(k, value, *, late_us=300, node="n", device="package-0"):
+    return Reading(k * 100 * MS, k * 100 * MS + late_us * 1000, node, device, "cpu", "rapl-powercap", float(value))
+
+
+def rows(count=20, **kind):
+    return [reading(k, 10 * k, **kind) for k in range(count)]
+
+
+def test_what_is_appended_is_read_back_exactly(store):
+    batch = [*rows(), *rows(device="package-1")]
+    store.append(batch, [Tick(5, "n", missed=True)], [Event(7, "n", "clock-step", "hop")])
+    assert store.readings(0, 2000 * MS) == batch
+    assert store.ticks(0, 6) == [Tick(5, "n", missed=True)]
+    assert store.events() == [Event(7, "n", "clock-step", "hop")]
+
+
+def test_readings_reach_over_both_ends_of_what_is_asked(store):
+    store.append(rows())
+    found = store.readings(500 * MS, 900 * MS)
+    assert [r.tick_ns // (100 * MS) for r in found] == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert joules(found, 500 * MS, 900 * MS) == joules(rows(), 500 * MS, 900 * MS)
+
+
+def test_readings_whose_own_time_lies_before_their_tick_are_covered_too(store):
+    early = [reading(k, 10 * k, late_us=-80_000) for k in range(20)]
+    store.append(early)
+    found = store.readings(730 * MS, 1590 * MS)
+    assert joules(found, 730 * MS, 1590 * MS) == joules(early, 730 * MS, 1590 * MS) != []
+
+
+def test_one_node_can_be_asked_for(store):
+    store.append([*rows(), *rows(node="m")], [Tick(0, "n", False), Tick(0, "m", False)])
+    assert {r.node for r in store.readings(0, 1000 * MS, "m")} == {"m"}
+    assert [t.node for t in store.ticks(0, 1, "m")] == ["m"]
+
+
+def test_appending_twice_stores_once(store):
+    for _ in range(2):
+        store.append(rows(), [Tick(0, "n", False)])
+    assert len(store.readings(0, 10**12)) == 20
+    assert len(store.ticks(0, 1)) == 1
+
+
+def test_a_batch_that_fails_leaves_nothing_behind_and_can_be_repeated(store):
+    poisoned = [*rows(), Reading(99, 99, "n", "x", "cpu", "estimate", 1.0)]
+    refuse = "CREATE TRIGGER t BEFORE INSERT ON readings WHEN NEW.tick_ns = 99 BEGIN SELECT RAISE(ABORT, 'no'); END"
+    store._db.execute(refuse)
+    with pytest.raises(StoreError, match="no"):
+        store.append(poisoned)
+    assert len(store.readings(0, 10**12)) == 0
+    store.append(rows())
+    assert store.readings(0, 10**12) == rows()
+
+
+def test_a_reader_sees_what_was_committed_while_the_agent_writes(store):
+    with SqliteStore.open(store.path) as reader:
+        assert reader.readings(0, 10**12) == []
+        store.append(rows())
+        assert reader.readings(0, 10**12) == rows()
+
+
+def test_a_second_writer_is_refused_and_the_first_goes_on(store):
+    code = f"from energymon import SqliteStore; from pathlib import Path; SqliteStore.create(Path({str(store.path)!r}))"
+    second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "another agent is writing it" in second.stderr
+    store.append(rows())
+    assert len(store.readings(0, 10**12)) == 20
+
+
+def test_a_closed_store_can_be_written_again(tmp_path):
+    path = tmp_path / "e.sqlite"
+    for k in range(3):
+        with SqliteStore.create(path) as store:
+            store.append([reading(k, k)])
+    with SqliteStore.open(path) as store:
+        assert len(store.readings(0, 10**12)) == 3
+
+
+def test_a_path_with_awkward_characters_is_only_a_path(tmp_path):
+    path = tmp_path / "50% ?mode=memory#x.sqlite"
+    with SqliteStore.create(path) as store:
+        store.append(rows())
+    assert path.stat().st_size > 0
+
+
+def foreign(path):
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE t (x)")
+    db.commit()
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda path: None, "there is no store here"),
+        (lambda path: path.write_bytes(b""), "holds nothing yet"),
+        (lambda path: path.write_bytes(b"garbage " * 1000), "is not a store"),
+        (foreign, "another program"),
+    ],
+)
+def test_what_is_no_store_is_refused_by_name(tmp_path, make, told):
+    path = tmp_path / "e.sqlite"
+    make(path)
+    with pytest.raises(StoreError, match=told) as caught:
+        SqliteStore.open(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_database_of_another_program_is_not_written_to(tmp_path):
+    path = tmp_path / "theirs.sqlite"
+    foreign(path)
+    with pytest.raises(StoreError, match="another program"):
+        SqliteStore.create(path)
+    assert [row[0] for row in sqlite3.connect(path).execute("SELECT name FROM sqlite_master")] == ["t"]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(StoreError, match=r"nowhere/e\.sqlite.*No such file"):
+        SqliteStore.create(tmp_path / "nowhere" / "e.sqlite")
+
+
+def test_sessions_tell_who_wrote_and_whether_it_ended(store):
+    session = store.begin_session("n", 1, 100 * MS, {"sensors": ["x"]})
+    assert store.sessions()[0].end_ns is None
+    store.end_session(session, 9, 0.5)
+    (told,) = store.sessions()
+    assert (told.node, told.start_ns, told.end_ns, told.cpu_s) == ("n", 1, 9, 0.5)
+    assert told.description == {"sensors": ["x"]}
+
+
+def test_a_query_gives_energy_missed_share_and_events_of_each_node(store):
+    for node in ("m", "n"):
+        store.begin_session(node, 0, 100 * MS, {})
+        store.append(rows(node=node), [Tick(k * 100 * MS, node, k == 6) for k in range(20)])
+    store.append([], [], [Event(600 * MS, "n", "sensor-lost", "gone")])
+    m, n = query(store, 500 * MS, 1500 * MS)
+    assert m.energies[0].joules == pytest.approx(100.0)
+    assert m.missed_share == pytest.approx(0.1)
+    assert (m.events, n.events[0].kind) == ((), "sensor-lost")
+    assert query(store, 500 * MS, 1500 * MS, "n") == [n]
