@@ -1,0 +1,8 @@
+"""Tables, figures, claims and report.html, all from a results folder and nothing else."""
+
+from __future__ import annotations
+
+from harness.report.render import render
+from harness.report.tables import print_table
+
+__all__ = ["print_table", "render"]

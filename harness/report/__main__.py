@@ -1,0 +1,43 @@
+"""`python -m harness.report FOLDER`: draw a results folder again without measuring."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.errors import HarnessError
+from harness.report import print_table, render
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table, draw figures and report.html; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.report",
+        description="Print the table of a results folder and draw its figures and report.html again, "
+        "from what is stored.",
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("results/latest"),
+        help="a run's folder, finished or not (default: %(default)s)",
+    )
+    folder = parser.parse_args(arguments).folder
+    console = Console()
+    try:
+        print_table(folder, console)
+        for path in render(folder):
+            console.print(path, style="dim", highlight=False, soft_wrap=True)
+    except HarnessError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

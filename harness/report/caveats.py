@@ -1,0 +1,141 @@
+"""What a reader must know before the figures: emulation, estimates, mounts, the link's own cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.report.folder import Cell, Results
+from harness.report.labels import joules, percent, spell
+from harness.report.rows import DOMAINS
+from harness.report.summary import Group, Stat
+
+__all__ = ["Caveat", "LinkCost", "caveats", "link_cost"]
+
+MOUNTS = {
+    "nfs4": "kernel NFSv4, as in the paper",
+    "sshfs": "sshfs (the paper mounts NFSv4)",
+    "local": "local files, no mount",
+}
+
+
+LINKS = {"relay": "a user-space delay line", "netem": "the kernel's netem"}
+
+
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """One thing to know, under a word that says what it is about."""
+
+    topic: str
+    text: str
+    weakens: bool
+    """Whether it limits what the figures can show, as emulation and estimates do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """What the link itself cost per epoch."""
+
+    cpu_s: float
+    """Median CPU time of the delay line in s; 0 for a link that the kernel makes."""
+    joules: float | None
+    share: float | None
+    """Median of the delay line's joules over the epoch's."""
+    drops: int
+    """Packets dropped in the delay queue, all epochs together."""
+
+
+def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
+    """Return what limits the figures first, then what explains them."""
+    found = [*_accelerator(results), *_energy(groups), *_mounts(results), *_link(results), *_notes(results)]
+    return tuple(sorted(found, key=lambda caveat: not caveat.weakens))
+
+
+def _accelerator(results: Results) -> Iterable[Caveat]:
+    labels = ", ".join(dict.fromkeys(cell.accelerator for cell in results.cells if cell.accelerator))
+    if not labels:
+        return
+    if not results.emulated:
+        yield Caveat("accelerator", f"Real training steps on {labels}.", weakens=False)
+        return
+    name = labels.removeprefix("emulated:").strip()
+    text = f"Emulated {name}: a step lasts as long as published; nothing is trained."
+    citations = dict.fromkeys(citation.rstrip(".") for cell in results.cells for citation in cell.citations)
+    yield Caveat("accelerator", " ".join([text, *(f"{citation}." for citation in citations)]), weakens=True)
+
+
+def _energy(groups: Sequence[Group]) -> Iterable[Caveat]:
+    rows = [row for group in groups for row in group.rows]
+    if not rows:
+        return
+    estimated = [domain for domain in DOMAINS if any(domain in row.estimated for row in rows)]
+    absent = [domain for domain in DOMAINS if not any(domain in row.joules for row in rows)]
+    sources = dict.fromkeys(
+        f"{domain} from {source}"
+        for row in rows
+        for domain, source in row.energy_source.items()
+        if domain not in row.estimated
+    )
+    parts: list[str] = []
+    if estimated:
+        parts.append(f"The joules of {_words(estimated)} are an estimate, not a measurement; no claim rests on them.")
+    if absent:
+        parts.append(f"No sensor for {_words(absent)}: not in the totals.")
+    if sources:
+        parts.append(f"Measured: {', '.join(sources)}.")
+    yield Caveat("energy", " ".join(parts), weakens=bool(estimated or absent))
+
+
+def _mounts(results: Results) -> Iterable[Caveat]:
+    remote = {cell.mount for cell in results.cells if cell.mount and not results.is_local(cell.regime)}
+    for mount in sorted(mount for mount in remote if mount != "local" and not mount.startswith("none")):
+        yield Caveat("mount", f"Remote files are read over {MOUNTS.get(mount, mount)}.", weakens=False)
+
+
+def _link(results: Results) -> Iterable[Caveat]:
+    kinds = dict.fromkeys(str(cell.link["kind"]) for cell in results.cells if cell.link.get("kind") in LINKS)
+    cost = link_cost(results, results.cells)
+    if not kinds or cost is None:
+        return
+    text = f"One machine plays both nodes; between them, {' and '.join(LINKS[kind] for kind in kinds)}."
+    if cost.cpu_s > 0:
+        text += f" Its own cost, part of the host's joules: {cost.cpu_s:.2f} s of CPU per epoch"
+        if cost.joules is not None and cost.share is not None:
+            text += f", {joules(cost.joules)} or {percent(cost.share)}"
+        text += "."
+    if cost.drops:
+        text += f" {cost.drops} packets were dropped in its queue."
+    yield Caveat("link", text, weakens=cost.drops > 0)
+
+
+def _notes(results: Results) -> Iterable[Caveat]:
+    pairs = dict.fromkeys((cell.loader, note) for cell in results.cells for note in cell.notes)
+    for loader, note in pairs:
+        yield Caveat(spell(loader), f"{note[:1].upper()}{note[1:].rstrip('.')}.", weakens=False)
+
+
+def link_cost(results: Results, cells: Iterable[Cell]) -> LinkCost | None:
+    """Return what the link cost over the epochs of some cells; None without a link or a figure."""
+    totals = {(row.cell_id, row.epoch): row.total_j for row in results.rows}
+    pairs = [(cell.cell_id, epoch) for cell in cells for epoch in cell.link.get("epochs") or ()]
+    cpu = Stat.of(epoch.get("link_cpu_s") for _, epoch in pairs)
+    if cpu is None:
+        return None
+    energy = Stat.of(epoch.get("link_j") for _, epoch in pairs)
+    share = Stat.of(_share(epoch, totals.get((cell_id, epoch.get("epoch")))) for cell_id, epoch in pairs)
+    return LinkCost(
+        cpu_s=cpu.median,
+        joules=energy.median if energy else None,
+        share=share.median if share else None,
+        drops=sum(int(epoch.get("drops") or 0) for _, epoch in pairs),
+    )
+
+
+def _share(epoch: Mapping[str, Any], total_j: float | None) -> float | None:
+    link_j = epoch.get("link_j")
+    return None if link_j is None or not total_j else float(link_j) / total_j
+
+
+def _words(domains: Sequence[str]) -> str:
+    return " and ".join(", ".join(domains).upper().rsplit(", ", 1))

@@ -1,0 +1,273 @@
+"""A results folder, finished or not, as typed values; the only thing that the report reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from harness.errors import ResultsError
+from harness.report.rows import EpochRow, read_rows
+
+__all__ = ["Cell", "Check", "Results", "read_results"]
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A planned cell and what became of it."""
+
+    cell_id: str
+    loader: str
+    workload: str
+    regime: str
+    repeat: int
+    state: str
+    """done, failed, interrupted, running or not run."""
+    reason: str
+    """Why the cell failed or was interrupted; empty otherwise."""
+    mount: str
+    """How the compute node reached the files: nfs4, sshfs, local; empty when unknown."""
+    accelerator: str
+    """The accelerator's label; empty when unknown."""
+    citations: tuple[str, ...]
+    """Where an emulated accelerator's step time, and its board power, were published."""
+    notes: tuple[str, ...]
+    link: Json
+    """link.json: the probe before and after, and the link's cost per epoch; empty without a link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One validity rule's result on one epoch, or on a whole cell when epoch is None."""
+
+    cell_id: str
+    epoch: int | None
+    rule: str
+    expected: str
+    actual: str
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a results folder says."""
+
+    folder: Path
+    config: Json
+    run_id: str
+    cells: tuple[Cell, ...]
+    rows: tuple[EpochRow, ...]
+    checks: tuple[Check, ...]
+    provenance: Json
+    started_utc: str
+    """The ledger's first instant; empty when nothing started."""
+    ended_utc: str
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return str(self.config.get("name") or self.folder.resolve().name)
+
+    @property
+    def description(self) -> str:
+        """The experiment in one sentence; may be empty."""
+        return str(self.config.get("description") or "")
+
+    @cached_property
+    def loaders(self) -> tuple[str, ...]:
+        """Loader keys in the order of the config."""
+        return self._keys("loaders", "loader")
+
+    @cached_property
+    def workloads(self) -> tuple[str, ...]:
+        """Workload keys in the order of the config."""
+        return self._keys("workloads", "workload")
+
+    @cached_property
+    def regimes(self) -> tuple[str, ...]:
+        """Regime keys, nearest first."""
+        return tuple(sorted(self._keys("regimes", "regime"), key=self.rtt_ms))
+
+    @property
+    def streaming(self) -> str | None:
+        """The loader that the others are compared with: the one that is streamed to; None without one."""
+        configs = self.config.get("loaders") or {}
+        if "streaming" in self.loaders:
+            return "streaming"
+        streamed = (key for key in self.loaders if _mapping(configs.get(key)).get("reads") == "stream")
+        return next(streamed, None)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the accelerator was emulated in any cell."""
+        return any("emulated" in cell.accelerator for cell in self.cells)
+
+    @property
+    def unfinished(self) -> tuple[Cell, ...]:
+        """Cells without a result."""
+        return tuple(cell for cell in self.cells if cell.state != "done")
+
+    def rtt_ms(self, regime: str) -> float:
+        """Return a regime's round-trip time in ms; 0 when the folder does not say."""
+        for row in self.rows:
+            if row.regime == regime:
+                return row.rtt_ms
+        return float(_mapping(_mapping(self.config.get("regimes")).get(regime)).get("rtt_ms") or 0.0)
+
+    def is_local(self, regime: str) -> bool:
+        """Return whether a regime has no link."""
+        known = _mapping(_mapping(self.config.get("regimes")).get(regime))
+        return known["rate_gbit"] is None if "rate_gbit" in known else self.rtt_ms(regime) == 0
+
+    def rate_gbit(self, regime: str) -> float | None:
+        """Return the cap of a regime's link in Gbit/s; None for local or unknown."""
+        value = _mapping(_mapping(self.config.get("regimes")).get(regime)).get("rate_gbit")
+        return None if value is None else float(value)
+
+    def _keys(self, group: str, field: str) -> tuple[str, ...]:
+        used = [getattr(row, field) for row in self.rows] + [getattr(cell, field) for cell in self.cells]
+        configured = [str(key) for key in _mapping(self.config.get(group))]
+        return tuple(dict.fromkeys([*(key for key in configured if key in used or not used), *used]))
+
+
+def read_results(folder: Path) -> Results:
+    """Read a results folder, whole or interrupted.
+
+    Raises ResultsError when the folder is not there, is not a results folder, or holds a file that is broken.
+    """
+    if not folder.is_dir():
+        raise ResultsError(
+            f"{folder}: no such results folder; expected the folder of a run, results/latest for the newest one"
+        )
+    if not (folder / "plan.json").exists() and not (folder / "epochs.csv").exists():
+        raise ResultsError(
+            f"{folder}: neither plan.json nor epochs.csv is here; expected the folder of one run, "
+            "results/latest for the newest one"
+        )
+    plan = _mapping(_json(folder / "plan.json", {}))
+    ledger = _ledger(folder / "ledger.jsonl")
+    rows = read_rows(folder / "epochs.csv")
+    instants = [str(entry["t_utc"]) for entry in ledger if entry.get("t_utc")]
+    return Results(
+        folder=folder,
+        config=_config(folder / "config.yaml"),
+        run_id=str(plan.get("run_id") or ""),
+        cells=_cells(folder, plan, ledger, rows),
+        rows=rows,
+        checks=tuple(_check(entry) for entry in _json(folder / "checks.json", [])),
+        provenance=_mapping(_json(folder / "provenance.json", {})),
+        started_utc=min(instants, default=""),
+        ended_utc=max(instants, default=""),
+    )
+
+
+def _cells(folder: Path, plan: Json, ledger: list[Json], rows: tuple[EpochRow, ...]) -> tuple[Cell, ...]:
+    last = {str(entry.get("cell_id")): entry for entry in ledger}
+    planned = [_mapping(entry) for entry in plan.get("cells") or ()]
+    if not planned:
+        named = {row.cell_id: row for row in rows}
+        planned = [
+            {"cell_id": r.cell_id, "loader": r.loader, "workload": r.workload, "regime": r.regime, "repeat": r.repeat}
+            for r in named.values()
+        ]
+    with_rows = {row.cell_id for row in rows if row.duration_s is not None}
+    return tuple(_cell(folder, entry, last.get(str(entry["cell_id"]), {}), with_rows) for entry in planned)
+
+
+_STATES = {"started": "running", "done": "done", "failed": "failed", "interrupted": "interrupted"}
+
+
+def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str]) -> Cell:
+    cell_id = str(planned["cell_id"])
+    home = folder / "cells" / cell_id
+    whole = home if home.exists() else home.with_name(f"{cell_id}.partial")
+    stored = _mapping(_json(whole / "cell.json", {}))
+    accelerator = _mapping(stored.get("accelerator"))
+    event = str(last.get("event") or "")
+    state = _STATES.get(event) or ("done" if cell_id in with_rows else "not run")
+    failure = stored.get("failure") or (last.get("message") if state in {"failed", "interrupted"} else "")
+    return Cell(
+        cell_id=cell_id,
+        loader=str(planned["loader"]),
+        workload=str(planned["workload"]),
+        regime=str(planned["regime"]),
+        repeat=int(planned.get("repeat") or 0),
+        state=state,
+        reason="" if state == "done" else _failure_text(failure),
+        mount=str(stored.get("mount") or ""),
+        accelerator=str(accelerator.get("label") or ""),
+        citations=tuple(str(accelerator[key]) for key in ("citation", "power_citation") if accelerator.get(key)),
+        notes=tuple(str(note) for note in stored.get("notes") or ()),
+        link=_mapping(_json(home / "link.json", {})),
+    )
+
+
+def _failure_text(failure: object) -> str:
+    if isinstance(failure, Mapping):
+        return str(failure.get("message") or failure.get("reason") or json.dumps(dict(failure)))
+    return str(failure or "")
+
+
+def _check(entry: Json) -> Check:
+    return Check(
+        cell_id=str(entry.get("cell_id") or ""),
+        epoch=None if entry.get("epoch") is None else int(entry["epoch"]),
+        rule=str(entry.get("rule") or ""),
+        expected=_text(entry.get("expected")),
+        actual=_text(entry.get("actual")),
+        verdict=str(entry.get("verdict") or "unknown"),
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "" if value is None else str(value)
+
+
+def _mapping(value: object) -> Json:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _config(path: Path) -> Json:
+    if not path.exists():
+        return {}
+    try:
+        return _mapping(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ResultsError(f"{path}: not a readable config: {error}") from error
+
+
+def _json(path: Path, absent: Any) -> Any:
+    if not path.exists():
+        return absent
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) or absent
+    except ValueError as error:
+        raise ResultsError(f"{path}: not valid JSON: {error}; the run that wrote it may not have ended") from error
+
+
+def _ledger(path: Path) -> list[Json]:
+    """Read the ledger's lines; a torn last line, as a killed run leaves, is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    entries: list[Json] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            entries.append(_mapping(json.loads(line)))
+        except ValueError as error:
+            if number < len(lines):
+                raise ResultsError(f"{path}, line {number}: not valid JSON: {error}") from error
+    return entries

@@ -1,0 +1,100 @@
+"""How names and quantities are written in tables, figures and pages."""
+
+from __future__ import annotations
+
+import math
+
+from harness.report.folder import Results
+
+__all__ = [
+    "UNKNOWN",
+    "factor",
+    "joules",
+    "megabytes",
+    "percent",
+    "regime_labels",
+    "rtt",
+    "seconds",
+    "significant",
+    "spell",
+]
+
+UNKNOWN = "–"
+
+_SPELLING = {
+    "pytorch": "PyTorch",
+    "dali": "DALI",
+    "spdl": "SPDL",
+    "tfdata": "tf.data",
+    "mosaic": "MosaicML",
+    "pecan": "Pecan",
+    "nosql": "NoSQL",
+    "resnet50": "ResNet-50",
+    "vgg19": "VGG-19",
+    "unet3d": "UNet3D",
+}
+
+
+def spell(key: str) -> str:
+    """Write a config key the way its maker does: pytorch_8w is "PyTorch 8w"."""
+    return " ".join(_SPELLING.get(part, part) for part in key.split("_") if part)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Write a number with so many significant digits, and never with an exponent."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    rounded = round(value, decimals)
+    if rounded and math.floor(math.log10(abs(rounded))) > math.floor(math.log10(abs(value))):
+        decimals -= 1
+    return f"{rounded:.{max(decimals, 0)}f}"
+
+
+def seconds(value: float | None) -> str:
+    """Write a duration given in s."""
+    return UNKNOWN if value is None else f"{significant(value)} s"
+
+
+def joules(value: float | None) -> str:
+    """Write an energy given in J, in J, kJ or MJ."""
+    if value is None:
+        return UNKNOWN
+    for limit, scale, unit in ((9999.5, 1.0, "J"), (9_999_500.0, 1e3, "kJ"), (math.inf, 1e6, "MJ")):
+        if abs(value) < limit:
+            return f"{significant(value / scale)} {unit}"
+    return f"{value:g} J"
+
+
+def megabytes(value: float | None) -> str:
+    """Write a size given in bytes."""
+    if value is None:
+        return UNKNOWN
+    return f"{significant(value / 1e9)} GB" if value >= 1e9 else f"{significant(value / 1e6)} MB"
+
+
+def factor(value: float | None) -> str:
+    """Write a ratio: two decimals near 1, fewer above."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×" if value < 99.95 else f"{value:.0f}×"
+
+
+def percent(share: float | None) -> str:
+    """Write a share of 1 as per cent, with a decimal where it is below 10 %."""
+    if share is None:
+        return UNKNOWN
+    decimals = 1 if 0 < abs(share) < 0.0995 else 0
+    return f"{100 * share:.{decimals}f} %"
+
+
+def rtt(rtt_ms: float) -> str:
+    """Write a round-trip time given in ms."""
+    return f"{rtt_ms:g} ms"
+
+
+def regime_labels(results: Results) -> dict[str, str]:
+    """Return a short label per regime key: its RTT, or its key where two regimes share an RTT."""
+    plain = {key: "local" if results.is_local(key) else rtt(results.rtt_ms(key)) for key in results.regimes}
+    shared = [label for label in plain.values() if list(plain.values()).count(label) > 1]
+    return {key: spell(key) if label in shared else label for key, label in plain.items()}

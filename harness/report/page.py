@@ -1,0 +1,252 @@
+"""report.html: the run on one page that needs nothing beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from harness.report.caveats import caveats
+from harness.report.claims import Claim
+from harness.report.distance import slowdowns
+from harness.report.figures import Drawn
+from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
+from harness.report.findings import cards, headline
+from harness.report.folder import Cell, Results
+from harness.report.labels import (
+    UNKNOWN,
+    factor,
+    joules,
+    percent,
+    regime_labels,
+    seconds,
+    significant,
+    spell,
+)
+from harness.report.problems import problems
+from harness.report.rows import DOMAINS
+from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
+
+__all__ = ["write_page"]
+
+_VERDICTS = ("pass", "warn", "fail", "unknown")
+_THEMED = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", GRID: "--grid", SURFACE: "--surface"}
+"""Colours of the figures that follow the page's light or dark theme."""
+
+
+def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Drawn]) -> Path:
+    """Write report.html into the results folder; returns its path."""
+    environment = Environment(
+        loader=PackageLoader("harness.report", "template"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    groups = summarise(results)
+    text = environment.get_template("report.html.j2").render(
+        results=results,
+        headline=headline(results, groups),
+        valid=sum(group.valid for group in groups),
+        planned=sum(group.planned for group in groups),
+        workloads=[_workload(results, groups, workload) for workload in results.workloads],
+        caveats=caveats(results, groups),
+        problems=problems(results),
+        claims=claims,
+        figures=[(figure, _inline_svg(figure)) for figure in figures],
+        rules=_rules(results),
+        verdicts=_VERDICTS,
+        cells=[_cell(results, cell) for cell in results.cells],
+        provenance=list(_provenance(results.provenance)),
+        commands=_commands(results),
+        any_unfinished=bool(results.unfinished),
+        any_estimate=any(group.estimated for group in groups),
+        any_untrusted=any(group.measured and not group.trusted for group in groups),
+        domains=[domain for domain in DOMAINS if any(domain in group.domain_j for group in groups)],
+        domain_colours=DOMAIN_COLOURS,
+        spell=spell,
+    )
+    path = results.folder / "report.html"
+    partial = path.with_suffix(".html.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """A median as the table shows it: its text, its bar and its spread."""
+
+    text: str
+    spread: str
+    unsteady: bool
+    ratio: str
+    parts: tuple[tuple[str, float, bool], ...]
+    """Bar pieces: domain or empty, share of the widest bar in per cent, estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One loader in one regime."""
+
+    loader: str
+    time: _Measure
+    energy: _Measure
+    au: str
+    mb_per_s: str
+    valid: int
+    planned: int
+    trusted: bool
+    measured: bool
+    estimated: bool
+
+
+def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[str, Any]:
+    here = [group for group in groups if group.workload == workload]
+    labels = regime_labels(results)
+    sections = []
+    for regime in results.regimes:
+        base = find(here, workload, regime, results.streaming)
+        lines = [_line(group, base, here) for group in here if group.regime == regime]
+        if lines:
+            rate = results.rate_gbit(regime)
+            detail = [f"{rate:g} Gbit/s"] if rate else []
+            detail += [regime] if regime != labels[regime] else []
+            sections.append((labels[regime], " · ".join(detail), lines))
+    far = slowdowns(results, groups, workload)
+    return {
+        "key": workload,
+        "cards": cards(results, groups, workload),
+        "sections": sections,
+        "compared": results.streaming if len(results.loaders) > 1 else None,
+        "near": labels[far[0].near] if far else "",
+        "regimes": [labels[regime] for regime in results.regimes[1:]] if any(one.ours for one in far) else [],
+        "distance": [
+            (loader, [(factor(one.ours), factor(one.paper), one.trusted) for one in far if one.loader == loader])
+            for loader in results.loaders
+        ]
+        if far
+        else [],
+        "has_paper": any(one.paper is not None for one in far),
+    }
+
+
+def _line(group: Group, base: Group | None, here: Sequence[Group]) -> _Line:
+    longest = max((other.time_s.median for other in here if other.time_s), default=1.0)
+    most = max((other.total_j.median for other in here if other.total_j), default=1.0)
+    time = (("", 100 * group.time_s.median / longest, False),) if group.time_s else ()
+    energy = tuple(
+        (domain, 100 * group.domain_j[domain] / most, domain in group.estimated)
+        for domain in DOMAINS
+        if domain in group.domain_j
+    )
+    return _Line(
+        loader=group.loader,
+        time=_measure(group.time_s, seconds, base.time_s if base else None, time),
+        energy=_measure(group.total_j, joules, base.total_j if base else None, energy),
+        au=percent(group.au),
+        mb_per_s=UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s),
+        valid=group.valid,
+        planned=group.planned,
+        trusted=group.trusted,
+        measured=group.measured > 0,
+        estimated=bool(group.estimated),
+    )
+
+
+def _measure(stat: Stat | None, write: Any, base: Stat | None, parts: tuple[tuple[str, float, bool], ...]) -> _Measure:
+    spread = stat.spread if stat else None
+    return _Measure(
+        text=write(stat.median if stat else None),
+        spread=percent(spread) if spread is not None else "",
+        unsteady=spread is not None and spread >= WIDE_SPREAD,
+        ratio=factor(ratio(stat, base)),
+        parts=parts,
+    )
+
+
+def _inline_svg(figure: Drawn) -> Markup:
+    """Return a saved SVG fit to stand in HTML: no prologue, a width of its own, the page's colours."""
+    text = figure.svg.read_text(encoding="utf-8")
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    head, rest = text.split(">", 1)
+    head = re.sub(r'\s(width|height)="[^"]*"', "", head)
+    for colour, name in _THEMED.items():
+        rest = rest.replace(colour, f"var({name})")
+    return Markup(f'{head} role="img" aria-label="{figure.name}">{rest}')  # noqa: S704  our own file
+
+
+def _rules(results: Results) -> list[tuple[str, dict[str, int]]]:
+    counts: dict[str, Counter[str]] = {}
+    for check in results.checks:
+        verdict = check.verdict if check.verdict in _VERDICTS else "unknown"
+        counts.setdefault(check.rule, Counter())[verdict] += 1
+    return [(rule, {verdict: found[verdict] for verdict in _VERDICTS}) for rule, found in counts.items()]
+
+
+def _cell(results: Results, cell: Cell) -> dict[str, Any]:
+    rows = [row for row in results.rows if row.cell_id == cell.cell_id]
+    stat = Stat.of(row.duration_s for row in rows)
+    verdicts = list(dict.fromkeys(row.verdict for row in rows)) if cell.state == "done" else [cell.state]
+    return {
+        "id": cell.cell_id,
+        "good": verdicts == ["valid"],
+        "verdict": "; ".join(verdicts) or "no row",
+        "reason": cell.reason,
+        "time": seconds(stat.median if stat else None),
+        "rtt": _before_after(cell.link, "rtt_ms_median", "ms"),
+        "rate": _before_after(cell.link, "rate_gbit", "Gbit/s"),
+        "mount": cell.mount or UNKNOWN,
+    }
+
+
+def _before_after(link: Mapping[str, Any], key: str, unit: str) -> str:
+    values = [(link.get(when) or {}).get(key) for when in ("before", "after")]
+    if all(value is None for value in values):
+        return UNKNOWN
+    return " → ".join(UNKNOWN if value is None else f"{float(value):.3g}" for value in values) + f" {unit}"
+
+
+def _provenance(provenance: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, str, str]]]]:
+    loose: list[tuple[str, str, str]] = []
+    for section, fields in provenance.items():
+        if not isinstance(fields, Mapping) or "value" in fields:
+            loose.append((section, *_field(fields)))
+        else:
+            yield section, [(name, *_field(field)) for name, field in fields.items()]
+    if loose:
+        yield "run", loose
+
+
+def _field(field: object) -> tuple[str, str]:
+    value, source = (field.get("value"), field.get("source")) if isinstance(field, Mapping) else (field, None)
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{key}: {part if isinstance(part, str) else json.dumps(part)}" for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        text = ", ".join(str(part) for part in value)
+    else:
+        text = "unknown" if value is None else str(value)
+    return text, "" if source is None else str(source)
+
+
+def _commands(results: Results) -> list[tuple[str, str]]:
+    """Return commands with what each does: run it again, finish it, redraw it."""
+    stored = results.provenance.get("command")
+    command = stored.get("value") if isinstance(stored, Mapping) else stored
+    if isinstance(command, list | tuple):
+        command = " ".join(str(part) for part in command)
+    run = str(command or f"python -m harness +experiment={results.name}")
+    folder = f"results/{results.folder.resolve().name}"
+    commands = [("Measure again", run)]
+    if results.unfinished:
+        commands.append(("Run the cells that are missing", f"{run} resume={folder}"))
+    commands.append(("Draw this page, the figures and the table again", f"python -m harness.report {folder}"))
+    return commands

@@ -1,0 +1,162 @@
+"""The epoch rows of a results folder, as `epochs.csv` holds them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import ResultsError
+
+__all__ = ["COLUMNS", "DOMAINS", "EpochRow", "read_rows"]
+
+COLUMNS = [
+    "cell_id",
+    "workload",
+    "dataset",
+    "loader",
+    "regime",
+    "rtt_ms",
+    "repeat",
+    "epoch",
+    "start_utc",
+    "end_utc",
+    "duration_s",
+    "samples",
+    "bytes",
+    "samples_per_s",
+    "mb_per_s",
+    "stall_s",
+    "au",
+    "cpu_util",
+    "gpu_util",
+    "cpu_j",
+    "dram_j",
+    "gpu_j",
+    "total_j",
+    "energy_error_j",
+    "energy_source",
+    "valid",
+]
+DOMAINS = ("cpu", "dram", "gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRow:
+    """One epoch of one cell; None is unknown, never 0."""
+
+    cell_id: str
+    workload: str
+    dataset: str
+    loader: str
+    regime: str
+    rtt_ms: float
+    repeat: int
+    epoch: int
+    duration_s: float | None
+    samples: int | None
+    bytes: int | None
+    samples_per_s: float | None
+    mb_per_s: float | None
+    stall_s: float | None
+    au: float | None
+    """Accelerator utilisation, 0 to 1."""
+    joules: dict[str, float]
+    """Joules by domain; a domain that nothing measured or estimated is absent."""
+    total_j: float | None
+    energy_error_j: float | None
+    """Bound of total_j's error; None where it is not known, as for an estimate."""
+    energy_source: dict[str, str]
+    """Source by domain: rapl-powercap, nvml-counter, estimate, …"""
+    verdict: str
+    """valid, "invalid: rules" or "failed: reason"."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether every validity rule let the row pass."""
+        return self.verdict == "valid"
+
+    @property
+    def estimated(self) -> frozenset[str]:
+        """Domains whose joules are an estimate."""
+        return frozenset(domain for domain, source in self.energy_source.items() if "estimate" in source)
+
+
+def read_rows(path: Path) -> tuple[EpochRow, ...]:
+    """Read epochs.csv; a file that is not there holds no rows.
+
+    Raises ResultsError naming the line and column that cannot be read.
+    """
+    if not path.exists():
+        return ()
+    with path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.DictReader(stream)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+        if missing:
+            raise ResultsError(
+                f"{path}: column {', '.join(missing)} is missing; expected the columns {', '.join(COLUMNS)}"
+            )
+        return tuple(_row(_Record(path, reader.line_num, record)) for record in reader)
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    path: Path
+    line: int
+    fields: dict[str, str | None]
+
+    def text(self, name: str) -> str:
+        return (self.fields[name] or "").strip()
+
+    def number(self, name: str) -> float | None:
+        text = self.text(name)
+        if not text:
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            raise ResultsError(
+                f"{self.path}, line {self.line}, column {name}: {text!r} is not a number; "
+                "expected a number, or nothing for unknown"
+            ) from None
+
+    def known(self, name: str) -> float:
+        value = self.number(name)
+        if value is None:
+            raise ResultsError(f"{self.path}, line {self.line}, column {name}: expected a number, got nothing")
+        return value
+
+    def count(self, name: str) -> int | None:
+        value = self.number(name)
+        return None if value is None else int(value)
+
+
+def _row(record: _Record) -> EpochRow:
+    joules = {domain: record.number(f"{domain}_j") for domain in DOMAINS}
+    return EpochRow(
+        cell_id=record.text("cell_id"),
+        workload=record.text("workload"),
+        dataset=record.text("dataset"),
+        loader=record.text("loader"),
+        regime=record.text("regime"),
+        rtt_ms=record.known("rtt_ms"),
+        repeat=int(record.known("repeat")),
+        epoch=record.count("epoch") or 0,
+        duration_s=record.number("duration_s"),
+        samples=record.count("samples"),
+        bytes=record.count("bytes"),
+        samples_per_s=record.number("samples_per_s"),
+        mb_per_s=record.number("mb_per_s"),
+        stall_s=record.number("stall_s"),
+        au=record.number("au"),
+        joules={domain: value for domain, value in joules.items() if value is not None},
+        total_j=record.number("total_j"),
+        energy_error_j=record.number("energy_error_j"),
+        energy_source=_sources(record.text("energy_source")),
+        verdict=record.text("valid") or "invalid: not judged",
+    )
+
+
+def _sources(text: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in text.split(";") if part.strip())
+    return {domain.strip(): source.strip() for domain, _, source in pairs}

@@ -1,0 +1,226 @@
+"""The tables that a run ends with on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.console import Group as Stack
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from harness.report.caveats import caveats
+from harness.report.claims import HOLDS, NOT_HELD, NOT_JUDGED, judge
+from harness.report.distance import Slowdown, slowdowns
+from harness.report.folder import Results, read_results
+from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
+from harness.report.problems import problems
+from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
+
+__all__ = ["print_table"]
+
+WIDE_COLUMNS = 100
+"""From this width on there is room for utilisation and throughput."""
+SHOWN_PROBLEMS = 12
+
+_MARKS = {HOLDS: ("✓", "green"), NOT_HELD: ("✗", "red")}
+_PROBLEM_STYLES = {"failed": "red", "interrupted": "red", "running": "red", "invalid": "red", "warning": "yellow"}
+
+
+def print_table(folder: Path, console: Console) -> None:
+    """Print a results folder: medians, slowdowns, claims, problems and what to know before reading them.
+
+    Raises ResultsError when the folder cannot be read.
+    """
+    results = read_results(folder)
+    groups = summarise(results)
+    wide = console.width >= WIDE_COLUMNS
+    console.print()
+    console.print(_headline(results, groups))
+    for workload in results.workloads:
+        console.print()
+        if len(results.workloads) > 1:
+            console.print(Text(spell(workload), "bold"))
+        console.print(_medians(results, groups, workload, wide=wide))
+        console.print(_legend(results, groups))
+        found = slowdowns(results, groups, workload)
+        if any(slowdown.ours is not None for slowdown in found):
+            console.print()
+            console.print(_distance(results, found))
+    for part in (_claims(results), _problems(results), _caveats(results, groups)):
+        if part is not None:
+            console.print()
+            console.print(part)
+
+
+def _headline(results: Results, groups: Sequence[Group]) -> Text:
+    planned, valid = sum(group.planned for group in groups), sum(group.valid for group in groups)
+    text = Text.assemble((results.name, "bold"), "  ", (_of(valid, planned), _verdict_style(valid, planned)))
+    text.append(" epochs valid")
+    if results.unfinished:
+        text.append(f", {_of(len(results.unfinished), len(results.cells))} cells without a result", "red")
+    return text
+
+
+def _medians(results: Results, groups: Sequence[Group], workload: str, *, wide: bool) -> Table:
+    labels = regime_labels(results)
+    compared = results.streaming is not None and len(results.loaders) > 1
+    all_estimated = _all_estimated(groups)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
+    table.add_column("regime", no_wrap=True)
+    table.add_column("loader", no_wrap=True)
+    for name in ("epoch", "spread", *(("ratio",) if compared else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    energy = "estimate" if all_estimated else "energy"
+    for name in (energy, "spread", *(("ratio",) if compared else ())):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("AU", "MB/s") if wide else ():
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("valid", justify="right", no_wrap=True)
+    for regime in results.regimes:
+        here = [group for group in groups if (group.workload, group.regime) == (workload, regime)]
+        for position, group in enumerate(here):
+            base = find(groups, workload, regime, results.streaming)
+            cells: list[str | Text] = [
+                _loader(group, results),
+                *_stat(group, group.time_s, seconds(_median(group.time_s))),
+            ]
+            if compared:
+                cells.append(_ratio(group, base, ratio(group.time_s, base.time_s if base else None)))
+            estimate = bool(group.estimated) and not all_estimated
+            total = joules(_median(group.total_j)) + (" est." if estimate and group.total_j else "")
+            cells += _stat(group, group.total_j, total)
+            if compared:
+                cells.append(_ratio(group, base, ratio(group.total_j, base.total_j if base else None)))
+            if wide:
+                cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
+            first = Text(labels[regime], "bold") if position == 0 else ""
+            table.add_row(first, *cells, _valid(group), end_section=position == len(here) - 1)
+    return table
+
+
+def _loader(group: Group, results: Results) -> Text:
+    return Text(spell(group.loader), "cyan" if group.loader == results.streaming else "")
+
+
+def _median(stat: Stat | None) -> float | None:
+    return None if stat is None else stat.median
+
+
+def _stat(group: Group, stat: Stat | None, text: str) -> list[str | Text]:
+    spread = stat.spread if stat else None
+    style = "" if group.trusted else "dim"
+    wide_spread = spread is not None and spread >= WIDE_SPREAD
+    return [Text(text, style), Text(percent(spread), "yellow" if wide_spread and group.trusted else "dim")]
+
+
+def _ratio(group: Group, base: Group | None, value: float | None) -> Text:
+    trusted = group.trusted and base is not None and base.trusted
+    return Text(factor(value), "" if trusted else "dim")
+
+
+def _valid(group: Group) -> Text:
+    mark = "" if group.trusted or not group.measured else " †"
+    return Text(_of(group.valid, group.planned) + mark, _verdict_style(group.valid, group.planned))
+
+
+def _verdict_style(valid: int, planned: int) -> str:
+    return "green" if valid == planned else "yellow" if valid else "red"
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part} of {whole}"
+
+
+def _all_estimated(groups: Iterable[Group]) -> bool:
+    known = [group for group in groups if group.total_j is not None]
+    return bool(known) and all(group.estimated for group in known)
+
+
+def _legend(results: Results, groups: Sequence[Group]) -> Text:
+    counts = [len(group.time_s.values) for group in groups if group.time_s]
+    parts = ["Medians per epoch"]
+    if any(count > 1 for count in counts):
+        quartiles = "interquartile range" if max(counts) >= 4 else "largest − smallest"
+        parts.append(f"spread: {quartiles}, of the median")
+    if results.streaming is not None and len(results.loaders) > 1:
+        parts.append(f"ratio: to {spell(results.streaming)} in the same regime")
+    if _all_estimated(groups):
+        parts.append("estimate: joules that no sensor measured")
+    if any(group.measured and not group.trusted for group in groups):
+        parts.append("†: no valid row, medians of the invalid ones")
+    return Text("; ".join(parts) + ".", "dim")
+
+
+def _distance(results: Results, found: Sequence[Slowdown]) -> RenderableType:
+    labels = regime_labels(results)
+    near = found[0].near
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(f"epoch against {labels[near]}", no_wrap=True)
+    has_paper = any(slowdown.paper is not None for slowdown in found)
+    for regime in results.regimes[1:]:
+        table.add_column(labels[regime], justify="right", no_wrap=True)
+        if has_paper:
+            table.add_column("paper", justify="right", no_wrap=True, style="dim")
+    for loader in results.loaders:
+        row: list[str | Text] = []
+        for slowdown in (one for one in found if one.loader == loader):
+            row.append(Text(factor(slowdown.ours), "" if slowdown.trusted else "dim"))
+            if has_paper:
+                row.append(factor(slowdown.paper))
+        table.add_row(spell(loader), *row)
+    return table
+
+
+def _claims(results: Results) -> RenderableType:
+    judged = [claim for claim in judge(results) if claim.verdict != NOT_JUDGED]
+    skipped = [claim for claim in judge(results) if claim.verdict == NOT_JUDGED]
+    parts: list[RenderableType] = []
+    if judged:
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table.add_column("")
+        table.add_column("claims of the EMLIO paper")
+        table.add_column("here", justify="right", no_wrap=True)
+        table.add_column("paper", justify="right", no_wrap=True, style="dim")
+        for claim in judged:
+            mark, style = _MARKS[claim.verdict]
+            table.add_row(Text(mark, style), claim.claim, Text(claim.actual, style), claim.expected)
+        parts.append(table)
+    if skipped:
+        reasons = "; ".join(dict.fromkeys(claim.reason for claim in skipped))
+        parts.append(Text(f"{len(skipped)} claims of the paper are not judged: {reasons}.", "dim"))
+    return Stack(*parts)
+
+
+def _problems(results: Results) -> RenderableType | None:
+    found = problems(results)
+    if not found:
+        return None
+    grid = _list()
+    for problem in found[:SHOWN_PROBLEMS]:
+        where = problem.where if problem.count == 1 else f"{problem.where} ({problem.count} times)"
+        text = f"{where}: {problem.text}" if problem.text else where
+        grid.add_row(Text(problem.kind, _PROBLEM_STYLES.get(problem.kind, "dim")), Text(text))
+    if len(found) > SHOWN_PROBLEMS:
+        grid.add_row("", Text(f"and {len(found) - SHOWN_PROBLEMS} more; report.html lists all", "dim"))
+    return Stack(Text("Not as planned", "bold"), grid)
+
+
+def _caveats(results: Results, groups: Sequence[Group]) -> RenderableType | None:
+    found = caveats(results, groups)
+    if not found:
+        return None
+    grid = _list()
+    for caveat in found:
+        grid.add_row(Text(caveat.topic, "yellow" if caveat.weakens else "dim"), Text(caveat.text))
+    return Padding(Stack(Text("To know", "bold"), grid), (0, 0, 1, 0))
+
+
+def _list() -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    return grid

@@ -1,0 +1,283 @@
+"""Results folders as a run leaves them, small and with known figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.report.rows import COLUMNS
+
+REGIMES = {
+    "local": {"rtt_ms": 0, "rate_gbit": None, "jitter_ms": 0.0, "loss_pct": 0.0},
+    "lan_0_1ms": {"rtt_ms": 0.1, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
+    "lan_10ms": {"rtt_ms": 10, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
+    "wan_30ms": {"rtt_ms": 30, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
+}
+TARGETS = {
+    "pytorch": {"_target_": "loaders.pytorch.PyTorchLoader", "reads": "files", "num_workers": 4},
+    "dali": {"_target_": "loaders.dali.DaliLoader", "reads": "files", "num_threads": 2},
+    "streaming": {"_target_": "loaders.streaming.StreamingLoader", "reads": "stream", "streams": 2},
+}
+# Seconds per epoch: a base and what each ms of RTT adds.
+EPOCH_S = {"pytorch": (1.9, 0.43), "dali": (1.7, 0.36), "streaming": (1.72, 0.0012)}
+ESTIMATED = "cpu=estimate;gpu=estimate"
+MEASURED = "cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter"
+
+
+class FolderBuilder:
+    """Writes one results folder; every part can be left out or changed before `write`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        name: str = "wan30ms",
+        loaders: tuple[str, ...] = ("pytorch", "dali", "streaming"),
+        regimes: tuple[str, ...] = ("lan_0_1ms", "wan_30ms"),
+        repeats: int = 3,
+        energy_source: str = ESTIMATED,
+        scatter: float = 0.02,
+        accelerator: str = "emulated: A100",
+    ) -> None:
+        self.folder = folder
+        self.accelerator: dict[str, object] = {"label": accelerator, "emulated": accelerator.startswith("emulated")}
+        if self.accelerator["emulated"]:
+            self.accelerator["citation"] = "MLPerf Storage v1.0, ResNet-50: 0.435 s per batch of 400"
+        self.config: dict[str, Any] = {
+            "name": name,
+            "description": "PyTorch, DALI and the streaming daemon: seconds and joules per epoch",
+            "workloads": {"resnet50": {"batch_size": 32}},
+            "loaders": {key: TARGETS[key] for key in loaders},
+            "regimes": {key: dict(REGIMES[key]) for key in regimes},
+            "repeats": repeats,
+            "epochs": 1,
+            "seed": 0,
+            "dataset": {"name": "imagenet_small", "samples": 500},
+            "figures": ["emlio_fig5"],
+        }
+        random_ = random.Random(7)
+        self.cells: dict[str, dict[str, Any]] = {}
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.links: dict[str, dict[str, Any]] = {}
+        self.events: list[dict[str, Any]] = []
+        self.checks: list[dict[str, Any]] = []
+        for repeat in range(repeats):
+            for regime in regimes:
+                for loader in loaders:
+                    self._cell(loader, regime, repeat, energy_source, 1 + random_.uniform(-scatter, scatter))
+
+    def _cell(self, loader: str, regime: str, repeat: int, energy_source: str, luck: float) -> None:
+        cell_id = f"{loader}-resnet50-{regime}-r{repeat}-{abs(hash_of(loader, regime, repeat)):06x}"
+        rtt_ms = float(REGIMES[regime]["rtt_ms"])
+        base, per_ms = EPOCH_S[loader]
+        duration_s = round((base + per_ms * rtt_ms) * luck, 4)
+        local = regime == "local"
+        self.cells[cell_id] = {
+            "cell_id": cell_id,
+            "loader": loader,
+            "workload": "resnet50",
+            "regime": {"name": regime, **REGIMES[regime]},
+            "repeat": repeat,
+            "mount": "local" if local else ("sshfs" if loader != "streaming" else "none: streamed"),
+            "notes": ["crop parameters are drawn by DALI's own generator"] if loader == "dali" else [],
+            "accelerator": self.accelerator,
+            "status": "done",
+        }
+        self.rows[cell_id] = self._row(cell_id, loader, regime, repeat, duration_s, energy_source)
+        self.events += [
+            {
+                "t_utc": f"2025-11-20T13:{repeat:02d}:{len(self.rows):02d}Z",
+                "cell_id": cell_id,
+                "event": event,
+                "message": "",
+            }
+            for event in ("started", "done")
+        ]
+        for rule, expected, actual in (
+            ("exactly_once", "500 ids once", "500 ids once"),
+            ("missed_ticks", "< 1 %", "0 %"),
+            *(() if local else (("rtt_before", f"{rtt_ms:g} ms ± 5 %", f"{rtt_ms * 1.004 + 0.02:.3f} ms"),)),
+        ):
+            self.checks.append(
+                {
+                    "cell_id": cell_id,
+                    "epoch": 0,
+                    "rule": rule,
+                    "expected": expected,
+                    "actual": actual,
+                    "verdict": "pass",
+                }
+            )
+        if not local:
+            probe = {"rtt_ms_median": rtt_ms * 1.004 + 0.02, "rate_gbit": 0.987}
+            self.links[cell_id] = {
+                "kind": "relay",
+                "before": probe,
+                "after": {**probe, "rate_gbit": 0.979},
+                "epochs": [
+                    {
+                        "epoch": 0,
+                        "rx_bytes": 59_800_000,
+                        "tx_bytes": 910_000,
+                        "drops": 0,
+                        "link_cpu_s": 0.31,
+                        "link_j": 1.7,
+                    }
+                ],
+            }
+
+    def _row(
+        self, cell_id: str, loader: str, regime: str, repeat: int, duration_s: float, energy_source: str
+    ) -> dict[str, Any]:
+        compute_s = 0.54
+        measured = "rapl" in energy_source
+        joules = {"cpu_j": round(7.9 * duration_s, 2), "gpu_j": round(80 * duration_s + 320 * compute_s, 2)}
+        if measured:
+            joules["dram_j"] = round(1.4 * duration_s, 2)
+        return {
+            "cell_id": cell_id,
+            "workload": "resnet50",
+            "dataset": "imagenet_small",
+            "loader": loader,
+            "regime": regime,
+            "rtt_ms": REGIMES[regime]["rtt_ms"],
+            "repeat": repeat,
+            "epoch": 0,
+            "start_utc": "2025-11-20T13:00:00.000Z",
+            "end_utc": "2025-11-20T13:00:10.000Z",
+            "duration_s": duration_s,
+            "samples": 500,
+            "bytes": 57_600_000,
+            "samples_per_s": round(500 / duration_s, 2),
+            "mb_per_s": round(57.6 / duration_s, 3),
+            "stall_s": round(duration_s - compute_s, 4),
+            "au": round(compute_s / duration_s, 4),
+            "cpu_util": 0.61,
+            "gpu_util": "",
+            **joules,
+            "total_j": round(sum(joules.values()), 2),
+            "energy_error_j": 3.1 if measured else "",
+            "energy_source": energy_source,
+            "valid": "valid",
+        }
+
+    def ids(self, *, loader: str | None = None, regime: str | None = None) -> list[str]:
+        """Return the ids of the cells of a loader and a regime."""
+        return [
+            cell_id
+            for cell_id, cell in self.cells.items()
+            if loader in {None, cell["loader"]} and regime in {None, cell["regime"]["name"]}
+        ]
+
+    def fail(self, cell_id: str, reason: str) -> None:
+        """Make a cell one that failed before its epoch ended."""
+        self.cells[cell_id] |= {"status": "failed", "failure": reason}
+        del self.rows[cell_id]
+        self._event(cell_id, "failed", reason)
+
+    def interrupt_after(self, done: int) -> None:
+        """Make the cell after the first `done` ones the interrupted one, and the rest never started."""
+        ids = list(self.cells)
+        for cell_id in ids[done:]:
+            del self.rows[cell_id]
+            self.events = [event for event in self.events if event["cell_id"] != cell_id]
+            self.links.pop(cell_id, None)
+        self._event(ids[done], "interrupted", "interrupted by signal 15")
+
+    def invalidate(self, cell_id: str, rule: str, expected: str, actual: str) -> None:
+        """Make a cell's row break a rule."""
+        self.rows[cell_id]["valid"] = f"invalid: {rule}"
+        self.checks.append(
+            {"cell_id": cell_id, "epoch": 0, "rule": rule, "expected": expected, "actual": actual, "verdict": "fail"}
+        )
+
+    def _event(self, cell_id: str, event: str, message: str) -> None:
+        self.events = [old for old in self.events if (old["cell_id"], old["event"]) != (cell_id, "done")]
+        self.events.append({"t_utc": "2025-11-20T13:09:00Z", "cell_id": cell_id, "event": event, "message": message})
+
+    def write(self, *, epochs: bool = True) -> Path:
+        """Write the folder; without epochs.csv when `epochs` is false."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._json("config.yaml", self.config)  # JSON is YAML
+        plan = [{**cell, "regime": cell["regime"]["name"]} for cell in self.cells.values()]
+        keys = ("cell_id", "loader", "workload", "regime", "repeat")
+        self._json(
+            "plan.json",
+            {
+                "run_id": "5f0c9a1e",
+                "experiment": self.config["name"],
+                "cells": [{key: cell[key] for key in keys} for cell in plan],
+            },
+        )
+        self._json("provenance.json", PROVENANCE)
+        self._json("checks.json", self.checks)
+        lines = "".join(json.dumps(event) + "\n" for event in self.events)
+        (self.folder / "ledger.jsonl").write_text(lines)
+        finished = {event["cell_id"] for event in self.events if event["event"] != "interrupted"}
+        for cell_id, cell in self.cells.items():
+            if cell_id in finished:
+                home = f"cells/{cell_id}" + ("" if cell["status"] == "done" else ".partial")
+                self._json(f"{home}/cell.json", cell)
+                if cell_id in self.links and cell["status"] == "done":
+                    self._json(f"{home}/link.json", self.links[cell_id])
+        if epochs:
+            with (self.folder / "epochs.csv").open("w", newline="") as stream:
+                writer = csv.DictWriter(stream, COLUMNS)
+                writer.writeheader()
+                writer.writerows(self.rows.values())
+        return self.folder
+
+    def _json(self, name: str, value: object) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value, indent=1))
+
+
+def hash_of(*parts: object) -> int:
+    return random.Random(repr(parts)).getrandbits(24)
+
+
+def _field(value: object, source: str) -> dict[str, object]:
+    return {"value": value, "source": source}
+
+
+PROVENANCE: Mapping[str, Any] = {
+    "command": _field("python -m harness +experiment=wan30ms repeats=3", "sys.argv"),
+    "host": {
+        "name": _field("bench-01", "uname"),
+        "kernel": _field("6.18.0-x86_64", "uname"),
+        "cpu": _field("Intel Xeon Processor @ 2.80GHz", "/proc/cpuinfo"),
+        "logical_cpus": _field(2, "os.cpu_count"),
+        "memory_gib": _field(7.8, "/proc/meminfo"),
+        "governor": _field("not reported by this kernel", "/sys/devices/system/cpu"),
+    },
+    "packages": {
+        "torch": _field("2.9.1", "importlib.metadata"),
+        "nvidia-dali-cuda130": _field("1.52.0", "importlib.metadata"),
+        "pyzmq": _field("27.1.0", "importlib.metadata"),
+    },
+    "testbed": {
+        "kind": _field("netns", "config"),
+        "link": _field({"kind": "relay", "mtu": 1500, "congestion_control": "cubic"}, "link"),
+        "caches": _field("vm.drop_caches", "testbed"),
+    },
+}
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Callable[..., FolderBuilder]]:
+    """Return a maker of results folders: build(regimes=..., ...)."""
+    count = 0
+
+    def make(**options: Any) -> FolderBuilder:
+        nonlocal count
+        count += 1
+        return FolderBuilder(tmp_path / f"2025-11-20T13-00-00.{count:03d}Z_wan30ms", **options)
+
+    yield make

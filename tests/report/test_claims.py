@@ -1,0 +1,68 @@
+import pytest
+
+from harness.report.claims import HOLDS, NOT_HELD, NOT_JUDGED, judge
+from harness.report.folder import read_results
+
+MEASURED = "cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter"
+
+
+def verdicts(folder):
+    return {claim.claim: claim for claim in judge(read_results(folder))}
+
+
+def one(claims, *words):
+    (found,) = [claim for text, claim in claims.items() if all(word in text for word in words)]
+    return found
+
+
+def test_a_constant_streaming_loader_holds_and_a_slower_one_does_not(build):
+    steady = one(verdicts(build(scatter=0.0).write()), "varies")
+    assert (steady.verdict, steady.actual) == (HOLDS, "2.1 %")
+    builder = build(scatter=0.0)
+    for cell_id in builder.ids(loader="streaming", regime="wan_30ms"):
+        builder.rows[cell_id]["duration_s"] = 2.0
+    assert one(verdicts(builder.write()), "varies").verdict == NOT_HELD
+
+
+def test_a_slowdown_reproduces_the_paper_s_within_a_factor_of_two(build):
+    claims = verdicts(build().write())
+    assert one(claims, "DALI's epoch", "as at 0.1 ms").verdict == HOLDS
+    assert one(claims, "PyTorch's epoch", "as at 0.1 ms").verdict == NOT_HELD
+
+
+def test_energy_is_not_judged_on_an_estimate_and_is_on_a_measurement(build):
+    estimated = one(verdicts(build(accelerator="cuda: NVIDIA H200").write()), "PyTorch uses")
+    assert (estimated.verdict, estimated.actual) == (NOT_JUDGED, "")
+    assert "estimate" in estimated.reason
+    real = build(energy_source=MEASURED, accelerator="cuda: NVIDIA H200").write()
+    assert one(verdicts(real), "PyTorch uses").verdict == HOLDS
+
+
+def test_energy_is_not_judged_on_an_emulated_accelerator(build):
+    claim = one(verdicts(build(energy_source=MEASURED).write()), "PyTorch uses")
+    assert (claim.verdict, claim.reason) == (NOT_JUDGED, "the accelerator is emulated")
+
+
+def test_invalid_rows_judge_nothing(build):
+    builder = build()
+    for cell_id in builder.ids():
+        builder.invalidate(cell_id, "spread", "< 10 %", "14 %")
+    assert {claim.verdict for claim in verdicts(builder.write()).values()} == {NOT_JUDGED}
+
+
+def test_local_order_is_judged_where_there_is_a_local_regime(build):
+    assert one(verdicts(build(regimes=("local",)).write()), "local files").verdict == HOLDS
+    assert one(verdicts(build().write()), "local files").reason == "no local regime"
+
+
+@pytest.mark.parametrize("loaders", [("dali",), ("pytorch", "dali")])
+def test_without_a_streaming_loader_its_claims_are_not_judged(build, loaders):
+    claim = one(verdicts(build(loaders=loaders).write()), "varies")
+    assert (claim.verdict, claim.reason) == (NOT_JUDGED, "no streaming loader")
+
+
+def test_another_workload_judges_nothing_of_resnet_50(build):
+    folder = build().write()
+    for name in ("config.yaml", "plan.json", "epochs.csv"):
+        (folder / name).write_text((folder / name).read_text().replace("resnet50", "vgg19"))
+    assert {claim.reason for claim in verdicts(folder).values()} == {"no ResNet-50 row"}

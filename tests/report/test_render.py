@@ -1,0 +1,165 @@
+import json
+import re
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from harness.errors import ResultsError
+from harness.report import render
+from harness.report.__main__ import main
+from harness.report.folder import read_results
+
+
+def page(folder):
+    return (folder / "report.html").read_text()
+
+
+def test_everything_is_drawn_from_the_folder_and_listed(build):
+    folder = build().write()
+    drawn = {str(path.relative_to(folder)) for path in render(folder)}
+    assert drawn == {"claims.json", "figures/emlio_fig5.png", "figures/emlio_fig5.svg", "report.html"}
+    claims = json.loads((folder / "claims.json").read_text())
+    assert set(claims[0]) == {"claim", "source", "expected", "actual", "verdict", "reason"}
+
+
+def test_drawing_again_replaces_what_was_drawn(build):
+    folder = build(regimes=("local",)).write()
+    first = render(folder)
+    words = list(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
+    assert render(folder) == first
+    assert list(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext()) == words
+
+
+def test_the_figure_labels_estimates_and_holds_the_paper_s_values(build):
+    folder = build().write()
+    render(folder)
+    text = " ".join(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
+    for words in ("hatched: estimate, not measured", "EMLIO", "4230 s", "36.4 kJ", "not in the text", "(paper 24.1×)"):
+        assert words in text
+
+
+def test_a_measured_figure_has_no_hatch(build):
+    folder = build(energy_source="cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter").write()
+    render(folder)
+    svg = (folder / "figures/emlio_fig5.svg").read_text()
+    assert "hatched" not in svg
+    assert "<pattern" not in svg
+    assert "DRAM joules" in svg
+
+
+def test_the_page_needs_nothing_beside_it(build):
+    folder = build().write()
+    render(folder)
+    text = page(folder)
+    assert not re.search(r"""(src|href)=["'](?!#)""", text.replace("xlink:href", "xlink_href"))
+    assert "@import" not in text
+    assert "url(http" not in text
+    assert "<svg" in text
+    assert str(folder.parent) not in text
+
+
+def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
+    builder = build()
+    builder.config["figures"] = []
+    folder = builder.write()
+    render(folder)
+    text = page(folder)
+    for words in (
+        "Emulated A100",
+        "an estimate, not a measurement",
+        "18 of 18 epochs valid",
+        "python -m harness +experiment=wan30ms repeats=3",
+        f"python -m harness.report results/{folder.name}",
+        "exactly once",
+        "6.18.0-x86_64",
+    ):
+        assert words in text
+
+
+def test_text_from_the_run_is_escaped_on_the_page(build):
+    builder = build()
+    builder.fail(builder.ids()[0], "SampleError: <script>alert(1)</script>")
+    builder.config["figures"] = []
+    folder = builder.write()
+    render(folder)
+    assert "<script>" not in page(folder)
+    assert "&lt;script&gt;" in page(folder)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"regimes": ("local",)}, {"loaders": ("dali",)}, {"regimes": ("local", "lan_0_1ms", "lan_10ms", "wan_30ms")}],
+    ids=["local alone", "one loader", "four regimes"],
+)
+def test_other_shapes_of_run_are_drawn(build, options):
+    folder = build(**options).write()
+    render(folder)
+    assert (folder / "figures/emlio_fig5.png").stat().st_size > 10_000
+
+
+def test_a_run_without_a_valid_row_says_that_nothing_is_a_result(build):
+    builder = build(regimes=("local",))
+    for cell_id in builder.ids():
+        builder.invalidate(cell_id, "spread", "< 10 %", "14 %")
+    folder = builder.write()
+    render(folder)
+    assert "No epoch passed every validity rule" in page(folder)
+    assert "† no valid row" in (folder / "figures/emlio_fig5.svg").read_text()
+
+
+def test_an_interrupted_run_has_a_page_and_no_figure(build):
+    builder = build()
+    builder.interrupt_after(7)
+    folder = builder.write(epochs=False)
+    assert [path.name for path in render(folder)] == ["claims.json", "report.html"]
+    assert "resume=results/" in page(folder)
+    assert "there is no epochs.csv" in page(folder)
+
+
+def test_a_run_without_joules_is_drawn_without_them(build):
+    builder = build(regimes=("local",))
+    for row in builder.rows.values():
+        row |= {"cpu_j": "", "gpu_j": "", "total_j": "", "energy_source": ""}
+    folder = builder.write()
+    render(folder)
+    assert "joules are unknown" in (folder / "figures/emlio_fig5.svg").read_text()
+
+
+def test_an_unknown_figure_is_named_with_what_there_is(build):
+    builder = build()
+    builder.config["figures"] = ["fig99"]
+    with pytest.raises(ResultsError, match=r"no figure 'fig99'; expected emlio_fig5"):
+        render(builder.write())
+
+
+def test_a_figure_of_the_user_s_own_is_found_by_its_import_path(build, tmp_path, monkeypatch):
+    package = tmp_path / "my_figures"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "points.py").write_text(
+        "from matplotlib.figure import Figure\n"
+        "def draw(results):\n"
+        "    figure = Figure()\n"
+        "    figure.subplots().plot([row.duration_s for row in results.rows])\n"
+        "    return figure\n"
+        "def caption(results):\n"
+        "    return 'Every epoch in its order.'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_figures", raising=False)
+    builder = build()
+    builder.config["figures"] = ["my_figures.points"]
+    folder = builder.write()
+    render(folder)
+    assert (folder / "figures/points.svg").exists()
+    assert "Every epoch in its order." in page(folder)
+
+
+def test_the_command_draws_a_folder_and_refuses_another_with_one_line(build, tmp_path, capsys):
+    folder = build(regimes=("local",), repeats=1).write()
+    assert main([str(folder)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert main([str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert read_results(folder).name == "wan30ms"

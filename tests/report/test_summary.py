@@ -1,0 +1,99 @@
+import pytest
+
+from harness.report.distance import slowdowns
+from harness.report.folder import read_results
+from harness.report.labels import factor, joules, percent, seconds, spell
+from harness.report.problems import problems
+from harness.report.summary import Stat, find, ratio, summarise
+
+
+def test_the_spread_of_few_values_is_their_range_over_the_median():
+    stat = Stat.of([10.0, None, 11.0, 9.0])
+    assert (stat.median, stat.spread) == (10.0, pytest.approx(0.2))
+
+
+def test_the_spread_of_four_values_or_more_is_their_interquartile_range():
+    assert Stat.of([1.0, 2.0, 3.0, 4.0, 100.0]).spread == pytest.approx(2 / 3)
+
+
+def test_one_value_has_no_spread_and_no_value_no_median():
+    assert Stat.of([5.0]).spread is None
+    assert Stat.of([None]) is None
+
+
+def test_medians_are_of_valid_rows_alone(build):
+    builder = build()
+    odd = builder.ids(loader="streaming", regime="wan_30ms")[0]
+    builder.rows[odd]["duration_s"] = 99.0
+    builder.invalidate(odd, "rtt after", "30 ms ± 5 %", "33.9 ms")
+    group = find(summarise(read_results(builder.write())), "resnet50", "wan_30ms", "streaming")
+    assert (group.valid, group.measured, group.planned) == (2, 3, 3)
+    assert group.time_s.median < 2
+
+
+def test_without_a_valid_row_the_invalid_ones_are_shown_and_not_trusted(build):
+    builder = build()
+    for cell_id in builder.ids(loader="dali"):
+        builder.invalidate(cell_id, "spread", "< 10 %", "14 %")
+    group = find(summarise(read_results(builder.write())), "resnet50", "wan_30ms", "dali")
+    assert not group.trusted
+    assert group.time_s is not None
+
+
+def test_failed_cells_leave_a_group_without_figures(build):
+    builder = build()
+    for cell_id in builder.ids(loader="pytorch", regime="wan_30ms"):
+        builder.fail(cell_id, "WorkerError: worker 3 was killed by signal 9")
+    results = read_results(builder.write())
+    group = find(summarise(results), "resnet50", "wan_30ms", "pytorch")
+    assert (group.time_s, group.total_j, group.valid, group.planned, group.failed) == (None, None, 0, 3, 3)
+    assert [(p.kind, p.where, p.count) for p in problems(results)] == [("failed", "PyTorch, 30 ms", 3)]
+
+
+def test_slowdowns_stand_beside_the_paper_s(build):
+    results = read_results(build(scatter=0.0).write())
+    found = {one.loader: one for one in slowdowns(results, summarise(results), "resnet50")}
+    assert found["pytorch"].ours == pytest.approx((1.9 + 0.43 * 30) / (1.9 + 0.043), rel=1e-3)
+    assert found["pytorch"].paper == pytest.approx(4232.4 / 175.5)
+    assert found["streaming"].paper == pytest.approx(156.2 / 156.6)
+
+
+def test_a_regime_that_the_paper_lacks_has_no_paper_value(build):
+    builder = build()
+    builder.config["regimes"]["wan_30ms"]["rtt_ms"] = 80
+    for row in builder.rows.values():
+        row["rtt_ms"] = 80 if row["regime"] == "wan_30ms" else row["rtt_ms"]
+    results = read_results(builder.write())
+    assert all(one.paper is None and one.ours for one in slowdowns(results, summarise(results), "resnet50"))
+
+
+def test_a_ratio_to_nothing_is_unknown():
+    assert ratio(Stat.of([1.0]), None) is None
+
+
+def test_an_invalid_row_is_told_with_what_was_expected_and_found(build):
+    builder = build()
+    builder.invalidate(builder.ids()[0], "rtt after", "0.1 ms ± 0.2 ms", "0.9 ms")
+    (problem,) = problems(read_results(builder.write()))
+    assert (problem.kind, problem.text) == ("invalid", "rtt after: 0.9 ms, expected 0.1 ms ± 0.2 ms")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (seconds(1.9299), "1.93 s"),
+        (seconds(4232.4), "4230 s"),
+        (seconds(9.996), "10.0 s"),
+        (seconds(None), "–"),
+        (joules(342.4), "342 J"),
+        (joules(36400.0), "36.4 kJ"),
+        (factor(1.034), "1.03×"),
+        (factor(24.11), "24.1×"),
+        (percent(0.034), "3.4 %"),
+        (percent(0.0), "0 %"),
+        (percent(0.97), "97 %"),
+        (spell("pytorch_8w"), "PyTorch 8w"),
+    ],
+)
+def test_quantities_are_written_with_three_digits_and_their_unit(written, expected):
+    assert written == expected

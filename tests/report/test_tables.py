@@ -1,0 +1,80 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from harness.report import print_table
+
+
+def printed(folder, width=80):
+    stream = io.StringIO()
+    print_table(folder, Console(file=stream, width=width))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_line_fits_and_no_figure_is_cut(build, width):
+    text = printed(build(regimes=("local", "lan_0_1ms", "lan_10ms", "wan_30ms")).write(), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert "…" not in text
+
+
+def test_medians_spreads_ratios_and_verdicts_are_told(build):
+    text = printed(build(scatter=0.0).write())
+    (line,) = [line for line in text.splitlines() if line.startswith("30 ms   PyTorch")]
+    assert " ".join(line.split()) == "30 ms PyTorch 14.8 s 0 % 8.43× 1470 J 0 % 4.50× 3 of 3"
+
+
+def test_an_estimate_is_labelled_in_the_table_itself(build):
+    assert "estimate" in printed(build().write()).splitlines()[3]
+
+
+def test_a_measured_energy_is_not_called_an_estimate(build):
+    text = printed(build(energy_source="cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter").write())
+    assert "estimate" not in text
+    assert "gpu from nvml-counter" in " ".join(text.split())
+
+
+def test_energy_of_mixed_sources_is_labelled_where_it_is_estimated(build):
+    builder = build()
+    for cell_id in builder.ids(loader="dali"):
+        builder.rows[cell_id]["energy_source"] = "cpu=rapl-powercap;gpu=nvml-counter"
+    lines = printed(builder.write()).splitlines()
+    assert all("est." in line for line in lines[5:11] if "PyTorch" in line or "streaming" in line)
+    assert not any("est." in line for line in lines[5:11] if "DALI" in line)
+
+
+def test_failures_are_listed_with_their_reason(build):
+    builder = build()
+    builder.fail(builder.ids(loader="dali", regime="wan_30ms")[1], "SampleError: sample 211: truncated JPEG")
+    text = printed(builder.write())
+    assert "17 of 18 epochs valid, 1 of 18 cells without a result" in text
+    assert "failed  DALI, 30 ms: SampleError: sample 211: truncated JPEG" in text
+
+
+def test_invalid_medians_are_marked(build):
+    builder = build()
+    for cell_id in builder.ids():
+        builder.invalidate(cell_id, "spread", "< 10 %", "14 %")
+    text = printed(builder.write())
+    assert "0 of 3 †" in text
+    assert "†: no valid row" in " ".join(text.split())
+
+
+def test_a_single_loader_has_no_ratio_column(build):
+    assert "ratio" not in printed(build(loaders=("dali",)).write())
+
+
+def test_an_interrupted_run_without_epochs_is_told(build):
+    builder = build()
+    builder.interrupt_after(7)
+    text = printed(builder.write(epochs=False))
+    assert "0 of 18 epochs valid" in text
+    assert "interrupted by signal 15" in text
+
+
+def test_the_link_s_own_share_and_the_mount_are_told(build):
+    text = " ".join(printed(build().write()).split())
+    assert "sshfs (the paper mounts NFSv4)" in text
+    assert "0.31 s of CPU per epoch, 1.70 J" in text
+    assert "Emulated A100" in text
