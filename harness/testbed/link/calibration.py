@@ -1,0 +1,75 @@
+"""Bringing a link's measured round trip to the regime's: the kernel and the relay take some time themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.testbed.link.base import STORAGE_ADDRESS
+from harness.testbed.link.namespace import inside
+from harness.testbed.link.roundtrip import Pinger, percentile
+
+__all__ = ["Calibration", "calibrate", "measure_rtt_ms"]
+
+ATTEMPTS = 3
+PRECISION_MS = 0.02
+PRECISION_SHARE = 0.003
+GOOD_MS = 0.05
+GOOD_SHARE = 0.01
+OVERHEAD_MAX_MS = 5.0
+"""More than this is a busy host and not the link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How a link was brought to a round-trip time."""
+
+    rtt_ms: float
+    """What was asked for."""
+    delay_ms: float
+    """The one-way delay that was set for it; half of what was asked for less the link's own time."""
+    measured_ms: float
+    """The median round trip with that delay."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it may be used again; a host that was busy meanwhile leaves one that is not."""
+        return abs(self.measured_ms - self.rtt_ms) <= max(GOOD_MS, GOOD_SHARE * self.rtt_ms)
+
+
+def measure_rtt_ms(compute_namespace: str, seconds: float) -> float:
+    """Measure the median round trip from the compute node over the link, in ms.
+
+    Raises:
+        OSError: the link carries nothing.
+    """
+    with inside(compute_namespace, lambda: Pinger(STORAGE_ADDRESS)) as pinger:
+        pinger.ping(0.0)
+        return percentile(pinger.ping(seconds), 0.5) / 1e6
+
+
+def calibrate(
+    rtt_ms: float, set_delay_ms: Callable[[float], None], measure_ms: Callable[[float], float]
+) -> Calibration:
+    """Find the one-way delay with which the link's round trip is `rtt_ms`, or 0 where the link alone takes longer.
+
+    Args:
+        rtt_ms: the round trip to reach.
+        set_delay_ms: sets the one-way delay in both directions.
+        measure_ms: measures the median round trip for a number of seconds.
+    """
+    overhead_ms = 0.0
+    best: Calibration | None = None
+    for _ in range(ATTEMPTS):
+        delay_ms = max(0.0, (rtt_ms - overhead_ms) / 2)
+        set_delay_ms(delay_ms)
+        measured_ms = measure_ms(0.1 + 2 * rtt_ms / 1e3)
+        error_ms = measured_ms - rtt_ms
+        if best is None or abs(error_ms) < abs(best.measured_ms - rtt_ms):
+            best = Calibration(rtt_ms, delay_ms, measured_ms)
+        if abs(error_ms) <= max(PRECISION_MS, PRECISION_SHARE * rtt_ms) or (delay_ms == 0.0 and error_ms > 0):
+            break
+        overhead_ms = min(OVERHEAD_MAX_MS, max(0.0, overhead_ms + error_ms))
+    assert best is not None
+    set_delay_ms(best.delay_ms)
+    return best

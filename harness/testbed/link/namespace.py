@@ -1,0 +1,97 @@
+"""Acting inside a network namespace that is known by a path such as `/run/netns/name`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from harness.errors import TestbedError
+
+__all__ = ["enter", "inside", "run_in", "write_sysctl"]
+
+CLONE_NEWNET = 0x40000000  # linux/sched.h
+TOOL_TIMEOUT_S = 20.0
+
+T = TypeVar("T")
+
+
+def enter(namespace: str) -> None:
+    """Move the calling thread, and only it, into the network namespace.
+
+    Raises:
+        TestbedError: there is no such namespace, or no permission to enter it.
+    """
+    try:
+        descriptor = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise TestbedError(
+            f"network namespace {namespace}: {error.strerror}; expected one made by `ip netns add`"
+        ) from error
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
+            reason = os.strerror(ctypes.get_errno())
+            raise TestbedError(f"network namespace {namespace}: {reason}; entering it needs CAP_SYS_ADMIN (root)")
+    finally:
+        os.close(descriptor)
+
+
+def inside(namespace: str, action: Callable[[], T]) -> T:
+    """Call `action` in a thread of its own inside the namespace and hand its result or error back.
+
+    A socket made there stays in that namespace whoever uses it later.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def visit() -> None:
+        try:
+            enter(namespace)
+            results.append(action())
+        except BaseException as error:  # noqa: BLE001  carried to the caller's thread below
+            errors.append(error)
+
+    visitor = threading.Thread(target=visit, name=f"inside-{Path(namespace).name}")
+    visitor.start()
+    visitor.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def run_in(namespace: str, argv: Sequence[str], *, stdin: str | None = None) -> str:
+    """Run a tool inside the namespace and return its standard output.
+
+    Raises:
+        TestbedError: the tool is missing, fails or takes longer than 20 s; the message holds what it said.
+    """
+    command = ["nsenter", f"--net={namespace}", "--", *argv]
+    what = f"{' '.join(argv)} in {namespace}"
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False)
+    except FileNotFoundError as error:
+        raise TestbedError("nsenter is not installed; install util-linux (apt-get install util-linux)") from error
+    except subprocess.TimeoutExpired as error:
+        raise TestbedError(f"{what}: no answer within {TOOL_TIMEOUT_S:g} s") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+        raise TestbedError(f"{what}{f' <<< {stdin.strip()}' if stdin else ''}: {said}")
+    return done.stdout
+
+
+def write_sysctl(namespace: str, key: str, value: str) -> str | None:
+    """Set a `net.*` sysctl of the namespace; return None, or the reason where the kernel refuses."""
+    path = Path("/proc/sys") / key.replace(".", "/")
+
+    def write() -> str | None:
+        try:
+            path.write_text(value)
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    return inside(namespace, write)

@@ -1,0 +1,124 @@
+"""Kernel queueing disciplines on the link's interface: the rate cap (tbf) and the paper's delay (netem)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import TestbedError
+from harness.testbed.link.base import INTERFACE
+from harness.testbed.link.namespace import run_in
+
+__all__ = [
+    "INGRESS_INTERFACE",
+    "QdiscCounts",
+    "cap_rate",
+    "delay_ingress",
+    "describe_qdiscs",
+    "kernel_has",
+    "qdisc_counts",
+    "redirect_ingress",
+    "segment_in_kernel",
+]
+
+BURST_MIN_BYTES = 128 * 1024
+"""Two segmentation super-packets with their headers; a smaller bucket would make tbf split each one."""
+BURST_NS = 500_000
+"""The bucket also holds this much of the rate, so that a late timer does not lower the rate."""
+QUEUE_LIMIT_BYTES = 1 << 30
+"""TCP small queues keep about 1 ms of each flow in the qdisc; the limit is only there to be far away."""
+NETEM_LIMIT_PACKETS = 4_000_000
+"""netem counts what is in flight against its limit; tbf before it bounds what can be in flight."""
+INGRESS_INTERFACE = "jf0in"
+"""The ifb device through which netem sees what comes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class QdiscCounts:
+    """What a queueing discipline has done."""
+
+    drops: int
+    """Packets dropped."""
+    packets: int
+    """Packets sent, each segment of a super-packet counted."""
+    bytes: int
+    """Bytes sent, the headers of each segment counted."""
+
+
+def kernel_has(namespace: str, qdisc: str, *arguments: str) -> bool:
+    """Say whether the kernel knows the queueing discipline, by trying it on the namespace's loopback."""
+    try:
+        run_in(namespace, ["tc", "qdisc", "add", "dev", "lo", "root", qdisc, *arguments])
+    except TestbedError as error:
+        said = str(error).lower()
+        if "unknown" in said or "no such file" in said or "not supported" in said:
+            return False
+        raise
+    run_in(namespace, ["tc", "qdisc", "del", "dev", "lo", "root"])
+    return True
+
+
+def cap_rate(namespace: str, rate_gbit: float) -> None:
+    """Cap what leaves the namespace over the link at `rate_gbit` Gbit/s of IP packets.
+
+    The queue stands where TCP can feel it (TCP small queues), so a saturating flow neither loses packets
+    nor builds a standing queue.
+    """
+    bits_s = round(rate_gbit * 1e9)
+    burst = max(BURST_MIN_BYTES, bits_s * BURST_NS // 8_000_000_000)
+    shape = ["rate", f"{bits_s}bit", "burst", str(burst), "limit", str(QUEUE_LIMIT_BYTES)]
+    run_in(namespace, ["tc", "qdisc", "replace", "dev", INTERFACE, "root", "handle", "1:", "tbf", *shape])
+
+
+def delay_ingress(namespace: str, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float) -> None:
+    """Delay what enters the namespace over the link with netem, in order.
+
+    netem stands behind an ifb device on the receiving side because a packet that netem holds no longer counts
+    against its sender's queue: on the sending side it would undo the back-pressure of the rate cap.
+    """
+    netem = ["delay", f"{delay_ms * 1000:.0f}us"]
+    if jitter_ms:
+        # A rate makes netem serialise, which keeps the order that jitter would break; twice the cap is idle.
+        netem += [f"{jitter_ms * 1000:.0f}us", "distribution", "normal", "rate", f"{rate_gbit * 2e9:.0f}bit"]
+    if loss_pct:
+        netem += ["loss", "random", f"{loss_pct}%"]
+    netem += ["limit", str(NETEM_LIMIT_PACKETS)]
+    run_in(namespace, ["tc", "qdisc", "replace", "dev", INGRESS_INTERFACE, "root", "handle", "1:", "netem", *netem])
+
+
+def redirect_ingress(namespace: str) -> None:
+    """Lead what enters over the link through an ifb device, where a qdisc may hold it.
+
+    Raises:
+        TestbedError: the kernel lacks ifb, the ingress qdisc or act_mirred.
+    """
+    run_in(
+        namespace,
+        ["ip", "-batch", "-"],
+        stdin=f"link add {INGRESS_INTERFACE} type ifb\nlink set {INGRESS_INTERFACE} up\n",
+    )
+    match_all = ["u32", "match", "u32", "0", "0"]
+    redirect = ["action", "mirred", "egress", "redirect", "dev", INGRESS_INTERFACE]
+    run_in(namespace, ["tc", "qdisc", "add", "dev", INTERFACE, "ingress"])
+    run_in(
+        namespace,
+        ["tc", "filter", "add", "dev", INTERFACE, "parent", "ffff:", "protocol", "all", *match_all, *redirect],
+    )
+
+
+def segment_in_kernel(namespace: str, *, every_packet: bool) -> None:
+    """Let super-packets through, or cut them before the link so that each packet is lost on its own."""
+    run_in(namespace, ["ip", "link", "set", "dev", INTERFACE, "gso_max_segs", "1" if every_packet else "65535"])
+
+
+def describe_qdiscs(namespace: str, interface: str = INTERFACE) -> list[dict[str, Any]]:
+    """Read the interface's queueing disciplines with their statistics, as `tc -s -j` tells them."""
+    listed: list[dict[str, Any]] = json.loads(run_in(namespace, ["tc", "-s", "-j", "qdisc", "show", "dev", interface]))
+    return listed
+
+
+def qdisc_counts(namespace: str, interface: str = INTERFACE) -> QdiscCounts:
+    """Count what the interface's root queueing discipline dropped and sent."""
+    roots = [qdisc for qdisc in describe_qdiscs(namespace, interface) if qdisc.get("root")]
+    return QdiscCounts(*(sum(int(root.get(key, 0)) for root in roots) for key in ("drops", "packets", "bytes")))

@@ -1,0 +1,167 @@
+"""The user-space delay line as a process: `python -m harness.testbed.link.relay STORAGE_NS COMPUTE_NS`.
+
+It makes a TUN device in each namespace and carries packets between them. Each line on standard input is a
+JSON command, each line on standard output its JSON answer; the end of standard input ends the process.
+
+    {"do": "set", "directions": [{...}, {...}]}   fields of Impairment, storage to compute first -> {"ok": true}
+    {"do": "counters"}   -> {"drops": 0, "lost": 0, "packets": 0, "bytes": 0, "cpu_s": 0.0}
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import sys
+import time
+from typing import Any
+
+from harness.errors import TestbedError
+from harness.testbed.link.base import INTERFACE
+from harness.testbed.link.delay_line import DelayLine, Impairment
+from harness.testbed.link.namespace import enter
+from harness.testbed.link.tun import READ_BYTES, open_tun
+
+__all__ = ["Relay", "main"]
+
+PR_SET_TIMERSLACK = 29  # linux/prctl.h
+READS_PER_TURN = 32
+"""Reading more before letting packets go would make those that are due late."""
+WAKE_NS = 80_000
+"""A CPU that slept takes up to this long to wake: on a quiet link sleep this much less and poll for the rest."""
+LONG_WAIT_NS = 250_000
+"""Only a CPU that sleeps longer than this falls so deeply asleep."""
+FEW_PACKETS = 2
+"""The link is quiet when no more than this are on their way."""
+IDLE_S = 1.0
+"""How often an idle relay looks whether its parent still lives."""
+NICE = -20
+
+
+class Relay:
+    """Carries packets between two TUN devices until its commands end."""
+
+    def __init__(self, storage_fd: int, compute_fd: int, command_fd: int, answer_fd: int) -> None:
+        self._lines = (DelayLine(seed=1), DelayLine(seed=2))
+        self._routes = (
+            (storage_fd, self._lines[0], compute_fd),
+            (compute_fd, self._lines[1], storage_fd),
+        )
+        self._command_fd = command_fd
+        self._answer_fd = answer_fd
+        self._pending = b""
+        self._write_drops = 0
+        self._polling = False
+
+    def run(self) -> None:
+        """Carry packets until standard input ends or the parent dies."""
+        parent = os.getppid()
+        clock, read = time.monotonic_ns, os.read
+        watched = [self._command_fd, *(source for source, _, _ in self._routes)]
+        while os.getppid() == parent:
+            ready, _, _ = select.select(watched, (), (), self._wait_s())
+            for source, line, sink in self._routes:
+                self._release(line, sink, clock())
+                if source not in ready:
+                    continue
+                try:
+                    for _ in range(READS_PER_TURN):
+                        packet = read(source, READ_BYTES)
+                        now_ns = clock()
+                        line.accept(packet, now_ns)
+                        # On a near link the packet is due at once; it does not wait for the next one's reading.
+                        self._release(line, sink, now_ns)
+                except BlockingIOError:
+                    pass
+            if self._command_fd in ready and not self._obey():
+                return
+
+    def _release(self, line: DelayLine, sink: int, now_ns: int) -> None:
+        """Write what is due."""
+        waiting = line.waiting
+        while waiting and waiting[0][0] <= now_ns:
+            try:
+                os.write(sink, waiting.popleft()[1])
+            except OSError:  # the interface is down or its memory is short: what a full queue does too
+                self._write_drops += 1
+
+    def _wait_s(self) -> float:
+        """Tell for how many seconds to sleep: until shortly before the next packet is due, at most `IDLE_S`."""
+        due_ns = min((line.waiting[0][0] for line in self._lines if line.waiting), default=None)
+        if due_ns is None:
+            return IDLE_S
+        left_ns = due_ns - time.monotonic_ns()
+        if left_ns <= 0 or (self._polling and left_ns <= WAKE_NS):
+            return 0.0
+        # Under load the CPU does not fall asleep between packets, and polling would take it from the loaders.
+        self._polling = left_ns > LONG_WAIT_NS and sum(len(line.waiting) for line in self._lines) <= FEW_PACKETS
+        return min(IDLE_S, (left_ns - WAKE_NS if self._polling else left_ns) / 1e9)
+
+    def _obey(self) -> bool:
+        """Read and answer commands; False when there will be no more."""
+        chunk = os.read(self._command_fd, 65536)
+        if not chunk:
+            return False
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            answer = json.dumps(self._answer(json.loads(line))) + "\n"
+            try:
+                os.write(self._answer_fd, answer.encode())
+            except BrokenPipeError:
+                return False
+        return True
+
+    def _answer(self, command: dict[str, Any]) -> dict[str, object]:
+        if command["do"] == "set":
+            for line, fields in zip(self._lines, command["directions"], strict=True):
+                line.configure(Impairment(**fields))
+            return {"ok": True}
+        if command["do"] == "counters":
+            return {
+                "drops": sum(line.drops for line in self._lines) + self._write_drops,
+                "lost": sum(line.lost for line in self._lines),
+                "packets": sum(line.packets for line in self._lines),
+                "bytes": sum(line.bytes for line in self._lines),
+                "cpu_s": time.process_time(),
+            }
+        return {"error": f"unknown command {command['do']!r}; expected set or counters"}
+
+
+def be_punctual() -> str:
+    """Ask the kernel to wake this process on time, ahead of the loaders; return what was granted."""
+    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    # Packets and their times hold no cycles: a collection would only pause the line.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+    except OSError:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, NICE)
+        except OSError:
+            return "normal"
+        return f"nice {NICE}"
+    return "SCHED_RR 1"
+
+
+def main(argv: list[str]) -> int:
+    """Make both devices, announce them and carry packets; return the exit status."""
+    storage_namespace, compute_namespace = argv
+    try:
+        enter(storage_namespace)
+        storage_fd = open_tun(INTERFACE)
+        enter(compute_namespace)
+        compute_fd = open_tun(INTERFACE)
+    except TestbedError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return error.exit_status
+    print(json.dumps({"ready": True, "priority": be_punctual()}), flush=True)
+    Relay(storage_fd, compute_fd, command_fd=sys.stdin.fileno(), answer_fd=sys.stdout.fileno()).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""The link as a user-space delay line between two TUN devices, for kernels without netem."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.errors import TestbedError
+from harness.regime import Regime
+from harness.testbed.link.base import INTERFACE, LinkCounters
+from harness.testbed.link.delay_line import Impairment
+from harness.testbed.link.managed import ManagedLink
+from harness.testbed.link.namespace import inside
+from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts, segment_in_kernel
+
+__all__ = ["RelayLink"]
+
+ANSWER_TIMEOUT_S = 20.0
+TBF_PROBE = ("rate", "1gbit", "burst", "128kb", "limit", "1mb")
+DEVICE_DROPS_FIELD = 11
+"""Column of transmit drops in /proc/net/dev, counted from 0 after the name."""
+
+
+class RelayLink(ManagedLink):
+    """Packets pass through a relay process that delays them; the kernel's tbf caps the rate where it has it.
+
+    Raises:
+        TestbedError: no TUN device, no permission, or the relay did not start.
+    """
+
+    kind = "relay"
+
+    def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
+        super().__init__(storage_namespace, compute_namespace)
+        self._kernel_caps = kernel_has(storage_namespace, "tbf", *TBF_PROBE)
+        self._rate_gbit: float | None = None
+        source_root = str(Path(harness.__file__).parents[1])
+        search_path = os.pathsep.join(filter(None, (source_root, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harness.testbed.link.relay", storage_namespace, compute_namespace],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": search_path},
+            # Ctrl-C on the terminal is for the harness, which still needs the link to clean up.
+            start_new_session=True,
+        )
+        try:
+            self._priority = self._answer()["priority"]
+            self._bring_up()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the relay."""
+        return self._process.pid
+
+    def _cap(self, rate_gbit: float) -> None:
+        if self._kernel_caps and rate_gbit != self._rate_gbit:
+            for namespace in self._namespaces:
+                cap_rate(namespace, rate_gbit)
+        self._rate_gbit = rate_gbit
+
+    def _shape(self, regime: Regime, delay_ms: float, jitter_ms: float, loss_pct: float) -> None:
+        assert self._rate_gbit is not None
+        impairment = Impairment(
+            delay_ns=round(delay_ms * 1e6),
+            jitter_ns=round(jitter_ms * 1e6),
+            loss=loss_pct / 100,
+            rate_bits_s=None if self._kernel_caps else round(self._rate_gbit * 1e9),
+            queue_ns=round(regime.queue_ms * 1e6),
+        )
+        for namespace in self._namespaces:
+            segment_in_kernel(namespace, every_packet=loss_pct > 0)
+        self._ask({"do": "set", "directions": [asdict(impairment)] * 2})
+
+    def counters(self) -> LinkCounters:
+        """Read the cumulative counters: the relay's, and the drops before it in qdisc and device.
+
+        Raises:
+            TestbedError: the relay is gone.
+        """
+        relayed = self._ask({"do": "counters"})
+        before_relay = sum(qdisc_counts(each).drops + _device_drops(each) for each in self._namespaces)
+        return LinkCounters(
+            drops=relayed["drops"] + before_relay,
+            packets=relayed["packets"],
+            bytes=relayed["bytes"],
+            cpu_s=relayed["cpu_s"],
+        )
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the link is made of and how it was calibrated."""
+        relay = {"priority": self._priority, "rate_cap": "tbf" if self._kernel_caps else "in the relay"}
+        return {**super().describe(), "relay": relay}
+
+    def _remove(self) -> None:
+        # The end of standard input ends the relay, and its descriptors' end removes both devices.
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()
+        try:
+            self._process.wait(ANSWER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, command: dict[str, object]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except (BrokenPipeError, ValueError) as error:
+            raise self._gone() from error
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select((self._process.stdout,), (), (), ANSWER_TIMEOUT_S)
+        line = self._process.stdout.readline() if ready else b""
+        if not line:
+            raise self._gone()
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise TestbedError(str(answer["error"]))
+        return answer
+
+    def _gone(self) -> TestbedError:
+        if self._closed:
+            return TestbedError("the link is closed")
+        # A process that has just died may not be waited for yet.
+        deadline = time.monotonic() + 1.0
+        while (status := self._process.poll()) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        how = f"does not answer within {ANSWER_TIMEOUT_S:g} s" if status is None else f"ended with status {status}"
+        return TestbedError(f"the link's relay (pid {self._process.pid}) {how}; nothing passes between the nodes")
+
+
+def _device_drops(namespace: str) -> int:
+    """Count the packets that the device's ring had no room for."""
+
+    def read() -> int:
+        for line in Path("/proc/thread-self/net/dev").read_text().splitlines():
+            name, _, columns = line.partition(":")
+            if name.strip() == INTERFACE:
+                return int(columns.split()[DEVICE_DROPS_FIELD])
+        return 0
+
+    return inside(namespace, read)

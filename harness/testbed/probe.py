@@ -1,0 +1,239 @@
+"""The link's measured round-trip time and rate, from the compute node to a small server on the storage node.
+
+`python -m harness.testbed.probe serve --host H` answers on a port of its own until standard input ends;
+`python -m harness.testbed.probe measure --host H --port P --seconds S` prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from harness.errors import TestbedError
+from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
+from harness.testbed.link.roundtrip import Pinger, percentile
+
+if TYPE_CHECKING:
+    from harness.regime import Regime
+
+__all__ = ["ProbeResult", "ProbeServer", "loaded_probe", "main", "probe", "rtt_probe"]
+
+MODULE = ["-m", "harness.testbed.probe"]
+CONNECT_TIMEOUT_S = 5.0
+RTT_SHARE = 0.25
+"""Share of the time that goes to round trips; the rest goes to the rate."""
+LOADED_FLOWS = 4
+NICE = -15
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What the link did for the moment of the probe."""
+
+    rtt_ms_median: float
+    rtt_ms_min: float
+    rtt_ms_p99: float
+    rtt_samples: int
+    """Number of round trips measured."""
+    rate_gbit: float | None
+    """Gbit/s of IP packets from storage to compute; None where it was not asked for."""
+
+
+class ProbeServer:
+    """The probe's server on the storage node, as a child process.
+
+    Args:
+        popen: starts a process on the storage node, with the keywords of `subprocess.Popen`.
+        host: address to listen on.
+
+    Raises:
+        TestbedError: the server did not start.
+    """
+
+    def __init__(self, popen: Callable[..., subprocess.Popen[str]], host: str) -> None:
+        self._process = popen(
+            [sys.executable, *MODULE, "serve", "--host", host],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            _, said = self._process.communicate()
+            raise TestbedError(f"the probe's server on {host} did not start: {said.strip() or 'it said nothing'}")
+        self.port: int = json.loads(line)["port"]
+
+    def close(self) -> None:
+        """End the server; closing twice is harmless."""
+        # The end of standard input ends it.
+        self._process.communicate(timeout=CONNECT_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regime: Regime) -> ProbeResult:
+    """Measure the idle link's round trip and rate; about 0.4 s when near, 0.7 s at 30 ms, 2.5 s at 150 ms.
+
+    Args:
+        run_in_compute: runs a command on the compute node and returns its standard output.
+        host: address of the server on the storage node.
+        port: port of that server.
+        regime: what the link is set to; it decides how long and with how many flows to measure.
+
+    Raises:
+        TestbedError: a local regime, no answer, or one that cannot be read.
+    """
+    if regime.rate_gbit is None:
+        raise TestbedError(f"regimes.{regime.name}.rate_gbit is null: a local regime has no link to probe")
+    flows = flows_for(regime.rtt_ms, regime.rate_gbit)
+    seconds = seconds_for(regime.rtt_ms, regime.rate_gbit, flows) / (1 - RTT_SHARE)
+    return _measure(run_in_compute, host, port, ["--seconds", f"{seconds:.3f}", "--flows", str(flows)])
+
+
+def rtt_probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, seconds: float = 0.3) -> ProbeResult:
+    """Measure only the idle link's round trip.
+
+    Raises:
+        TestbedError: no answer, or one that cannot be read.
+    """
+    return _measure(run_in_compute, host, port, ["--rtt-only", "--seconds", f"{seconds:.3f}"])
+
+
+def loaded_probe(
+    run_in_compute: Callable[[list[str]], str], host: str, port: int, regime: Regime, seconds: float = 2.0
+) -> ProbeResult:
+    """Measure the round trip while a few flows saturate the link, once they have ramped up.
+
+    Raises:
+        TestbedError: no answer, or one that cannot be read.
+    """
+    total_s = seconds + 20 * regime.rtt_ms / 1e3
+    return _measure(
+        run_in_compute,
+        host,
+        port,
+        ["--loaded", "--seconds", f"{total_s:.3f}", "--flows", str(LOADED_FLOWS)],
+    )
+
+
+def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, options: Sequence[str]) -> ProbeResult:
+    said = run_in_compute([sys.executable, *MODULE, "measure", "--host", host, "--port", str(port), *options])
+    try:
+        return ProbeResult(**json.loads(said))
+    except (ValueError, TypeError) as error:
+        raise TestbedError(f"probe of {host}:{port}: expected one JSON object, got {said[:200]!r}") from error
+
+
+def measure(host: str, port: int, *, seconds: float, flows: int, loaded: bool) -> ProbeResult:
+    """Measure from this process; `flows` 0 leaves the rate out, `loaded` times round trips under load.
+
+    Raises:
+        OSError: the server cannot be reached, or stops answering.
+    """
+    with contextlib.ExitStack() as stack:
+        pinger = stack.enter_context(Pinger(host))
+        pinger.ping(0.0)
+        if not flows:
+            return _result(pinger.ping(seconds), None)
+        # The flows connect while the pings run; they send nothing before they are asked to.
+        connections = [stack.enter_context(socket.socket()) for _ in range(flows)]
+        for connection in connections:
+            connection.setblocking(False)
+            connection.connect_ex((host, port))
+        trips = pinger.ping(0.0 if loaded else RTT_SHARE * seconds)
+        for connection in connections:
+            _finish_connecting(connection)
+        segment_bytes = connections[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        meter = FlowMeter(connections)
+        if loaded:
+            # Slow start has the first half: what stands in the queue then is not what stands there later.
+            meter.drain(seconds / 2)
+            draining = threading.Thread(target=meter.drain, args=(seconds / 2,))
+            draining.start()
+            trips = pinger.ping(0.9 * seconds / 2)
+            draining.join()
+        else:
+            meter.drain((1 - RTT_SHARE) * seconds)
+        goodput_gbit = meter.goodput_gbit()
+        return _result(trips, None if goodput_gbit is None else link_gbit(goodput_gbit, segment_bytes))
+
+
+def _finish_connecting(connection: socket.socket) -> None:
+    _, connected, _ = select.select((), (connection,), (), CONNECT_TIMEOUT_S)
+    failure = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if connected else errno.ETIMEDOUT
+    if failure:
+        raise OSError(failure, os.strerror(failure))
+
+
+def _result(trips: list[int], rate_gbit: float | None) -> ProbeResult:
+    return ProbeResult(
+        rtt_ms_median=percentile(trips, 0.5) / 1e6,
+        rtt_ms_min=min(trips) / 1e6,
+        rtt_ms_p99=percentile(trips, 0.99) / 1e6,
+        rtt_samples=len(trips),
+        rate_gbit=rate_gbit,
+    )
+
+
+def serve(host: str) -> None:
+    """Answer on a free port of `host` until standard input ends or the parent dies."""
+    parent = os.getppid()
+    with socket.create_server((host, 0), backlog=64) as listener:
+        print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+        with contextlib.closing(FlowPump(listener, sys.stdin.fileno())) as pump:
+            pump.run(lambda: os.getppid() != parent)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `serve` or `measure`; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m harness.testbed.probe", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serving = commands.add_parser("serve", help="answer probes until standard input ends")
+    serving.add_argument("--host", required=True, help="address to listen on")
+    measuring = commands.add_parser("measure", help="measure the round trip and the rate")
+    measuring.add_argument("--host", required=True, help="address of the server")
+    measuring.add_argument("--port", type=int, required=True, help="port of the server")
+    measuring.add_argument("--seconds", type=float, default=0.5, help="how long to measure")
+    measuring.add_argument("--flows", type=int, default=8, help="TCP flows that measure the rate")
+    measuring.add_argument("--rtt-only", action="store_true", help="leave the rate out")
+    measuring.add_argument("--loaded", action="store_true", help="time round trips while the flows saturate")
+    options = parser.parse_args(argv)
+    # The link is measured and not how long this process waits for a CPU.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    try:
+        if options.command == "serve":
+            serve(options.host)
+        else:
+            flows = 0 if options.rtt_only else options.flows
+            result = measure(options.host, options.port, seconds=options.seconds, flows=flows, loaded=options.loaded)
+            print(json.dumps(asdict(result)))
+    except OSError as error:
+        where = f"{options.host}:{options.port}" if options.command == "measure" else options.host
+        print(f"probe {options.command} {where}: {error}", file=sys.stderr)
+        return TestbedError.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

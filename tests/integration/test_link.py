@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from harness.errors import TestbedError
+from harness.regime import Regime
+from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
+from harness.testbed.link.namespace import inside, run_in
+from harness.testbed.link.roundtrip import Pinger
+from harness.testbed.probe import ProbeServer, probe
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
+]
+
+NEAR = Regime("near", rtt_ms=1.0, rate_gbit=1.0)
+FAR = Regime("far", rtt_ms=40.0, rate_gbit=1.0)
+
+
+@pytest.fixture
+def namespaces():
+    run_id = uuid.uuid4().hex[:8]
+    names = [f"jft-{run_id}-{role}" for role in ("storage", "compute")]
+    for name in names:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    yield tuple(f"/run/netns/{name}" for name in names)
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def link(namespaces):
+    with open_link(*namespaces, kind="relay") as opened:
+        yield opened
+
+
+def interfaces(namespace: str) -> list[str]:
+    return [each["ifname"] for each in json.loads(run_in(namespace, ["ip", "-j", "link"]))]
+
+
+def round_trips_ms(namespace: str, seconds: float = 0.1) -> list[float]:
+    with inside(namespace, lambda: Pinger(STORAGE_ADDRESS)) as pinger:
+        return [trip / 1e6 for trip in pinger.ping(seconds)]
+
+
+def measured_rate_gbit(namespaces: tuple[str, str], regime: Regime) -> float | None:
+    storage, compute = namespaces
+
+    def popen(argv, **keywords):
+        return subprocess.Popen(["nsenter", f"--net={storage}", "--", *argv], **keywords)
+
+    with ProbeServer(popen, STORAGE_ADDRESS) as server:
+        return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, server.port, regime).rate_gbit
+
+
+def has_ended(pid: int, within_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_link_gives_both_ends_their_address_and_takes_everything_away_again(namespaces):
+    with open_link(*namespaces, kind="relay") as link:
+        for namespace, address in zip(namespaces, (STORAGE_ADDRESS, COMPUTE_ADDRESS), strict=True):
+            assert INTERFACE in interfaces(namespace)
+            assert f"{address}/30" in run_in(namespace, ["ip", "address", "show", INTERFACE])
+        pid = link.pid
+        assert pid is not None
+    assert has_ended(pid)
+    assert [interfaces(namespace) for namespace in namespaces] == [["lo"], ["lo"]]
+    link.close()
+
+
+def test_every_round_trip_takes_at_least_the_regimes(link, namespaces):
+    link.set(FAR)
+    # The kernel and the relay add some of their own, which calibration takes off the delay: a few per cent.
+    assert min(round_trips_ms(namespaces[1])) > 0.9 * FAR.rtt_ms
+
+
+def test_a_running_link_changes_to_another_regime(link, namespaces):
+    link.set(FAR)
+    link.set(NEAR)
+    assert min(round_trips_ms(namespaces[1])) < FAR.rtt_ms / 2
+    assert link.describe()["regime"] == "near"
+
+
+def test_saturating_flows_lose_nothing_and_are_counted(link, namespaces):
+    link.set(NEAR)
+    before = link.counters()
+    assert measured_rate_gbit(namespaces, NEAR) is not None
+    after = link.counters()
+    assert after.drops == 0
+    assert after.bytes - before.bytes > 1_000_000
+    assert after.packets > before.packets
+    assert after.cpu_s > before.cpu_s
+
+
+def test_without_tbf_the_relay_caps_the_rate_itself(namespaces, monkeypatch):
+    monkeypatch.setattr(relay_link, "kernel_has", lambda *_: False)
+    slow = Regime("slow", rtt_ms=2.0, rate_gbit=0.1)
+    with open_link(*namespaces, kind="relay") as link:
+        link.set(slow)
+        before = link.counters().bytes
+        started = time.monotonic()
+        measured_rate_gbit(namespaces, slow)
+        elapsed = time.monotonic() - started
+        carried_bits = (link.counters().bytes - before) * 8
+        assert link.describe()["relay"]["rate_cap"] == "in the relay"
+    assert 0 < carried_bits < 2 * slow.rate_gbit * 1e9 * (elapsed + 0.1)
+
+
+def test_wanted_losses_are_lost_and_are_no_drops(link, namespaces):
+    link.set(Regime("lossy", rtt_ms=0.5, rate_gbit=1.0, loss_pct=20.0))
+    with inside(namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as pinger:
+        answered = len(pinger.ping(1.0, most=100))
+    assert 30 < answered < 95
+    assert link.counters().drops == 0
+
+
+def test_provenance_tells_what_the_link_is_made_of(link):
+    link.set(NEAR)
+    told = link.describe()
+    assert told["kind"] == "relay"
+    assert told["mtu_bytes"] == 1500
+    assert told["storage_tcp"]["net.ipv4.tcp_congestion_control"]
+    assert told["storage_tcp"]["net.ipv4.tcp_rmem"].endswith(str(64 * 1024 * 1024))
+    assert [each["rtt_ms"] for each in told["calibrations"]] == [1.0]
+    json.dumps(told)
+
+
+def test_a_local_regime_is_refused(link):
+    with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
+        link.set(Regime("local", 0.0, None))
+
+
+def test_a_namespace_that_is_missing_is_named(namespaces):
+    with pytest.raises(TestbedError, match="/run/netns/jft-none"):
+        open_link(namespaces[0], "/run/netns/jft-none", kind="relay")
+    assert interfaces(namespaces[0]) == ["lo"]
+
+
+def test_a_second_link_in_the_same_namespaces_is_refused(link, namespaces):
+    with pytest.raises(TestbedError, match=INTERFACE):
+        open_link(*namespaces, kind="relay")
+    link.set(NEAR)
+
+
+def test_two_links_live_side_by_side(link):
+    run_id = uuid.uuid4().hex[:8]
+    with contextlib.ExitStack() as stack:
+        names = [f"jft-{run_id}-{role}" for role in ("storage", "compute")]
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
+        other = stack.enter_context(open_link(*(f"/run/netns/{name}" for name in names), kind="relay"))
+        link.set(NEAR)
+        other.set(FAR)
+        assert min(round_trips_ms(f"/run/netns/{names[1]}")) > 0.9 * FAR.rtt_ms
+
+
+def test_a_relay_that_is_killed_is_reported_with_its_pid(link):
+    os.kill(link.pid, signal.SIGKILL)
+    with pytest.raises(TestbedError, match=f"pid {link.pid}"):
+        link.counters()
+
+
+def test_the_relay_and_its_interfaces_end_when_the_harness_is_killed(namespaces):
+    script = textwrap.dedent(
+        f"""
+        import time
+        from harness.testbed.link import open_link
+        link = open_link({namespaces[0]!r}, {namespaces[1]!r}, kind="relay")
+        print(link.pid, flush=True)
+        time.sleep(60)
+        """
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    relay_pid = int(owner.stdout.readline())
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    assert has_ended(relay_pid)
+    assert interfaces(namespaces[0]) == ["lo"]
+
+
+def test_asking_for_netem_without_it_says_what_to_do(namespaces):
+    try:
+        link = open_link(*namespaces, kind="netem")
+    except TestbedError as error:
+        assert "sch_netem" in str(error)
+        return
+    with link:
+        link.set(FAR)
+        assert min(round_trips_ms(namespaces[1])) > 0.9 * FAR.rtt_ms
+        assert link.counters().drops == 0

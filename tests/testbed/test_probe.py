@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.errors import TestbedError
+from harness.regime import Regime
+from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
+
+LOOPBACK = "127.0.0.1"
+NEAR = Regime("near", rtt_ms=0.1, rate_gbit=1.0)
+
+
+def run_here(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TestbedError(done.stderr)
+    return done.stdout
+
+
+def may_ping() -> bool:
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
+        try:
+            socket.socket(socket.AF_INET, kind, socket.IPPROTO_ICMP).close()
+        except PermissionError:
+            continue
+        return True
+    return False
+
+
+needs_ping = pytest.mark.skipif(not may_ping(), reason="needs CAP_NET_RAW or net.ipv4.ping_group_range")
+
+
+@pytest.fixture
+def server():
+    with ProbeServer(subprocess.Popen, LOOPBACK) as running:
+        yield running
+
+
+@needs_ping
+def test_a_probe_tells_round_trip_and_rate(server):
+    result = probe(run_here, LOOPBACK, server.port, NEAR)
+    assert 0 < result.rtt_ms_min <= result.rtt_ms_median <= result.rtt_ms_p99
+    assert result.rtt_samples > 1
+    assert result.rate_gbit > 0
+
+
+@needs_ping
+def test_a_round_trip_probe_leaves_the_rate_out(server):
+    assert rtt_probe(run_here, LOOPBACK, server.port, seconds=0.05).rate_gbit is None
+
+
+@needs_ping
+def test_a_loaded_probe_times_round_trips_while_data_flows(server):
+    result = loaded_probe(run_here, LOOPBACK, server.port, NEAR, seconds=0.4)
+    assert result.rtt_samples > 1
+    assert result.rate_gbit > 0
+
+
+def test_a_local_regime_is_refused(server):
+    with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
+        probe(run_here, LOOPBACK, server.port, Regime("local", 0.0, None))
+
+
+@needs_ping
+def test_a_server_that_is_not_there_is_named():
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(TestbedError, match=f"{LOOPBACK}:{port}.*refused"):
+        probe(run_here, LOOPBACK, port, NEAR)
+
+
+def test_a_server_on_an_address_that_is_not_here_says_so():
+    with pytest.raises(TestbedError, match=r"192\.0\.2\.1"):
+        ProbeServer(subprocess.Popen, "192.0.2.1")
+
+
+def test_the_server_ends_with_its_standard_input():
+    process = start_server()
+    process.stdin.close()
+    assert process.wait(5) == 0
+    process.stdout.close()
+
+
+def test_the_server_ends_when_its_parent_is_killed():
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys, time\n"
+            "child = subprocess.Popen([sys.executable, '-m', 'harness.testbed.probe', 'serve', '--host', '127.0.0.1'],"
+            " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+            "child.stdout.readline(); print(child.pid, flush=True); time.sleep(60)",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(parent.stdout.readline())
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    deadline = time.monotonic() + 5
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(child)
+
+
+def start_server() -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness.testbed.probe", "serve", "--host", LOOPBACK],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert json.loads(process.stdout.readline())["port"] > 0
+    return process
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that nobody waits for has ended.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
