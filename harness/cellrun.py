@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energymon.window import joules
+from harness.checks import link_bounds
 from harness.config import Experiment, LoaderSpec
 from harness.daemon import Daemon, serving
 from harness.energy import EnergyAgent, save_readings
@@ -178,7 +179,14 @@ def _link_counters(context: CellContext) -> LinkCounters | None:
 
 def _probe(context: CellContext, regime: Regime) -> dict[str, Any] | None:
     found = context.testbed.probe(regime)
-    return asdict(found) if found is not None else None
+    if found is None:
+        return None
+    first = asdict(found)
+    if all(bound.kept for bound in link_bounds(regime, first, context.experiment.checks)):
+        return first
+    # A neighbour on the host can spoil one probe; a link that is wrong is wrong twice. Both are kept.
+    again = context.testbed.probe(regime)
+    return {**asdict(again), "first": first} if again is not None else first
 
 
 def _hear(process: CellProcess, state: str, deadline: float) -> None:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
 from harness.config import Tolerances
 from harness.measure import CellData, EpochRow
+from harness.regime import Regime
 
-__all__ = ["Check", "judge"]
+__all__ = ["Check", "LinkBound", "judge", "link_bounds"]
 
 # A rule that only warns says something of a group of rows; the rows themselves stay valid.
 PASS, WARN, FAIL, UNKNOWN = "pass", "warn", "fail", "unknown"
@@ -33,6 +35,32 @@ class Check:
     actual: str
     verdict: str
     """pass, warn, fail, or unknown when what it needs was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBound:
+    """A property of the link, as asked for and as probed."""
+
+    rule: str
+    asked: float
+    allowed: float
+    found: float | None
+    unit: str
+
+    @property
+    def kept(self) -> bool:
+        """Whether the probe found it within what is allowed."""
+        return self.found is not None and abs(self.found - self.asked) <= self.allowed
+
+
+def link_bounds(regime: Regime, probe: Mapping[str, Any], tolerances: Tolerances) -> list[LinkBound]:
+    """Return the round trip in ms and the rate in Gbit/s that a probe of a regime with a link must show."""
+    rate = regime.rate_gbit or 0.0
+    rtt_allowed = max(tolerances.rtt_ms, regime.rtt_ms * tolerances.rtt_pct / 100)
+    return [
+        LinkBound("rtt", regime.rtt_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms"),
+        LinkBound("rate", rate, rate * tolerances.rate_pct / 100, probe.get("rate_gbit"), "Gbit/s"),
+    ]
 
 
 def judge(
@@ -67,26 +95,19 @@ def _check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | 
 
 
 def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
-    regime = data.cell["regime"]
-    if regime["rate_gbit"] is None:
+    regime = Regime(**data.cell["regime"])
+    if regime.is_local:
         return
-    rtt, rate = regime["rtt_ms"], regime["rate_gbit"]
-    rtt_allowed = max(tolerances.rtt_ms, rtt * tolerances.rtt_pct / 100)
-    rate_allowed = rate * tolerances.rate_pct / 100
     for when in ("before", "after"):
-        probe = data.link.get(when) or {}
-        for rule, asked, allowed, unit, found in (
-            ("rtt", rtt, rtt_allowed, "ms", probe.get("rtt_ms_median")),
-            ("rate", rate, rate_allowed, "Gbit/s", probe.get("rate_gbit")),
-        ):
-            expected = f"{asked:g} ± {allowed:.2g} {unit}"
-            if found is None:
-                yield _check(row, f"{rule}_{when}", expected, "not measured", UNKNOWN)
+        for bound in link_bounds(regime, data.link.get(when) or {}, tolerances):
+            expected = f"{bound.asked:g} ± {bound.allowed:.2g} {bound.unit}"
+            if bound.found is None:
+                yield _check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
             else:
-                yield _check(row, f"{rule}_{when}", expected, f"{found:.3g} {unit}", abs(found - asked) <= allowed)
+                yield _check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
     epoch = next((e for e in data.link.get("epochs", []) if e["epoch"] == row.epoch), {})
     drops = epoch.get("drops")
-    if regime["loss_pct"] == 0:
+    if regime.loss_pct == 0:
         yield _check(
             row,
             "no_drops",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import sys
 from importlib import resources
 from pathlib import Path
@@ -124,7 +125,7 @@ def _run(cfg: DictConfig, console: Console) -> int:
     from harness.run import run
 
     with Progress(console) as progress:
-        outcome = run(cfg, progress)
+        outcome = run(cfg, progress, shlex.join(["python", "-m", "harness", *HydraConfig.get().overrides.task]))
     print_table(outcome.folder, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False)
     if outcome.failed:

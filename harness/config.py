@@ -77,7 +77,7 @@ class EnergySpec:
     sensors: Any = "auto"
     estimate: str = "missing"
     cpu_tdp_w: float | None = None
-    cpu_idle_fraction: float = 0.35
+    cpu_idle_fraction: float = 0.12
 
 
 @dataclass(frozen=True, slots=True)

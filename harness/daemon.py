@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import CellError
-from harness.process import end
 from harness.testbed.base import Node
+from harness.testbed.process import end_group
 
 __all__ = ["Daemon", "serving"]
 
@@ -54,6 +54,6 @@ def serving(node: Node, host: str, shards: Path, params: Mapping[str, Any], log:
     finally:
         if process.stdin is not None:
             process.stdin.close()
-        end(process, timeout_s=5.0)
+        end_group(process)
         if process.stdout is not None:
             process.stdout.close()

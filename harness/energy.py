@@ -18,18 +18,19 @@ from energymon.reading import Reading
 from energymon.stores.sqlite import SqliteStore
 from harness.config import EnergySpec
 from harness.errors import TestbedError
-from harness.process import end, spawn
+from harness.testbed.process import dying_with_parent, end_group, run_environment
 
 __all__ = ["EnergyAgent", "save_readings"]
 
-_READY_S = 20.0
+_NO_SENSOR = "nothing on this host measures energy"
 
 
 class EnergyAgent:
     """Runs `python -m energymon run` into a store; dies with the harness, and is started again if it died alone."""
 
-    def __init__(self, store: Path, spec: EnergySpec, node: str, log: Path) -> None:
+    def __init__(self, store: Path, spec: EnergySpec, *, node: str, run_id: str, log: Path) -> None:
         self._store, self._spec, self._node, self._log = store, spec, node, log
+        self._environment = run_environment(run_id)
         self._process: subprocess.Popen[str] | None = None
         self.sensors: list[Any] = []
 
@@ -58,20 +59,30 @@ class EnergyAgent:
         if spec.cpu_tdp_w is not None:
             argv += ["--cpu-tdp-w", f"{spec.cpu_tdp_w:g}"]
         with self._log.open("a") as log:
-            self._process = spawn(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1)
+            self._process = subprocess.Popen(
+                dying_with_parent(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+                process_group=0,
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         try:
             self.sensors = json.loads(line)["sensors"]
         except (ValueError, KeyError) as error:
             self.stop()
-            said = self._log.read_text(errors="replace").strip().splitlines()
-            reason = said[-1] if said else "it said nothing"
+            said = self._log.read_text(errors="replace").strip()
+            if _NO_SENSOR in said and spec.estimate == "off":
+                return  # no sensor, no joules: the run goes on without
+            reason = said.splitlines()[-1] if said else "it said nothing"
             raise TestbedError(f"the energy agent did not start: {reason} (log: {self._log})") from error
 
     def restart_if_dead(self) -> bool:
         """Start the agent again when it is gone; returns whether it was."""
-        if self.pid is not None:
+        if self.pid is not None or not self.sensors:
             return False
         self.stop()
         self.start()
@@ -82,18 +93,20 @@ class EnergyAgent:
         if self._process is not None:
             if self._process.stdin is not None:
                 self._process.stdin.close()
-            end(self._process, timeout_s=5.0)
+            end_group(self._process)
             self._process = None
 
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
         """Return the readings around a span of UTC ns, once the agent has stored a tick past its end."""
+        if not self.sensors:
+            return []
         margin_ns = int(3 * self._spec.interval_ms * 1e6)
         deadline = time.monotonic() + 2.0 + 3 * self._spec.interval_ms / 1e3
         with SqliteStore.open(self._store) as store:
             while True:
                 found = store.readings(start_ns - margin_ns, end_ns + margin_ns)
                 past = found and max(r.t_ns for r in found) >= end_ns
-                if past or not self.sensors or self.pid is None or time.monotonic() > deadline:
+                if past or self.pid is None or time.monotonic() > deadline:
                     return found
                 time.sleep(self._spec.interval_ms / 2e3)
 

@@ -122,7 +122,8 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
     samples, nbytes = int(batches.samples.sum()), int(batches.nbytes.sum())
-    energies = best_sources(joules(data.readings, start["utc_ns"], end["utc_ns"]))
+    interval_ns = int(cell["energy"]["interval_ms"] * 1e6)
+    energies = best_sources(joules(data.readings, start["utc_ns"], end["utc_ns"], interval_ns))
     energies += _published_energy(cell["accelerator"], batches, duration_s, energies)
     by_domain = {domain: _sum(e.joules for e in energies if e.domain == domain) for domain in ("cpu", "dram", "gpu")}
     known = [j for j in by_domain.values() if j is not None]

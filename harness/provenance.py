@@ -40,9 +40,12 @@ _SYSCTLS = (
 Field = dict[str, Any]
 
 
-def provenance(testbed: Mapping[str, Any], sensors: list[Any], dataset: Mapping[str, Any]) -> dict[str, Any]:
-    """Return provenance.json's content: sections of fields, each {"value", "source"}."""
+def provenance(
+    command: str, testbed: Mapping[str, Any], sensors: list[Any], dataset: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return provenance.json's content: the command, and sections of fields, each {"value", "source"}."""
     return {
+        "command": {"value": command, "source": "the command line"},
         "host": host(),
         "packages": packages(),
         "source": source(),

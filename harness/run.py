@@ -47,7 +47,7 @@ class Outcome:
     failed: int
 
 
-def run(cfg: DictConfig, progress: Progress) -> Outcome:
+def run(cfg: DictConfig, progress: Progress, command: str) -> Outcome:
     """Run (or resume) the experiment of a composed config; raises HarnessError, after which nothing is left behind."""
     experiment = experiment_from(cfg)
     _check_targets(experiment)
@@ -71,10 +71,12 @@ def run(cfg: DictConfig, progress: Progress) -> Outcome:
                     open_testbed(experiment.testbed.kind, uuid4().hex[:8], regimes, link_kind=experiment.testbed.link)
                 )
                 log = results.folder / "energy.log"
-                agent = stack.enter_context(EnergyAgent(results.energy, experiment.energy, "host", log))
+                agent = stack.enter_context(
+                    EnergyAgent(results.energy, experiment.energy, node="host", run_id=testbed.run_id, log=log)
+                )
                 about = {"name": handle.name, "content_hash": handle.content_hash, **handle.describe}
                 about |= {"skipped": list(handle.skipped)}
-                write_json(results.new_provenance(), provenance(testbed.describe(), agent.sensors, about))
+                write_json(results.new_provenance(), provenance(command, testbed.describe(), agent.sensors, about))
                 dataset = {
                     "name": handle.name,
                     "samples": len(handle.samples),

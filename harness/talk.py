@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from harness.errors import CellError
-from harness.process import end
 from harness.testbed.base import Node
+from harness.testbed.process import end_group
 
 __all__ = ["CellProcess"]
 
@@ -97,6 +97,6 @@ class CellProcess:
         if kind is None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=10)
-        end(self._process, timeout_s=5.0)
+        end_group(self._process)
         if self._process.stdout is not None:
             self._process.stdout.close()

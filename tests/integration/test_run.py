@@ -1,0 +1,207 @@
+"""Whole runs, as a user starts them: rows, faults, signals, death and resume."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+# Small enough for a test: few images, one repeat, steps of no length.
+SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def harness(tmp_path, cache):
+    def command(*overrides):
+        where = [f"results_dir={tmp_path / 'results'}", f"cache_dir={cache}"]
+        return [sys.executable, "-m", "harness", "+experiment=smoke", *SMALL, *where, *overrides]
+
+    return command
+
+
+def run(command, **options):
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
+
+
+def rows(tmp_path):
+    with (tmp_path / "results" / "latest" / "epochs.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def descendants_gone(before):
+    """Whether no process but those of `before` is this run's any more."""
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        if not [p for p in psutil.process_iter(["environ"]) if p.pid not in before and _of_a_run(p)]:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _of_a_run(process):
+    return "JOULEFEED_RUN" in (process.info["environ"] or {})
+
+
+@pytest.fixture
+def leaves_nothing():
+    shm, before = set(os.listdir("/dev/shm")), set(psutil.pids())
+    yield
+    assert descendants_gone(before)
+    assert set(os.listdir("/dev/shm")) <= shm
+
+
+def wait_for_epoch(tmp_path, process, loader="pytorch"):
+    """Wait until a cell of the loader has begun its epoch; return its folder."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        for events in (tmp_path / "results").glob(f"*/cells/{loader}-*.partial/events.jsonl"):
+            if "epoch_start" in events.read_text():
+                return events.parent
+        time.sleep(0.02)
+    pytest.fail(f"no epoch began; status {process.poll()}")
+
+
+def test_a_run_yields_valid_rows_a_report_and_leaves_nothing(harness, tmp_path, leaves_nothing):
+    done = run(harness())
+    assert done.returncode == 0, done.stderr
+    found = rows(tmp_path)
+    assert {r["loader"] for r in found} == {"pytorch", "dali", "streaming"}
+    assert {r["valid"] for r in found} == {"valid"}
+    assert {r["samples"] for r in found} == {"48"}
+    assert len({r["bytes"] for r in found}) == 1
+    assert all(float(r["cpu_j"]) > 0 for r in found)
+    assert all("cpu=" in r["energy_source"] for r in found)
+    folder = tmp_path / "results" / "latest"
+    for name in ("config.yaml", "plan.json", "ledger.jsonl", "provenance.json", "checks.json", "report.html"):
+        assert (folder / name).stat().st_size > 0, name
+    for cell in (folder / "cells").iterdir():
+        assert {p.name for p in cell.iterdir()} >= {
+            "cell.json", "events.parquet", "batches.parquet", "energy.parquet", "link.json", "log.txt",
+        }  # fmt: skip
+
+
+def test_the_harness_killed_in_mid_epoch_is_resumed_to_the_same_rows(harness, tmp_path, leaves_nothing):
+    process = subprocess.Popen(
+        harness("accelerator.kind=emulated", "accelerator.time_scale=20"), stderr=subprocess.DEVNULL
+    )
+    wait_for_epoch(tmp_path, process)
+    process.kill()
+    process.wait()
+    done = run(harness("accelerator.kind=emulated", "accelerator.time_scale=20", "resume=latest"))
+    assert done.returncode == 0, done.stderr
+    planned = json.loads((tmp_path / "results" / "latest" / "plan.json").read_text())["cells"]
+    assert [r["cell_id"] for r in rows(tmp_path)] == [c["cell_id"] for c in planned]
+    assert {r["samples"] for r in rows(tmp_path)} == {"48"}
+    assert len(list((tmp_path / "results").glob("2*"))) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_with_its_status_and_says_how_to_go_on(
+    harness, tmp_path, leaves_nothing, number
+):
+    process = subprocess.Popen(
+        harness("accelerator.kind=emulated", "accelerator.time_scale=20"), stderr=subprocess.PIPE, text=True
+    )
+    wait_for_epoch(tmp_path, process)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "resume=latest" in said
+    assert "Traceback" not in said
+
+
+def test_a_killed_daemon_fails_its_cell_alone(harness, tmp_path, leaves_nothing):
+    slow = ["accelerator.kind=emulated", "accelerator.time_scale=20", "loaders.streaming.timeout_s=2"]
+    process = subprocess.Popen(
+        harness(*slow, "loaders.streaming.prefetch_batches=1"), stderr=subprocess.PIPE, text=True
+    )
+    wait_for_epoch(tmp_path, process, "streaming")
+    (daemon,) = [
+        p
+        for p in psutil.Process(process.pid).children(recursive=True)
+        if "loaders.streaming" in p.cmdline() and "serve" in p.cmdline()
+    ]
+    daemon.kill()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 3, said
+    assert "daemon" in said
+    assert {r["loader"] for r in rows(tmp_path)} == {"pytorch", "dali"}
+    done = run(harness(*slow, "loaders.streaming.prefetch_batches=1", "resume=latest"))
+    assert done.returncode == 0, done.stderr
+    assert {r["loader"] for r in rows(tmp_path)} == {"pytorch", "dali", "streaming"}
+    assert list((tmp_path / "results" / "latest" / "cells").glob("streaming-*.failed-1"))
+
+
+def test_a_killed_worker_fails_its_cell_alone(harness, tmp_path, leaves_nothing):
+    process = subprocess.Popen(
+        harness("accelerator.kind=emulated", "accelerator.time_scale=20", "~loaders.dali"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for_epoch(tmp_path, process)
+    cells = [p for p in psutil.Process(process.pid).children(recursive=True) if "harness.cell" in p.cmdline()]
+    next(p for p in cells if p.children()).children()[0].kill()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 3, said
+    assert "worker" in said
+    assert {r["loader"] for r in rows(tmp_path)} == {"streaming"}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+experiment=nowhere", "wan30ms"),
+        ("loaders.pytorch.workers=3", "workers"),
+        ("+loaders.pytorch.workers=3", "takes no such key"),
+        ("regimes.local.rtt_ms=-1", "regimes.local.rtt_ms"),
+        ("workloads.resnet50.batch_size=4096", "larger than the dataset"),
+        ("dataset.root=/no/such/place", "dataset.root"),
+        ("loaders.pytorch._target_=no.such.Loader", "cannot be imported"),
+        ("resume=nothing", "no run with a plan.json"),
+    ],
+)
+def test_bad_input_is_one_message_and_no_run(harness, tmp_path, override, message):
+    command = harness(override)
+    if override.startswith("+experiment"):
+        command.remove("+experiment=smoke")
+    done = run(command)
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "results").glob("2*"))
+
+
+def test_a_taken_port_fails_the_cell_with_the_port(harness, tmp_path):
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run(harness(f"loaders.streaming.daemon.port={port}", "~loaders.dali", "~loaders.pytorch"))
+    assert done.returncode == 3
+    assert str(port) in done.stderr
+
+
+def test_a_run_is_not_resumed_with_another_config(harness, tmp_path):
+    only = ["~loaders.dali", "~loaders.pytorch"]
+    assert run(harness(*only)).returncode == 0
+    done = run(harness(*only, "resume=latest", "seed=7"))
+    assert done.returncode == 2
+    assert "config differs" in done.stderr
+
+
+def test_help_names_every_experiment():
+    done = run([sys.executable, "-m", "harness", "--help"])
+    assert done.returncode == 0
+    for path in Path("conf/experiment").glob("*.yaml"):
+        assert path.stem in done.stdout
