@@ -67,7 +67,7 @@ def instrumented_epoch(seconds: float) -> Line:
         loader = PyTorchLoader(
             samples=samples, transform=workload.transform, batch_size=8, seed=0, device="cpu", num_workers=0
         )
-        agent = EnergyAgent(out / "energy.sqlite", EnergySpec(), "host", out / "energy.log")
+        agent = EnergyAgent(out / "energy.sqlite", EnergySpec(), node="host", run_id="overhead", log=out / "energy.log")
         with loader, agent, EventLog(out / "events.jsonl") as log:
             assert agent.pid is not None
 

@@ -105,7 +105,7 @@ def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Che
                 yield _check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
             else:
                 yield _check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
-    epoch = next((e for e in data.link.get("epochs", []) if e["epoch"] == row.epoch), {})
+    epoch: Mapping[str, Any] = next((e for e in data.link.get("epochs", []) if e["epoch"] == row.epoch), {})
     drops = epoch.get("drops")
     if regime.loss_pct == 0:
         yield _check(

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -65,8 +65,8 @@ class TestbedSpec:
 
     __test__ = False
 
-    kind: str = "auto"
-    link: str = "auto"
+    kind: Literal["auto", "local", "netns"] = "auto"
+    link: Literal["auto", "netem", "relay"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,17 @@ __all__ = ["EventLog", "read_events", "save_events"]
 
 
 class EventLog:
-    """Appends events to a file, synced to disk at once unless told otherwise."""
+    """Appends events to a file, each synced to disk at once."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
 
-    def add(self, event: str, *, sync: bool = True, **values: Any) -> dict[str, Any]:
-        """Write one event with UTC and monotonic nanoseconds and return it; sync makes it outlive the machine."""
+    def add(self, event: str, **values: Any) -> None:
+        """Write one event with UTC and monotonic nanoseconds; it is on disk when this returns."""
         record = {"event": event, "utc_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), **values}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        if sync:
-            os.fsync(self._file.fileno())
-        return record
+        os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self

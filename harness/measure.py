@@ -184,7 +184,7 @@ def _cpu_util(start: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:
     total = end["cpu_total_s"] - start["cpu_total_s"]
     if total <= 0:
         return None
-    return max(0.0, min(1.0, (end["cpu_busy_s"] - start["cpu_busy_s"]) / total))
+    return float(max(0.0, min(1.0, (end["cpu_busy_s"] - start["cpu_busy_s"]) / total)))
 
 
 def _sum(values: Iterable[float]) -> float | None:

@@ -93,9 +93,9 @@ class Progress:
         """Take note of how many samples of an epoch have been trained on."""
         self._bars.update(self._tasks["samples"], description=f"{self._label}: epoch {epoch}", completed=done)
 
-    def cell_done(self, cell: Cell, summary: str = "") -> None:
+    def cell_done(self, cell: Cell, summary: str) -> None:
         """Take note that a cell is whole."""
-        self._finish(cell, f"{self._label}: {summary}" if summary else f"{self._label}: done")
+        self._finish(cell, f"{self._label}: {summary}")
 
     def cell_failed(self, cell: Cell, reason: str) -> None:
         """Take note that a cell failed, and why."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from types import FrameType
 from typing import Any
 from uuid import uuid4
@@ -17,12 +18,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from energymon.errors import EnergyError
 from harness.cellrun import CellContext, run_cell
-from harness.collect import collect
+from harness.collect import collect, load_cell
 from harness.config import Experiment, config_hash, experiment_from
 from harness.datasets import DatasetHandle
 from harness.energy import EnergyAgent
 from harness.errors import ConfigError, DatasetError, HarnessError, Interrupted, ResultsError
 from harness.ledger import Ledger
+from harness.measure import epoch_rows
 from harness.plan import Cell, plan
 from harness.progress import Progress
 from harness.provenance import provenance
@@ -120,9 +122,19 @@ def _run_cells(
             progress.cell_failed(cell, str(error))
         else:
             ledger.append("done", cell.cell_id)
-            progress.cell_done(cell)
+            progress.cell_done(cell, _summary(context.results.cell(cell.cell_id)))
     progress.stop()
     return failures
+
+
+def _summary(folder: Path) -> str:
+    rows = epoch_rows(load_cell(folder))
+    text = f"{median(row.duration_s for row in rows):.3g} s"
+    joules = [row.total_j for row in rows if row.total_j is not None]
+    if joules:
+        estimated = any("estimate" in row.energy_source for row in rows)
+        text += f", {median(joules):.3g} J" + (" (estimate)" if estimated else "")
+    return text
 
 
 def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> None:
