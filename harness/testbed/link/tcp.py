@@ -26,6 +26,9 @@ SYSCTLS = {
     "net.ipv4.tcp_min_tso_segs": "16",
     # A cell must not start from the window that an earlier cell's connections had reached.
     "net.ipv4.tcp_no_metrics_save": "1",
+    # Loaders, daemons and mounts keep their connections from epoch to epoch; the pause between two epochs of a long
+    # training is no pause at all, and one of a benchmark must not close the window again.
+    "net.ipv4.tcp_slow_start_after_idle": "0",
     # Router and listener announcements would be counted as traffic of the link.
     "net.ipv6.conf.all.disable_ipv6": "1",
     "net.ipv6.conf.default.disable_ipv6": "1",

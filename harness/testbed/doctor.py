@@ -1,0 +1,58 @@
+"""What this machine can do for a testbed, and the remedy for what it cannot."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.testbed.caches import can_drop_all
+from harness.testbed.netns import netns_obstacles
+from harness.testbed.nfs import nfs_obstacles
+from harness.testbed.sshfs import sshfs_obstacles
+from harness.testbed.unprivileged import namespace_obstacles, user_namespace_obstacles
+
+__all__ = ["Finding", "examine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One ability of the machine."""
+
+    ability: str
+    there: bool
+    remark: str
+    """What it is good for where it is there; why it is missing and the remedy where it is not."""
+
+
+def examine() -> Iterator[Finding]:
+    """Try each ability in turn; nothing that is made for a trial outlives it."""
+    yield _found("testbed with a link", netns_obstacles(), "testbed.kind=netns can be opened")
+    yield _found("network namespaces", namespace_obstacles(), "storage and compute get one each")
+    yield _found("user namespaces", user_namespace_obstacles(), "the testbed runs without root")
+    yield _device("link by netem", ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"], "sch_netem")
+    yield _device("link by relay", ["ip", "tuntap", "add", "jf0", "mode", "tun"], "tun")
+    tbf = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1gbit", "burst", "1mb", "limit", "1mb"]
+    yield _device("rate cap by tbf", tbf, "sch_tbf")
+    yield _found("mount by NFSv4", nfs_obstacles(), "the papers' own kind of mount")
+    yield _found("mount by sshfs", sshfs_obstacles(), "used where there is no NFS")
+    dropping = [] if can_drop_all() else ["root of the machine alone may write vm.drop_caches; files are advised away"]
+    yield _found("cold caches by vm.drop_caches", dropping, "pages, directories and attributes are forgotten")
+
+
+def _found(ability: str, obstacles: Sequence[str], use: str) -> Finding:
+    return Finding(ability, not obstacles, "; ".join(obstacles) or use)
+
+
+def _device(ability: str, trial: Sequence[str], module: str) -> Finding:
+    """Try something in a network namespace that ends with the trial."""
+    if obstacles := namespace_obstacles():
+        return _found(ability, obstacles, "")
+    try:
+        done = subprocess.run(["unshare", "--net", "--", *trial], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return Finding(ability, False, "unshare is not installed: apt-get install util-linux")
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return Finding(ability, False, f"{reason[0]} (modprobe {module} where the kernel has it as a module)")
+    return Finding(ability, True, "the kernel has it")

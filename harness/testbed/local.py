@@ -1,0 +1,104 @@
+"""The testbed without a link: both nodes are this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from harness.errors import MountError, TestbedError
+from harness.regime import Regime
+from harness.testbed.base import Mount, Node
+from harness.testbed.caches import can_drop_all, drop_caches
+from harness.testbed.lifetime import Lifetime
+from harness.testbed.mount import list_tree
+
+if TYPE_CHECKING:
+    from harness.testbed.probe import ProbeResult
+
+__all__ = ["LocalTestbed", "local_mount"]
+
+
+class LocalTestbed:
+    """Runs every process on this machine itself; needs no permission, and knows local regimes only.
+
+    Raises:
+        TestbedError: a regime needs a link, or the run cannot be registered.
+    """
+
+    kind: Literal["local"] = "local"
+    link: None = None
+
+    def __init__(self, run_id: str, regimes: Sequence[Regime]) -> None:
+        for regime in regimes:
+            self.set_regime(regime)
+        self.run_id = run_id
+        self.storage = Node("storage", run_id)
+        self.compute = Node("compute", run_id)
+        self._lifetime: Lifetime | None = Lifetime(run_id)
+        try:
+            self._lifetime.wait_guarded()
+        except BaseException:
+            self.close()
+            raise
+
+    def set_regime(self, regime: Regime) -> None:
+        """Refuse a regime that needs a link."""
+        if not regime.is_local:
+            raise TestbedError(
+                f"regimes.{regime.name} has {regime.rtt_ms:g} ms, and the local testbed has no link: "
+                "use testbed.kind=netns (or auto), or keep to regimes with rate_gbit=null"
+            )
+
+    def data_node(self, regime: Regime) -> Node:
+        """Return the compute node, where the data is."""
+        return self.compute
+
+    def probe(self, regime: Regime) -> ProbeResult | None:
+        """Return None: there is nothing to measure."""
+        return None
+
+    @contextmanager
+    def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
+        """Hand out `root` as it is, its tree listed."""
+        self.set_regime(regime)
+        with local_mount(self.compute, root) as mount:
+            yield mount
+
+    def drop_caches(self, root: Path) -> str:
+        """Forget what the kernel caches of the files under `root`."""
+        return drop_caches(root)
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the testbed is made of."""
+        return {
+            "kind": self.kind,
+            "run_id": self.run_id,
+            "mount": {"kind": "local"},
+            "caches": "vm.drop_caches" if can_drop_all() else "fadvise",
+        }
+
+    def close(self) -> None:
+        """End every process of the run and remove its files."""
+        lifetime, self._lifetime = self._lifetime, None
+        if lifetime is not None:
+            lifetime.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def local_mount(compute: Node, root: Path) -> Iterator[Mount]:
+    """Hand out a directory of the compute node itself, its tree listed as a remote mount's is."""
+    if not root.is_dir():
+        raise MountError(f"{root}: expected a directory to read from")
+    list_tree(compute, root)
+    yield Mount(root, "local")

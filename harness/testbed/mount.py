@@ -1,0 +1,87 @@
+"""The remote mount: kernel NFS where client and server exist, sshfs elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Literal, Protocol
+
+from harness.errors import MountError, TestbedError
+from harness.regime import Regime
+from harness.testbed.base import Mount, Node
+from harness.testbed.nfs import NfsMounter, nfs_obstacles
+from harness.testbed.sshfs import SshfsMounter
+
+__all__ = ["Mounter", "RemoteMounts", "list_tree"]
+
+LISTING_TIMEOUT_S = 1800.0
+
+
+class Mounter(Protocol):
+    """A way to mount directories of the storage node on the compute node."""
+
+    @property
+    def kind(self) -> Literal["nfs4", "sshfs"]:
+        """What is mounted."""
+
+    def mount(self, root: Path, point: Path, regime: Regime) -> AbstractContextManager[None]:
+        """Mount `root` at `point` for as long as the context lasts."""
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the mount is made of."""
+
+
+class RemoteMounts:
+    """Chooses the mount that this machine can do, and makes a fresh one each time.
+
+    Args:
+        storage: the node whose files are served.
+        compute: the node that mounts them.
+        folder: directory for keys and mount points, private to this user.
+    """
+
+    def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
+        self._compute = compute
+        self._points = (folder / f"mount-{number}" for number in itertools.count())
+        self._mounter: Mounter
+        if obstacles := nfs_obstacles():
+            self._mounter = SshfsMounter(storage, compute, folder)
+            self._reason = obstacles[0]
+        else:
+            self._mounter = NfsMounter(storage, compute, folder)
+            self._reason = "this kernel has NFS client and server"
+
+    @contextmanager
+    def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
+        """Mount `root` afresh, list all of it, and take it away when the context is left.
+
+        Raises:
+            MountError: `root` is no directory, the mount does not come up or cannot be listed.
+        """
+        if not root.is_dir():
+            raise MountError(f"{root}: expected a directory to mount")
+        point = next(self._points)
+        point.mkdir()
+        with self._mounter.mount(root.resolve(), point, regime):
+            list_tree(self._compute, point)
+            yield Mount(point, self._mounter.kind)
+        point.rmdir()
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the mounts are made of, and why."""
+        return {**self._mounter.describe(), "reason": self._reason}
+
+
+def list_tree(node: Node, root: Path) -> None:
+    """Look at every file's attributes once, as a training job does that lists its dataset first.
+
+    Raises:
+        MountError: part of the tree cannot be read.
+    """
+    # No file is that large: find has to look at each and prints none.
+    try:
+        node.run(["find", str(root), "-size", "+1000000G"], LISTING_TIMEOUT_S)
+    except TestbedError as error:
+        raise MountError(f"listing {root}: {error}") from error

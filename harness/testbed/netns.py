@@ -1,0 +1,156 @@
+"""The testbed on one machine: a storage and a compute namespace with an emulated link between them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+from harness.errors import TestbedError
+from harness.regime import Regime
+from harness.testbed.base import Mount, Node
+from harness.testbed.caches import can_drop_all, drop_caches
+from harness.testbed.lifetime import Lifetime
+from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
+from harness.testbed.local import local_mount
+from harness.testbed.mount import RemoteMounts
+from harness.testbed.nfs import nfs_obstacles
+from harness.testbed.probe import ProbeResult, ProbeServer, probe
+from harness.testbed.process import children_marked
+from harness.testbed.sshfs import sshfs_obstacles
+from harness.testbed.unprivileged import namespace_obstacles, outer_identity
+
+__all__ = ["NetnsTestbed", "netns_obstacles"]
+
+TOOLS = {
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
+    "find": "findutils",
+}
+
+
+def netns_obstacles() -> list[str]:
+    """Return what keeps this process from opening a testbed with a link, each with its remedy."""
+    missing = {package: tool for tool, package in TOOLS.items() if shutil.which(tool) is None}
+    found = [f"{tool} is not installed: apt-get install {package}" for package, tool in missing.items()]
+    found += namespace_obstacles()
+    if nfs_obstacles():
+        found += sshfs_obstacles()
+    return found
+
+
+class NetnsTestbed:
+    """Two network namespaces of this machine, named by the run's id, that see one file system.
+
+    Args:
+        run_id: 1 to 32 letters and digits.
+        link_kind: how the link is emulated.
+
+    Raises:
+        TestbedError: something is missing; the message names it and the remedy. Nothing is left behind.
+    """
+
+    kind: Literal["netns"] = "netns"
+
+    def __init__(self, run_id: str, link_kind: LinkKind) -> None:
+        if obstacles := netns_obstacles():
+            raise TestbedError(
+                f"a testbed with a link cannot be opened here: {'; '.join(obstacles)} "
+                "(python -m harness.testbed doctor tells more)"
+            )
+        self.run_id = run_id
+        self._link_kind: LinkKind = link_kind
+        self._notes: list[str] = []
+        with ExitStack() as stack:
+            self._lifetime = Lifetime(run_id)
+            stack.callback(self._lifetime.close)
+            names = self._lifetime.names
+            self._storage_ns, self._compute_ns = map(str, names.namespace_paths)
+            _add_namespaces(names.namespace("storage"), names.namespace("compute"))
+            self.storage = Node("storage", run_id, STORAGE_ADDRESS, INTERFACE, self._storage_ns)
+            self.compute = Node("compute", run_id, COMPUTE_ADDRESS, INTERFACE, self._compute_ns)
+            self.link: Link = self._open_link()
+            stack.callback(self._close_link)
+            self._mounts = RemoteMounts(self.storage, self.compute, names.folder)
+            self._lifetime.wait_guarded()
+            self._stack = stack.pop_all()
+
+    def set_regime(self, regime: Regime) -> None:
+        """Give the link the regime's delay and rate; a link that broke in an earlier cell is made anew."""
+        if regime.is_local:
+            return
+        try:
+            self.link.set(regime)
+        except TestbedError as error:
+            self._notes.append(f"the link was made anew before regime {regime.name}: {error}")
+            self.link.close()
+            self.link = self._open_link()
+            self.link.set(regime)
+
+    def data_node(self, regime: Regime) -> Node:
+        """Return the node that serves data: compute in a local regime, storage in all others."""
+        return self.compute if regime.is_local else self.storage
+
+    def probe(self, regime: Regime) -> ProbeResult | None:
+        """Measure the idle link's round trip and rate; None for a local regime."""
+        if regime.is_local:
+            return None
+        with ProbeServer(self.storage.popen, self.storage.address) as server:
+            return probe(self.compute.run, self.storage.address, server.port, regime)
+
+    @contextmanager
+    def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
+        """Let the compute node see `root`: afresh through the link, or as it is in a local regime."""
+        mounting = local_mount(self.compute, root) if regime.is_local else self._mounts.mount(root, regime)
+        with mounting as mount:
+            yield mount
+
+    def drop_caches(self, root: Path) -> str:
+        """Forget what the kernel caches of the files under `root`."""
+        return drop_caches(root)
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the testbed is made of."""
+        return {
+            "kind": self.kind,
+            "run_id": self.run_id,
+            "user_namespace": outer_identity()[0] != 0,
+            "link": self.link.describe(),
+            "mount": self._mounts.describe(),
+            "caches": "vm.drop_caches" if can_drop_all() else "fadvise",
+            "notes": list(self._notes),
+        }
+
+    def close(self) -> None:
+        """Remove the link, both namespaces, every process in them, mounts and keys."""
+        self._stack.close()
+
+    def _open_link(self) -> Link:
+        with children_marked(self.run_id):
+            return open_link(self._storage_ns, self._compute_ns, kind=self._link_kind)
+
+    def _close_link(self) -> None:
+        # The link that is there by then: it may have been made anew.
+        self.link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _add_namespaces(*names: str) -> None:
+    for name in names:
+        done = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TestbedError(f"ip netns add {name}: {done.stderr.strip()}; it needs CAP_SYS_ADMIN (root)")

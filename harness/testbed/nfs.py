@@ -1,0 +1,184 @@
+"""A remote mount as the papers have it: the kernel's NFSv4 server and client, each in its namespace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from harness.errors import MountError, TestbedError
+from harness.regime import Regime
+from harness.testbed.base import Node
+from harness.testbed.mount_table import detach, is_mounted
+from harness.testbed.process import end_group
+from harness.testbed.unprivileged import outer_identity
+
+__all__ = ["NfsMounter", "nfs_obstacles", "stop_nfs_server"]
+
+FILE_SYSTEMS = Path("/proc/filesystems")
+KERNEL_PARTS = (("nfs4", "nfsv4", "client"), ("nfsd", "nfsd", "server"))
+"""File system, module and role of each half."""
+THREADS = 8
+"""The default of nfs-utils."""
+MOUNT_BASE_S = 60.0
+MOUNT_ROUND_TRIPS = 60
+OPTIONS = "ro,vers=4.2,proto=tcp,nosharecache,actimeo=604800,softerr,timeo=150,retrans=3,retry=0"
+"""Attributes are kept for good, since the data is read-only; a dead link ends in an error, not in a hang."""
+
+SERVE = """
+mount -t tmpfs -o mode=755 tmpfs /var/lib/nfs
+mkdir /var/lib/nfs/nfsdcld /var/lib/nfs/rpc_pipefs
+: >/var/lib/nfs/etab; : >/var/lib/nfs/rmtab
+mount -t rpc_pipefs sunrpc /var/lib/nfs/rpc_pipefs
+nfsdcld --foreground --pipefsdir=/var/lib/nfs/rpc_pipefs --storagedir=/var/lib/nfs/nfsdcld &
+tries=200
+until [ -s /var/lib/nfs/nfsdcld/main.sqlite ] || [ $((tries -= 1)) -eq 0 ]; do sleep 0.05; done
+mount --bind "$1" "$2"
+mount -t nfsd nfsd /proc/fs/nfsd
+exportfs -o ro,fsid=0,no_root_squash,no_subtree_check,insecure,sec=sys "$3:$2"
+rpc.nfsd --no-nfs-version 3 --nfs-version 4 --no-udp --host "$4" "$5"
+echo ready
+exec rpc.mountd --foreground --no-nfs-version 3 --no-udp
+"""
+"""In a mount namespace of its own, so that neither the export nor its bookkeeping meets the machine's own.
+
+nfsdcld knows of no client from before, which spares this server the grace period of 90 s in which none may open a file;
+its database is there once it listens.
+"""
+
+STOP = """
+mount -t nfsd nfsd /proc/fs/nfsd
+echo 0 >/proc/fs/nfsd/threads
+for cache in auth.unix.ip auth.unix.gid nfsd.fh nfsd.export; do
+    if [ -w /proc/net/rpc/$cache/flush ]; then date +%s >/proc/net/rpc/$cache/flush; fi
+done
+"""
+"""The server is the kernel's own threads: they end when told to, and would keep their namespace alive."""
+
+
+def nfs_obstacles() -> list[str]:
+    """Return what this machine lacks for the mount, each with its remedy; empty when nothing is missing."""
+    found = [
+        f"this kernel has no NFS {role} (module {module})"
+        for file_system, module, role in KERNEL_PARTS
+        if not (_kernel_has(file_system) or _modprobe(module, "--dry-run"))
+    ]
+    packages = {
+        "mount.nfs4": "nfs-common",
+        "rpc.nfsd": "nfs-kernel-server",
+        "nfsdcld": "nfs-kernel-server",
+        "rpc.mountd": "nfs-kernel-server",
+        "exportfs": "nfs-kernel-server",
+    }
+    for tool, package in packages.items():
+        if _tool(tool) is None:
+            found.append(f"{tool} is not installed: apt-get install {package}")
+    if os.geteuid() != 0 or outer_identity()[0] != 0:
+        found.append("kernel NFS needs root outside any user namespace")
+    return found
+
+
+class NfsMounter:
+    """Mounts directories of the storage node on the compute node through kernel NFSv4.
+
+    Args:
+        storage: the node whose files are served.
+        compute: the node that mounts them.
+        folder: directory for the place that is exported, private to this user.
+
+    Raises:
+        MountError: the kernel's modules do not load.
+    """
+
+    kind: Literal["nfs4"] = "nfs4"
+
+    def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
+        self._storage, self._compute = storage, compute
+        self._exported = folder / "export"
+        self._exported.mkdir()
+        for file_system, module, role in KERNEL_PARTS:
+            if not (_kernel_has(file_system) or (_modprobe(module) and _kernel_has(file_system))):
+                raise MountError(f"the kernel's NFS {role} does not load: see modprobe {module}")
+
+    @contextmanager
+    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[None]:
+        """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+
+        Raises:
+            MountError: the server does not start, or does not let the client in.
+        """
+        with self._server(root):
+            argv = [_tool("mount.nfs4") or "mount.nfs4", f"{self._storage.address}:/", str(point), "-o", OPTIONS]
+            try:
+                try:
+                    self._compute.run(argv, MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3)
+                except TestbedError as error:
+                    raise MountError(f"NFS of {root} in regime {regime.name}: {error}") from error
+                yield
+            finally:
+                if is_mounted(point):
+                    detach(point)
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the mount is made of."""
+        return {"kind": self.kind, "options": OPTIONS, "server_threads": THREADS}
+
+    @contextmanager
+    def _server(self, root: Path) -> Iterator[None]:
+        arguments = [str(root), str(self._exported), self._compute.address, self._storage.address, str(THREADS)]
+        server = self._storage.popen(
+            ["unshare", "--mount", "--", "sh", "-eu", "-c", SERVE, "sh", *arguments],
+            env={**os.environ, "PATH": _search_path()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        try:
+            assert server.stdout is not None
+            said: list[str] = []
+            for line in server.stdout:
+                if line == "ready\n":
+                    break
+                said.append(line.strip())
+            else:
+                raise MountError(f"the NFS server of {root} did not start: {'; '.join(said) or 'it said nothing'}")
+            yield
+        finally:
+            if problem := stop_nfs_server(Path(str(self._storage.namespace))):
+                raise MountError(problem)
+            end_group(server)
+            if server.stdout is not None:
+                server.stdout.close()
+
+
+def stop_nfs_server(namespace: Path) -> str | None:
+    """Stop the kernel's NFS server of a network namespace, if it has one; return what went wrong."""
+    if not _kernel_has("nfsd"):
+        return None
+    stop = ["unshare", "--mount", "--", "sh", "-eu", "-c", STOP]
+    done = subprocess.run(["nsenter", f"--net={namespace}", "--", *stop], capture_output=True, text=True, check=False)
+    return f"NFS server in {namespace}: {done.stderr.strip()}" if done.returncode else None
+
+
+def _modprobe(module: str, *options: str) -> bool:
+    try:
+        return subprocess.run(["modprobe", "--quiet", *options, module], check=False).returncode == 0
+    except FileNotFoundError:
+        # A machine without modprobe has all of its kernel built in.
+        return False
+
+
+def _kernel_has(file_system: str) -> bool:
+    return file_system in FILE_SYSTEMS.read_text().split()
+
+
+def _tool(name: str) -> str | None:
+    return shutil.which(name, path=_search_path())
+
+
+def _search_path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"

@@ -1,0 +1,155 @@
+"""The processes of a run: they die with their parent, and are found again by the run's id."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import harness
+
+__all__ = [
+    "PROCESS_GRACE_S",
+    "RUN_VARIABLE",
+    "children_marked",
+    "dying_with_parent",
+    "end_group",
+    "kill_all",
+    "processes_of_run",
+    "run_environment",
+]
+
+RUN_VARIABLE = "JOULEFEED_RUN"
+"""Environment variable by which the processes of a run are found, however often they forked."""
+PROCESS_GRACE_S = 5.0
+"""Time between SIGTERM and SIGKILL."""
+KILL_PATIENCE_S = 10.0
+SURE_LOOKS = 2
+LOOK_AGAIN_S = 0.02
+_PROC = Path("/proc")
+
+
+def dying_with_parent(argv: Sequence[str]) -> list[str]:
+    """Return the command that runs `argv` so that the kernel kills it when its parent thread dies."""
+    # setpriv and not preexec_fn: the latter can deadlock in a parent with threads. A parent that died before the
+    # kernel was told is noticed by the shell: its child has another one by then.
+    unless_orphaned = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+    return ["setpriv", "--pdeathsig", "KILL", "--", *unless_orphaned, *argv]
+
+
+def run_environment(run_id: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a run's process: the caller's, the run's id, and the caller's packages."""
+    environment = dict(os.environ if base is None else base)
+    environment[RUN_VARIABLE] = run_id
+    packages = str(Path(harness.__file__).parent.parent)
+    search_path = environment.get("PYTHONPATH", "").split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join([packages, *(p for p in search_path if p and p != packages)])
+    return environment
+
+
+@contextmanager
+def children_marked(run_id: str) -> Iterator[None]:
+    """Let whatever starts processes of its own meanwhile start them as the run's."""
+    before = os.environ.get(RUN_VARIABLE)
+    os.environ[RUN_VARIABLE] = run_id
+    try:
+        yield
+    finally:
+        os.environ.pop(RUN_VARIABLE)
+        if before is not None:
+            os.environ[RUN_VARIABLE] = before
+
+
+def end_group(process: subprocess.Popen[Any], *, grace_s: float = PROCESS_GRACE_S) -> None:
+    """End a child that leads a process group: SIGTERM, after `grace_s` SIGKILL, to the whole group."""
+    if process.poll() is None and grace_s > 0:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+    # What the child left in its group is killed even when the child itself is gone.
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def processes_of_run(run_id: str, namespaces: Iterable[Path] = ()) -> list[int]:
+    """Return the ids of living processes that carry the run's id or are in one of its network namespaces."""
+    belongs = _membership(run_id, namespaces)
+    pids = sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
+    return [pid for pid in pids if pid != os.getpid() and belongs(pid)]
+
+
+def kill_all(run_id: str, namespaces: Iterable[Path] = (), patience_s: float = KILL_PATIENCE_S) -> list[int]:
+    """Kill the run's processes until none is left; return the ids of those that were killed.
+
+    Raises:
+        TimeoutError: some were still there after `patience_s`; the message names them.
+    """
+    belongs = _membership(run_id, namespaces)
+    deadline = time.monotonic() + patience_s
+    killed: list[int] = []
+    empty_looks = 0
+    # A process may fork while its siblings are being killed, and has no environment for a moment while it executes
+    # another program: hence the repeated look.
+    while empty_looks < SURE_LOOKS:
+        found = processes_of_run(run_id, namespaces)
+        if not found:
+            empty_looks += 1
+            time.sleep(LOOK_AGAIN_S)
+            continue
+        empty_looks = 0
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"processes {found} of run {run_id} do not die; see `ps -o pid,stat,wchan,args`")
+        for pid in found:
+            if _kill(pid, belongs, deadline):
+                killed.append(pid)
+    return killed
+
+
+def _membership(run_id: str, namespaces: Iterable[Path]) -> Callable[[int], bool]:
+    marker = f"\0{RUN_VARIABLE}={run_id}\0".encode()
+    identities = set()
+    for namespace in namespaces:
+        with suppress(FileNotFoundError):
+            identities.add(_identity(namespace))
+
+    def belongs(pid: int) -> bool:
+        with suppress(OSError):
+            if marker in b"\0" + (_PROC / str(pid) / "environ").read_bytes() + b"\0":
+                return True
+        with suppress(OSError):
+            return _identity(_PROC / str(pid) / "ns" / "net") in identities
+        return False
+
+    return belongs
+
+
+def _identity(namespace: Path) -> tuple[int, int]:
+    status = namespace.stat()
+    return status.st_dev, status.st_ino
+
+
+def _kill(pid: int, belongs: Callable[[int], bool], deadline: float) -> bool:
+    """Kill one process and wait for its end; the descriptor keeps its number from being reused meanwhile."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not belongs(pid):
+            return False
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+        return True
+    finally:
+        os.close(descriptor)

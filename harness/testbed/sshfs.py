@@ -1,0 +1,252 @@
+"""A remote mount where the kernel has no NFS: sshfs over an SSH server and keys of the run's own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pwd
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.errors import MountError
+from harness.regime import Regime
+from harness.testbed.base import Node
+from harness.testbed.mount_table import detach, is_mounted, wait_mounted
+from harness.testbed.process import end_group
+from harness.testbed.unprivileged import outer_identity
+
+__all__ = ["SshfsMounter", "sshfs_obstacles"]
+
+FIRST_PORT = 2200
+CIPHER = "aes128-gcm@openssh.com"
+"""The quickest one on CPUs with AES instructions; what it costs is what is not NFS about this mount."""
+SERVER_START_S = 20.0
+CONNECT_BASE_S = 30.0
+CONNECT_ROUND_TRIPS = 60
+"""SSH's handshake takes about ten; loss may triple that."""
+LONG_S = 7 * 24 * 3600
+"""Attributes are kept for good: the data is read-only, and a network file system keeps them as well."""
+PRIVILEGE_SEPARATION = Path("/run/sshd")
+
+
+def sshfs_obstacles() -> list[str]:
+    """Return what this machine lacks for the mount, each with its remedy; empty when nothing is missing."""
+    found = []
+    packages = {"sshfs": "sshfs", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
+    for tool, package in packages.items():
+        if shutil.which(tool) is None:
+            found.append(f"{tool} is not installed: apt-get install {package}")
+    if _sshd() is None:
+        found.append("sshd is not installed: apt-get install openssh-server (it need not run as a service)")
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        found.append(f"/dev/fuse: {error.strerror}: modprobe fuse; in a container start it with --device /dev/fuse")
+    return found
+
+
+class SshfsMounter:
+    """Mounts directories of the storage node on the compute node through sshfs.
+
+    Args:
+        storage: the node whose files are served.
+        compute: the node that mounts them.
+        folder: directory for keys and configuration, private to this user.
+
+    Raises:
+        MountError: the keys cannot be made, or this user has no name to log in with.
+    """
+
+    kind: Literal["sshfs"] = "sshfs"
+
+    def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
+        self._storage, self._compute = storage, compute
+        self._folder = folder
+        self._ports = itertools.count(FIRST_PORT)
+        uid = outer_identity()[0]
+        try:
+            self._user = pwd.getpwuid(uid).pw_name
+        except KeyError as error:
+            raise MountError(f"user {uid} has no entry in /etc/passwd, and sshd lets in only users who have") from error
+        self._nested = os.geteuid() == 0 and uid != 0
+        for key in ("host_key", "user_key"):
+            made = subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "joulefeed", "-f", str(folder / key)],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                check=False,
+            )
+            if made.returncode:
+                raise MountError(f"ssh-keygen for the mount: {made.stderr.strip() or made.stdout.strip()}")
+        if os.geteuid() == 0 and not self._nested:
+            # Distributions make this empty directory when their own service starts; sshd refuses to start without.
+            PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+
+    @contextmanager
+    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[None]:
+        """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+
+        Raises:
+            MountError: the server does not start, or the mount does not come up.
+        """
+        port = next(self._ports)
+        with self._server(port):
+            config = self._client_config(port)
+            argv = ["sshfs", "-f", "-F", str(config), "-o", _options(self.options()), f"storage:{root}", str(point)]
+            log_path = self._folder / f"sshfs-{port}.log"
+            with log_path.open("wb") as log:
+                client = self._compute.popen(argv, stdout=log, stderr=log)
+            try:
+                patience_s = CONNECT_BASE_S + CONNECT_ROUND_TRIPS * regime.rtt_ms / 1e3
+                if not wait_mounted(point, client, patience_s):
+                    said = log_path.read_text(errors="replace").strip() or f"not up in {patience_s:g} s"
+                    raise MountError(f"sshfs of {root} in regime {regime.name}: {said}")
+                yield
+            finally:
+                if is_mounted(point):
+                    detach(point)
+                # Without its mount it ends by itself; the signal is for one that hangs.
+                end_group(client)
+
+    def options(self) -> Mapping[str, str | None]:
+        """Return the options of the mount, as `sshfs -o` takes them."""
+        return {
+            "ro": None,
+            # Links are followed where the files are: the compute node must not resolve them on its own disk.
+            "follow_symlinks": None,
+            "fsname": f"joulefeed-{self._storage.run_id}",
+            "dcache_timeout": str(LONG_S),
+            "dcache_stat_timeout": str(LONG_S),
+            "dcache_dir_timeout": str(LONG_S),
+            "dcache_link_timeout": str(LONG_S),
+            # More entries than a large dataset has files; sshfs' default of 10000 would forget ImageNet.
+            "dcache_max_size": "4000000",
+            "entry_timeout": str(LONG_S),
+            "attr_timeout": str(LONG_S),
+        }
+
+    def describe(self) -> dict[str, object]:
+        """Tell what the mount is made of."""
+        return {
+            "kind": self.kind,
+            "options": _options(self.options()),
+            "cipher": CIPHER,
+            "versions": [_version(["sshfs", "-V"]), _version(["ssh", "-V"])],
+        }
+
+    @contextmanager
+    def _server(self, port: int) -> Iterator[None]:
+        """Run an SSH server on the storage node that serves files, read-only, to the run's own key alone."""
+        sshd = _sshd()
+        if sshd is None:
+            raise MountError("sshd is gone: apt-get install openssh-server")
+        config = self._folder / f"sshd_config-{port}"
+        config.write_text(self._server_config(port))
+        # sshd's children lead sessions of their own; in a process namespace they die with it all the same.
+        contain = ["unshare", "--pid", "--fork", "--kill-child"]
+        if self._nested:
+            # A root who is alone in a user namespace cannot become the unprivileged user that sshd needs.
+            uid, gid = outer_identity()
+            contain += ["--user", f"--map-user={uid}", f"--map-group={gid}"]
+        argv = [*contain, "--", sshd, "-D", "-e", "-f", str(config)]
+        server = self._storage.popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        try:
+            _wait_listening(server, self._storage.address)
+            yield
+        finally:
+            # At SIGTERM the listener ends first and takes the process namespace, sessions included, with it.
+            end_group(server)
+            # Each of its processes holds the other end: the pipe's end is that of the last one.
+            server.communicate()
+
+    def _server_config(self, port: int) -> str:
+        folder = self._folder
+        return f"""\
+ListenAddress {self._storage.address}:{port}
+HostKey "{folder / "host_key"}"
+AuthorizedKeysFile "{folder / "user_key.pub"}"
+AuthenticationMethods publickey
+AllowUsers {self._user}
+PermitRootLogin prohibit-password
+StrictModes no
+UsePAM {"yes" if _is_locked(self._user) else "no"}
+UseDNS no
+PidFile none
+PrintMotd no
+PermitTTY no
+DisableForwarding yes
+Subsystem sftp internal-sftp
+ForceCommand internal-sftp -R
+Ciphers {CIPHER}
+IPQoS none
+"""
+
+    def _client_config(self, port: int) -> Path:
+        folder = self._folder
+        known = folder / f"known_hosts-{port}"
+        known.write_text(f"[{self._storage.address}]:{port} {(folder / 'host_key.pub').read_text()}")
+        config = folder / f"ssh_config-{port}"
+        config.write_text(f"""\
+Host storage
+HostName {self._storage.address}
+Port {port}
+User {self._user}
+IdentityFile "{folder / "user_key"}"
+IdentitiesOnly yes
+IdentityAgent none
+UserKnownHostsFile "{known}"
+GlobalKnownHostsFile none
+StrictHostKeyChecking yes
+BatchMode yes
+ControlMaster no
+Compression no
+Ciphers {CIPHER}
+IPQoS none
+ServerAliveInterval 15
+ServerAliveCountMax 3
+""")
+        return config
+
+
+def _options(options: Mapping[str, str | None]) -> str:
+    return ",".join(key if value is None else f"{key}={value}" for key, value in options.items())
+
+
+def _sshd() -> str | None:
+    return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
+
+
+def _is_locked(user: str) -> bool:
+    """Say whether the user's password is locked, as root's is on Ubuntu: sshd then needs PAM to let a key in."""
+    try:
+        entries = Path("/etc/shadow").read_text().splitlines()
+    except OSError:
+        return False
+    return any(entry.startswith(f"{user}:!") for entry in entries)
+
+
+def _wait_listening(server: subprocess.Popen[Any], address: str) -> None:
+    assert server.stderr is not None
+    deadline = time.monotonic() + SERVER_START_S
+    said = b""
+    waiting = select.poll()
+    waiting.register(server.stderr, select.POLLIN | select.POLLHUP)
+    while b"Server listening on" not in said:
+        left_ms = (deadline - time.monotonic()) * 1e3
+        chunk = os.read(server.stderr.fileno(), 4096) if left_ms > 0 and waiting.poll(left_ms) else b""
+        if not chunk:
+            reason = said.decode(errors="replace").strip() or f"no word within {SERVER_START_S:g} s"
+            raise MountError(f"the SSH server of the mount on {address} did not start: {reason}")
+        said += chunk
+
+
+def _version(argv: list[str]) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).strip().partition("\n")[0]

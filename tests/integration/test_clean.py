@@ -1,0 +1,157 @@
+"""What is left when the harness is killed: nothing, or what the next clean-up removes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from harness.testbed import clean
+from harness.testbed.mount_table import mounts_below
+from harness.testbed.netns import netns_obstacles
+from harness.testbed.process import processes_of_run
+from harness.testbed.state import RunNames, state_root
+
+OBSTACLES = netns_obstacles()
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),
+]
+HARNESS = """
+import json, subprocess, sys, time
+from pathlib import Path
+from harness.regime import Regime
+from harness.testbed import open_testbed
+near = Regime("near", 1.0, 10.0)
+testbed = open_testbed("netns", sys.argv[1], [near])
+testbed.set_regime(near)
+with testbed.mount(Path(sys.argv[2]), near) as mount:
+    read = "setsid sleep 92 & exec 3<.; while :; do cat */* >/dev/null; done"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    cell = testbed.compute.popen(["sh", "-c", read], cwd=mount.path, **quiet)
+    print(json.dumps({"reaper": testbed._lifetime.reaper_pid, "relay": testbed.link.pid}), flush=True)
+    time.sleep(600)
+"""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A harness in the middle of a cell."""
+
+    process: subprocess.Popen
+    names: RunNames
+    reaper: int
+    relay: int | None
+
+    def left(self) -> list[object]:
+        """Everything of the run that is there."""
+        found: list[object] = list(processes_of_run(self.names.run_id, self.names.namespace_paths))
+        found += mounts_below(self.names.folder)
+        found += [path for path in (*self.names.namespace_paths, self.names.folder) if path.exists()]
+        found += [self.names.state_file] if self.names.state_file.exists() else []
+        if self.relay is not None and _alive(self.relay):
+            found.append(f"relay {self.relay}")
+        if not self.names.state_file.exists() and _alive(self.reaper):
+            found.append(f"reaper {self.reaper}")
+        return found
+
+    def wait_nothing_left(self) -> list[object]:
+        """Wait for the reaper, and for what is about to end by itself; return what is left all the same."""
+        deadline = time.monotonic() + 20
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+
+@pytest.fixture
+def start(tmp_path):
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "a.jpg").write_bytes(os.urandom(50_000))
+    started: list[Running] = []
+
+    def _start() -> Running:
+        names = RunNames(f"c{uuid4().hex[:8]}", state_root())
+        process = subprocess.Popen(
+            [sys.executable, "-c", HARNESS, names.run_id, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        said = json.loads(process.stdout.readline())
+        started.append(Running(process, names, said["reaper"], said["relay"]))
+        return started[-1]
+
+    yield _start
+    for running in started:
+        running.process.kill()
+        running.process.wait()
+        running.process.stdout.close()
+        running.wait_nothing_left()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _kill(running: Running, *pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    running.process.wait()
+
+
+def test_reaper_removes_everything_of_a_killed_harness(start):
+    running = start()
+    assert running.left()
+    _kill(running, running.process.pid)
+    assert running.wait_nothing_left() == []
+
+
+def test_reaper_survives_the_end_of_the_harness_group(start):
+    running = start()
+    os.killpg(running.process.pid, signal.SIGKILL)
+    running.process.wait()
+    assert running.wait_nothing_left() == []
+
+
+def test_clean_removes_what_is_left_when_the_reaper_was_killed_too(start):
+    running = start()
+    _kill(running, running.reaper, running.process.pid)
+    assert running.names.state_file.exists()
+    removed = [line for line in clean() if running.names.run_id in line]
+    assert any("namespace" in line for line in removed)
+    assert any("mount" in line for line in removed)
+    assert running.wait_nothing_left() == []
+
+
+def test_clean_leaves_a_living_run_alone(start):
+    running = start()
+    assert not [line for line in clean() if running.names.run_id in line]
+    assert all(path.exists() for path in running.names.namespace_paths)
+    assert mounts_below(running.names.folder)
+
+
+def test_command_line_clean_tells_what_it_removed_and_then_that_there_is_nothing(start):
+    running = start()
+    _kill(running, running.reaper, running.process.pid)
+    command = [sys.executable, "-m", "harness.testbed", "clean"]
+    first = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert running.names.run_id in first.stdout
+    second = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert running.names.run_id not in second.stdout
+    assert running.wait_nothing_left() == []
+
+
+def test_data_behind_a_mount_survives_the_clean_up(start, tmp_path):
+    running = start()
+    _kill(running, running.reaper, running.process.pid)
+    clean()
+    assert (tmp_path / "class" / "a.jpg").stat().st_size == 50_000

@@ -1,0 +1,92 @@
+"""A testbed of two real namespaces: nodes, regimes, two at once, broken parts."""
+
+import os
+import signal
+import subprocess
+import sys
+from uuid import uuid4
+
+import pytest
+
+from harness.regime import Regime
+from harness.testbed import open_testbed
+from harness.testbed.netns import netns_obstacles
+from harness.testbed.process import processes_of_run
+from harness.testbed.state import RunNames, state_root
+
+OBSTACLES = netns_obstacles()
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),
+]
+LOCAL = Regime("local", 0.0, None)
+NEAR = Regime("near", 1.0, 10.0)
+
+
+@pytest.fixture
+def run_id():
+    return f"n{uuid4().hex[:8]}"
+
+
+def _assert_nothing_left(run_id: str) -> None:
+    names = RunNames(run_id, state_root())
+    assert processes_of_run(run_id) == []
+    assert not names.state_file.exists()
+    assert not names.folder.exists()
+    assert not any(path.exists() for path in names.namespace_paths)
+
+
+def test_nodes_see_the_link_and_each_other_only(run_id):
+    with open_testbed("netns", run_id, [NEAR]) as testbed:
+        for node in (testbed.storage, testbed.compute):
+            listed = testbed.compute.run(["cat", "/proc/net/dev"])
+            assert node.interface in listed
+            assert "eth0" not in listed
+        assert testbed.data_node(NEAR) is testbed.storage
+        assert testbed.data_node(LOCAL) is testbed.compute
+    _assert_nothing_left(run_id)
+
+
+def test_probe_reports_the_regime_and_nothing_for_local(run_id):
+    with open_testbed("netns", run_id, [NEAR]) as testbed:
+        testbed.set_regime(NEAR)
+        assert testbed.probe(NEAR).rtt_ms_median >= 0.5
+        assert testbed.probe(LOCAL) is None
+
+
+def test_two_testbeds_live_side_by_side_and_end_apart(run_id):
+    other = f"m{uuid4().hex[:8]}"
+    with open_testbed("netns", run_id, [NEAR]) as first:
+        with open_testbed("netns", other, [NEAR]) as second:
+            first.set_regime(NEAR)
+            second.set_regime(NEAR)
+            assert second.compute.run(["cat", "/proc/net/dev"])
+        _assert_nothing_left(other)
+        assert first.probe(NEAR) is not None
+    _assert_nothing_left(run_id)
+
+
+def test_link_whose_relay_was_killed_is_made_anew_for_the_next_regime(run_id):
+    with open_testbed("netns", run_id, [NEAR], link_kind="relay") as testbed:
+        testbed.set_regime(NEAR)
+        os.kill(testbed.link.pid, signal.SIGKILL)
+        testbed.set_regime(NEAR)
+        assert testbed.probe(NEAR) is not None
+        assert "made anew" in str(testbed.describe()["notes"])
+    _assert_nothing_left(run_id)
+
+
+def test_failure_while_opening_leaves_nothing(run_id, monkeypatch):
+    monkeypatch.setattr("harness.testbed.netns.RemoteMounts", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        open_testbed("netns", run_id, [NEAR])
+    _assert_nothing_left(run_id)
+
+
+def test_doctor_answers_for_every_ability():
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.testbed", "doctor"], capture_output=True, text=True, check=True
+    )
+    for ability in ("netem", "relay", "NFSv4", "sshfs", "namespaces", "caches"):
+        assert ability in done.stdout
+    assert all(line.startswith(("yes", "no ")) for line in done.stdout.splitlines())

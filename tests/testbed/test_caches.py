@@ -1,0 +1,57 @@
+"""Forgetting cached pages."""
+
+import ctypes
+import mmap
+import os
+
+import pytest
+
+from harness.testbed import caches
+from harness.testbed.caches import drop_caches
+
+
+def _cached_pages(path) -> int:
+    """Count the file's pages in the page cache: mincore(2)."""
+    size = path.stat().st_size
+    pages = -(-size // mmap.PAGESIZE)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), size) as mapped:
+        present = (ctypes.c_ubyte * pages)()
+        view = ctypes.c_char.from_buffer(mapped)
+        address = ctypes.c_void_p(ctypes.addressof(view))
+        done = ctypes.CDLL(None, use_errno=True).mincore(address, ctypes.c_size_t(size), present)
+        del view
+        assert done == 0
+    return sum(byte & 1 for byte in present)
+
+
+@pytest.fixture
+def forbidden(tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "DROP_CACHES", tmp_path / "absent" / "drop_caches")
+
+
+def test_fadvise_is_used_where_the_kernel_forbids_dropping_all(tmp_path, forbidden):
+    (tmp_path / "class").mkdir()
+    file = tmp_path / "class" / "a.jpg"
+    file.write_bytes(os.urandom(64 * mmap.PAGESIZE))
+    if not _cached_pages(file):
+        pytest.skip("this file system caches no pages")
+    assert drop_caches(tmp_path) == "fadvise"
+    # Pages that are being written back at that moment may stay.
+    assert _cached_pages(file) < 64
+
+
+def test_pipes_and_dangling_links_are_passed_over(tmp_path, forbidden):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    assert drop_caches(tmp_path) == "fadvise"
+
+
+def test_missing_tree_is_an_error(tmp_path, forbidden):
+    with pytest.raises(FileNotFoundError):
+        drop_caches(tmp_path / "missing")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not caches.can_drop_all(), reason="vm.drop_caches may not be written here")
+def test_all_caches_are_dropped_where_permitted(tmp_path):
+    assert drop_caches(tmp_path) == "vm.drop_caches"

@@ -1,0 +1,61 @@
+"""The testbed without a link."""
+
+from uuid import uuid4
+
+import pytest
+
+from harness.errors import MountError, TestbedError
+from harness.regime import Regime
+from harness.testbed import open_testbed
+from harness.testbed.process import processes_of_run
+from harness.testbed.state import RunNames, state_root
+
+LOCAL = Regime("local", 0.0, None)
+WAN = Regime("wan", 30.0, 10.0)
+
+
+@pytest.fixture
+def run_id():
+    return f"l{uuid4().hex[:8]}"
+
+
+def test_auto_is_local_when_no_regime_needs_a_link(run_id):
+    with open_testbed("auto", run_id, [LOCAL]) as testbed:
+        assert testbed.kind == "local"
+        assert testbed.link is None
+        assert testbed.probe(LOCAL) is None
+        assert testbed.data_node(LOCAL).address == "127.0.0.1"
+
+
+def test_regime_with_a_link_is_refused_by_name(run_id):
+    with pytest.raises(TestbedError, match=r"regimes\.wan"):
+        open_testbed("local", run_id, [LOCAL, WAN])
+    assert not RunNames(run_id, state_root()).state_file.exists()
+
+
+def test_mount_is_the_directory_itself(run_id, tmp_path):
+    with open_testbed("local", run_id, [LOCAL]) as testbed, testbed.mount(tmp_path, LOCAL) as mount:
+        assert (mount.path, mount.kind) == (tmp_path, "local")
+
+
+def test_mount_of_a_missing_directory_names_it(run_id, tmp_path):
+    missing = tmp_path / "missing"
+    with open_testbed("local", run_id, [LOCAL]) as testbed, pytest.raises(MountError, match="missing"):
+        testbed.mount(missing, LOCAL).__enter__()
+
+
+def test_closing_ends_processes_and_removes_the_record(run_id):
+    testbed = open_testbed("local", run_id, [LOCAL])
+    with testbed.compute.popen(["sh", "-c", "setsid sh -c 'echo up; exec sleep 94' &"], stdout=-1) as process:
+        assert process.stdout.readline() == b"up\n"
+    testbed.close()
+    testbed.close()
+    assert not processes_of_run(run_id)
+    names = RunNames(run_id, state_root())
+    assert not names.state_file.exists()
+    assert not names.folder.exists()
+
+
+def test_the_same_run_id_cannot_be_opened_twice(run_id):
+    with open_testbed("local", run_id, [LOCAL]), pytest.raises(TestbedError, match="in use"):
+        open_testbed("local", run_id, [LOCAL])

@@ -1,0 +1,107 @@
+"""The processes of a run die with their parent and are found by the run's id."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from harness.errors import TestbedError
+from harness.testbed.base import Node
+from harness.testbed.process import RUN_VARIABLE, end_group, kill_all, processes_of_run
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
+
+
+@pytest.fixture
+def node():
+    made = Node("compute", f"p{uuid4().hex[:8]}")
+    yield made
+    kill_all(made.run_id)
+
+
+def _eventually(holds) -> bool:
+    deadline = time.monotonic() + 10
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return held
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def test_run_returns_standard_output(node):
+    assert node.run(["echo", "a b"]) == "a b\n"
+
+
+def test_run_names_command_and_reason_of_a_failure(node):
+    with pytest.raises(TestbedError, match=r"ls /no/such.*compute.*No such file"):
+        node.run(["ls", "/no/such"])
+
+
+def test_run_ends_a_command_that_takes_too_long_with_its_children(node):
+    with pytest.raises(TestbedError, match=r"no end within 0\.3 s"):
+        node.run(["sh", "-c", "sleep 98 & sleep 99"], timeout_s=0.3)
+    assert _eventually(lambda: not processes_of_run(node.run_id))
+
+
+def test_missing_command_is_named(node):
+    with pytest.raises(TestbedError, match="no-such-command"):
+        node.run(["no-such-command"])
+
+
+def test_process_leads_a_group_of_its_own_and_carries_the_run(node):
+    said = node.run(
+        [sys.executable, "-c", f"import os; print(os.getpgrp() == os.getpid(), os.environ['{RUN_VARIABLE}'])"]
+    )
+    assert said.split() == ["True", node.run_id]
+
+
+def test_process_finds_the_packages_of_its_parent_from_any_directory(node, tmp_path):
+    process = node.popen([sys.executable, "-c", "import harness.testbed"], cwd=tmp_path)
+    assert process.wait(20) == 0
+
+
+def test_process_dies_with_a_killed_parent(node):
+    script = (
+        "from harness.testbed.base import Node; import time\n"
+        f"print(Node('compute', {node.run_id!r}).popen(['sleep', '97']).pid, flush=True); time.sleep(99)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    assert _eventually(lambda: _is_gone(child))
+
+
+def test_end_group_kills_what_ignores_the_signal_to_end(node):
+    process = node.popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    end_group(process, grace_s=0.2)
+    assert process.returncode == -signal.SIGKILL
+    process.stdout.close()
+
+
+def test_kill_all_finds_a_grandchild_that_left_its_session_and_parent(node):
+    process = node.popen(["sh", "-c", "setsid sleep 96 & exit 0"])
+    process.wait()
+    assert _eventually(lambda: len(processes_of_run(node.run_id)) == 1)
+    (orphan,) = processes_of_run(node.run_id)
+    assert kill_all(node.run_id) == [orphan]
+    assert _eventually(lambda: _is_gone(orphan))
+
+
+def test_kill_all_leaves_other_runs_alone(node):
+    other = Node("compute", f"o{uuid4().hex[:8]}")
+    process = other.popen(["sleep", "95"])
+    kill_all(node.run_id)
+    assert process.poll() is None
+    end_group(process, grace_s=0.0)

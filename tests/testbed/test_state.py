@@ -1,0 +1,106 @@
+"""A run's record: locked while its owner lives, taken over when it is dead."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import TestbedError
+from harness.testbed import state as state_module
+from harness.testbed.state import RunNames, RunState, abandoned_runs, state_root
+
+OWNER = """
+import sys
+from pathlib import Path
+from harness.testbed import state
+state.state_root = lambda: Path(sys.argv[1])
+held = state.RunState.create("owner1")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_module, "state_root", lambda: tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def owner(root):
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(root)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_record_of_a_living_owner_is_not_abandoned(owner):
+    assert list(abandoned_runs()) == []
+
+
+def test_record_of_a_killed_owner_is_abandoned_and_can_be_forgotten(owner, root):
+    owner.kill()
+    owner.wait()
+    (found,) = abandoned_runs()
+    assert found.names.run_id == "owner1"
+    found.forget()
+    assert not found.names.state_file.exists()
+    assert list(abandoned_runs()) == []
+
+
+def test_waiting_for_a_cleaned_run_ends_without_its_state(root):
+    held = RunState.create("gone")
+    names = held.names
+    held.forget()
+    assert RunState.take_over(names, wait=True) is None
+
+
+def test_run_id_in_use_is_refused_and_named(owner):
+    with pytest.raises(TestbedError, match="owner1 is in use"):
+        RunState.create("owner1")
+
+
+@pytest.mark.parametrize("run_id", ["", "../x", "a b", "x" * 33, "a/b"])
+def test_run_id_that_is_no_plain_name_is_refused(root, run_id):
+    with pytest.raises(TestbedError, match="letters and digits"):
+        RunState.create(run_id)
+    assert list(root.iterdir()) == []
+
+
+def test_record_without_content_is_cleaned_too(root):
+    (root / "torn.run").touch()
+    (found,) = abandoned_runs()
+    assert found.names.run_id == "torn"
+    found.release()
+
+
+def test_file_with_a_foreign_name_is_not_taken_for_a_record(root):
+    (root / "not-a-run-id.run").touch()
+    assert list(abandoned_runs()) == []
+
+
+def test_folder_of_a_run_is_private(root):
+    held = RunState.create("private")
+    assert held.names.folder.stat().st_mode & 0o777 == 0o700
+    held.forget()
+
+
+def test_names_of_two_runs_differ_in_everything():
+    one, two = (RunNames(run_id, Path("/run/x")) for run_id in ("aaaa", "bbbb"))
+    assert one.state_file != two.state_file
+    assert one.folder != two.folder
+    assert not set(one.namespace_paths) & set(two.namespace_paths)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root keeps its states in /run/joulefeed")
+def test_state_root_open_to_others_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "joulefeed").mkdir()
+    (tmp_path / "joulefeed").chmod(0o777)
+    with pytest.raises(TestbedError, match="belongs to this user alone"):
+        state_root()
