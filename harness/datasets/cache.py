@@ -1,0 +1,120 @@
+"""Folders of the cache: built once, by one process at a time, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from harness.datasets.handle import Progress
+from harness.errors import DatasetError
+
+__all__ = ["building", "check_room", "only_builder", "storage_errors"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def only_builder(target: Path, progress: Progress | None = None) -> Iterator[None]:
+    """Hold the sole right to build `target`, waiting for another process that does.
+
+    What builders that died have left beside it is removed. Raises DatasetError when the folder cannot be used.
+    """
+    with storage_errors(target.parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = _lock(target)
+    try:
+        with storage_errors(target.parent):
+            if not _try(lock):
+                if progress is not None:
+                    progress(f"waiting for another run that makes {target.name}", 0, 1)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if progress is not None:
+                    progress(f"waiting for another run that makes {target.name}", 1, 1)
+        _remove_leftovers(target)
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def building(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `target` if the block ends well, and is removed if it does not.
+
+    The caller holds only_builder(target). A folder that is there already is replaced.
+    """
+    with storage_errors(target.parent):
+        partial = target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial")
+        partial.mkdir()
+    try:
+        yield partial
+        with storage_errors(target.parent):
+            if target.exists():
+                target.rename(target.with_name(f".{target.name}.{uuid4().hex[:8]}.partial"))
+            partial.rename(target)
+    finally:
+        _remove_leftovers(target)
+
+
+def check_room(folder: Path, needed_bytes: int) -> None:
+    """Raise DatasetError unless the file system of `folder` has room for so many bytes."""
+    with storage_errors(folder):
+        free = shutil.disk_usage(folder).free
+    if free < needed_bytes:
+        raise DatasetError(
+            f"{folder}: {_mb(needed_bytes)} are needed and {_mb(free)} are free; "
+            "make room, or set cache_dir to a larger file system"
+        )
+
+
+@contextmanager
+def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[None]:
+    """Turn an OSError of the block into a DatasetError that names the folder and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        if error.errno in _FULL:
+            need = "" if needed_bytes is None else f" ({_mb(needed_bytes)} are needed in all)"
+            raise DatasetError(
+                f"{where}: the disk is full{need}; make room, or set cache_dir to a larger file system"
+            ) from error
+        raise DatasetError(
+            f"{where}: {error.strerror or error}; set cache_dir to a folder that can be written"
+        ) from error
+
+
+def _lock(target: Path) -> int:
+    return os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+
+def _try(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove the partial folders of `target`, whose lock is held, and those of others that nobody builds now."""
+    for partial in target.parent.glob(".*.partial"):
+        name = partial.name[1:].rsplit(".", 2)[0]
+        if name == target.name:
+            shutil.rmtree(partial, ignore_errors=True)
+            continue
+        lock = _lock(target.with_name(name))
+        try:
+            if _try(lock):
+                shutil.rmtree(partial, ignore_errors=True)
+        finally:
+            os.close(lock)
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.0f} MB"

@@ -1,0 +1,48 @@
+"""An opened dataset: its samples and what is known of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch comes with it, and the processes that paint pictures need none of it
+    from loaders.base import Samples
+
+__all__ = ["DatasetHandle", "Progress"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of it are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetHandle:
+    """A dataset that is on disk, whole, and checked."""
+
+    name: str
+    samples: Samples
+    skipped: tuple[str, ...]
+    """Files that were left out because they are broken, relative to the root."""
+    content_hash: str
+    """Tells these samples from any others; 16 hex digits."""
+    describe: Mapping[str, Any]
+    """What provenance tells of the dataset; plain values."""
+
+    def only(self, chosen: Sequence[int]) -> DatasetHandle:
+        """Return the dataset of these samples alone, their ids counted anew from 0."""
+        from loaders.base import Samples
+
+        picked = Samples(
+            self.samples.root,
+            tuple(self.samples.paths[i] for i in chosen),
+            self.samples.labels[list(chosen)],
+            self.samples.sizes[list(chosen)],
+        )
+        text = f"{self.content_hash}:{','.join(map(str, chosen))}"
+        return replace(
+            self,
+            samples=picked,
+            content_hash=hashlib.sha256(text.encode()).hexdigest()[:16],
+            describe={**self.describe, "samples": len(picked), "chosen_from": len(self.samples)},
+        )

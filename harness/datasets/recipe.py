@@ -1,0 +1,110 @@
+"""What a made-up dataset is: how many pictures of which sizes, and every picture from its id alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from harness.datasets.jpeg import encode_to_size
+from harness.datasets.scene import paint
+from harness.datasets.style import Style
+from harness.datasets.texture import Textures
+
+__all__ = ["Recipe"]
+
+_VERSION: Final = 1
+"""Raised with every change that alters a picture, so that no older tree is taken for a new one."""
+
+_BITS_PER_PIXEL: Final = 4.9
+"""Of a 500 x 375 JPEG of 115 kB."""
+
+_TOLERANCE: Final = 0.05
+_TRIES: Final = 3
+
+_SHAPES: Final = ((4 / 3, 0.55), (3 / 4, 0.2), (3 / 2, 0.15), (1.0, 0.06), (16 / 9, 0.04))
+"""Width / height of pictures, and their shares."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Pictures in classes, their encoded sizes log-normal; equal recipes make equal bytes."""
+
+    samples: int
+    classes: int
+    mean_bytes: float
+    """Mean encoded size in bytes."""
+    sigma: float
+    """Deviation of ln(size)."""
+    seed: int
+
+    def key(self) -> str:
+        """Return 16 hex digits that tell this recipe from any other."""
+        text = json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Wanted size of every sample in bytes, shape (samples,).
+
+        One draw from each of `samples` equally likely parts of the distribution, in random order: the mean is
+        right for any number of samples, where independent draws would stray by several per cent.
+        """
+        rng = np.random.default_rng([self.seed, 0x51])
+        quantiles = (rng.permutation(self.samples) + rng.random(self.samples)) / self.samples
+        standard = NormalDist()
+        z = np.array([standard.inv_cdf(min(max(float(q), 1e-9), 1 - 1e-9)) for q in quantiles])
+        middle = math.log(self.mean_bytes) - self.sigma**2 / 2
+        return np.exp(middle + self.sigma * z).astype(np.int64)
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Class of every sample, shape (samples,)."""
+        return np.arange(self.samples, dtype=np.int64) * self.classes // self.samples
+
+    def paths(self) -> tuple[str, ...]:
+        """Return class/name.jpg of every sample; sorted, they stand in the order of their ids."""
+        return tuple(
+            f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg" for sample_id, label in enumerate(self.labels.tolist())
+        )
+
+    def image(self, sample_id: int) -> bytes:
+        """Return one sample as a JPEG file."""
+        wanted = int(self.sizes[sample_id])
+        # A picture of twice the bytes has more pixels and more detail, about the square root of two of each.
+        area = self.mean_bytes * 8 / _BITS_PER_PIXEL * math.sqrt(wanted / self.mean_bytes)
+        for _ in range(_TRIES):
+            image = encode_to_size(self._picture(sample_id, area), wanted)
+            if abs(len(image) / wanted - 1) < _TOLERANCE:
+                break
+            # Some pictures, mostly of sky, are too plain for so many bytes, others too busy for so few.
+            area *= wanted / len(image)
+        return image
+
+    def _picture(self, sample_id: int, area: float) -> Image.Image:
+        rng = np.random.default_rng([self.seed, 0x1D, sample_id])
+        area *= float(rng.lognormal(0.0, 0.08))
+        ratios, shares = zip(*_SHAPES, strict=True)
+        ratio = float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.02))
+        width, height = max(16, round(math.sqrt(area * ratio))), max(16, round(math.sqrt(area / ratio)))
+        detail = float(self.sizes[sample_id]) * 8 / (width * height) / _BITS_PER_PIXEL
+        style = _style(self.seed, int(self.labels[sample_id]))
+        return paint(rng, style, _textures(self.seed), width=width, height=height, detail=detail)
+
+
+@lru_cache(maxsize=1)
+def _textures(seed: int) -> Textures:
+    return Textures.make(seed)
+
+
+@lru_cache(maxsize=1024)
+def _style(seed: int, label: int) -> Style:
+    return Style.of_class(seed, label)

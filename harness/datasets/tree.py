@@ -1,0 +1,145 @@
+"""A real tree of images, ImageNet for one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.datasets.cache import storage_errors
+from harness.datasets.checks import check_count, check_name
+from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.scan import ImageFile, Listing, list_tree
+from harness.datasets.verify import defects
+from harness.errors import ConfigError, DatasetError
+
+__all__ = ["ImageTree"]
+
+_VERSION: Final = 1
+"""Raised when files are judged in another way, so that no older verdict is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTree:
+    """The images of root/class/name.{jpg,jpeg,png}, labelled by the order of their class folders."""
+
+    name: str
+    root: str
+    on_error: str = "raise"
+    """Of a file that is not whole: `raise` names it, `skip` leaves it out and reports it."""
+    limit: int | None = None
+    """Take only so many samples, chosen by `seed`; only these are judged."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not isinstance(self.root, str) or not self.root.strip():
+            raise ConfigError(f"dataset.root={self.root!r}: expected a folder of class/name.jpg")
+        if self.on_error not in {"raise", "skip"}:
+            raise ConfigError(f"dataset.on_error={self.on_error!r}: expected one of raise, skip")
+        if self.limit is not None:
+            check_count("limit", self.limit)
+
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
+        """Scan the tree, judge every file that was not judged before, and return what is whole.
+
+        Raises DatasetError naming dataset.root, or the first broken file when on_error is `raise`.
+        """
+        from loaders.base import Samples
+
+        root = Path(self.root).expanduser().absolute()
+        listing = self._limited(list_tree(root))
+        broken = _verdicts(listing, cache, f"checking {self.name}", progress)
+        if broken and self.on_error == "raise":
+            raise _broken(root, listing.files, broken)
+        kept = [file for position, file in enumerate(listing.files) if position not in broken]
+        if not kept:
+            first = _broken(root, listing.files, broken)
+            raise DatasetError(f"{first}; no sample is left")
+        samples = Samples(
+            root,
+            tuple(file.path for file in kept),
+            np.array([file.label for file in kept], np.int64),
+            np.array([file.size for file in kept], np.int64),
+        )
+        skipped = tuple(_shown(listing.files[position].path) for position in sorted(broken))
+        return DatasetHandle(
+            self.name, samples, skipped, _content_hash(kept), self._description(listing, samples.sizes)
+        )
+
+    def _limited(self, listing: Listing) -> Listing:
+        if self.limit is None or self.limit >= len(listing.files):
+            return listing
+        chosen = random.Random(self.seed).sample(range(len(listing.files)), self.limit)  # noqa: S311
+        files = tuple(listing.files[position] for position in sorted(chosen))
+        return Listing(listing.root, files, listing.classes, listing.ignored)
+
+    def _description(self, listing: Listing, sizes: npt.NDArray[np.int64]) -> dict[str, object]:
+        return {
+            "root": str(listing.root),
+            "on_error": self.on_error,
+            "samples": len(sizes),
+            "classes": len(listing.classes),
+            "bytes": int(sizes.sum()),
+            "mean_kb": round(float(sizes.mean()) / 1000, 1),
+            "files_ignored": listing.ignored,
+        }
+
+
+def _verdicts(listing: Listing, cache: Path, what: str, progress: Progress) -> dict[int, str]:
+    """Return what is wrong with broken files by position, from the cache when the tree is as it was."""
+    key = hashlib.sha256(f"{_VERSION}\0{listing.root}\0{listing.fingerprint()}".encode()).hexdigest()[:16]
+    stored = cache / "trees" / f"{key}.json"
+    try:
+        return {int(position): str(reason) for position, reason in json.loads(stored.read_text()).items()}
+    except (OSError, ValueError, AttributeError):
+        pass  # not judged yet, or a verdict that was cut short
+    total = len(listing.files)
+    progress(what, 0, total)
+    named = [position for position, file in enumerate(listing.files) if not _is_text(file.path)]
+    found = defects([listing.root / file.path for file in listing.files], lambda done: progress(what, done, total))
+    found.update(dict.fromkeys(named, "has a name that is not UTF-8"))
+    # What cannot be read today may be readable tomorrow, and no time of change would tell.
+    if not any(reason.startswith("cannot be read") for reason in found.values()):
+        with storage_errors(stored.parent):
+            stored.parent.mkdir(parents=True, exist_ok=True)
+            partial = stored.with_suffix(f".{os.getpid()}.partial")
+            partial.write_text(json.dumps(found))
+            partial.replace(stored)
+    return found
+
+
+def _broken(root: Path, files: Sequence[ImageFile], broken: dict[int, str]) -> DatasetError:
+    first = min(broken)
+    more = f", and {len(broken) - 1} more of {len(files)} files are broken" if len(broken) > 1 else ""
+    return DatasetError(
+        f"dataset.root={root}: {_shown(files[first].path)} {broken[first]}{more}; "
+        "replace what is broken, or leave it out with dataset.on_error=skip"
+    )
+
+
+def _content_hash(files: Sequence[ImageFile]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.path}\0{file.label}\0{file.size}\0{file.mtime_ns}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _shown(path: str) -> str:
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")

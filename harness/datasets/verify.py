@@ -1,0 +1,78 @@
+"""Judges whether image files are whole, without decoding those that plainly are."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+from PIL import Image
+
+__all__ = ["defect", "defects"]
+
+_THREADS: Final = 16
+_CHUNK: Final = 64
+_TAIL_BYTES: Final = 12
+_SMALL_BYTES: Final = 1024
+"""Files this small are decoded in any case."""
+_ENDS: Final = {"JPEG": b"\xff\xd9", "PNG": b"\0\0\0\0IEND\xaeB`\x82"}
+"""Formats that every loader's engine decodes, whatever the file's name ends with, and how they end."""
+
+
+def defect(path: Path) -> str | None:
+    """Say what is wrong with an image file, None if nothing is.
+
+    A file that ends as its format demands is taken for whole; any other is decoded, which tells one that was cut
+    short from one with further bytes after its end.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return "is empty"
+            tail = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            if size >= _SMALL_BYTES and tail.endswith(tuple(_ENDS.values())):
+                return None
+            data = file.readall()
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return _undecodable(data)
+
+
+def defects(paths: Sequence[Path], progress: Callable[[int], None]) -> dict[int, str]:
+    """Return what is wrong, by position, with those files that are not whole; `progress` hears how many are done."""
+    starts = range(0, len(paths), _CHUNK)
+    found: dict[int, str] = {}
+
+    def judge(start: int) -> list[tuple[int, str]]:
+        chunk = enumerate(paths[start : start + _CHUNK], start)
+        return [(position, reason) for position, path in chunk if (reason := defect(path)) is not None]
+
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="verify")
+    try:
+        for start, reasons in zip(starts, pool.map(judge, starts), strict=True):
+            found.update(reasons)
+            progress(min(start + _CHUNK, len(paths)))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+def _undecodable(data: bytes) -> str | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(BytesIO(data)) as image:
+                kind = image.format
+                if kind not in _ENDS:
+                    return f"holds {kind}, expected JPEG or PNG"
+                image.load()
+    except Exception as error:  # noqa: BLE001 - PIL's decoders raise whatever their parsing runs into
+        return f"is truncated or no image ({error})"
+    if _ENDS[kind] not in data:  # decoders forgive the loss of the last few bytes
+        return f"is truncated ({kind} without its end marker)"
+    return None

@@ -1,0 +1,6 @@
+"""What is trained, and on what."""
+
+from harness.workloads.accelerator import Step, choose_kind, make_step
+from harness.workloads.base import Workload
+
+__all__ = ["Step", "Workload", "choose_kind", "make_step"]

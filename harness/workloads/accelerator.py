@@ -1,0 +1,100 @@
+"""What a batch is trained on: a GPU, the CPU, or an emulated board; chosen here, run in modules of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from harness.errors import ConfigError
+from harness.workloads.published import MODELS, STEPS, BoardPower
+
+if TYPE_CHECKING:
+    from harness.workloads.base import Workload
+    from loaders.base import Batch
+
+__all__ = ["KINDS", "Step", "choose_kind", "make_step"]
+
+KINDS: Final = ("auto", "cuda", "cpu", "emulated")
+
+
+class Step(Protocol):
+    """A training step."""
+
+    label: str
+    """What runs it, as every output names it."""
+    kind: str
+    """cuda, cpu or emulated."""
+    device: str
+    """Where batches are wanted: cuda or cpu."""
+    emulated: bool
+    citation: str | None
+    """Source of an emulated step's duration."""
+    power: BoardPower | None
+    """Published power of an emulated board."""
+
+    def __call__(self, batch: Batch) -> None:
+        """Train on one batch; returns when the step is done, on the device too."""
+        ...
+
+    def warm_up(self) -> None:
+        """Do what only the first steps have to: allocate, choose kernels."""
+        ...
+
+
+def choose_kind(accelerator: Mapping[str, Any], workload_name: str) -> str:
+    """Return cuda, cpu or emulated: what this machine runs the workload on.
+
+    `auto` takes a CUDA GPU where there is one and emulates one elsewhere. Raises ConfigError naming the key for
+    an unknown kind or model, for CUDA without a GPU, and for an emulation of which no duration is published.
+    """
+    kind, model, _ = _settings(accelerator)
+    if kind == "auto":
+        kind = "cuda" if _cuda_problem() is None else "emulated"
+    if kind == "cuda" and (problem := _cuda_problem()) is not None:
+        raise ConfigError(f"accelerator.kind=cuda: {problem}; use accelerator=cpu or accelerator=emulated")
+    if kind == "emulated" and (workload_name, model) not in STEPS:
+        known = ", ".join(f"{w} on {m}" for w, m in STEPS)
+        raise ConfigError(
+            f"accelerator.model={model}: no step of {workload_name} is published for it; known are {known}"
+        )
+    return kind
+
+
+def make_step(workload: Workload, accelerator: Mapping[str, Any], seed: int) -> Step:
+    """Make the training step of a workload.
+
+    `accelerator` holds kind (auto, cuda, cpu or emulated) and, for an emulated one, model (a100 or h100) and
+    time_scale, by which its duration is multiplied. `seed` is that of the weights. Raises as choose_kind does.
+    """
+    kind = choose_kind(accelerator, workload.name)
+    if kind == "emulated":
+        from harness.workloads.emulated import EmulatedStep
+
+        _, model, scale = _settings(accelerator)
+        return EmulatedStep(workload, model, scale)
+    from harness.workloads.training import TrainingStep
+
+    return TrainingStep(workload, kind, seed)
+
+
+def _settings(accelerator: Mapping[str, Any]) -> tuple[str, str, float]:
+    kind, model = accelerator.get("kind", "auto"), accelerator.get("model", "a100")
+    scale = accelerator.get("time_scale", 1.0)
+    if kind not in KINDS:
+        raise ConfigError(f"accelerator.kind={kind!r}: expected one of {', '.join(KINDS)}")
+    if model not in MODELS:
+        raise ConfigError(f"accelerator.model={model!r}: expected one of {', '.join(MODELS)}")
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
+        raise ConfigError(f"accelerator.time_scale={scale!r}: expected a number above 0")
+    return kind, model, float(scale)
+
+
+def _cuda_problem() -> str | None:
+    import torch
+
+    if torch.version.cuda is None:
+        return "this build of torch has no CUDA"
+    if not torch.cuda.is_available():
+        return "no usable NVIDIA GPU was found (see nvidia-smi)"
+    return None

@@ -1,0 +1,66 @@
+"""What others have published of accelerators: how long a training step takes, and what a board draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["BOARDS", "MODELS", "STEPS", "BoardPower", "PublishedStep"]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStep:
+    """Duration of a training step."""
+
+    seconds: float
+    batch_size: int
+    image_size: int
+    """Pixels."""
+    citation: str
+
+    @property
+    def seconds_per_sample(self) -> float:
+        """Duration by which a batch of another size is scaled, in seconds."""
+        return self.seconds / self.batch_size
+
+
+@dataclass(frozen=True, slots=True)
+class BoardPower:
+    """What a board draws, in watts."""
+
+    busy_w: float
+    """While it trains; the rated power, so an upper bound."""
+    idle_w: float
+    """While it waits."""
+    citation: str
+
+
+MODELS: Final[Mapping[str, str]] = {"a100": "A100", "h100": "H100"}
+"""Accelerators that can be emulated, and how outputs name them."""
+
+STEPS: Final[Mapping[tuple[str, str], PublishedStep]] = {
+    ("resnet50", "a100"): PublishedStep(
+        0.435, 400, 224, "MLPerf Storage, resnet50_a100.yaml: computation_time 0.435 s, batch_size 400"
+    ),
+    ("resnet50", "h100"): PublishedStep(
+        0.224, 400, 224, "MLPerf Storage, resnet50_h100.yaml: computation_time 0.224 s, batch_size 400"
+    ),
+}
+"""By workload and accelerator."""
+
+BOARDS: Final[Mapping[str, BoardPower]] = {
+    "a100": BoardPower(
+        400.0,
+        50.0,
+        "busy: maximum power of the SXM4 module, NVIDIA A100 data sheet; "
+        "idle: 42 to 62 W in published nvidia-smi listings of an idle A100-SXM4 in state P0",
+    ),
+    "h100": BoardPower(
+        700.0,
+        70.0,
+        "busy: maximum power of the SXM5 module, NVIDIA H100 data sheet; "
+        "idle: 68 to 74 W in published nvidia-smi listings of an idle H100-SXM5 in state P0",
+    ),
+}
+"""By accelerator."""

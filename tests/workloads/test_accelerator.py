@@ -1,0 +1,162 @@
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from harness.errors import CellError, ConfigError
+from harness.workloads import choose_kind, make_step
+from harness.workloads.published import BOARDS, MODELS, STEPS
+from harness.workloads.resnet50 import ResNet50
+from loaders.base import Batch
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+RESNET50 = ResNet50(batch_size=4)
+TINY = ResNet50(batch_size=2, image_size=32, num_classes=10)
+
+
+def batch(count, *, size=32, label=0, device="cpu"):
+    data = torch.zeros(count, 3, size, size, device=device)
+    return Batch(np.arange(count), data, torch.full((count,), label, device=device), nbytes=count)
+
+
+def timed_s(step, given):
+    started = time.monotonic_ns()
+    step(given)
+    return (time.monotonic_ns() - started) / 1e9
+
+
+@NO_GPU
+def test_auto_emulates_where_there_is_no_gpu():
+    step = make_step(RESNET50, {"kind": "auto", "model": "a100", "time_scale": 1.0}, seed=0)
+    assert (step.kind, step.device, step.emulated, step.label) == ("emulated", "cpu", True, "emulated: A100")
+
+
+@GPU
+@pytest.mark.gpu
+def test_auto_takes_the_gpu_where_there_is_one():
+    assert choose_kind({"kind": "auto"}, "resnet50") == "cuda"
+
+
+@NO_GPU
+def test_cuda_without_a_gpu_names_the_key_and_the_alternatives():
+    with pytest.raises(ConfigError, match=r"^accelerator\.kind=cuda: .*accelerator=emulated"):
+        make_step(RESNET50, {"kind": "cuda"}, seed=0)
+
+
+@pytest.mark.parametrize(("model", "per_sample_s"), [("a100", 0.435 / 400), ("h100", 0.224 / 400)])
+def test_an_emulated_step_takes_the_published_time_for_the_batch_that_it_gets(model, per_sample_s):
+    step = make_step(RESNET50, {"kind": "emulated", "model": model}, seed=0)
+    assert step.seconds_per_sample == pytest.approx(per_sample_s)
+    for count in (40, 7):
+        assert timed_s(step, batch(count)) >= count * per_sample_s
+    assert "MLPerf Storage" in step.citation
+
+
+def test_an_emulated_step_uses_no_cpu_and_lets_other_threads_run():
+    step = make_step(RESNET50, {"kind": "emulated", "time_scale": 5.0}, seed=0)
+    step.warm_up()
+    turns = 0
+    stop = threading.Event()
+
+    def count():
+        nonlocal turns
+        while not stop.wait(0.001):
+            turns += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    started = time.thread_time()
+    step(batch(40))
+    used_s = time.thread_time() - started
+    stop.set()
+    other.join()
+    assert turns > 3
+    assert used_s < 0.25 * 5 * 40 * 0.435 / 400
+
+
+def test_an_emulated_steps_label_says_how_it_departs_from_the_published_one():
+    step = make_step(ResNet50(batch_size=4, image_size=64), {"kind": "emulated", "time_scale": 0.5}, seed=0)
+    assert step.label == "emulated: A100 at 224 pixels, 0.5 times its published step"
+    assert step.seconds_per_sample == pytest.approx(0.5 * 0.435 / 400)
+
+
+def test_an_emulated_board_has_published_power_and_a_real_device_none():
+    step = make_step(RESNET50, {"kind": "emulated", "model": "h100"}, seed=0)
+    assert (step.power.busy_w, step.power.idle_w) == (700.0, 70.0)
+    assert "data sheet" in step.power.citation
+    assert make_step(TINY, {"kind": "cpu"}, seed=0).power is None
+
+
+def test_every_published_value_names_its_source():
+    assert set(BOARDS) == set(MODELS) == {model for _, model in STEPS}
+    assert all(entry.citation for entry in (*BOARDS.values(), *STEPS.values()))
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "key"),
+    [
+        ({"kind": "tpu"}, "kind"),
+        ({"kind": "emulated", "model": "v100"}, "model"),
+        ({"kind": "emulated", "time_scale": 0}, "time_scale"),
+        ({"kind": "emulated", "time_scale": float("nan")}, "time_scale"),
+        ({"kind": "emulated", "time_scale": "2"}, "time_scale"),
+    ],
+)
+def test_an_impossible_accelerator_is_refused_by_its_key(accelerator, key):
+    with pytest.raises(ConfigError, match=rf"^accelerator\.{key}="):
+        choose_kind(accelerator, "resnet50")
+
+
+def test_emulating_a_workload_without_a_published_step_is_refused():
+    with pytest.raises(ConfigError, match="no step of vgg19 is published"):
+        choose_kind({"kind": "emulated"}, "vgg19")
+
+
+def test_a_real_step_trains_and_the_same_seed_has_the_same_weights():
+    steps = [make_step(TINY, {"kind": "cpu"}, seed=seed) for seed in (1, 1, 2)]
+    weights = [next(step._model.parameters()).detach().clone() for step in steps]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    steps[0].warm_up()
+    before = next(steps[0]._model.parameters()).detach().clone()
+    steps[0](batch(3))  # a short last batch
+    assert not torch.equal(before, next(steps[0]._model.parameters()))
+    assert (steps[0].label, steps[0].device, steps[0].emulated) == ("cpu", "cpu", False)
+
+
+def test_making_a_step_leaves_the_global_random_state_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    make_step(TINY, {"kind": "cpu"}, seed=9)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_label_beyond_the_models_classes_is_named():
+    step = make_step(TINY, {"kind": "cpu"}, seed=0)
+    with pytest.raises(CellError, match=r"label 10, and num_classes=10"):
+        step(batch(2, label=10))
+
+
+@GPU
+@pytest.mark.gpu
+def test_a_cuda_step_is_done_when_it_returns():
+    step = make_step(TINY, {"kind": "cuda"}, seed=0)
+    step.warm_up()
+    step(batch(2, device="cuda"))
+    assert torch.cuda.current_stream().query()
+    assert step.label.startswith("cuda: ")
+
+
+@pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("image_size", 16), ("num_classes", 1)])
+def test_an_impossible_workload_is_refused_by_its_key(key, value):
+    with pytest.raises(ConfigError, match=rf"resnet50\.{key}={value}"):
+        ResNet50(**{"batch_size": 2, key: value})
+
+
+def test_the_transform_has_the_workloads_image_size():
+    assert ResNet50(batch_size=2, image_size=96).transform.size == 96
