@@ -129,7 +129,7 @@ def _spec(context: CellContext, cell: Cell, data_root: Path | None, daemon: Daem
         "cell_id": cell.cell_id,
         "out": str(context.results.partial(cell.cell_id).resolve()),
         "loader": {"target": loader.target, "params": dict(loader.params), "reads": loader.reads},
-        "workload": {"target": workload.target, "params": {"name": cell.workload, **workload.params}},
+        "workload": {"target": workload.target, "params": dict(workload.params)},
         "accelerator": asdict(experiment.accelerator),
         "samples": str(context.samples_file),
         "data_root": str(data_root) if data_root else None,

@@ -145,7 +145,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
         workloads={k: _component(f"workloads.{k}", k, v) for k, v in plain["workloads"].items()},
         loaders={k: _loader(k, v) for k, v in plain["loaders"].items()},
         regimes={k: _regime(k, v) for k, v in plain["regimes"].items()},
-        dataset=_dataset(plain["dataset"]),
+        dataset=_dataset(plain["dataset"], plain["seed"]),
         accelerator=_section(AcceleratorSpec, "accelerator", plain["accelerator"]),
         testbed=_section(TestbedSpec, "testbed", plain["testbed"]),
         energy=_section(EnergySpec, "energy", plain["energy"]),
@@ -255,7 +255,7 @@ def _regime(key: str, value: Any) -> Regime:
     )
 
 
-def _dataset(value: Any) -> Component:
+def _dataset(value: Any, seed: Any) -> Component:
     target, params = _target("dataset", value)
     on_error, root, limit = (
         params.pop("on_error", "raise"),
@@ -269,7 +269,7 @@ def _dataset(value: Any) -> Component:
     # A real tree takes the place of the generated one.
     if limit is not None:
         _integer("dataset.limit", limit, 1)
-    real = {"name": "tree", "root": _text("dataset.root", root), "on_error": on_error, "limit": limit}
+    real = {"name": "tree", "root": _text("dataset.root", root), "on_error": on_error, "limit": limit, "seed": seed}
     return Component("tree", "harness.datasets.tree.ImageTree", real)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -32,6 +31,7 @@ from harness.report import render
 from harness.results import Results, write_json, write_whole
 from harness.targets import check_arguments, instantiate
 from harness.testbed import clean, open_testbed
+from harness.workloads.accelerator import choose_kind
 from loaders.errors import LoaderError
 
 __all__ = ["Outcome", "run"]
@@ -151,17 +151,14 @@ def _check_targets(experiment: Experiment) -> None:
         check_arguments(f"loaders.{key}", loader.target, loader.params)
     for key, workload in experiment.workloads.items():
         check_arguments(f"workloads.{key}", workload.target, workload.params)
-    params = [p for p in experiment.dataset.params if p != "limit"]
-    check_arguments("dataset", experiment.dataset.target, params)
+        name = instantiate(workload.target, workload.params).name
+        choose_kind(asdict(experiment.accelerator), name)
+    check_arguments("dataset", experiment.dataset.target, experiment.dataset.params)
 
 
 def _open_dataset(experiment: Experiment, cache: Path, progress: Progress) -> DatasetHandle:
-    params = dict(experiment.dataset.params)
-    limit = params.pop("limit", None)
-    handle: DatasetHandle = instantiate(experiment.dataset.target, params).open(cache, progress.dataset)
-    if limit is not None and limit < len(handle.samples):
-        chosen = sorted(random.Random(experiment.seed).sample(range(len(handle.samples)), limit))  # noqa: S311
-        handle = handle.only(chosen)
+    dataset = instantiate(experiment.dataset.target, experiment.dataset.params)
+    handle: DatasetHandle = dataset.open(cache, progress.dataset)
     samples = len(handle.samples)
     for key, workload in experiment.workloads.items():
         batch_size = workload.params.get("batch_size", 1)

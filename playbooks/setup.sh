@@ -55,7 +55,7 @@ if [ -z "$uv" ]; then
 fi
 
 [ -x .venv/bin/python ] || "$uv" venv --quiet --python "$(command -v python3)" .venv
-echo "setup: the locked environment in .venv (6 GB the first time)" >&2
-VIRTUAL_ENV="$PWD/.venv" "$uv" pip sync --quiet --require-hashes requirements.lock
+echo "setup: the locked environment in .venv (6 GB the first time, a minute or two)" >&2
+VIRTUAL_ENV="$PWD/.venv" "$uv" pip sync --quiet --compile-bytecode --require-hashes requirements.lock
 VIRTUAL_ENV="$PWD/.venv" "$uv" pip install --quiet --no-deps --editable .
 touch .venv/.ready

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # torch comes with it, and the processes that paint pictures need none of it
@@ -28,21 +27,3 @@ class DatasetHandle:
     """Tells these samples from any others; 16 hex digits."""
     describe: Mapping[str, Any]
     """What provenance tells of the dataset; plain values."""
-
-    def only(self, chosen: Sequence[int]) -> DatasetHandle:
-        """Return the dataset of these samples alone, their ids counted anew from 0."""
-        from loaders.base import Samples
-
-        picked = Samples(
-            self.samples.root,
-            tuple(self.samples.paths[i] for i in chosen),
-            self.samples.labels[list(chosen)],
-            self.samples.sizes[list(chosen)],
-        )
-        text = f"{self.content_hash}:{','.join(map(str, chosen))}"
-        return replace(
-            self,
-            samples=picked,
-            content_hash=hashlib.sha256(text.encode()).hexdigest()[:16],
-            describe={**self.describe, "samples": len(picked), "chosen_from": len(self.samples)},
-        )

@@ -53,14 +53,14 @@ BOARDS: Final[Mapping[str, BoardPower]] = {
     "a100": BoardPower(
         400.0,
         50.0,
-        "busy: maximum power of the SXM4 module, NVIDIA A100 data sheet; "
-        "idle: 42 to 62 W in published nvidia-smi listings of an idle A100-SXM4 in state P0",
+        "busy: 400 W, the A100 SXM4's rated power, so an upper bound; idle: 50 W, a round figure within the "
+        "42 to 62 W of published nvidia-smi listings, without a CUDA context",
     ),
     "h100": BoardPower(
         700.0,
         70.0,
-        "busy: maximum power of the SXM5 module, NVIDIA H100 data sheet; "
-        "idle: 68 to 74 W in published nvidia-smi listings of an idle H100-SXM5 in state P0",
+        "busy: 700 W, the H100 SXM5's rated power, so an upper bound; idle: 70 W, a round figure within the "
+        "68 to 74 W of published nvidia-smi listings, without a CUDA context",
     ),
 }
 """By accelerator."""

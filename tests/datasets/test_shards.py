@@ -20,9 +20,10 @@ def test_shards_are_converted_once(handle, tmp_path, heard):
     assert heard == []
 
 
-def test_other_samples_get_shards_of_their_own(handle, tmp_path, heard):
+def test_other_samples_get_shards_of_their_own(handle, tree, tmp_path, heard):
     whole = open_shards(handle, tmp_path / "cache", heard)
-    assert open_shards(handle.only([0, 2]), tmp_path / "cache", heard) != whole
+    part = ImageTree("tree", str(tree), limit=2).open(tmp_path / "cache", heard)
+    assert open_shards(part, tmp_path / "cache", heard) != whole
 
 
 def test_a_sample_that_changed_is_named_and_nothing_is_left(handle, tmp_path, heard):

@@ -1,7 +1,6 @@
 import os
 import stat
 
-import numpy as np
 import pytest
 
 from harness.datasets.tree import ImageTree
@@ -201,16 +200,6 @@ def test_a_limit_takes_the_same_samples_every_time_and_judges_no_others(tree, tm
     again = opened(tree, tmp_path, heard, limit=3, on_error="skip", seed=5)
     assert again.samples.paths == handle.samples.paths
     assert opened(tree, tmp_path, heard, limit=99, on_error="skip").describe["samples"] == 4
-
-
-def test_a_part_of_a_dataset_has_ids_and_a_hash_of_its_own(tree, tmp_path, heard):
-    handle = opened(tree, tmp_path, heard)
-    part = handle.only([1, 3])
-    assert part.samples.paths == (handle.samples.paths[1], handle.samples.paths[3])
-    assert part.samples.labels.tolist() == [0, 1]
-    assert np.array_equal(part.samples.sizes, handle.samples.sizes[[1, 3]])
-    assert part.content_hash not in {handle.content_hash, handle.only([0, 3]).content_hash}
-    assert part.describe["samples"] == 2
 
 
 @pytest.mark.parametrize(
