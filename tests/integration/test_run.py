@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -55,10 +54,10 @@ def _of_a_run(process):
 
 @pytest.fixture
 def leaves_nothing():
-    shm, before = set(os.listdir("/dev/shm")), set(psutil.pids())
+    shm, before = set(Path("/dev/shm").iterdir()), set(psutil.pids())
     yield
     assert descendants_gone(before)
-    assert set(os.listdir("/dev/shm")) <= shm
+    assert set(Path("/dev/shm").iterdir()) <= shm
 
 
 def wait_for_epoch(tmp_path, process, loader="pytorch"):

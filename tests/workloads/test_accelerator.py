@@ -87,7 +87,7 @@ def test_an_emulated_steps_label_says_how_it_departs_from_the_published_one():
 def test_an_emulated_board_has_published_power_and_a_real_device_none():
     step = make_step(RESNET50, {"kind": "emulated", "model": "h100"}, seed=0)
     assert (step.power.busy_w, step.power.idle_w) == (700.0, 70.0)
-    assert "data sheet" in step.power.citation
+    assert "upper bound" in step.power.citation
     assert make_step(TINY, {"kind": "cpu"}, seed=0).power is None
 
 
