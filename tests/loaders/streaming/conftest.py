@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from loaders.base import Samples
+from loaders.streaming.convert import convert
+
+SAMPLES = 61
+"""A prime, so that no batch size divides it."""
+
+
+def _jpeg(seed: int) -> bytes:
+    random = np.random.default_rng(seed)
+    height, width = (int(side) for side in random.integers(24, 64, 2))
+    buffer = io.BytesIO()
+    Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """A tree of small JPEGs in seven classes."""
+    root = tmp_path_factory.mktemp("tree")
+    paths = tuple(f"class_{index % 7}/{index:03d}.jpg" for index in range(SAMPLES))
+    for index, path in enumerate(paths):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_bytes(_jpeg(index))
+    sizes = np.array([(root / path).stat().st_size for path in paths])
+    return Samples(root, paths, np.arange(SAMPLES) % 7, sizes)
+
+
+@pytest.fixture(scope="session")
+def shards(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree as several shards."""
+    out = tmp_path_factory.mktemp("converted") / "shards"
+    return convert(samples, out, key="tree", seed=3, shard_bytes=int(samples.sizes.sum()) // 4)
+
+
+class DaemonProcess:
+    """A daemon as a process of its own, as it runs on a storage node."""
+
+    def __init__(self, root: Path, *, port: int = 0, log: Path | None = None) -> None:
+        self._log = log.open("a") if log else subprocess.DEVNULL
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "loaders.streaming", "serve", "--until-eof"),
+                *("--root", str(root), "--listen", f"127.0.0.1:{port}"),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the daemon ended before it was ready"
+        self.ready = json.loads(line)
+        self.endpoint: str = self.ready["endpoint"]
+        self.port = int(self.endpoint.rpartition(":")[2])
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return self.process.wait(10)
+
+
+@pytest.fixture
+def start_daemon() -> Iterator[Callable[..., DaemonProcess]]:
+    """Start daemons that end with the test."""
+    started: list[DaemonProcess] = []
+
+    def start(root: Path, **options: object) -> DaemonProcess:
+        started.append(DaemonProcess(root, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for daemon in started:
+        if daemon.process.poll() is None:
+            daemon.kill()
+
+
+@pytest.fixture(scope="module")
+def daemon(shards: Path) -> Iterator[DaemonProcess]:
+    """One daemon for the tests that only read from it."""
+    running = DaemonProcess(shards)
+    yield running
+    assert running.stop() == 0

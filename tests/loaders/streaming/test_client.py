@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import zmq
+
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError, SampleError, StreamError
+from loaders.streaming.batch import RawBatch
+from loaders.streaming.client import StreamClient
+from loaders.streaming.convert import convert
+from loaders.streaming.errors import WireError
+from loaders.streaming.planner import BatchPlan, Slice, plan
+from loaders.streaming.records import check_records
+from loaders.streaming.wire import BatchHeader, Catalog, Get, Hello, pack, unpack_request
+
+
+def _plan(client: StreamClient, epoch: int = 0, batch_size: int = 8) -> tuple[BatchPlan, ...]:
+    return plan(client.catalog.shard_records, batch_size=batch_size, seed=0, epoch=epoch)
+
+
+def _ids(batches: list[RawBatch]) -> list[int]:
+    return sorted(sample_id for batch in batches for sample_id in batch.ids.tolist())
+
+
+@pytest.mark.parametrize(
+    ("streams", "window", "batch_size"), [(1, 1, 8), (2, 8, 8), (4, 3, 1), (3, 256, 61), (2, 4, 100)]
+)
+def test_an_epoch_brings_every_sample_once_with_its_bytes(
+    daemon, samples: Samples, streams: int, window: int, batch_size: int
+) -> None:
+    with StreamClient(daemon.endpoint, streams=streams, timeout_s=10) as client:
+        for epoch in range(3):
+            batches = list(client.fetch(_plan(client, epoch, batch_size), window=window))
+            assert len(batches) == -(-len(samples) // batch_size)
+            assert _ids(batches) == list(range(len(samples)))
+            for batch in batches:
+                check_records(batch)
+                assert batch.epoch == epoch
+                assert (batch.labels == samples.labels[batch.ids]).all()
+                assert batch.nbytes == samples.sizes[batch.ids].sum()
+                for sample_id, image in zip(batch.ids.tolist(), batch.images(), strict=True):
+                    assert image == samples.path(sample_id).read_bytes()
+
+
+def test_padding_opens_the_streams_and_is_no_sample(daemon, samples: Samples) -> None:
+    with StreamClient(daemon.endpoint, streams=3, timeout_s=10, warm_bytes=5 * 2**20) as client:
+        assert client.traffic.bytes == client.traffic.stale == 0
+        assert _ids(list(client.fetch(_plan(client), window=4))) == list(range(len(samples)))
+
+
+def test_clients_at_once_do_not_disturb_one_another(daemon, samples: Samples) -> None:
+    with (
+        StreamClient(daemon.endpoint, streams=2, timeout_s=10) as one,
+        StreamClient(daemon.endpoint, streams=1, timeout_s=10) as other,
+    ):
+        pairs = zip(one.fetch(_plan(one, 0), window=3), other.fetch(_plan(other, 1), window=2), strict=True)
+        left, right = zip(*pairs, strict=True)
+    assert _ids(list(left)) == _ids(list(right)) == list(range(len(samples)))
+
+
+def test_an_epoch_left_in_the_middle_leaves_nothing_for_the_next(daemon, samples: Samples) -> None:
+    with StreamClient(daemon.endpoint, streams=2, timeout_s=10) as client:
+        for epoch in range(4):
+            fetch = iter(client.fetch(_plan(client, epoch), window=5))
+            next(fetch)
+            fetch.close()
+        batches = list(client.fetch(_plan(client, 9), window=5))
+        assert _ids(batches) == list(range(len(samples)))
+        assert {batch.epoch for batch in batches} == {9}
+
+
+@pytest.mark.parametrize("down_s", [0.0, 1.0])
+def test_a_daemon_that_comes_back_costs_no_sample(
+    start_daemon: Callable[..., object], shards: Path, samples: Samples, down_s: float
+) -> None:
+    daemon = start_daemon(shards)
+    with StreamClient(daemon.endpoint, streams=3, timeout_s=20) as client:
+        fetch = iter(client.fetch(_plan(client, batch_size=2), window=6))
+        batches = [next(fetch) for _ in range(5)]
+        daemon.kill()
+        restart = threading.Timer(down_s, lambda: start_daemon(shards, port=daemon.port))
+        restart.start()
+        batches += fetch
+        restart.join()
+        assert _ids(batches) == list(range(len(samples)))
+        assert client.traffic.asked_again > 0
+
+
+def test_a_daemon_that_stays_away_is_named(start_daemon: Callable[..., object], shards: Path) -> None:
+    daemon = start_daemon(shards)
+    with StreamClient(daemon.endpoint, streams=2, timeout_s=1) as client:
+        fetch = iter(client.fetch(_plan(client, batch_size=2), window=4))
+        next(fetch)
+        daemon.kill()
+        with pytest.raises(StreamError, match=rf"{daemon.endpoint}: no answer within 1 s; the connection was lost"):
+            list(fetch)
+
+
+def test_a_daemon_that_stands_still_is_named(start_daemon: Callable[..., object], shards: Path) -> None:
+    daemon = start_daemon(shards)
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=1) as client:
+        fetch = iter(client.fetch(_plan(client, batch_size=2), window=2))
+        next(fetch)
+        os.kill(daemon.process.pid, 19)
+        with pytest.raises(StreamError, match=rf"{daemon.endpoint}: no answer within 1 s"):
+            list(fetch)
+        os.kill(daemon.process.pid, 18)
+        assert list(client.fetch(_plan(client), window=2))
+
+
+def test_a_daemon_with_other_data_is_refused(
+    start_daemon: Callable[..., object], shards: Path, samples: Samples, tmp_path: Path
+) -> None:
+    daemon = start_daemon(shards)
+    other = convert(samples, tmp_path / "other", key="other", seed=4)
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+        fetch = iter(client.fetch(_plan(client, batch_size=2), window=2))
+        next(fetch)
+        daemon.kill()
+        start_daemon(other, port=daemon.port)
+        with pytest.raises(StreamError, match=r"refused batch .* not those that this client planned with"):
+            list(fetch)
+
+
+def test_nobody_there_is_named_within_the_timeout() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(StreamError, match=rf"{endpoint}: no answer within 0.5 s; it was never reached"):
+            StreamClient(endpoint, streams=2, timeout_s=0.5)
+
+
+def test_somebody_else_there_is_named_within_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"tcp://127.0.0.1:{other.getsockname()[1]}"
+        with pytest.raises(StreamError, match="it was never reached"):
+            StreamClient(endpoint, streams=1, timeout_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"streams": 0}, "streams=0"),
+        ({"warm_bytes": -1}, "warm_bytes=-1"),
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"timeout_s": float("nan")}, "timeout_s=nan"),
+    ],
+)
+def test_a_number_out_of_range_is_named(arguments: dict[str, float], said: str) -> None:
+    with pytest.raises(LoaderConfigError, match=said):
+        StreamClient("tcp://127.0.0.1:1", **({"streams": 1, "timeout_s": 1} | arguments))
+
+
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:80", "tcp://127.0.0.1", "ftp://a:1"])
+def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
+    with pytest.raises(StreamError, match="cannot connect to such an address"):
+        StreamClient(endpoint, streams=1, timeout_s=1)
+
+
+@contextmanager
+def _false_daemon(answer: Callable[[Get], list[bytes]]) -> Iterator[str]:
+    """A daemon that greets rightly and answers requests as the test wants."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        stop = threading.Event()
+
+        def serve() -> None:
+            while not stop.is_set():
+                if not router.poll(20):
+                    continue
+                client, data = router.recv_multipart()
+                request = unpack_request(data)
+                reply = [pack(Catalog("x", (8,)))] if isinstance(request, Hello) else answer(request)
+                router.send_multipart([client, *reply])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"tcp://127.0.0.1:{port}"
+        finally:
+            stop.set()
+            thread.join()
+
+
+def _header(get: Get, **changed: object) -> bytes:
+    columns = {"ids": range(8), "labels": [0] * 8, "offsets": range(8), "sizes": [1] * 8} | changed
+    arrays = {name: np.array(columns[name], np.int64) for name in ("ids", "labels", "offsets", "sizes")}
+    return pack(BatchHeader(get.sequence, get.epoch, get.batch + int(changed.get("batch", 0)), **arrays))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda get: [os.urandom(40)],
+        lambda get: [pack(Hello())],
+        lambda get: [_header(get)],
+        lambda get: [_header(get), b"12345678", b"12345678", b""],
+        lambda get: [_header(get, batch=1), b"12345678"],
+        lambda get: [_header(get), b"1234567"],
+        lambda get: [_header(get, offsets=[-1] * 8), b"12345678"],
+        lambda get: [_header(get, sizes=[-1] * 8), b"12345678"],
+        lambda get: [_header(get, sizes=[2**63 - 1] * 8), b"12345678"],
+        lambda get: [_header(get, **{name: [0] for name in ("ids", "labels", "offsets", "sizes")}), b"12345678"],
+    ],
+)
+def test_a_malformed_answer_names_the_daemon(answer: Callable[[Get], list[bytes]]) -> None:
+    with (
+        _false_daemon(answer) as endpoint,
+        StreamClient(endpoint, streams=1, timeout_s=5) as client,
+        pytest.raises(WireError, match=rf"^{endpoint} sent a malformed"),
+    ):
+        list(client.fetch([BatchPlan(0, 0, (Slice(0, 0, 8),))], window=1))
+
+
+def test_an_answer_that_comes_twice_is_used_once() -> None:
+    with (
+        _false_daemon(lambda get: [_header(get), b"12345678"]) as endpoint,
+        StreamClient(endpoint, streams=1, timeout_s=5) as client,
+    ):
+        part = BatchPlan(0, 0, (Slice(0, 0, 8),))
+        fetch = client.fetch([part, part], window=1)
+        # The same request again, as after a lost connection.
+        (stream,) = client._streams
+        stream.socket.send(next(iter(stream.under_way.values())))
+        assert fetch.take() is not None
+        assert fetch.take() is not None
+        assert fetch.finished and fetch.take() is None
+        assert client.traffic.stale == 1
+
+
+def test_a_damaged_record_is_named_by_its_checksum(
+    start_daemon: Callable[..., object], samples: Samples, tmp_path: Path
+) -> None:
+    out = convert(samples, tmp_path / "out", key="a")
+    shard = next(out.glob("*.tfrecord"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    daemon = start_daemon(out)
+    with (
+        StreamClient(daemon.endpoint, streams=1, timeout_s=5) as client,
+        pytest.raises(SampleError, match=r"sample \d+ as streamed: the checksum"),
+    ):
+        for batch in client.fetch(_plan(client), window=4):
+            check_records(batch)
+
+
+def test_descriptors_do_not_grow_over_clients(daemon) -> None:
+    def use() -> int:
+        with StreamClient(daemon.endpoint, streams=2, timeout_s=10) as client:
+            next(iter(client.fetch(_plan(client), window=4)))
+        return psutil.Process().num_fds()
+
+    first = use()
+    assert all(use() <= first for _ in range(5))

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from loaders.streaming.client import StreamClient
+from loaders.streaming.planner import Slice, plan
+from loaders.streaming.wire import Get, Hello, Refusal, pack, unpack_reply
+
+SERVE = [sys.executable, "-m", "loaders.streaming", "serve"]
+
+
+def _refused(*arguments: str) -> str:
+    done = subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    return line
+
+
+def test_a_missing_root_is_one_line_and_status_2(tmp_path: Path) -> None:
+    line = _refused("--root", str(tmp_path / "gone"), "--listen", "127.0.0.1:0")
+    assert line.startswith(f"error: {tmp_path}/gone is not a shard folder")
+
+
+def test_a_taken_port_is_one_line_and_status_2(shards: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = _refused("--root", str(shards), "--listen", f"127.0.0.1:{port}")
+    assert line == f"error: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", ":5000", "127.0.0.1:x", "127.0.0.1:70000", "no.such.host.invalid:0"])
+def test_an_address_that_is_none_is_refused(shards: Path, listen: str) -> None:
+    assert f"--listen {listen}" in _refused("--root", str(shards), "--listen", listen)
+
+
+def test_threads_out_of_range_are_refused(shards: Path) -> None:
+    assert "--threads 0" in _refused("--root", str(shards), "--listen", "127.0.0.1:0", "--threads", "0")
+
+
+def test_it_listens_on_the_given_address_alone(daemon) -> None:
+    listening = [c.laddr for c in psutil.Process(daemon.process.pid).net_connections() if c.status == "LISTEN"]
+    assert listening == [("127.0.0.1", daemon.port)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_with_status_0_and_a_log_of_what_it_did(
+    start_daemon: Callable[..., object], shards: Path, tmp_path: Path, number: int
+) -> None:
+    daemon = start_daemon(shards, log=tmp_path / "log")
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+        batches = plan(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
+        assert len(list(client.fetch(batches, window=4))) == len(batches)
+    os.kill(daemon.process.pid, number)
+    assert daemon.process.wait(10) == 0
+    events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["started", "stopped"]
+    assert events[0]["endpoint"] == daemon.endpoint
+    assert events[1]["batches"] == len(batches) and events[1]["malformed"] == 0
+
+
+def test_it_dies_with_a_parent_that_is_killed(shards: Path) -> None:
+    parent = subprocess.Popen(
+        [
+            *(sys.executable, "-c"),
+            "import subprocess, sys, time; d = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE,"
+            " stdout=subprocess.PIPE); d.stdout.readline(); print(d.pid, flush=True); time.sleep(60)",
+            *SERVE,
+            *("--root", str(shards), "--listen", "127.0.0.1:0", "--until-eof"),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert parent.stdout is not None
+    with parent:
+        daemon = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        gone, alive = psutil.wait_procs([daemon], timeout=10)
+        assert gone and not alive
+
+
+def _raw(endpoint: str, *frames: bytes) -> bytes | None:
+    """Send one message and return the header of its answer, None when there is none within half a second."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(endpoint)
+        dealer.send_multipart(frames)
+        return dealer.recv_multipart()[0] if dealer.poll(500) else None
+
+
+def test_garbage_gets_no_answer_and_harms_nobody(
+    start_daemon: Callable[..., object], shards: Path, tmp_path: Path
+) -> None:
+    daemon = start_daemon(shards, log=tmp_path / "log")
+    address = ("127.0.0.1", daemon.port)
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+        for garbage in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(100_000), b"\xff" * 64):
+            with socket.create_connection(address) as peer:
+                try:
+                    peer.sendall(garbage)
+                except ConnectionError:
+                    continue
+        assert _raw(daemon.endpoint, os.urandom(50)) is None
+        assert _raw(daemon.endpoint, pack(Hello()), b"more") is None
+        assert _raw(daemon.endpoint, b"\xc6" + b"\xff" * 8 * 2**20) is None
+        batches = plan(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
+        assert len(list(client.fetch(batches, window=4))) == len(batches)
+    assert daemon.stop() == 0
+    stopped = json.loads((tmp_path / "log").read_text().splitlines()[-1])
+    assert stopped["event"] == "stopped" and stopped["malformed"] >= 2
+
+
+def test_slices_that_do_not_exist_are_refused_by_name(daemon) -> None:
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+        catalog = client.catalog
+    last = catalog.shard_records[0]
+    for part, said in (
+        (Slice(99, 0, 1), "shard 99 does not exist"),
+        (Slice(0, last, 1), f"no 1 from record {last} on"),
+        (Slice(0, 0, last + 1), f"shard 0 has {last} records"),
+        (Slice(0, 0, 0), "no 0 from record 0"),
+        (Slice(0, 2**62, 2**62), "shard 0 has"),
+    ):
+        header = _raw(daemon.endpoint, pack(Get(7, catalog.fingerprint, 0, 0, (part,))))
+        assert header is not None
+        refusal = unpack_reply(header)
+        assert isinstance(refusal, Refusal) and refusal.sequence == 7
+        assert said in refusal.reason
+
+
+def test_a_client_that_does_not_read_costs_the_daemon_no_memory(daemon) -> None:
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+        catalog = client.catalog
+    slices = tuple(Slice(shard, 0, records) for shard, records in enumerate(catalog.shard_records))
+    process = psutil.Process(daemon.process.pid)
+    before = process.memory_info().rss
+    with zmq.Context() as context, context.socket(zmq.DEALER) as greedy:
+        greedy.linger = 0
+        greedy.rcvhwm = 1
+        greedy.connect(daemon.endpoint)
+        for sequence in range(5000):
+            greedy.send(pack(Get(sequence, catalog.fingerprint, 0, 0, slices)))
+        # The others are served meanwhile.
+        with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+            batches = plan(catalog.shard_records, batch_size=8, seed=0, epoch=0)
+            assert len(list(client.fetch(batches, window=4))) == len(batches)
+        assert process.memory_info().rss - before < 64 * 2**20
