@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import median
 
 from harness.report.folder import Results
 from harness.report.labels import factor, percent, rtt, spell
-from harness.report.published import EPOCH_S, WORKLOAD
+from harness.report.published import EPOCH_S, SAMPLES, WORKLOAD
 from harness.report.summary import Group, find, summarise
 
 __all__ = ["HOLDS", "NOT_HELD", "NOT_JUDGED", "Claim", "judge"]
@@ -41,7 +42,7 @@ class Claim:
     actual: str
     verdict: str
     reason: str
-    """Why it was not judged, or what the tolerance is."""
+    """Why it was not judged, or what the tolerance is and what makes the difference."""
 
 
 class _CannotJudge(Exception):
@@ -107,6 +108,8 @@ class _Evidence:
 class _Finding:
     actual: str
     holds: bool
+    why: str = ""
+    """What, in the figures themselves, makes the difference to the paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,10 @@ def _judged(question: _Question, evidence: _Evidence) -> Claim:
     except _CannotJudge as missing:
         return Claim(question.claim, question.source, question.expected, "", NOT_JUDGED, str(missing))
     verdict = HOLDS if finding.holds else NOT_HELD
-    return Claim(question.claim, question.source, question.expected, finding.actual, verdict, question.tolerance)
+    reason = question.tolerance
+    if not finding.holds and finding.why:
+        reason += f"; {finding.why}"
+    return Claim(question.claim, question.source, question.expected, finding.actual, verdict, reason)
 
 
 def _questions() -> Iterable[_Question]:
@@ -200,12 +206,27 @@ def _near_factor(measured: float, paper: float) -> bool:
     return paper / FACTOR_TOLERANCE <= measured <= paper * FACTOR_TOLERANCE
 
 
+def _per_sample(evidence: _Evidence, points: Iterable[tuple[float, float, str, str]]) -> str:
+    """Tell the time per sample behind a factor, here and in the paper, by (RTT, paper's epoch, loader, regime)."""
+    here, paper = [], []
+    for rtt_ms, epoch_s, loader, regime in points:
+        samples = [row.samples for row in evidence.group(loader, regime).rows if row.samples]
+        if not samples:
+            return ""
+        label = f"{spell(loader)} at {rtt(rtt_ms)}"
+        here.append(f"{label} {1e3 * evidence.time_s(loader, regime) / median(samples):.2g} ms")
+        paper.append(f"{1e3 * epoch_s / SAMPLES:.2g} ms")
+    return f"per sample, {', '.join(here)}; the paper's epochs come to {' and '.join(paper)}"
+
+
 def _slowdown_question(loader: str) -> _Question:
     paper = EPOCH_S[loader][30.0] / EPOCH_S[loader][0.1]
 
     def answer(evidence: _Evidence) -> _Finding:
-        measured = evidence.time_s(loader, evidence.far()) / evidence.time_s(loader, evidence.near())
-        return _Finding(factor(measured), _near_factor(measured, paper))
+        far, near = evidence.far(), evidence.near()
+        measured = evidence.time_s(loader, far) / evidence.time_s(loader, near)
+        at = (0.1, EPOCH_S[loader][0.1], loader, near), (30.0, EPOCH_S[loader][30.0], loader, far)
+        return _Finding(factor(measured), _near_factor(measured, paper), _per_sample(evidence, at))
 
     return _Question(
         f"{spell(loader)}'s epoch takes {paper:.0f} times as long at 30 ms as at 0.1 ms.",
@@ -221,8 +242,10 @@ def _against_streaming_question(loader: str) -> _Question:
 
     def answer(evidence: _Evidence) -> _Finding:
         far = evidence.far()
-        measured = evidence.time_s(loader, far) / evidence.time_s(evidence.results.streaming, far)
-        return _Finding(factor(measured), _near_factor(measured, paper))
+        streaming = evidence.results.streaming or "streaming"
+        measured = evidence.time_s(loader, far) / evidence.time_s(streaming, far)
+        at = (30.0, EPOCH_S[loader][30.0], loader, far), (30.0, EPOCH_S["streaming"][30.0], streaming, far)
+        return _Finding(factor(measured), _near_factor(measured, paper), _per_sample(evidence, at))
 
     return _Question(
         f"At 30 ms {spell(loader)}'s epoch takes {paper:.0f} times as long as the streaming loader's.",

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CITATION", "CONDITIONS", "ENERGY_KJ", "EPOCH_S", "RTT_MS", "WORKLOAD", "EnergyRange", "matching_rtt_ms"]
+__all__ = [
+    "CITATION",
+    "CONDITIONS",
+    "ENERGY_KJ",
+    "EPOCH_S",
+    "RTT_MS",
+    "SAMPLES",
+    "WORKLOAD",
+    "EnergyRange",
+    "matching_rtt_ms",
+]
 
 CITATION = "Jamil, Zulkar Nine and Kosar, EMLIO, 2025, section 5.1 and figure 5"
 CONDITIONS = "10 GB of ImageNet, Quadro RTX 6000"
 WORKLOAD = "resnet50"
 """The workload that the values are of."""
+
+SAMPLES = 100_000
+"""Samples of an epoch: 10 GB at 0.1 MB a sample."""
 
 RTT_MS = (0.0, 0.1, 10.0, 30.0)
 """Round-trip times of the paper's regimes in ms; 0 is local disk."""

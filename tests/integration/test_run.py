@@ -106,9 +106,7 @@ def test_the_harness_killed_in_mid_epoch_is_resumed_to_the_same_rows(harness, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_run_with_its_status_and_says_how_to_go_on(
-    harness, tmp_path, leaves_nothing, number
-):
+def test_a_signal_ends_the_run_with_its_status_and_says_how_to_go_on(harness, tmp_path, leaves_nothing, number):
     process = subprocess.Popen(
         harness("accelerator.kind=emulated", "accelerator.time_scale=20"), stderr=subprocess.PIPE, text=True
     )

@@ -1,0 +1,45 @@
+"""Batches of training samples, each with its id, from files or from a stream."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from loaders.base import Batch, Loader, LoaderStats, Samples
+    from loaders.dali import DaliLoader
+    from loaders.errors import LoaderConfigError, LoaderError, SampleError, StreamError, WorkerError
+    from loaders.image import ImageTransform
+    from loaders.pytorch import PyTorchLoader
+
+__all__ = [
+    "Batch",
+    "DaliLoader",
+    "ImageTransform",
+    "Loader",
+    "LoaderConfigError",
+    "LoaderError",
+    "LoaderStats",
+    "PyTorchLoader",
+    "SampleError",
+    "Samples",
+    "StreamError",
+    "WorkerError",
+]
+
+# Imported when asked for: torch and DALI take seconds and memory that a storage daemon has no use for.
+_MODULES: Final = {
+    "Batch": "base",
+    "DaliLoader": "dali",
+    "ImageTransform": "image",
+    "Loader": "base",
+    "LoaderStats": "base",
+    "PyTorchLoader": "pytorch",
+    "Samples": "base",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)

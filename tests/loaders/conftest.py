@@ -1,0 +1,116 @@
+"""Real JPEG files, and the one check that every loader must pass."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from PIL import Image
+
+from loaders import Batch, Loader, Samples
+
+
+def encode_image(
+    width: int, height: int, *, seed: int = 0, mode: str = "RGB", format: str = "JPEG", **options: object
+) -> bytes:
+    """Encode a smooth, noisy picture."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (max(1, height // 8), max(1, width // 8), 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    image = image.quantize(64) if mode == "P" else image.convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def make_tree(root: Path, count: int, classes: int = 3) -> Samples:
+    """Write `count` JPEG files as class/name.jpg."""
+    rng = np.random.default_rng(count)
+    paths, sizes = [], []
+    for index in range(count):
+        path = f"class {index % classes}/{index:04d}.jpg"
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        encoded = encode_image(int(rng.integers(90, 200)), int(rng.integers(80, 160)), seed=index)
+        (root / path).write_bytes(encoded)
+        paths.append(path)
+        sizes.append(len(encoded))
+    labels = np.arange(count, dtype=np.int64) % classes
+    return Samples(root, tuple(paths), labels, np.array(sizes, np.int64))
+
+
+def check_exactly_once(
+    loader: Loader, samples: Samples, *, batch_size: int, size: int, epochs: Iterable[int] = range(3)
+) -> list[list[Batch]]:
+    """Run epochs and assert that each gives every sample once, whole, in ceil(n / batch_size) batches."""
+    before = loader.stats()
+    counted = (before.batches, before.samples, before.bytes)
+    result: list[list[Batch]] = []
+    for epoch in epochs:
+        batches = list(loader.epoch(epoch))
+        assert len(batches) == math.ceil(len(samples) / batch_size)
+        ids = np.concatenate([batch.ids for batch in batches])
+        assert sorted(ids.tolist()) == list(range(len(samples)))
+        for batch in batches:
+            assert batch.ids.dtype == np.int64
+            assert batch.data.shape == (len(batch), 3, size, size)
+            assert batch.data.dtype == torch.float32
+            assert batch.labels.dtype == torch.int64
+            assert batch.labels.tolist() == samples.labels[batch.ids].tolist()
+            assert batch.nbytes == samples.sizes[batch.ids].sum()
+            assert torch.isfinite(batch.data).all()
+        result.append(batches)
+    orders = {tuple(int(i) for batch in batches for i in batch.ids) for batches in result}
+    assert len(samples) < 8 or len(orders) == len(result), "two epochs came in the same order"
+    after = loader.stats()
+    assert after.batches - counted[0] == sum(len(batches) for batches in result)
+    assert after.samples - counted[1] == len(samples) * len(result)
+    assert after.bytes - counted[2] == int(samples.sizes.sum()) * len(result)
+    return result
+
+
+@pytest.fixture(name="encode_image", scope="session")
+def encode_image_fixture() -> Callable[..., bytes]:
+    return encode_image
+
+
+@pytest.fixture(scope="session")
+def exactly_once() -> Callable[..., list[list[Batch]]]:
+    return check_exactly_once
+
+
+@pytest.fixture
+def image_tree(tmp_path: Path) -> Callable[[int], Samples]:
+    def make(count: int) -> Samples:
+        return make_tree(tmp_path / "tree", count)
+
+    return make
+
+
+@pytest.fixture
+def orphaned_memory() -> Callable[[], list[str]]:
+    """List torch's shared memory whose maker is dead; that of a living process is still under way."""
+
+    def find() -> list[str]:
+        names = [path.name for path in Path("/dev/shm").glob("torch_*")]
+        return [name for name in names if not psutil.pid_exists(int(name.split("_")[1]))]
+
+    return find
+
+
+@pytest.fixture
+def resources() -> Callable[[], dict[str, int]]:
+    """Count the descriptors and threads of this process."""
+
+    def count() -> dict[str, int]:
+        return {
+            "descriptors": sum(1 for _ in Path("/proc/self/fd").iterdir()),
+            "threads": sum(1 for _ in Path("/proc/self/task").iterdir()),
+        }
+
+    return count

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loaders import ImageTransform, PyTorchLoader, Samples, WorkerError
+
+TRANSFORM = ImageTransform(size=32)
+Tree = Callable[[int], Samples]
+
+ORPHANS = """
+import os, signal, sys, time
+from pathlib import Path
+import psutil
+from loaders import ImageTransform, PyTorchLoader, Samples
+samples = Samples.load(Path(sys.argv[1]))
+loader = PyTorchLoader(samples=samples, transform=ImageTransform(size=32), batch_size=2, seed=0, num_workers=2)
+next(loader.epoch(0))
+print(*[child.pid for child in psutil.Process().children()], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def workers() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_worker_killed_in_mid_epoch_is_named_and_leaves_nothing(
+    image_tree: Tree, orphaned_memory: Callable[[], list[str]]
+) -> None:
+    with PyTorchLoader(samples=image_tree(200), transform=TRANSFORM, batch_size=2, seed=0, num_workers=2) as loader:
+        epoch = loader.epoch(0)
+        next(epoch)
+        victim = workers()[0]
+        # torch raises in whatever the main thread is about, so the kill belongs to what may raise.
+        with pytest.raises(WorkerError, match=f"{victim.pid}.*killed by signal"):
+            os.kill(victim.pid, signal.SIGKILL)
+            list(epoch)
+            time.sleep(5)
+    assert not workers()
+    assert not orphaned_memory()
+
+
+def test_close_with_batches_under_way_leaves_no_shared_memory(
+    image_tree: Tree, orphaned_memory: Callable[[], list[str]]
+) -> None:
+    samples = image_tree(64)
+    for turn in range(8):
+        # Large batches, so that some worker is about to make shared memory when it is told to end.
+        with PyTorchLoader(
+            samples=samples, transform=ImageTransform(size=256), batch_size=4, seed=turn, num_workers=2
+        ) as loader:
+            next(loader.epoch(0))
+    assert not orphaned_memory()
+
+
+def test_a_worker_killed_under_another_thread_is_named(image_tree: Tree) -> None:
+    caught: list[BaseException] = []
+
+    def consume() -> None:
+        with PyTorchLoader(samples=image_tree(400), transform=TRANSFORM, batch_size=2, seed=0, num_workers=2) as loader:
+            try:
+                for index, _ in enumerate(loader.epoch(0)):
+                    if index == 1:
+                        for worker in workers():
+                            os.kill(worker.pid, signal.SIGKILL)
+            except WorkerError as error:
+                caught.append(error)
+
+    # torch's own handler raises in the main thread, which is not the one that reads.
+    previous = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        thread = threading.Thread(target=consume)
+        thread.start()
+        thread.join(30)
+    finally:
+        signal.signal(signal.SIGCHLD, previous)
+    assert "killed by signal 9" in str(caught[0])
+    assert not workers()
+
+
+def test_workers_die_with_their_parent_and_leave_nothing(
+    image_tree: Tree, tmp_path: Path, orphaned_memory: Callable[[], list[str]]
+) -> None:
+    image_tree(100).save(tmp_path / "samples.parquet")
+    (tmp_path / "temporary").mkdir()
+    parent = subprocess.run(
+        [sys.executable, "-c", ORPHANS, str(tmp_path / "samples.parquet")],
+        check=False,
+        env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert parent.returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in parent.stdout.split()]
+    assert len(pids) == 2
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not orphaned_memory()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_the_signal_handler_that_was_there_is_put_back(image_tree: Tree) -> None:
+    with PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=1) as loader:
+        list(loader.epoch(0))
+        watching = signal.getsignal(signal.SIGCHLD)
+    assert signal.getsignal(signal.SIGCHLD) != watching
+
+
+def test_more_workers_than_processors_bring_no_warning(image_tree: Tree, recwarn: pytest.WarningsRecorder) -> None:
+    many = (os.cpu_count() or 1) + 1
+    with PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=many) as loader:
+        list(loader.epoch(0))
+    assert not [warning for warning in recwarn if "worker" in str(warning.message)]
+
+
+def test_close_does_not_wait_for_a_lock_that_a_dead_worker_took_with_it(image_tree: Tree) -> None:
+    loader = PyTorchLoader(samples=image_tree(40), transform=TRANSFORM, batch_size=2, seed=0, num_workers=2)
+    next(loader.epoch(0))
+    # Every worker takes it now and then; one that is killed just then never gives it back.
+    loader._iterator._workers_done_event._cond.acquire()
+    closing = threading.Thread(target=loader.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive()
+    assert not workers()
