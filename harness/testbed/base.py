@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from harness.errors import TestbedError
 from harness.testbed.process import PROCESS_GRACE_S, dying_with_parent, end_group, run_environment
+from harness.testbed.state import RunNames, state_root
 
 if TYPE_CHECKING:
     from harness.regime import Regime
@@ -57,12 +58,22 @@ class Node:
         options.setdefault("stdin", subprocess.DEVNULL)
         command = [*enter, *dying_with_parent(argv)]
         try:
-            return subprocess.Popen(command, env=run_environment(self.run_id, env), process_group=0, **options)
+            return subprocess.Popen(command, env=self._environment(env), process_group=0, **options)
         except FileNotFoundError as error:
             raise TestbedError(
                 f"{error.filename} is not there, so nothing can be started on the {self.role} node: "
                 "apt-get install util-linux"
             ) from error
+
+    def _environment(self, base: Mapping[str, str] | None) -> dict[str, str]:
+        environment = run_environment(self.run_id, base)
+        folder = RunNames(self.run_id, state_root()).folder
+        if folder.is_dir():
+            # What processes leave in their temporary folder when they are killed goes with the run's own.
+            temporary = folder / "tmp"
+            temporary.mkdir(mode=0o700, exist_ok=True)
+            environment["TMPDIR"] = str(temporary)
+        return environment
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0) -> str:
         """Run a command on this node to its end and return its standard output.
