@@ -34,7 +34,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class Results:
-    """One run's folder; `docs/results.md` tells what each file holds."""
+    """One run's folder; `results/README.md` tells what each file holds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 
 # Small enough for a test: few images, one repeat, steps of no length.
@@ -116,6 +118,51 @@ def test_a_signal_ends_the_run_with_its_status_and_says_how_to_go_on(harness, tm
     assert process.returncode == 128 + number
     assert "resume=latest" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_run_over_the_link_survives_sigkill_and_is_resumed_to_the_same_samples(harness, tmp_path, leaves_nothing):
+    def remote(*overrides):
+        command = harness("~loaders.dali", "regimes.wan_30ms.rtt_ms=20", *overrides)
+        return ["+experiment=wan30ms" if part == "+experiment=smoke" else part for part in command]
+
+    namespaces, mounts = traces()
+    process = subprocess.Popen(remote(), stderr=subprocess.DEVNULL)
+    wait_for_epoch(tmp_path, process, "pytorch-resnet50-wan")
+    assert traces()[0] - namespaces
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 15
+    while traces() != (namespaces, mounts) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert traces() == (namespaces, mounts)
+    done = run(remote("resume=latest"))
+    assert done.returncode == 0, done.stderr
+    assert traces() == (namespaces, mounts)
+    found = rows(tmp_path)
+    assert sorted((r["loader"], r["rtt_ms"]) for r in found) == [
+        ("pytorch", "0.1"),
+        ("pytorch", "20.0"),
+        ("streaming", "0.1"),
+        ("streaming", "20.0"),
+    ]
+    cells = tmp_path / "results" / "latest" / "cells"
+    for row in found:
+        ids = pq.read_table(cells / row["cell_id"] / "batches.parquet")["ids"].combine_chunks().flatten()
+        assert sorted(ids.to_pylist()) == list(range(48))
+        link = json.loads((cells / row["cell_id"] / "link.json").read_text())
+        assert link["epochs"][0]["rx_bytes"] >= int(row["bytes"])
+        # A busy machine may spoil a probe; then the row says so.
+        assert row["valid"] == "valid" or "expected" in row["valid"]
+
+
+def traces():
+    """Return the named network namespaces and the mounts of this machine."""
+    names = Path("/run/netns")
+    namespaces = {path.name for path in names.iterdir()} if names.is_dir() else set()
+    mounts = {line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()}
+    return namespaces, mounts - {"/run/netns"}
 
 
 def test_a_killed_daemon_fails_its_cell_alone(harness, tmp_path, leaves_nothing):
