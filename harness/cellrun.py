@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon.window import joules
 from harness.checks import link_bounds
 from harness.config import Experiment, LoaderSpec
 from harness.daemon import Daemon, serving
 from harness.energy import EnergyAgent, save_readings
 from harness.errors import CellError
 from harness.events import read_events, save_events
+from harness.measure import link_joules
 from harness.plan import Cell
 from harness.regime import Regime
 from harness.results import Results, write_json
@@ -212,11 +212,8 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
         entry = {"epoch": start["epoch"], "drops": outcome.drops.get(start["epoch"])}
         for key in ("rx_bytes", "tx_bytes", "link_cpu_s"):
             entry[key] = None if end[key] is None or start[key] is None else end[key] - start[key]
-        entry["link_j"] = None
-        busy_s = end["cpu_busy_s"] - start["cpu_busy_s"]
-        cpu = [e for e in joules(readings, start["utc_ns"], end["utc_ns"]) if e.domain == "cpu"]
-        if entry["link_cpu_s"] is not None and busy_s > 0 and cpu:
-            entry["link_j"] = sum(e.joules for e in cpu) * min(1.0, entry["link_cpu_s"] / busy_s)
+        interval_ns = int(context.experiment.energy.interval_ms * 1e6)
+        entry["link_j"] = link_joules(readings, start, end, interval_ns)
         epochs.append(entry)
     link = context.testbed.link
     write_json(
@@ -226,6 +223,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "before": outcome.before,
             "after": outcome.after,
             "epochs": epochs,
+            "notes": context.testbed.describe().get("notes", []),
         },
     )
     write_json(
@@ -242,7 +240,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "accelerator": outcome.done["accelerator"],
             "energy": {
                 "interval_ms": context.experiment.energy.interval_ms,
-                "sources": sorted({f"{r.domain}={r.source}" for r in readings}),
+                "series": context.agent.series,
             },
             # Both nodes are this machine: one clock.
             "clock_offset_ms": 0.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import sys
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -16,8 +17,21 @@ from rich.console import Console
 
 from harness.errors import HarnessError, Interrupted
 from harness.shorthand import expand
+from harness.signals import signals_raise
 
 __all__ = ["main"]
+
+_STORAGE_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EIO,
+)
 
 _USAGE = """\
 joulefeed: what it takes, in seconds and joules, to feed an accelerator
@@ -60,11 +74,12 @@ def main() -> None:
         print(_usage())
         sys.exit(0 if argv else 2)
     try:
-        sys.argv[1:] = expand(argv)
+        with signals_raise():
+            sys.argv[1:] = expand(argv)
+            _compose_and_run()
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    _compose_and_run()
 
 
 def _usage() -> str:
@@ -84,22 +99,23 @@ def _usage() -> str:
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def _compose_and_run(cfg: DictConfig) -> None:
     console = Console(stderr=True)
+    folders: list[Path] = []
     try:
-        status = _run(_stored_if_resumed_alone(cfg), console)
+        status = _run(_stored_if_resumed_alone(cfg), console, folders.append)
     except Interrupted as error:
-        console.print(f"{error}; what was measured is kept. Go on with: {_resume_command(cfg)}", style="yellow")
+        console.print(f"{error}; {_how_to_go_on(cfg, folders)}", style="yellow", highlight=False, soft_wrap=True)
         status = error.exit_status
     except HarnessError as error:
         console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         status = error.exit_status
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+        if error.errno not in _STORAGE_ERRORS:
             raise
-        what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-        where = error.filename or cfg.results_dir
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full; make room" if full else f"{error.strerror}; choose a folder that can be written"
+        where = error.filename or f"{cfg.results_dir} or {cfg.cache_dir}"
         console.print(
-            f"error: {where}: {what}; what was measured is kept. Make room (or set results_dir, cache_dir) "
-            f"and go on with: {_resume_command(cfg)}",
+            f"error: {where}: {what} (results_dir and cache_dir say where); {_how_to_go_on(cfg, folders)}",
             style="red",
             markup=False,
             highlight=False,
@@ -111,7 +127,7 @@ def _compose_and_run(cfg: DictConfig) -> None:
     sys.exit(status)
 
 
-def _run(cfg: DictConfig, console: Console) -> int:
+def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -> int:
     from harness.config import experiment_from
     from harness.progress import Progress
 
@@ -125,12 +141,13 @@ def _run(cfg: DictConfig, console: Console) -> int:
     from harness.run import run
 
     with Progress(console) as progress:
-        outcome = run(cfg, progress, shlex.join(["python", "-m", "harness", *HydraConfig.get().overrides.task]))
+        command = shlex.join(["python", "-m", "harness", *HydraConfig.get().overrides.task])
+        outcome = run(cfg, progress, command, on_folder)
     print_table(outcome.folder, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False)
     if outcome.failed:
         console.print(
-            f"{outcome.failed} cells failed; try them again with: {_resume_command(cfg)}",
+            f"{outcome.failed} cells failed; try them again with: {_resume_command(cfg, outcome.folder)}",
             style="red",
             highlight=False,
         )
@@ -149,10 +166,20 @@ def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
     results = Results.find(str(cfg.resume), Path(cfg.results_dir))
     stored = OmegaConf.load(results.config)
     assert isinstance(stored, DictConfig)
-    stored.resume, stored.results_dir = cfg.resume, cfg.results_dir
+    for key in ("resume", "results_dir", "cache_dir"):
+        if key == "resume" or any(o.lstrip("+").startswith(f"{key}=") for o in overrides):
+            stored[key] = cfg[key]
     return stored
 
 
-def _resume_command(cfg: DictConfig) -> str:
-    where = "" if cfg.results_dir == "results" else f" results_dir={cfg.results_dir}"
-    return f"python -m harness resume=latest{where}"
+def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:
+    if not folders:
+        return "nothing was measured yet"
+    return f"what was measured is kept. Go on with: {_resume_command(cfg, folders[-1])}"
+
+
+def _resume_command(cfg: DictConfig, folder: Path) -> str:
+    words = ["python", "-m", "harness", f"resume={folder.name}"]
+    if cfg.results_dir != "results":
+        words.append(f"results_dir={cfg.results_dir}")
+    return shlex.join(words)

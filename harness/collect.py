@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_status
     bad = [row for row in rows if row.valid != "valid"]
     print(f"{len(rows)} rows, {len(rows) - len(bad)} valid; {len(checks)} checks")
+    print(f"redraw the report with: python -m harness.report {name}")
     for row in bad:
         print(f"  {row.cell_id} epoch {row.epoch}: {row.valid}")
     return 0

@@ -24,6 +24,7 @@ __all__ = [
     "TestbedSpec",
     "Tolerances",
     "config_hash",
+    "differences",
     "experiment_from",
 ]
 
@@ -127,6 +128,19 @@ def config_hash(cfg: DictConfig) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+def differences(stored: Any, cfg: DictConfig) -> list[str]:
+    """Return the keys, at most three, in which two configs differ in what is measured: "key: new, was old"."""
+    before, now = (_flat({k: v for k, v in _plain(c).items() if k not in _NOT_HASHED}) for c in (stored, cfg))
+    changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
+    return [f"{key}: {now.get(key)}, was {before.get(key)}" for key in changed[:3]]
+
+
+def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(value, dict) or not value:
+        return {prefix: value}
+    return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
+
+
 def experiment_from(cfg: DictConfig) -> Experiment:
     """Check a composed config and return it as an Experiment; raises ConfigError naming the key."""
     plain = _plain(cfg)
@@ -190,9 +204,12 @@ def _check_numbers(experiment: Experiment) -> None:
         raise ConfigError(f"energy.interval_ms={interval:g}: expected 1 to 10000 ms")
     if experiment.energy.cpu_tdp_w is not None:
         _number("energy.cpu_tdp_w", experiment.energy.cpu_tdp_w, above=0)
-    fraction = experiment.energy.cpu_idle_fraction
-    if not 0 <= fraction <= 1:
+    fraction = _number("energy.cpu_idle_fraction", experiment.energy.cpu_idle_fraction)
+    if fraction > 1:
         raise ConfigError(f"energy.cpu_idle_fraction={fraction}: expected 0 to 1")
+    sensors = experiment.energy.sensors
+    if sensors != "auto" and not (isinstance(sensors, list) and sensors and all(isinstance(s, str) for s in sensors)):
+        raise ConfigError(f"energy.sensors={sensors!r}: expected auto, or a list of names such as [powercap,nvml]")
     for f in fields(Tolerances):
         _number(f"checks.{f.name}", getattr(experiment.checks, f.name))
     for key, workload in experiment.workloads.items():
@@ -264,11 +281,14 @@ def _dataset(value: Any, seed: Any) -> Component:
     )
     if on_error not in ("raise", "skip"):
         raise ConfigError(f"dataset.on_error={on_error!r}: expected one of raise, skip")
-    if root is None:
-        return Component(str(params.get("name", "dataset")), target, params)
-    # A real tree takes the place of the generated one.
     if limit is not None:
         _integer("dataset.limit", limit, 1)
+    if root is None:
+        if limit is not None:
+            raise ConfigError(f"dataset.limit={limit}: is of a real tree (dataset.root); set dataset.samples here")
+        return Component(str(params.get("name", "dataset")), target, params)
+    # A real tree takes the place of the generated one.
+    seed = _integer("dataset.seed", params.get("seed", seed), 0)
     real = {"name": "tree", "root": _text("dataset.root", root), "on_error": on_error, "limit": limit, "seed": seed}
     return Component("tree", "harness.datasets.tree.ImageTree", real)
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import CellError
+from harness.talk import first_line
 from harness.testbed.base import Node
 from harness.testbed.process import end_group
 
 __all__ = ["Daemon", "serving"]
+
+_READY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,7 @@ def serving(node: Node, host: str, shards: Path, params: Mapping[str, Any], log:
     with log.open("ab") as file:
         process = node.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
     try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        line = first_line(process, _READY_S)
         try:
             endpoint = json.loads(line)["endpoint"]
         except (ValueError, KeyError) as error:

@@ -18,10 +18,12 @@ from energymon.reading import Reading
 from energymon.stores.sqlite import SqliteStore
 from harness.config import EnergySpec
 from harness.errors import TestbedError
+from harness.talk import first_line
 from harness.testbed.process import dying_with_parent, end_group, run_environment
 
 __all__ = ["EnergyAgent", "save_readings"]
 
+_READY_S = 30.0
 _NO_SENSOR = "nothing on this host measures energy"
 
 
@@ -31,8 +33,9 @@ class EnergyAgent:
     def __init__(self, store: Path, spec: EnergySpec, *, node: str, run_id: str, log: Path) -> None:
         self._store, self._spec, self._node, self._log = store, spec, node, log
         self._environment = run_environment(run_id)
-        self._process: subprocess.Popen[str] | None = None
-        self.sensors: list[Any] = []
+        self._process: subprocess.Popen[bytes] | None = None
+        self.sensors: list[dict[str, Any]] = []
+        """What each sensor told of itself; empty where nothing measures or estimates."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -47,6 +50,15 @@ class EnergyAgent:
     def pid(self) -> int | None:
         """The agent's process id while it lives."""
         return self._process.pid if self._process and self._process.poll() is None else None
+
+    @property
+    def series(self) -> list[dict[str, str]]:
+        """What is sampled: device, domain and source of each series."""
+        return [
+            {"device": c["device"], "domain": c["domain"], "source": c.get("source", sensor.get("source", ""))}
+            for sensor in self.sensors
+            for c in sensor["channels"]
+        ]
 
     def start(self) -> None:
         """Start the agent and wait until its first tick is stored; raises TestbedError with what it said."""
@@ -64,12 +76,10 @@ class EnergyAgent:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                text=True,
                 env=self._environment,
                 process_group=0,
             )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = first_line(self._process, _READY_S)
         try:
             self.sensors = json.loads(line)["sensors"]
         except (ValueError, KeyError) as error:

@@ -20,9 +20,10 @@ __all__ = [
     "accelerator_utilisation",
     "best_sources",
     "epoch_rows",
+    "link_joules",
 ]
 
-_DIRECTNESS = ("rapl-perf", "rapl-powercap", "nvml-counter", "nvml-power", "estimate")
+_DIRECTNESS = ("rapl-powercap", "nvml-counter", "nvml-power", "estimate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,38 @@ def epoch_rows(data: CellData) -> list[EpochRow]:
     return [_row(data, starts[k], ends[k], data.batches[k]) for k in sorted(starts.keys() & ends.keys())]
 
 
+def link_joules(
+    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], interval_ns: int
+) -> float | None:
+    """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown."""
+    if start["link_cpu_s"] is None or end["link_cpu_s"] is None:
+        return None
+    busy_s = end["cpu_busy_s"] - start["cpu_busy_s"]
+    energies = best_sources(joules(readings, start["utc_ns"], end["utc_ns"], interval_ns))
+    cpu_j = _sum(e.joules for e in energies if e.domain == "cpu")
+    if cpu_j is None or busy_s <= 0:
+        return None
+    return cpu_j * float(min(1.0, (end["link_cpu_s"] - start["link_cpu_s"]) / busy_s))
+
+
 def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batches: EpochBatches) -> EpochRow:
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
     samples, nbytes = int(batches.samples.sum()), int(batches.nbytes.sum())
     interval_ns = int(cell["energy"]["interval_ms"] * 1e6)
     energies = best_sources(joules(data.readings, start["utc_ns"], end["utc_ns"], interval_ns))
-    energies += _published_energy(cell["accelerator"], batches, duration_s, energies)
+    found = {(e.device, e.domain) for e in energies}
+    # A domain of which one series is lost is unknown: what is left of it would pass for the whole.
+    lost = {s["domain"] for s in cell["energy"]["series"] if (s["device"], s["domain"]) not in found}
+    if cell["accelerator"]["emulated"]:
+        # A board of this machine idles meanwhile and is not what is emulated.
+        energies = [e for e in energies if e.domain != "gpu"]
+        energies += _published_energy(cell["accelerator"], batches, duration_s)
+        lost.discard("gpu")
+    energies = [e for e in energies if e.domain not in lost]
     by_domain = {domain: _sum(e.joules for e in energies if e.domain == domain) for domain in ("cpu", "dram", "gpu")}
-    known = [j for j in by_domain.values() if j is not None]
-    errors = [e.error_j for e in energies]
+    known = [] if lost else [j for j in by_domain.values() if j is not None]
+    errors = [None] if lost else [e.error_j for e in energies]
     return EpochRow(
         cell_id=cell["cell_id"],
         workload=cell["workload"],
@@ -157,13 +180,9 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
     )
 
 
-def _published_energy(
-    accelerator: Mapping[str, Any], batches: EpochBatches, duration_s: float, measured: Sequence[Energy]
-) -> list[Energy]:
+def _published_energy(accelerator: Mapping[str, Any], batches: EpochBatches, duration_s: float) -> list[Energy]:
     # An emulated board draws nothing here; what it would draw follows from its published power, as an estimate.
-    if not accelerator.get("emulated") or accelerator.get("busy_w") is None:
-        return []
-    if any(e.domain == "gpu" for e in measured):
+    if accelerator.get("busy_w") is None:
         return []
     busy_s = float(batches.step_s.sum())
     drawn = accelerator["busy_w"] * busy_s + accelerator["idle_w"] * max(0.0, duration_s - busy_s)

@@ -50,7 +50,7 @@ class Results:
 
     @classmethod
     def create(cls, results_dir: Path, experiment: str) -> Results:
-        """Make a new folder named by UTC time with ms, and point `latest` at it."""
+        """Make a new folder named by UTC time with ms; `point_latest` once its plan is written."""
         results_dir.mkdir(parents=True, exist_ok=True)
         while True:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3] + "Z"
@@ -62,7 +62,6 @@ class Results:
                 continue
         results = cls(folder)
         results.cells.mkdir()
-        results.point_latest()
         return results
 
     @classmethod
@@ -73,7 +72,7 @@ class Results:
                 return cls(candidate.resolve())
         there = sorted(p.parent.name for p in results_dir.glob("*/plan.json") if not p.parent.is_symlink())
         hint = f"; the newest there: {', '.join(there[-3:])}" if there else ""
-        raise ResultsError(f"resume={name}: no run with a plan.json there or in {results_dir}{hint}")
+        raise ResultsError(f"{name}: no run with a plan.json there or in {results_dir}{hint}")
 
     def point_latest(self) -> None:
         """Point `latest` beside the folder at it."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from energymon.errors import EnergyError
 from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
-from harness.config import Experiment, config_hash, experiment_from
+from harness.config import Experiment, config_hash, differences, experiment_from
 from harness.datasets import DatasetHandle
 from harness.energy import EnergyAgent
 from harness.errors import ConfigError, DatasetError, HarnessError, Interrupted, ResultsError
@@ -28,7 +26,9 @@ from harness.plan import Cell, plan
 from harness.progress import Progress
 from harness.provenance import provenance
 from harness.report import render
+from harness.report.figures import check_figures
 from harness.results import Results, write_json, write_whole
+from harness.signals import signals_held
 from harness.targets import check_arguments, instantiate
 from harness.testbed import clean, open_testbed
 from harness.workloads.accelerator import choose_kind
@@ -49,17 +49,22 @@ class Outcome:
     failed: int
 
 
-def run(cfg: DictConfig, progress: Progress, command: str) -> Outcome:
-    """Run (or resume) the experiment of a composed config; raises HarnessError, after which nothing is left behind."""
+def run(cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]) -> Outcome:
+    """Run (or resume) the experiment of a composed config.
+
+    `command` is what the user typed, for the provenance; `on_folder` is told the results folder once there is one.
+    Raises HarnessError, after which nothing is left behind but the results.
+    """
     experiment = experiment_from(cfg)
     _check_targets(experiment)
-    with _signals_raise(), ExitStack() as stack:
+    with ExitStack() as stack:
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
         cache = Path(cfg.cache_dir).expanduser()
         handle = _open_dataset(experiment, cache, progress)
         shards = _open_shards(handle, cache, progress) if experiment.streams else None
         results = _results(cfg, experiment, handle.content_hash)
+        on_folder(results.folder)
         ledger = Ledger(results.ledger)
         cells = plan(experiment)
         todo = [cell for cell in cells if not results.is_done(cell.cell_id)]
@@ -90,10 +95,18 @@ def run(cfg: DictConfig, progress: Progress, command: str) -> Outcome:
                     experiment, results, testbed, agent, samples_file, handle.samples.root, shards, dataset
                 )
                 failures = _run_cells(context, todo, ledger, progress, already=len(cells) - len(todo))
-        finally:
-            with _signals_held():
-                stack.close()
-                collect(results)
+        except BaseException:
+            with signals_held():
+                try:
+                    stack.close()
+                finally:
+                    # The error in flight is the one to tell; the rows can be collected again.
+                    with suppress(HarnessError, OSError):
+                        collect(results)
+            raise
+        with signals_held():
+            stack.close()
+            collect(results)
         render(results.folder)
     return Outcome(results.folder, len(cells) - len(failures), len(failures))
 
@@ -105,15 +118,20 @@ def _run_cells(
     progress.start(todo, already, context.dataset["samples"])
     for cell in todo:
         context.results.set_aside(cell.cell_id)
-        if context.agent.restart_if_dead():
-            ledger.append("note", message="the energy agent had died and was started again")
         ledger.append("started", cell.cell_id)
         progress.cell_started(cell)
         try:
+            if context.agent.restart_if_dead():
+                ledger.append("note", message="the energy agent had died and was started again")
             run_cell(context, cell, progress)
         except Interrupted as interrupt:
             _mark_failed(context, cell, "interrupted", str(interrupt))
             ledger.append("interrupted", cell.cell_id, str(interrupt))
+            raise
+        except OSError as error:
+            with suppress(OSError):
+                _mark_failed(context, cell, "failed", str(error))
+                ledger.append("failed", cell.cell_id, str(error))
             raise
         except (HarnessError, LoaderError, EnergyError) as error:
             failures[cell.cell_id] = str(error)
@@ -138,9 +156,13 @@ def _summary(folder: Path) -> str:
 
 
 def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> None:
+    if context.results.is_done(cell.cell_id):
+        return
+    partial = context.results.partial(cell.cell_id)
+    partial.mkdir(exist_ok=True)
     regime = context.experiment.regimes[cell.regime]
     content = {**asdict(cell), "regime": asdict(regime), "status": status, "failure": reason}
-    write_json(context.results.partial(cell.cell_id) / "cell.json", content)
+    write_json(partial / "cell.json", content)
 
 
 def _check_targets(experiment: Experiment) -> None:
@@ -149,11 +171,20 @@ def _check_targets(experiment: Experiment) -> None:
             if param in _GIVEN:
                 raise ConfigError(f"loaders.{key}.{param}: is given by the harness; set it on the workload or the run")
         check_arguments(f"loaders.{key}", loader.target, loader.params)
+        if loader.reads == "stream" and not isinstance(loader.daemon.get("module"), str):
+            raise ConfigError(
+                f"loaders.{key}.daemon.module={loader.daemon.get('module')!r}: "
+                "expected the module that serves a loader that reads a stream, for one loaders.streaming"
+            )
     for key, workload in experiment.workloads.items():
         check_arguments(f"workloads.{key}", workload.target, workload.params)
         name = instantiate(workload.target, workload.params).name
         choose_kind(asdict(experiment.accelerator), name)
     check_arguments("dataset", experiment.dataset.target, experiment.dataset.params)
+    try:
+        check_figures(experiment.figures)
+    except ResultsError as error:
+        raise ConfigError(f"figures: {error}") from error
 
 
 def _open_dataset(experiment: Experiment, cache: Path, progress: Progress) -> DatasetHandle:
@@ -196,49 +227,23 @@ def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str) -> Resu
             "cells": [asdict(cell) for cell in plan(experiment)],
         }
         write_json(results.plan, planned)
+        results.point_latest()
         return results
     results = Results.find(str(cfg.resume), Path(cfg.results_dir))
     stored = json.loads(results.plan.read_text())
     if stored.get("config_hash") != config_hash(cfg):
         raise ResultsError(
-            f"resume={cfg.resume}: the config differs from that of {results.folder.name} ({config_hash(cfg)}, "
-            f"expected {stored.get('config_hash')}); give the same overrides, or resume={cfg.resume} alone"
+            f"resume={cfg.resume}: the config differs from that of {results.folder.name} "
+            f"({'; '.join(differences(OmegaConf.load(results.config), cfg))}); "
+            f"give the same overrides, or resume={cfg.resume} alone"
         )
     if stored.get("dataset_hash") != dataset_hash:
         raise ResultsError(
             f"resume={cfg.resume}: the dataset is not the one that {results.folder.name} began with "
             f"({dataset_hash}, expected {stored.get('dataset_hash')}); restore it, or start a new run"
         )
+    # Tolerances and figures may have changed; what is shown and judged follows the newest.
+    write_whole(results.config, OmegaConf.to_yaml(cfg, resolve=True).encode())
     results.point_latest()
     Ledger(results.ledger).append("resumed")
     return results
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into Interrupted, once."""
-
-    def handler(signum: int, frame: FrameType | None) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        raise Interrupted(signum)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, old in zip(numbers, before, strict=True):
-            signal.signal(number, old)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let nothing interrupt the orderly end."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, old in zip(numbers, before, strict=True):
-            signal.signal(number, old)

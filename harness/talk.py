@@ -18,7 +18,20 @@ from harness.errors import CellError
 from harness.testbed.base import Node
 from harness.testbed.process import end_group
 
-__all__ = ["CellProcess"]
+__all__ = ["CellProcess", "first_line"]
+
+
+def first_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    """Return the first line that a child prints; what there is of it when the child ends or takes too long."""
+    assert process.stdout is not None
+    line, deadline = b"", time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not line.endswith(b"\n") and selector.select(max(0.0, deadline - time.monotonic())):
+            if not (chunk := os.read(process.stdout.fileno(), 65536)):
+                break
+            line += chunk
+    return line
 
 
 class CellProcess:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from harness.errors import ConfigError
@@ -21,15 +21,30 @@ def find(target: str) -> Any:
         raise ConfigError(f"_target_={target}: cannot be imported ({error})") from error
 
 
-def check_arguments(where: str, target: str, given: Iterable[str]) -> None:
-    """Raise ConfigError when a config section names a key that its class does not take."""
+def check_arguments(where: str, target: str, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a key that a section's class does not take, or a value unlike the key's default."""
     parameters = inspect.signature(find(target)).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
-    for key in given:
-        if key not in parameters:
+    for key, value in given.items():
+        if key in parameters:
+            _check_value(f"{where}.{key}", value, parameters[key].default)
+        else:
             known = ", ".join(sorted(parameters))
             raise ConfigError(f"{where}.{key}: {target} takes no such key; it takes {known}")
+
+
+def _check_value(where: str, value: Any, default: Any) -> None:
+    for kind, accepted, word in (
+        (bool, (bool,), "true or false"),
+        (int, (int,), "a whole number"),
+        (float, (int, float), "a number"),
+        (str, (str,), "text"),
+    ):
+        if type(default) is kind:
+            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+                raise ConfigError(f"{where}={value!r}: expected {word}, such as {default!r}")
+            return
 
 
 def instantiate(target: str, params: Mapping[str, Any]) -> Any:

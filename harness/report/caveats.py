@@ -48,7 +48,14 @@ class LinkCost:
 
 def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
     """Return what limits the figures first, then what explains them."""
-    found = [*_accelerator(results), *_energy(groups), *_mounts(results), *_link(results), *_notes(results)]
+    found = [
+        *_accelerator(results),
+        *_energy(groups),
+        *_skipped(results),
+        *_mounts(results),
+        *_link(results),
+        *_notes(results),
+    ]
     return tuple(sorted(found, key=lambda caveat: not caveat.weakens))
 
 
@@ -85,6 +92,15 @@ def _energy(groups: Sequence[Group]) -> Iterable[Caveat]:
     if sources:
         parts.append(f"Measured: {', '.join(sources)}.")
     yield Caveat("energy", " ".join(parts), weakens=bool(estimated or absent))
+
+
+def _skipped(results: Results) -> Iterable[Caveat]:
+    field = results.provenance.get("dataset", {}).get("skipped", {})
+    files = field.get("value") or []
+    if files:
+        named = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
+        many = f"{len(files)} broken files were" if len(files) > 1 else "1 broken file was"
+        yield Caveat("dataset", f"{many} left out for every loader: {named}.", weakens=True)
 
 
 def _mounts(results: Results) -> Iterable[Caveat]:

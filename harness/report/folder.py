@@ -193,7 +193,9 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str]) -> Cell:
     stored = _mapping(_json(whole / "cell.json", {}))
     accelerator = _mapping(stored.get("accelerator"))
     event = str(last.get("event") or "")
-    state = _STATES.get(event) or ("done" if cell_id in with_rows else "not run")
+    # The folder is the truth: a run may die between making a cell whole and noting it.
+    whole_cell = (home / "cell.json").is_file() or cell_id in with_rows
+    state = "done" if whole_cell else _STATES.get(event, "not run")
     failure = stored.get("failure") or (last.get("message") if state in {"failed", "interrupted"} else "")
     return Cell(
         cell_id=cell_id,

@@ -7,37 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ResultsError
+from harness.measure import EpochRow as MeasuredRow
 
 __all__ = ["COLUMNS", "DOMAINS", "EpochRow", "read_rows"]
 
-COLUMNS = [
-    "cell_id",
-    "workload",
-    "dataset",
-    "loader",
-    "regime",
-    "rtt_ms",
-    "repeat",
-    "epoch",
-    "start_utc",
-    "end_utc",
-    "duration_s",
-    "samples",
-    "bytes",
-    "samples_per_s",
-    "mb_per_s",
-    "stall_s",
-    "au",
-    "cpu_util",
-    "gpu_util",
-    "cpu_j",
-    "dram_j",
-    "gpu_j",
-    "total_j",
-    "energy_error_j",
-    "energy_source",
-    "valid",
-]
+COLUMNS = MeasuredRow.columns()
 DOMAINS = ("cpu", "dram", "gpu")
 
 

@@ -43,7 +43,10 @@ def stored(**changes):
         "repeat": 1,
         "dataset": {"name": "tiny", "samples": 6, "bytes": 3000},
         "accelerator": {"label": "cpu", "emulated": False, "busy_w": None, "idle_w": None},
-        "energy": {"interval_ms": 100.0, "sources": ["cpu=rapl-powercap"]},
+        "energy": {
+            "interval_ms": 100.0,
+            "series": [{"device": "package-0", "domain": "cpu", "source": "rapl-powercap"}],
+        },
         "clock_offset_ms": 0.0,
     }
     events = [

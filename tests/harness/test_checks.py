@@ -84,6 +84,12 @@ def test_missed_ticks_make_the_row_invalid_from_the_second_one_on(stored, readin
     assert verdicts(stored(readings=two))[1]["missed_ticks"] == "fail"
 
 
+def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored, readings):
+    assert verdicts(stored(readings=[]))[1]["missed_ticks"] == "fail"
+    other = readings("nvml-counter", "gpu", 60.0, "gpu-0")
+    assert verdicts(stored(readings=other))[1]["missed_ticks"] == "fail"
+
+
 def test_an_unknown_clock_offset_makes_the_row_invalid(stored):
     data = stored()
     for offset, verdict in ((None, "unknown"), (1.5, "fail"), (0.2, "pass")):

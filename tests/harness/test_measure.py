@@ -22,7 +22,8 @@ def test_a_row_holds_what_was_stored(stored):
 
 
 def test_without_a_sensor_joules_are_unknown_and_not_zero(stored):
-    (row,) = epoch_rows(stored(readings=[]))
+    cell = dict(stored().cell) | {"energy": {"interval_ms": 100.0, "series": []}}
+    (row,) = epoch_rows(stored(cell=cell, readings=[]))
     assert row.cpu_j is row.dram_j is row.gpu_j is row.total_j is row.energy_error_j is None
     assert row.energy_source == ""
 
@@ -57,3 +58,26 @@ def test_a_gpus_counter_and_power_are_not_added_up():
 def test_readings_that_do_not_cover_the_epoch_give_no_joules(stored, readings):
     (row,) = epoch_rows(stored(readings=readings()[:20]))
     assert row.cpu_j is None
+
+
+def test_a_lost_series_leaves_its_domain_and_the_total_unknown(stored):
+    cell = dict(stored().cell)
+    cell["energy"] = {
+        "interval_ms": 100.0,
+        "series": [
+            {"device": "package-0", "domain": "cpu", "source": "rapl-powercap"},
+            {"device": "package-1", "domain": "cpu", "source": "rapl-powercap"},
+        ],
+    }
+    (row,) = epoch_rows(stored(cell=cell))
+    assert row.cpu_j is row.total_j is row.energy_error_j is None
+
+
+def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored, readings):
+    cell = dict(stored().cell)
+    cell["accelerator"] = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
+    idle = readings("nvml-counter", "gpu", 60.0, "gpu-0")
+    (row,) = epoch_rows(stored(cell=cell, readings=readings() + idle))
+    assert row.gpu_j == pytest.approx(900.0)
+    assert "gpu=estimate" in row.energy_source
+    assert "nvml" not in row.energy_source

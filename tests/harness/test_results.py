@@ -11,6 +11,7 @@ from harness.results import Results, write_json
 def planned(tmp_path, name="smoke"):
     results = Results.create(tmp_path, name)
     write_json(results.plan, {"cells": []})
+    results.point_latest()
     return results
 
 

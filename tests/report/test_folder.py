@@ -73,7 +73,16 @@ def test_a_cell_that_was_killed_is_told_as_running(build):
     last = builder.ids()[-1]
     builder.events = [event for event in builder.events if (event["cell_id"], event["event"]) != (last, "done")]
     del builder.rows[last]
-    assert read_results(builder.write()).cells[-1].state == "running"
+    folder = builder.write()
+    (folder / "cells" / last / "cell.json").unlink()
+    assert read_results(folder).cells[-1].state == "running"
+
+
+def test_a_cell_that_is_whole_is_done_though_the_ledger_never_heard_of_it(build):
+    builder = build()
+    last = builder.ids()[-1]
+    builder.events = [event for event in builder.events if (event["cell_id"], event["event"]) != (last, "done")]
+    assert read_results(builder.write()).cells[-1].state == "done"
 
 
 def test_the_streaming_loader_is_found_by_what_it_reads_when_it_has_another_name(build):

@@ -18,7 +18,7 @@ from harness.errors import ResultsError
 from harness.report.figures.style import house_style, save
 from harness.report.folder import Results
 
-__all__ = ["Drawn", "draw_figures"]
+__all__ = ["Drawn", "check_figures", "draw_figures"]
 
 _SHARED = {"marks", "slots", "style"}
 
@@ -31,6 +31,12 @@ class Drawn:
     caption: str
     png: Path
     svg: Path
+
+
+def check_figures(names: Iterable[str]) -> None:
+    """Raise ResultsError naming a figure that is not there."""
+    for name in names:
+        _module(name)
 
 
 def draw_figures(results: Results) -> tuple[Drawn, ...]:
