@@ -129,7 +129,7 @@ def test_a_run_over_the_link_survives_sigkill_and_is_resumed_to_the_same_samples
 
     namespaces, mounts = traces()
     process = subprocess.Popen(remote(), stderr=subprocess.DEVNULL)
-    wait_for_epoch(tmp_path, process, "pytorch-resnet50-wan")
+    wait_for_epoch(tmp_path, process, "pytorch-resnet50-wan_30ms")
     assert traces()[0] - namespaces
     process.kill()
     process.wait()
