@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,6 +88,9 @@ def test_a_daemon_that_comes_back_costs_no_sample(
     with StreamClient(daemon.endpoint, streams=3, timeout_s=20) as client:
         fetch = iter(client.fetch(_plan(client, batch_size=2), window=6))
         batches = [next(fetch) for _ in range(5)]
+        time.sleep(0.3)  # the answers to what was asked so far are here
+        os.kill(daemon.process.pid, signal.SIGSTOP)
+        batches.append(next(fetch))  # asks for one more, which the daemon takes with it
         daemon.kill()
         restart = threading.Timer(down_s, lambda: start_daemon(shards, port=daemon.port))
         restart.start()
