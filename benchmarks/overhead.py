@@ -41,7 +41,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="at most 50 s: without the runs of wan30ms")
     quick = parser.parse_args().quick
-    lines = [instrumented_epoch(seconds=28 if quick else 120)]
+    lines = [instrumented_epoch(seconds=28 if quick else 60)]
     if quick:
         print("wan30ms as a whole: not run with --quick")
     else:

@@ -21,18 +21,6 @@ from harness.signals import signals_raise
 
 __all__ = ["main"]
 
-_STORAGE_ERRORS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EEXIST,
-    errno.EIO,
-)
-
 _USAGE = """\
 joulefeed: what it takes, in seconds and joules, to feed an accelerator
 
@@ -109,9 +97,9 @@ def _compose_and_run(cfg: DictConfig) -> None:
         console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         status = error.exit_status
     except OSError as error:
-        if error.errno not in _STORAGE_ERRORS:
-            raise
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full and not _is_ours(error.filename, cfg):
+            raise
         what = "the disk is full; make room" if full else f"{error.strerror}; choose a folder that can be written"
         where = error.filename or f"{cfg.results_dir} or {cfg.cache_dir}"
         console.print(
@@ -170,6 +158,15 @@ def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
         if key == "resume" or any(o.lstrip("+").startswith(f"{key}=") for o in overrides):
             stored[key] = cfg[key]
     return stored
+
+
+def _is_ours(filename: object, cfg: DictConfig) -> bool:
+    """Whether an error is of the folders that the user chose, and so the user's to mend."""
+    if not isinstance(filename, str) or "/" not in filename:
+        return False
+    path = Path(filename).absolute()
+    folders = [Path(cfg[key]).expanduser().absolute() for key in ("results_dir", "cache_dir")]
+    return any(path == f or f in path.parents or path in f.parents for f in folders)
 
 
 def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:

@@ -167,7 +167,7 @@ def stop_nfs_server(namespace: Path) -> str | None:
 def _modprobe(module: str, *options: str) -> bool:
     try:
         return subprocess.run(["modprobe", "--quiet", *options, module], check=False).returncode == 0
-    except FileNotFoundError:
+    except OSError:
         # A machine without modprobe has all of its kernel built in.
         return False
 
