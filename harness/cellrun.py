@@ -18,7 +18,7 @@ from harness.daemon import Daemon, serving
 from harness.energy import EnergyAgent, save_readings
 from harness.errors import CellError
 from harness.events import read_events, save_events
-from harness.measure import link_joules
+from harness.measure import epoch_edges, link_joules
 from harness.plan import Cell
 from harness.regime import Regime
 from harness.results import Results, write_json
@@ -197,22 +197,20 @@ def _hear(process: CellProcess, state: str, deadline: float) -> None:
 
 def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, partial: Path) -> None:
     events = read_events(partial / "events.jsonl")
-    starts = [e for e in events if e["event"] == "epoch_start"]
-    ends = {e["epoch"]: e for e in events if e["event"] == "epoch_end"}
-    if len(starts) != context.experiment.epochs or len(ends) != len(starts):
-        raise CellError(f"{len(ends)} of {context.experiment.epochs} epochs were recorded")
+    edges = epoch_edges(events)
+    if len(edges) != context.experiment.epochs:
+        raise CellError(f"{len(edges)} of {context.experiment.epochs} epochs were recorded")
     readings = context.agent.readings(events[0]["utc_ns"], events[-1]["utc_ns"])
     save_events(events, partial / "events.parquet")
     parts = sorted(partial.glob("batches-*.parquet"))
     pq.write_table(pa.concat_tables([pq.read_table(p) for p in parts]), partial / "batches.parquet")
     save_readings(readings, partial / "energy.parquet")
     epochs = []
-    for start in starts:
-        end = ends[start["epoch"]]
-        entry = {"epoch": start["epoch"], "drops": outcome.drops.get(start["epoch"])}
+    interval_ns = int(context.experiment.energy.interval_ms * 1e6)
+    for epoch, (start, end) in edges.items():
+        entry: dict[str, float | None] = {"epoch": epoch, "drops": outcome.drops.get(epoch)}
         for key in ("rx_bytes", "tx_bytes", "link_cpu_s"):
             entry[key] = None if end[key] is None or start[key] is None else end[key] - start[key]
-        interval_ns = int(context.experiment.energy.interval_ms * 1e6)
         entry["link_j"] = link_joules(readings, start, end, interval_ns)
         epochs.append(entry)
     link = context.testbed.link

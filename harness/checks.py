@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.config import Tolerances
-from harness.measure import CellData, EpochRow
+from harness.measure import CellData, EpochRow, epoch_edges
 from harness.regime import Regime
 
 __all__ = ["Check", "LinkBound", "judge", "link_bounds"]
@@ -144,8 +144,7 @@ def _exactly_once(data: CellData, row: EpochRow) -> Check:
 def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
     interval_ns = int(data.cell["energy"]["interval_ms"] * 1e6)
-    (start,) = (e for e in data.events if e["event"] == "epoch_start" and e["epoch"] == row.epoch)
-    (end,) = (e for e in data.events if e["event"] == "epoch_end" and e["epoch"] == row.epoch)
+    start, end = epoch_edges(data.events)[row.epoch]
     window = start["utc_ns"], end["utc_ns"]
     due = range(-(-window[0] // interval_ns) * interval_ns, window[1], interval_ns)
     series = data.cell["energy"]["series"]

@@ -130,7 +130,7 @@ def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -
 
     with Progress(console) as progress:
         command = shlex.join(["python", "-m", "harness", *HydraConfig.get().overrides.task])
-        outcome = run(cfg, progress, command, on_folder)
+        outcome = run(experiment, cfg, progress, command, on_folder)
     print_table(outcome.folder, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False)
     if outcome.failed:

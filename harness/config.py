@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.errors import ConfigError
 from harness.regime import Regime
+from harness.workloads.accelerator import KINDS
 
 __all__ = [
     "AcceleratorSpec",
@@ -187,7 +188,7 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
 
 def _check_choices(experiment: Experiment) -> None:
     for key, value, allowed in (
-        ("accelerator.kind", experiment.accelerator.kind, ("auto", "cuda", "cpu", "emulated")),
+        ("accelerator.kind", experiment.accelerator.kind, KINDS),
         ("testbed.kind", experiment.testbed.kind, ("auto", "local", "netns")),
         ("testbed.link", experiment.testbed.link, ("auto", "netem", "relay")),
         ("energy.estimate", experiment.energy.estimate, ("off", "missing")),

@@ -19,6 +19,7 @@ __all__ = [
     "EpochRow",
     "accelerator_utilisation",
     "best_sources",
+    "epoch_edges",
     "epoch_rows",
     "link_joules",
 ]
@@ -114,9 +115,18 @@ def _rank(source: str) -> int:
 
 def epoch_rows(data: CellData) -> list[EpochRow]:
     """Return a row for every epoch that began and ended."""
-    starts = {e["epoch"]: e for e in data.events if e["event"] == "epoch_start"}
-    ends = {e["epoch"]: e for e in data.events if e["event"] == "epoch_end"}
-    return [_row(data, starts[k], ends[k], data.batches[k]) for k in sorted(starts.keys() & ends.keys())]
+    edges = epoch_edges(data.events)
+    return [_row(data, start, end, data.batches[epoch]) for epoch, (start, end) in edges.items()]
+
+
+def epoch_edges(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """Return the events that begin and end each epoch, by epoch and in order; one that did not end is left out."""
+    found: dict[str, dict[int, Mapping[str, Any]]] = {"epoch_start": {}, "epoch_end": {}}
+    for event in events:
+        if event["event"] in found:
+            found[event["event"]][event["epoch"]] = event
+    starts, ends = found["epoch_start"], found["epoch_end"]
+    return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
 
 
 def link_joules(

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from energymon.errors import EnergyError
 from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
-from harness.config import Experiment, config_hash, differences, experiment_from
+from harness.config import Experiment, config_hash, differences
 from harness.datasets import DatasetHandle
 from harness.energy import EnergyAgent
 from harness.errors import ConfigError, DatasetError, HarnessError, Interrupted, ResultsError
@@ -49,13 +49,14 @@ class Outcome:
     failed: int
 
 
-def run(cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]) -> Outcome:
-    """Run (or resume) the experiment of a composed config.
+def run(
+    experiment: Experiment, cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]
+) -> Outcome:
+    """Run (or resume) an experiment, which `experiment_from` made of `cfg`.
 
     `command` is what the user typed, for the provenance; `on_folder` is told the results folder once there is one.
     Raises HarnessError, after which nothing is left behind but the results.
     """
-    experiment = experiment_from(cfg)
     _check_targets(experiment)
     with ExitStack() as stack:
         for removed in clean():

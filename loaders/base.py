@@ -90,6 +90,12 @@ class LoaderStats:
     details: dict[str, float] = field(default_factory=dict)
     """Figures of this loader alone; keys carry their unit."""
 
+    def count(self, batch: Batch) -> None:
+        """Add a batch that is about to be yielded."""
+        self.batches += 1
+        self.samples += len(batch)
+        self.bytes += batch.nbytes
+
 
 class Loader(Protocol):
     """Yields every sample of its dataset exactly once per epoch.

@@ -89,9 +89,7 @@ class DaliLoader:
                 began = time.perf_counter_ns()
                 batch = self._next(running, order, start)
                 self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
-                self._stats.batches += 1
-                self._stats.samples += len(batch)
-                self._stats.bytes += batch.nbytes
+                self._stats.count(batch)
                 yield batch
         finally:
             running.close()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from loaders.base import Samples
+from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.image import ImageTransform, UndecodableError, decode
 
@@ -30,15 +31,7 @@ def check_arguments(samples: Samples, device: str, **least: tuple[int, int]) -> 
     for name, (value, bound) in least.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < bound:
             raise LoaderConfigError(f"{name}={value!r}: expected a whole number that is {bound} or more")
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise LoaderConfigError(f"device={device!r}: expected cpu or cuda") from error
-    if place.type not in {"cpu", "cuda"}:
-        raise LoaderConfigError(f"device={device!r}: expected cpu or cuda")
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise LoaderConfigError(f"device={device!r}: this machine has no usable GPU; use device=cpu")
-    return place
+    return usable_device(device)
 
 
 def encoded_bytes(samples: Samples, ids: npt.NDArray[np.int64]) -> int:

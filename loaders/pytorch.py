@@ -103,9 +103,7 @@ class PyTorchLoader:
             self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
             if batch is None:
                 return
-            self._stats.batches += 1
-            self._stats.samples += len(batch)
-            self._stats.bytes += batch.nbytes
+            self._stats.count(batch)
             yield batch
 
     def stats(self) -> LoaderStats:

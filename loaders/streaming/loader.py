@@ -11,6 +11,7 @@ from typing import Literal, Self
 import torch
 
 from loaders.base import Batch, LoaderStats
+from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
 from loaders.streaming.channel import Channel
@@ -67,7 +68,7 @@ class StreamingLoader:
             raise LoaderConfigError(f"prefetch_batches={prefetch_batches}: expected 1 to 256")
         self._batch_size, self._seed, self._slice_records = batch_size, seed, slice_records
         self._window, self._limit, self._verify = prefetch_batches, limit, verify
-        self._decoder = _decoder(decode, transform, seed, _device(device), num_threads, batch_size)
+        self._decoder = _decoder(decode, transform, seed, usable_device(device), num_threads, batch_size)
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._running: _Running | None = None
         self._closed = False
@@ -112,9 +113,7 @@ class StreamingLoader:
                 self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
                 if batch is None:
                     return
-                self._stats.batches += 1
-                self._stats.samples += len(batch)
-                self._stats.bytes += batch.nbytes
+                self._stats.count(batch)
                 yield batch
         finally:
             running.stop()
@@ -200,18 +199,6 @@ class _Running:
         if self._thread.is_alive():
             self._client.interrupt()
         self._thread.join()
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise LoaderConfigError(f"device={name!r}: expected cpu or cuda") from error
-    if device.type not in {"cpu", "cuda"}:
-        raise LoaderConfigError(f"device={name!r}: expected cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise LoaderConfigError(f"device={name!r}: this machine has no usable GPU; use device=cpu")
-    return device
 
 
 def _decoder(
