@@ -2,29 +2,74 @@
 
 from __future__ import annotations
 
-from energymon.errors import ConfigError, EnergyError, SensorError, StoreError, WindowError
-from energymon.query import WindowEnergy, query
-from energymon.reading import INTERPOLATED, LAG_S, START, Event, Reading, Tick
-from energymon.stores.sqlite import Session, SqliteStore
-from energymon.window import Energy, joules, missed_share
+from energymon.agent_process import Agent
+from energymon.baseline import NetEnergy, baseline_of
+from energymon.components import Component, best_sources
+from energymon.errors import (
+    AgentError,
+    ClockError,
+    ConfigError,
+    EnergyError,
+    SensorError,
+    StoreError,
+    WindowError,
+)
+from energymon.export import export
+from energymon.integrate import Energy, joules, missed_share
+from energymon.query import WindowEnergy, query, render, total
+from energymon.reading import (
+    DIRECTNESS,
+    INTERPOLATED,
+    LAG_S,
+    START,
+    Baseline,
+    ClockOffset,
+    Event,
+    Reading,
+    Tick,
+)
+from energymon.stores.base import Session, Store
+from energymon.stores.locate import open_store
+from energymon.stores.sqlite import SqliteStore
+from energymon.tuples import EnergyTuple, stored_tuples, tuples
+from energymon.window import Window
 
 __all__ = [
+    "DIRECTNESS",
     "INTERPOLATED",
     "LAG_S",
     "START",
+    "Agent",
+    "AgentError",
+    "Baseline",
+    "ClockError",
+    "ClockOffset",
+    "Component",
     "ConfigError",
     "Energy",
     "EnergyError",
+    "EnergyTuple",
     "Event",
+    "NetEnergy",
     "Reading",
     "SensorError",
     "Session",
     "SqliteStore",
+    "Store",
     "StoreError",
     "Tick",
+    "Window",
     "WindowEnergy",
     "WindowError",
+    "baseline_of",
+    "best_sources",
+    "export",
     "joules",
     "missed_share",
+    "open_store",
     "query",
+    "render",
+    "stored_tuples",
+    "total",
+    "tuples",
 ]

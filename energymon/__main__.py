@@ -1,32 +1,63 @@
-"""`python -m energymon run | query | doctor`."""
+"""`python -m energymon run | query | export | doctor | clock`."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from energymon.errors import ConfigError, EnergyError
 from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 
 _STATUS_ERROR = 2
+_LAST_NS = 2**62
+"""The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
+
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status: 0, 1 for doctor on a host without sensors, 2 for an error."""
     options = _parser().parse_args(argv)
     try:
-        return int(options.command(options))
-    except EnergyError as error:
-        print(f"energymon: {error}", file=sys.stderr)
-        return _STATUS_ERROR
+        status = int(options.command(options))
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         sys.stdout = None
         return _STATUS_ERROR
+    except (EnergyError, OSError) as error:
+        return _failed(error)
+    return status
+
+
+def _failed(error: Exception) -> int:
+    """Say on stderr what went wrong, if anybody hears it; return the exit status."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # Flushed again at exit otherwise, which fails again.
+        sys.stdout = None
+    with suppress(OSError):
+        if sys.stderr is not None:
+            print(f"energymon: {error}", file=sys.stderr)
+    return _STATUS_ERROR
+
+
+def _require_stdout() -> None:
+    """Raise ConfigError when there is nowhere to print to; print() would say nothing about it."""
+    if sys.stdout is None:
+        raise ConfigError("stdout is closed; expected somewhere to print to")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -35,51 +66,111 @@ def _run(options: argparse.Namespace) -> int:
     return run(
         AgentConfig(
             store=options.store,
-            node=options.node,
+            node=platform.node() if options.node is None else options.node,
             interval_ms=options.interval_ms,
             until_eof=options.until_eof,
             sensors=_sensors(options),
+            idle_s=options.idle_s,
+            controller=options.controller,
+            influxdb=_influxdb(options),
+            spool_limit_mb=options.spool_limit_mb,
         )
     )
 
 
+def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
+    """Return the sender's environment, the flags over what is set already; None when no server is named."""
+    flags = {
+        "INFLUXDB_V2_URL": options.influxdb_url,
+        "INFLUXDB_V2_ORG": options.influxdb_org,
+        "INFLUXDB_V2_BUCKET": options.influxdb_bucket,
+        "INFLUXDB_V2_TOKEN_FILE": options.influxdb_token_file,
+        "INFLUXDB_V2_SSL_CA_CERT": options.influxdb_ca,
+    }
+    given = {name: str(value) for name, value in flags.items() if value is not None}
+    if options.influxdb_url is None:
+        if given:
+            raise ConfigError("--influxdb-url is missing: the other --influxdb options say nothing without a server")
+        return None
+    return given
+
+
 def _doctor(options: argparse.Namespace) -> int:
+    from energymon.agent import AgentConfig
     from energymon.doctor import doctor
 
-    return doctor(_sensors(options), round(options.interval_ms * 1e6))
+    _require_stdout()
+    # The agent's own check of the interval: what the doctor watches is what `run` would do.
+    config = AgentConfig(Path(os.devnull), "doctor", options.interval_ms, sensors=_sensors(options))
+    return doctor(config.sensors, config.interval_ns, options.seconds)
 
 
 def _query(options: argparse.Namespace) -> int:
-    from energymon.query import query
-    from energymon.stores.sqlite import SqliteStore
+    from energymon.query import query, render, to_json
+    from energymon.stores.locate import open_store
 
-    with SqliteStore.open(options.store) as store:
-        windows = query(store, _instant(options.start), _instant(options.end), options.node)
-    if options.json:
-        print(json.dumps([window.to_json() for window in windows]))
-        return 0
-    for window in windows:
-        seconds = (window.end_ns - window.start_ns) / 1e9
-        print(f"{window.node}: {seconds:.3f} s, {window.missed_share:.2%} of ticks missed")
-        for e in window.energies:
-            bound = "estimate, no bound" if e.error_j is None else f"± {e.error_j:.3f} J"
-            note = ", interpolated" if e.interpolated else ""
-            print(f"  {e.domain:<4}  {e.device:<14}  {e.source:<14}  {e.joules:14.3f} J  {bound}{note}")
-        if not window.energies:
-            print("  no series covers this window")
-        for event in window.events:
-            print(f"  {event.kind}: {event.message}")
+    _require_stdout()
+    baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
+    with open_store(options.store, session=options.session) as store:
+        windows = query(
+            store,
+            _instant(options.start),
+            _instant(options.end),
+            options.node or None,
+            net=options.net or baseline is not None,
+            baseline=baseline,
+            clock=options.clock,
+        )
+    print(json.dumps(to_json(windows)) if options.json else render(windows))
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from energymon.export import export
+    from energymon.stores.locate import open_store
+
+    if options.out == "-":
+        _require_stdout()
+    start_ns = 0 if options.start is None else _instant(options.start)
+    end_ns = 2**63 - 1 if options.end is None else _instant(options.end)
+    with open_store(options.store, session=options.session) as store:
+        export(store, options.out, options.format, options.what, start_ns=start_ns, end_ns=end_ns, node=options.node)
+    return 0
+
+
+def _clock(options: argparse.Namespace) -> int:
+    from energymon.clocksync import Responder, split_address
+
+    _require_stdout()
+    address = split_address(options.listen)
+    if address is None:
+        raise ConfigError(
+            f"--listen {options.listen!r}: expected ADDRESS or ADDRESS:PORT, the port 0 to 65535 and an IPv6 address "
+            "in brackets, [::1]:9000"
+        )
+    host, port = address
+    signals = {signal.SIGTERM, signal.SIGINT}
+    # Blocked before the responder's thread starts, so that they are this thread's to wait for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    with Responder(host, port or 0) as responder:
+        told = f"[{host}]" if ":" in host else host
+        print(json.dumps({"ready": True, "address": f"{told}:{responder.port}"}), flush=True)
+        signal.sigwait(signals)
     return 0
 
 
 def _instant(text: str) -> int:
     """Return UTC ns from an integer of ns or an ISO 8601 time; one without an offset is UTC."""
-    if text.isdigit():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text)
+        instant_ns = int(text) if text.isdecimal() else _since_1970(datetime.fromisoformat(text))
     except ValueError as error:
         raise ConfigError(f"{text!r} is no instant: expected UTC ns or ISO 8601, 2025-01-31T12:00:00.5Z") from error
+    if not 0 <= instant_ns <= _LAST_NS:
+        raise ConfigError(f"{text!r} is out of range: expected an instant from 1970 to February 2116")
+    return instant_ns
+
+
+def _since_1970(moment: datetime) -> int:
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000_000 + since.microseconds * 1000
 
@@ -98,8 +189,17 @@ def _sensors(options: argparse.Namespace) -> SensorConfig:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="energymon", description="Joules of this host, tick by tick.")
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_query(commands)
+    _add_export(commands)
+    _add_doctor(commands)
+    _add_clock(commands)
+    return parser
 
+
+def _sensing() -> argparse.ArgumentParser:
+    """Return the options that `run` and `doctor` share."""
     sensing = argparse.ArgumentParser(add_help=False)
     sensing.add_argument("--interval-ms", type=float, default=100.0, help="time between ticks, 1 to 10000 (100)")
     sensing.add_argument("--sensors", default="auto", help=f"auto, or which must be there: {','.join(SENSORS)}")
@@ -121,25 +221,82 @@ def _parser() -> argparse.ArgumentParser:
         help=f"idle power over TDP ({IDLE_FRACTION})",
     )
     sensing.add_argument("--sysfs", type=Path, default=Path("/sys"), metavar="ROOT", help="root of sysfs (/sys)")
-    sensing.add_argument("--nvml", default="pynvml", metavar="MODULE", help="module with NVML's functions (pynvml)")
+    sensing.add_argument("--nvml", type=Path, metavar="LIBRARY", help="NVML's library (the driver's libnvidia-ml.so.1)")
+    return sensing
 
-    run = commands.add_parser("run", parents=[sensing], help="sample into a store until SIGTERM or SIGINT")
+
+def _add_run(commands: _Commands) -> None:
+    run = commands.add_parser("run", parents=[_sensing()], help="sample into a store until SIGTERM or SIGINT")
     run.add_argument("--store", type=Path, required=True, help="SQLite file, made if missing, one agent a file")
-    run.add_argument("--node", required=True, help="name of this host in the readings")
-    run.add_argument("--until-eof", action="store_true", help="stop at the end of stdin too")
+    run.add_argument("--node", help="name of this host in the readings (the host name)")
+    run.add_argument("--until-eof", action="store_true", help="stop at the end of stdin too, commit at a line")
+    run.add_argument(
+        "--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)"
+    )
+    run.add_argument("--controller", metavar="HOST:PORT", help="measure this clock against `energymon clock` there")
+    influxdb = run.add_argument_group(
+        "InfluxDB",
+        "Readings go to the store first and from there to the server; the token is read from INFLUXDB_V2_TOKEN or a "
+        "file, and the other settings from INFLUXDB_V2_ORG, _BUCKET and so on where they are not given.",
+    )
+    influxdb.add_argument("--influxdb-url", metavar="URL", help="server to send to; without it nothing is sent")
+    influxdb.add_argument("--influxdb-org", metavar="NAME", help="organisation")
+    influxdb.add_argument("--influxdb-bucket", metavar="NAME", help="bucket, made beforehand")
+    influxdb.add_argument("--influxdb-token-file", type=Path, metavar="FILE", help="file that holds the token")
+    influxdb.add_argument("--influxdb-ca", type=Path, metavar="FILE", help="certificates to trust for https")
+    influxdb.add_argument(
+        "--spool-limit-mb", type=float, default=1024.0, metavar="MB", help="most that the store takes on disk (1024)"
+    )
     run.set_defaults(command=_run)
 
+
+def _add_store(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--store", required=True, help="the file that `run` writes, or an InfluxDB server's URL with INFLUXDB_V2_* set"
+    )
+    command.add_argument("--session", help="one agent's life, where two wrote for one node at once")
+
+
+def _add_query(commands: _Commands) -> None:
     query = commands.add_parser("query", help="joules between two instants")
-    query.add_argument("--store", type=Path, required=True, help="the file that `run` writes")
+    _add_store(query)
     query.add_argument("--start", required=True, help="UTC ns, or ISO 8601")
     query.add_argument("--end", required=True, help="UTC ns, or ISO 8601")
-    query.add_argument("--node", help="one node (all)")
+    query.add_argument("--node", action="append", help="a node, and another one with each repetition (all)")
+    query.add_argument("--net", action="store_true", help="subtract the recorded idle baseline too")
+    query.add_argument("--baseline", nargs=2, metavar=("START", "END"), help="take this window as the idle one")
+    query.add_argument(
+        "--clock",
+        choices=("controller", "own"),
+        default="controller",
+        help="whose clock the instants are told by: the controller's, or each node's own (controller)",
+    )
     query.add_argument("--json", action="store_true", help="print JSON")
     query.set_defaults(command=_query)
 
-    doctor = commands.add_parser("doctor", parents=[sensing], help="what this host can measure, and what is missing")
+
+def _add_export(commands: _Commands) -> None:
+    export = commands.add_parser("export", help="readings or energy tuples as Parquet, CSV or line protocol")
+    _add_store(export)
+    export.add_argument("--format", choices=("parquet", "csv", "line"), default="parquet", help="(parquet)")
+    export.add_argument("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
+    export.add_argument("--out", required=True, metavar="FILE", help="file to write; - is stdout")
+    export.add_argument("--start", help="UTC ns, or ISO 8601 (the first reading)")
+    export.add_argument("--end", help="UTC ns, or ISO 8601 (the last reading)")
+    export.add_argument("--node", help="one node (all)")
+    export.set_defaults(command=_export)
+
+
+def _add_doctor(commands: _Commands) -> None:
+    doctor = commands.add_parser("doctor", parents=[_sensing()], help="what this host can measure, and what is missing")
+    doctor.add_argument("--seconds", type=float, default=10.0, help="how long ticks are watched for jitter (10)")
     doctor.set_defaults(command=_doctor)
-    return parser
+
+
+def _add_clock(commands: _Commands) -> None:
+    clock = commands.add_parser("clock", help="answer agents that measure their clocks against this one")
+    clock.add_argument("--listen", required=True, metavar="ADDRESS[:PORT]", help="where, and nowhere else")
+    clock.set_defaults(command=_clock)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import platform
 import resource
-import select
 import signal
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final, cast
 
 from energymon.clock import NS, Clock
-from energymon.errors import ConfigError, SensorError
+from energymon.components import channels_of
+from energymon.errors import ConfigError, EnergyError, SensorError, StoreError
+from energymon.loop import Loop
 from energymon.monitor import Monitor
-from energymon.priority import raise_priority
 from energymon.reading import Event
+from energymon.sender_process import SenderProcess
 from energymon.sensors.discover import Found, SensorConfig, discover
+from energymon.stores.base import Session
+from energymon.stores.settings import InfluxSettings
 from energymon.stores.sqlite import SqliteStore
 from energymon.writer import Writer
 
@@ -31,6 +37,12 @@ _MIN_INTERVAL_MS: Final = 1
 _MAX_INTERVAL_MS: Final = 10_000
 _SWITCH_INTERVAL_S: Final = 0.0005
 """How long the writer may keep a sampler from the interpreter."""
+_CLOCK_S: Final = 60.0
+"""Between two measurements of the clock's offset."""
+_AHEAD_S: Final = 60.0
+"""An agent waits for a store's latest tick to pass, but not for longer."""
+_LONG_LAG_S: Final = 1.0
+"""An average over a second is not waited for."""
 _FAILED: Final = 70
 
 
@@ -42,14 +54,28 @@ class AgentConfig:
     node: str
     interval_ms: float = 100.0
     until_eof: bool = False
-    """Whether the end of stdin, the death of whoever started the agent, stops it."""
+    """Whether the end of stdin, the death of whoever started the agent, stops it, and a line commits."""
     sensors: SensorConfig = field(default_factory=SensorConfig)
+    idle_s: float = 0.0
+    """How long the host is idle at the start, recorded as its baseline; 0 records none."""
+    controller: str | None = None
+    """HOST:PORT of the clock that windows are told by."""
+    influxdb: Mapping[str, str] | None = None
+    """The sender's environment, INFLUXDB_V2_*; None keeps the readings in the store alone."""
+    spool_limit_mb: float | None = None
+    """What the store may take while its readings are sent; None for no limit."""
 
     def __post_init__(self) -> None:
         if not _MIN_INTERVAL_MS <= self.interval_ms <= _MAX_INTERVAL_MS:
             raise ConfigError(f"--interval-ms {self.interval_ms}: expected {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS} ms")
         if not self.node or not self.node.isprintable():
             raise ConfigError(f"--node {self.node!r}: expected a name of printable characters")
+        if not 0 <= self.idle_s <= 3600:
+            raise ConfigError(f"--idle-s {self.idle_s}: expected 0 to 3600 s")
+        if self.spool_limit_mb is not None and not self.spool_limit_mb >= 1:
+            raise ConfigError(f"--spool-limit-mb {self.spool_limit_mb}: expected 1 or more MB")
+        if self.influxdb is not None:
+            object.__setattr__(self, "influxdb", MappingProxyType(dict(self.influxdb)))
 
     @property
     def interval_ns(self) -> int:
@@ -58,12 +84,12 @@ class AgentConfig:
 
 
 class _Signals:
-    """Turns SIGTERM, SIGINT and calls from other threads into something that `select` waits for."""
+    """Turns SIGTERM, SIGINT and calls from other threads into something that a loop waits for."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.stop = False
-        self.stored = threading.Event()
+        self.stored = False
         self.failure: BaseException | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
@@ -71,9 +97,9 @@ class _Signals:
     def wake(self) -> None:
         os.eventfd_write(self.fd, 1)
 
-    def on_stored(self) -> None:
-        if not self.stored.is_set():
-            self.stored.set()
+    def on_stored(self, readings: int) -> None:
+        if readings and not self.stored:
+            self.stored = True
             self.wake()
 
     def on_failure(self, error: BaseException) -> None:
@@ -88,9 +114,14 @@ class _Signals:
 def run(config: AgentConfig) -> int:
     """Sample until SIGTERM, SIGINT or, if asked for, the end of stdin; return the exit status.
 
-    Prints one line of JSON when the first tick is stored. Raises ConfigError, SensorError and StoreError
-    before that, and StoreError at the end when readings could not be stored.
+    Prints one line of JSON when the first tick, and the idle baseline if asked for, is stored. Raises ConfigError,
+    SensorError and StoreError before that, and StoreError at the end when readings could not be stored.
     """
+    if config.influxdb is not None:
+        settings = InfluxSettings.from_environment({**os.environ, **config.influxdb})
+        if warning := settings.warning():
+            _say(warning)
+    _hold_standard_streams()
     signals = _Signals()
     found = discover(config.sensors, config.interval_ns)
     try:
@@ -101,78 +132,213 @@ def run(config: AgentConfig) -> int:
                 "`--estimate missing` samples a labelled estimate of CPU energy instead"
             )
         with SqliteStore.create(config.store) as store:
-            return _sample(config, found, store, signals)
+            return _Agent(config, found, store, signals).run()
     finally:
         found.close()
 
 
-def _sample(config: AgentConfig, found: Found, store: SqliteStore, signals: _Signals) -> int:
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    clock = Clock()
-    writer = Writer(
-        store,
-        config.node,
-        on_stored=signals.on_stored,
-        on_failure=signals.on_failure,
-        tell=_tell,
-    )
-    monitor = Monitor(found.sensors, config.interval_ns, writer.put, signals.on_failure, clock)
-    for gap in found.missing:
-        _say(f"missing: {gap}")
-    # The writer starts first: it waits for the disk, and has no use for the samplers' priority.
-    writer.start()
-    priority = raise_priority()
-    description = {
-        "sensors": [sensor.describe() for sensor in found.sensors],
-        "missing": [str(gap) for gap in found.missing],
-        "priority": priority,
-        "host": platform.node(),
-        "kernel": platform.release(),
-        "pid": os.getpid(),
-    }
-    session = store.begin_session(config.node, clock.utc_ns(), config.interval_ns, description)
-    monitor.start()
-    ready = {"ready": True, "node": config.node, "interval_ms": config.interval_ms, **description}
-    _wait(signals, json.dumps(ready), until_eof=config.until_eof)
-    monitor.stop()
-    writer.stop()
-    if signals.failure is not None:
-        traceback.print_exception(signals.failure)
-        return _FAILED
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    store.end_session(session, clock.utc_ns(), usage.ru_utime + usage.ru_stime)
-    return 0
+class _Agent:
+    """Samplers, writer and sender at work, and the chores between ticks."""
 
+    def __init__(self, config: AgentConfig, found: Found, store: SqliteStore, signals: _Signals) -> None:
+        self._config, self._found, self._store, self._signals = config, found, store, signals
+        self._clock = Clock()
+        self._loop = Loop()
+        self._writer = Writer(
+            store,
+            config.node,
+            found.sensors,
+            config.interval_ns,
+            on_stored=signals.on_stored,
+            on_failure=signals.on_failure,
+            on_quiet=self._on_quiet,
+            tell=_tell,
+            limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
+        )
+        last_ns = store.last_tick_ns(config.node)
+        ahead_s = (last_ns - self._clock.utc_ns()) / NS
+        if ahead_s > _AHEAD_S:
+            raise StoreError(
+                f"{config.store}: holds ticks that are {ahead_s:.0f} s ahead of the clock, which was set back since; "
+                "name another store"
+            )
+        # A tick has one reading of each series: an agent that follows another at once waits for the next tick.
+        self._monitor = Monitor(
+            found.sensors,
+            config.interval_ns,
+            self._writer.put,
+            signals.on_failure,
+            self._clock,
+            after_ns=last_ns,
+            linger_ns=_linger_ns(found),
+        )
+        self._sender: SenderProcess | None = None
+        if config.influxdb:
+            limit = [] if config.spool_limit_mb is None else ["--spool-limit-mb", f"{config.spool_limit_mb:g}"]
+            argv = ["--store", str(config.store), *limit]
+            self._sender = SenderProcess(argv, config.influxdb, config.node, self._writer.put, self._loop)
+        self._session = self._begin()
+        self._waiting = True
+        self._measuring: threading.Thread | None = None
 
-def _wait(signals: _Signals, ready: str, *, until_eof: bool) -> None:
-    """Wait for a reason to stop, and say once that the first tick is stored."""
-    poll = select.poll()
-    poll.register(signals.fd, select.POLLIN)
-    if until_eof:
-        poll.register(0, select.POLLIN)
-    said = False
-    while True:
-        for fd, _ in poll.poll():
-            if fd == signals.fd:
-                os.eventfd_read(fd)
-            elif not os.read(fd, 4096):
-                return
-        if signals.stop or signals.failure is not None:
-            return
-        if signals.stored.is_set() and not said:
-            said = True
+    def run(self) -> int:
+        """Sample until there is a reason to stop."""
+        for gap in self._found.missing:
+            _say(f"missing: {gap}")
+        self._writer.start()
+        self._monitor.start()
+        if self._sender is not None:
+            self._sender.start()
+        self._measure_clocks()
+        # What start-up left behind is not looked at again, and sampling makes no cycles to speak of.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000)
+        self._loop.on_readable(self._signals.fd, self._on_signal)
+        if self._config.until_eof:
+            self._loop.on_readable(0, self._on_stdin)
+        try:
+            self._loop.run()
+        finally:
+            self._monitor.stop()
+            self._writer.stop()
+        if self._signals.failure is not None:
+            traceback.print_exception(self._signals.failure)
+            return _FAILED
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        more = {"priority": self._monitor.priority, "jitter": self._writer.jitter.summary()}
+        self._store.end_session(self._session, self._clock.utc_ns(), usage.ru_utime + usage.ru_stime, more)
+        for message in self._sender.stop() if self._sender is not None else ():
+            _say(message)
+        return 0
+
+    def _begin(self) -> Session:
+        description = {
+            "sensors": [sensor.describe() for sensor in self._found.sensors],
+            "missing": [str(gap) for gap in self._found.missing],
+            "host": platform.node(),
+            "kernel": platform.release(),
+            "pid": os.getpid(),
+        }
+        return self._store.begin_session(
+            self._config.node,
+            self._clock.utc_ns(),
+            self._config.interval_ns,
+            description,
+            sends=self._config.influxdb is not None,
+        )
+
+    def _on_quiet(self) -> None:
+        self._monitor.unstick()
+
+    def _on_signal(self) -> None:
+        os.eventfd_read(self._signals.fd)
+        if self._signals.stop or self._signals.failure is not None:
+            self._loop.stop()
+        elif self._signals.stored and self._waiting:
+            self._waiting = False
+            if self._config.idle_s:
+                start_ns = self._clock.utc_ns()
+                self._loop.later(self._config.idle_s, lambda: self._rest(start_ns))
+            else:
+                self._say_ready()
+
+    def _on_stdin(self) -> None:
+        # Whatever is written to it asks for what is not in the store yet.
+        if os.read(0, 4096):
+            self._writer.flush()
+        else:
+            self._loop.stop()
+
+    def _measure_clocks(self) -> None:
+        """Measure the clock every minute, on a thread of its own: a peer that does not answer takes seconds."""
+        self._loop.later(_CLOCK_S, self._measure_clocks)
+        if self._measuring is None or not self._measuring.is_alive():
+            self._measuring = threading.Thread(target=self._measure_clock, name="clock", daemon=True)
+            self._measuring.start()
+
+    def _measure_clock(self) -> None:
+        """Measure this clock against the controller's and against what the host's NTP daemon believes."""
+        from energymon.chrony import ntp_offset
+        from energymon.clocksync import measure
+
+        node = self._config.node
+        if (own := ntp_offset(node, self._clock.utc_ns())) is not None:
+            self._writer.put(own)
+        if self._config.controller is not None:
             try:
-                print(ready, flush=True)
-            except BrokenPipeError:
-                # Whoever asked is gone, and does not read the answer; stdin or a signal tells when to stop.
-                sys.stdout = None
+                self._writer.put(measure(self._config.controller, node, clock=self._clock.utc_ns))
+            except EnergyError as error:
+                self._writer.put(Event(self._clock.utc_ns(), node, "clock-unknown", str(error)))
+
+    def _rest(self, start_ns: int) -> None:
+        """Record what the host drew since `start_ns` as its idle baseline, once the store holds all of it."""
+        end_ns = start_ns + round(self._config.idle_s * NS)
+        margin_ns = _linger_ns(self._found) + self._config.interval_ns
+        try:
+            with SqliteStore.open(self._config.store) as store:
+                if store.last_tick_ns(self._config.node) < end_ns + margin_ns:
+                    self._writer.flush()
+                    self._loop.later(self._config.interval_ms / 1e3, lambda: self._rest(start_ns))
+                    return
+                self._record_baseline(store, start_ns, end_ns, margin_ns)
+        except EnergyError as error:
+            self._writer.put(Event(self._clock.utc_ns(), self._config.node, "no-baseline", str(error)))
+        self._say_ready()
+
+    def _record_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> None:
+        from energymon.baseline import baseline_of
+
+        # Counters are cumulative: the readings around the two edges tell it.
+        edges = {
+            reading: None
+            for at_ns in (start_ns, end_ns)
+            for reading in store.readings(at_ns - margin_ns, at_ns + margin_ns, self._config.node)
+        }
+        lags = channels_of(self._session).lags
+        for found in baseline_of(edges, start_ns, end_ns, self._config.interval_ns, lags=lags):
+            self._writer.put(found)
+
+    def _say_ready(self) -> None:
+        ready = {
+            "ready": True,
+            "node": self._config.node,
+            "session": self._session.name,
+            "interval_ms": self._config.interval_ms,
+            "priority": self._monitor.priority,
+            **self._session.description,
+        }
+        try:
+            print(json.dumps(ready), flush=True)
+        except OSError:
+            # Whoever asked is gone, and does not read the answer; stdin or a signal tells when to stop.
+            sys.stdout = None
+
+
+def _linger_ns(found: Found) -> int:
+    """Return how long a value of the host's last moments may take to be shown, ns."""
+    channels = [channel for sensor in found.sensors for channel in cast(Any, sensor.describe()["channels"])]
+    lags_s = [float(channel.get("lag_s") or 0) for channel in channels]
+    return round(max((lag_s for lag_s in lags_s if lag_s < _LONG_LAG_S), default=0.0) * NS)
 
 
 def _tell(event: Event) -> None:
     _say(f"{event.t_ns / NS:.3f} {event.node} {event.kind}: {event.message}")
 
 
+def _hold_standard_streams() -> None:
+    """Give 0, 1 and 2 to nothing where they are closed, or the next file opened would be taken for one of them."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def _say(message: str) -> None:
-    # Sampling goes on when nobody is left to read this; what matters is in the store as an event too.
+    # Sampling goes on when nobody is left to read this; what matters is in the store as an event too. Without a
+    # stderr, print would take stdout.
+    if sys.stderr is None:
+        return
     with contextlib.suppress(OSError):
         print(f"energymon: {message}", file=sys.stderr, flush=True)

@@ -11,6 +11,8 @@ NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
 _GOOD_BRACKET_NS: Final = 20_000
+_UNNOTICED_NS: Final = 100_000
+"""A wall clock this close to where it should be was not set."""
 _ATTEMPTS: Final = 5
 
 
@@ -39,6 +41,12 @@ class Clock:
     def utc_ns(self) -> int:
         """Return the time now, UTC ns."""
         return time.monotonic_ns() + self.offset_ns
+
+    def step_ns(self) -> int:
+        """Return the step of the wall clock since the last call, ns, as `sync` does, at the price of two reads."""
+        if -_UNNOTICED_NS < time.time_ns() - time.monotonic_ns() - self.offset_ns < _UNNOTICED_NS:
+            return 0
+        return self.sync()
 
     def sync(self) -> int:
         """Measure the offset anew and return the step of the wall clock since, ns; 0 if there was none.

@@ -12,6 +12,8 @@ __all__ = ["Counter", "PowerIntegral"]
 
 _FROZEN_NS: Final = 2 * NS
 """No package, DRAM or board that is powered stays within one count for this long."""
+_BRIDGED_INTERVALS: Final = 3
+"""Readings of power up to this many ticks apart have a straight line between them."""
 
 
 class Counter:
@@ -26,18 +28,23 @@ class Counter:
         "_changed_ns",
         "_last",
         "_last_ns",
+        "_max_per_ns",
         "_max_w",
         "_slack_ns",
         "_suspect",
         "_total",
         "_unit_j",
         "_wrap",
+        "_wrap_ns",
     )
 
     def __init__(self, *, unit_j: float, wrap: int | None, max_w: float, lag_s: float) -> None:
         self._unit_j = unit_j
         self._wrap = wrap
         self._max_w = max_w
+        self._max_per_ns = max_w / unit_j / NS
+        # In an outage this long the counter may have wrapped twice.
+        self._wrap_ns = None if wrap is None else wrap / self._max_per_ns
         # Two updates of the counter may fall between readings that are closer together than that.
         self._slack_ns = round(2 * lag_s * NS)
         self._total = 0
@@ -52,33 +59,27 @@ class Counter:
         Returns cumulative joules and flags. Raises CounterError for a value that cannot be true, and for one
         that has not moved for two seconds.
         """
-        if raw < 0 or (self._wrap is not None and raw > self._wrap):
-            raise CounterError(f"shows {raw}, expected 0 to {self._wrap}")
-        if self._last is None:
+        wrap, last = self._wrap, self._last
+        if raw < 0 or (wrap is not None and raw > wrap):
+            raise CounterError(f"shows {raw}, expected 0 to {wrap}")
+        if last is None:
             return self._restart(raw, now_ns)
-        delta = self._delta(self._last, raw)
-        if self._may_have_wrapped_twice(now_ns - self._last_ns):
+        delta = raw - last
+        if delta < 0 and wrap is not None:
+            delta += wrap
+        elapsed_ns = now_ns - self._last_ns
+        if self._wrap_ns is not None and elapsed_ns >= self._wrap_ns:
             return self._restart(raw, now_ns)
-        if not self._plausible(delta, now_ns - self._last_ns):
+        if not 0 <= delta <= self._max_per_ns * (elapsed_ns + self._slack_ns):
             return self._doubt(raw, delta, now_ns)
         self._suspect = None
         if delta:
             self._changed_ns = now_ns
+            self._total += delta
         elif now_ns - self._changed_ns > _FROZEN_NS:
             raise CounterError(f"has shown {raw} for {(now_ns - self._changed_ns) / NS:.1f} s: it is frozen")
-        self._total += delta
         self._last, self._last_ns = raw, now_ns
         return self._total * self._unit_j, ""
-
-    def _delta(self, before: int, after: int) -> int:
-        delta = after - before
-        return delta + self._wrap if delta < 0 and self._wrap is not None else delta
-
-    def _plausible(self, delta: int, elapsed_ns: int) -> bool:
-        return 0 <= delta * self._unit_j <= self._max_w * (elapsed_ns + self._slack_ns) / NS
-
-    def _may_have_wrapped_twice(self, elapsed_ns: int) -> bool:
-        return self._wrap is not None and self._max_w * elapsed_ns / NS >= self._wrap * self._unit_j
 
     def _restart(self, raw: int, now_ns: int) -> tuple[float, str]:
         self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
@@ -86,8 +87,12 @@ class Counter:
 
     def _doubt(self, raw: int, delta: int, now_ns: int) -> tuple[float, str]:
         suspect, self._suspect = self._suspect, (raw, now_ns)
-        if suspect is not None and self._plausible(self._delta(suspect[0], raw), now_ns - suspect[1]):
-            return self._restart(raw, now_ns)
+        if suspect is not None:
+            since = raw - suspect[0]
+            if since < 0 and self._wrap is not None:
+                since += self._wrap
+            if 0 <= since <= self._max_per_ns * (now_ns - suspect[1] + self._slack_ns):
+                return self._restart(raw, now_ns)
         if delta < 0:
             raise CounterError(f"went back from {self._last} to {raw}")
         watts = delta * self._unit_j / max(now_ns - self._last_ns, 1) * NS
@@ -97,23 +102,33 @@ class Counter:
 
 
 class PowerIntegral:
-    """Joules from watts by the trapezoid rule, for a device that shows power alone."""
+    """Joules from watts by the trapezoid rule, for a device that shows power alone.
 
-    __slots__ = ("_gap_ns", "_joules", "_last_ns", "_watts")
+    A tick or two that were missed are bridged and flagged; across a longer outage nobody knows what the power was,
+    and a new segment begins.
+    """
+
+    __slots__ = ("_gap_ns", "_joules", "_last_ns", "_outage_ns", "_read_ns", "_watts")
 
     def __init__(self, *, interval_ns: int) -> None:
         self._gap_ns = interval_ns + interval_ns // 2
+        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2
         self._joules = 0.0
         self._watts = 0.0
         self._last_ns: int | None = None
+        self._read_ns = 0
 
-    def update(self, watts: float, now_ns: int) -> tuple[float, str]:
-        """Take the power read at `now_ns` of the monotonic clock; return cumulative joules and flags."""
-        if self._last_ns is None:
+    def update(self, watts: float, now_ns: int, read_ns: int | None = None) -> tuple[float, str]:
+        """Take the power at `now_ns` of the monotonic clock; return cumulative joules and flags.
+
+        `read_ns` is when it was asked for, where the device tells its own time; whether ticks were missed goes by it.
+        """
+        asked_ns = now_ns if read_ns is None else read_ns
+        since_ns = asked_ns - self._read_ns
+        if self._last_ns is None or since_ns > self._outage_ns:
             flags = START
         else:
-            elapsed_ns = now_ns - self._last_ns
-            self._joules += (self._watts + watts) / 2 * elapsed_ns / NS
-            flags = INTERPOLATED if elapsed_ns > self._gap_ns else ""
-        self._watts, self._last_ns = watts, now_ns
+            self._joules += (self._watts + watts) * (now_ns - self._last_ns) / (2 * NS)
+            flags = INTERPOLATED if since_ns > self._gap_ns else ""
+        self._watts, self._last_ns, self._read_ns = watts, now_ns, asked_ns
         return self._joules, flags

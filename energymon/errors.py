@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["ConfigError", "CounterError", "EnergyError", "SensorError", "StoreError", "WindowError"]
+__all__ = [
+    "AgentError",
+    "ClockError",
+    "ConfigError",
+    "CounterError",
+    "EnergyError",
+    "SensorError",
+    "StoreError",
+    "WindowError",
+]
 
 
 class EnergyError(Exception):
@@ -26,4 +35,12 @@ class StoreError(EnergyError):
 
 
 class WindowError(EnergyError):
-    """A window's end lies before its start."""
+    """A window has no figure: it ends before it starts, is still open, or no series covers it."""
+
+
+class ClockError(EnergyError):
+    """A clock's offset cannot be measured, or another host cannot be let measure it."""
+
+
+class AgentError(EnergyError):
+    """The process that samples did not start, or is gone."""

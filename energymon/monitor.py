@@ -1,4 +1,4 @@
-"""Sampler threads that are released together at every tick of the grid."""
+"""Samples every sensor together at every tick of the grid."""
 
 from __future__ import annotations
 
@@ -7,28 +7,48 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from energymon.clock import NS, Clock, next_tick, tick_at
-from energymon.sensors.base import Point, Sensor
+from energymon.priority import raise_priority
+from energymon.sensors.base import Sensor
 
-__all__ = ["ClockStep", "Gap", "Monitor", "Record", "TickPoints"]
+__all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled"]
 
+_QUICK_NS: Final = 100_000
+"""A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
+_REHEARSED_NS: Final = 50_000
+"""Sensors that all answer within this are read twice at a tick, and the second answers are kept: the first reading
+finds code and data gone from the CPU's caches, which spreads the answers over five times as long."""
+_COLD_NS: Final = 50_000_000
+"""Between ticks that are closer together than that, the caches keep most of it."""
+_TRIALS: Final = 5
+_SLOW_NS: Final = 10_000_000
+"""A sensor of the timekeeper's that takes this long, twice in a row, gets a thread of its own."""
+_STUCK_NS: Final = NS
+"""A sensor that the timekeeper has been waiting on for this long is left to a thread of its own."""
 _LAST_TICK_NS: Final = NS
 """A stopping monitor waits this long at most for one more tick, which closes windows that ended before it."""
 _JOIN_S: Final = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class TickPoints:
-    """What the samplers brought for one tick."""
+class Sampled(NamedTuple):
+    """What the sensors brought for one tick, raw."""
 
     tick_ns: int
-    points: tuple[Point, ...]
+    """UTC ns."""
+    offset_ns: int
+    """What the monotonic clock lacked to UTC."""
+    samples: Sequence[tuple[int, Any]]
+    """Sensor's place in the monitor's list, and what its `sample` returned."""
     whole: bool
-    """Whether every sampler answered in time and no channel failed."""
-    late: bool = False
+    """Whether every sensor answered in time."""
+    late: bool
     """Whether this is a straggler's part of a tick that was handed over before."""
+    start_ns: int
+    """When the first of these samples was begun, ns of the monotonic clock."""
+    end_ns: int
+    """When the last of them was done, ns of the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +68,27 @@ class ClockStep:
     step_ns: int
 
 
-Record = TickPoints | Gap | ClockStep
+Record = Sampled | Gap | ClockStep
+
+
+class _Aside:
+    """A slow sensor's own thread, released at every tick that finds it idle."""
+
+    __slots__ = ("busy", "gate", "index")
+
+    def __init__(self, index: int, *, busy: bool = False) -> None:
+        self.index = index
+        self.gate: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self.busy = busy
 
 
 class Monitor:
-    """Reads every sensor at every tick t_k = k·interval (UTC) and hands the results to `sink`.
+    """Samples every sensor at every tick t_k = k·interval (UTC) and hands what they brought to `sink`.
 
-    The timekeeper sleeps to the tick, releases the other samplers together and reads the first sensor itself: a
-    wake-up costs more than a reading. A sampler that has not come back from an earlier tick, a GPU that hangs for
-    one, misses the tick and holds up nobody. `sink` is called from these threads and must be quick. `on_failure`
+    The samplers meet at each tick: the timekeeper wakes, releases the threads of slow sensors, and reads the quick
+    ones one after the other, which takes less time than waking a thread for each. A thread that has not come back
+    from an earlier tick misses the tick and holds up nobody; a sensor that hangs in the timekeeper's hands is left
+    to that thread, and another keeps the time. `sink` is called from these threads and must be quick. `on_failure`
     is called if one of them dies of an unforeseen exception.
     """
 
@@ -67,113 +99,244 @@ class Monitor:
         sink: Callable[[Record], None],
         on_failure: Callable[[BaseException], None],
         clock: Clock | None = None,
+        after_ns: int = 0,
+        linger_ns: int = 0,
     ) -> None:
-        self._first, *self._others = sensors
+        """Take ticks after `after_ns`, UTC ns, only; go on for `linger_ns` after `stop`, for values that come late."""
+        self._after_ns = after_ns
+        self._linger_ns = linger_ns
+        self._last_ns = 0
+        self._sensors = sensors
         self._interval_ns = interval_ns
         self._sink = sink
         self._on_failure = on_failure
         self._clock = clock or Clock()
+        self.priority = "normal"
+        """What scheduling the samplers were granted; known once `start` has returned."""
+        self._stopping = False
         self._stop = threading.Lock()
         self._stop.acquire()
-        self._gates: list[SimpleQueue[int | None]] = [SimpleQueue() for _ in self._others]
-        self._samplers = [
-            threading.Thread(target=self._guard, args=(self._sample, i), name=f"sampler-{s.name}", daemon=True)
-            for i, s in enumerate(self._others)
-        ]
-        self._timekeeper = threading.Thread(target=self._guard, args=(self._keep_time,), name="timekeeper", daemon=True)
+        self._threads: list[threading.Thread] = []
+        self._keeping: threading.Thread | None = None
+        self._quick: list[int] = []
+        self._slow: list[int] = []
+        self._readings = 1
+        self._asides: list[_Aside] = []
         # Guards what follows; held for a few statements only.
         self._meeting = threading.Lock()
-        self._busy = [False] * len(self._others)
-        self._tick_ns: int | None = None
-        self._points: list[Point] = []
+        self._keeper = 0
+        self._stuck: dict[int, int] = {}
+        self._due_ns = 0
+        self._hand: tuple[int, int] | None = None
+        self._open: list[tuple[int, Any]] | None = None
+        self._span = (0, 0)
+        self._tick = (0, 0)
         self._awaited = 0
         self._skipped = False
 
     def start(self) -> None:
-        """Start the threads; they inherit the caller's scheduling."""
-        for thread in (*self._samplers, self._timekeeper):
-            thread.start()
+        """Time each sensor, place it, and start the threads."""
+        took_ns = [_answers_in_ns(sensor) for sensor in self._sensors]
+        self._quick = [index for index, ns in enumerate(took_ns) if ns <= _QUICK_NS]
+        self._asides = [_Aside(index) for index, ns in enumerate(took_ns) if ns > _QUICK_NS]
+        rehearses = self._interval_ns >= _COLD_NS and sum(took_ns[i] for i in self._quick) <= _REHEARSED_NS
+        self._readings = 2 if rehearses else 1
+        granted: SimpleQueue[str] = SimpleQueue()
+        self._due_ns = next_tick(max(self._clock.utc_ns(), self._after_ns), self._interval_ns)
+        self._keeping = self._spawn(self._keep_time, 0, granted)
+        for aside in self._asides:
+            self._spawn(self._sample, aside)
+        self.priority = granted.get()
 
     def stop(self) -> None:
         """Take one last tick and end the threads; one that hangs in a driver dies with the process."""
+        self._last_ns = self._clock.utc_ns() + self._linger_ns
+        self._stopping = True
         self._stop.release()
-        self._timekeeper.join(_LAST_TICK_NS / NS + _JOIN_S)
-        for gate in self._gates:
-            gate.put(None)
-        for thread in self._samplers:
-            thread.join(_JOIN_S)
+        patience_s = (_LAST_TICK_NS + self._linger_ns) / NS + _JOIN_S
+        deadline = time.monotonic() + patience_s
+        if self._keeping is not None:
+            self._keeping.join(patience_s)
+        for aside in self._asides:
+            aside.gate.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         self._hand_over()
 
-    def _guard(self, body: Callable[..., None], *args: int) -> None:
+    def unstick(self) -> None:
+        """Replace a timekeeper that a sensor has kept for a second; call this when nothing was heard for longer."""
+        with self._meeting:
+            if self._hand is None or self._stopping or time.monotonic_ns() - self._hand[1] < _STUCK_NS:
+                return
+            index = self._hand[0]
+            self._hand = None
+            self._quick = [i for i in self._quick if i != index]
+            # The thread that hangs becomes this sensor's own when it comes back.
+            self._asides.append(_Aside(index, busy=True))
+            self._stuck[self._keeper] = index
+            self._keeper += 1
+            keeper = self._keeper
+        self._keeping = self._spawn(self._keep_time, keeper)
+
+    def _spawn(self, body: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=self._guard, args=(body, *args), name=f"sampler-{len(self._threads)}")
+        thread.daemon = True
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _guard(self, body: Callable[..., None], *args: Any) -> None:
         try:
             body(*args)
         except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
             self._on_failure(error)
 
-    def _keep_time(self) -> None:
-        clock, interval_ns = self._clock, self._interval_ns
-        awaited = next_tick(clock.utc_ns(), interval_ns)
+    def _keep_time(self, keeper: int, granted: SimpleQueue[str] | None = None) -> None:
+        priority = raise_priority()
+        if granted is not None:
+            granted.put(priority)
+        clock, interval_ns, stop = self._clock, self._interval_ns, self._stop
+        monotonic_ns = time.monotonic_ns
+        awaited = self._due_ns
         stopping = False
         while not stopping:
-            wait_ns = awaited - clock.utc_ns()
-            if self._stop.acquire(timeout=max(0, wait_ns) / NS):
-                wait_ns = awaited - clock.utc_ns()
-                if wait_ns > _LAST_TICK_NS:
-                    return
-                stopping = True
-                time.sleep(max(0, wait_ns) / NS)
-            step_ns = clock.sync()
+            wait_ns = awaited - clock.offset_ns - monotonic_ns()
+            if wait_ns > _LAST_TICK_NS and stop.acquire(timeout=(wait_ns - _LAST_TICK_NS) / NS):
+                return
+            # A plain sleep costs a third less than a lock with a timeout; `stop` can wait for this tick.
+            wait_ns = awaited - clock.offset_ns - monotonic_ns()
+            if wait_ns > 0:
+                time.sleep(wait_ns / NS)
+            stopping = self._stopping and awaited >= self._last_ns
+            step_ns = clock.step_ns()
             now = clock.utc_ns()
             if step_ns:
                 self._sink(ClockStep(now, step_ns))
-            if now < awaited and not stopping:
+            if now < awaited and not self._stopping:
                 continue
-            tick = max(tick_at(now, interval_ns), awaited)
-            if tick > awaited:
+            tick = awaited
+            if now - awaited >= interval_ns:
+                tick = max(tick_at(now, interval_ns), awaited)
                 self._sink(Gap(awaited, tick - interval_ns, interval_ns))
-            self._take(tick)
-            awaited = tick + interval_ns
+            awaited = self._due_ns = tick + interval_ns
+            if not self._take(keeper, tick):
+                return
 
-    def _take(self, tick_ns: int) -> None:
-        """Open the tick, closing the one before it if somebody is still missing, and read."""
+    def _take(self, keeper: int, tick_ns: int) -> bool:
+        """Sample all that is due at this tick; return False when another thread keeps the time by now."""
+        tick = (tick_ns, self._clock.offset_ns)
+        met = bool(self._asides)
+        if met:
+            self._release(tick)
+        sensors, monotonic_ns = self._sensors, time.monotonic_ns
+        for _ in range(self._readings):
+            samples: list[tuple[int, Any]] = []
+            slow: list[int] = []
+            start_ns = end_ns = before_ns = monotonic_ns()
+            for index in self._quick:
+                self._hand = (index, before_ns)
+                samples.append((index, sensors[index].sample()))
+                end_ns = monotonic_ns()
+                if end_ns - before_ns > _SLOW_NS:
+                    slow.append(index)
+                before_ns = end_ns
+                if keeper != self._keeper:
+                    break
+            if keeper != self._keeper:
+                break
+        with self._meeting:
+            replaced = keeper != self._keeper
+            if not replaced:
+                self._hand = None
+        if replaced:
+            self._left_with(self._stuck[keeper], Sampled(*tick, samples, False, met, start_ns, end_ns))
+            return False
+        if slow or self._slow:
+            self._part_with(slow)
+        if met:
+            self._meet(tick, samples, (start_ns, end_ns))
+        else:
+            self._sink(Sampled(*tick, samples, True, False, start_ns, end_ns))
+        return True
+
+    def _part_with(self, slow: list[int]) -> None:
+        """Give a sensor that was slow at this tick and the one before a thread of its own."""
+        for index in set(slow) & set(self._slow):
+            aside = _Aside(index)
+            with self._meeting:
+                self._quick = [i for i in self._quick if i != index]
+                self._asides.append(aside)
+            self._spawn(self._sample, aside)
+        self._slow = slow
+
+    def _release(self, tick: tuple[int, int]) -> None:
+        """Open the tick, closing the one before it if somebody is still missing, and release who is idle."""
         self._hand_over()
         with self._meeting:
-            ready = [i for i, busy in enumerate(self._busy) if not busy]
-            for i in ready:
-                self._busy[i] = True
-            self._skipped = len(ready) < len(self._others)
-            self._tick_ns, self._awaited = tick_ns, 1 + len(ready)
-        for i in ready:
-            self._gates[i].put(tick_ns)
-        self._meet(tick_ns, self._first.read(self._clock))
+            ready = [aside for aside in self._asides if not aside.busy]
+            for aside in ready:
+                aside.busy = True
+            self._skipped = len(ready) < len(self._asides)
+            self._tick, self._open, self._awaited = tick, [], 1 + len(ready)
+            self._span = (2**63, 0)
+        for aside in ready:
+            aside.gate.put(tick)
 
-    def _sample(self, i: int) -> None:
-        gate, sensor, clock = self._gates[i], self._others[i], self._clock
-        while (tick_ns := gate.get()) is not None:
-            points = sensor.read(clock)
-            self._meet(tick_ns, points, i)
-
-    def _meet(self, tick_ns: int, points: list[Point], sampler: int | None = None) -> None:
-        """Add a sensor's points to its tick; whoever comes last hands it over."""
+    def _left_with(self, index: int, brought: Sampled) -> None:
+        """Deliver what a hanging sensor brought at last, and sample it from now on."""
+        self._sink(brought)
+        aside = next(aside for aside in self._asides if aside.index == index)
         with self._meeting:
-            if sampler is not None:
-                self._busy[sampler] = False
-            in_time = tick_ns == self._tick_ns
-            if in_time:
-                self._points.extend(points)
+            aside.busy = False
+        self._sample(aside)
+
+    def _sample(self, aside: _Aside) -> None:
+        raise_priority()
+        sensor = self._sensors[aside.index]
+        while (tick := aside.gate.get()) is not None:
+            start_ns = time.monotonic_ns()
+            sample = (aside.index, sensor.sample())
+            self._meet(tick, [sample], (start_ns, time.monotonic_ns()), aside)
+
+    def _meet(
+        self,
+        tick: tuple[int, int],
+        samples: list[tuple[int, Any]],
+        span: tuple[int, int],
+        aside: _Aside | None = None,
+    ) -> None:
+        """Add samples to their tick; whoever comes last hands it over."""
+        with self._meeting:
+            if aside is not None:
+                aside.busy = False
+            in_time = self._open is not None and tick == self._tick
+            if in_time and self._open is not None:
+                self._open.extend(samples)
                 self._awaited -= 1
+                if samples:
+                    self._span = (min(self._span[0], span[0]), max(self._span[1], span[1]))
             last = in_time and not self._awaited
         if last:
             self._hand_over()
         elif not in_time:
-            self._sink(TickPoints(tick_ns, tuple(points), whole=False, late=True))
+            self._sink(Sampled(*tick, samples, False, True, *span))
 
     def _hand_over(self) -> None:
-        """Pass on what the current tick has brought, once."""
+        """Pass on what the open tick has brought, once."""
         with self._meeting:
-            if self._tick_ns is None:
+            if self._open is None:
                 return
-            whole = not self._awaited and not self._skipped and all(p.joules is not None for p in self._points)
-            record = TickPoints(self._tick_ns, tuple(self._points), whole)
-            self._tick_ns, self._points = None, []
+            whole = not self._awaited and not self._skipped
+            record = Sampled(*self._tick, self._open, whole, False, *self._span)
+            self._open = None
         self._sink(record)
+
+
+def _answers_in_ns(sensor: Sensor) -> int:
+    """Return the median time of a few samples, ns; they are thrown away."""
+    took: list[int] = []
+    for _ in range(_TRIALS):
+        before_ns = time.monotonic_ns()
+        sensor.sample()
+        took.append(time.monotonic_ns() - before_ns)
+    return sorted(took)[_TRIALS // 2]

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["INTERPOLATED", "LAG_S", "START", "Domain", "Event", "Reading", "Tick"]
+__all__ = [
+    "DIRECTNESS",
+    "INTERPOLATED",
+    "LAG_S",
+    "START",
+    "Baseline",
+    "ClockOffset",
+    "Domain",
+    "Event",
+    "Reading",
+    "Tick",
+]
 
 Domain = Literal["cpu", "dram", "gpu"]
 
@@ -17,12 +28,23 @@ unknown."""
 INTERPOLATED = "interpolated"
 """Flag of a reading whose joules since the one before it are inferred across missed ticks, not counted."""
 
-LAG_S: Mapping[str, float] = MappingProxyType({"rapl-powercap": 0.001, "nvml-counter": 0.1, "nvml-power": 1.0})
+LAG_S: Mapping[str, float] = MappingProxyType(
+    {
+        "rapl-perf": 0.001,
+        "rapl-powercap": 0.001,
+        "nvml-counter": 0.1,
+        "nvml-power": 0.1,
+        "nvml-power-average": 1.0,
+    }
+)
 """How old, in seconds, the value that a sensor shows may be, by source; estimates have no entry.
 
-RAPL adds about every 1 ms (Intel SDM vol. 3B, 15.10); NVML's counter every 20 to 100 ms and its power is an
-average over up to 1 s (arXiv 2312.02741).
+RAPL adds about every 1 ms (Intel SDM vol. 3B, 15.10); NVML's counter and instant power every 20 to 100 ms, and its
+average power is of the last second (arXiv 2312.02741).
 """
+
+DIRECTNESS = ("rapl-perf", "rapl-powercap", "nvml-counter", "nvml-power", "nvml-power-average", "estimate")
+"""Sources from the most to the least direct; where several tell the same joules, the first is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +60,7 @@ class Reading:
     """"package-0", "gpu-1"; a socket's DRAM has the socket's name and domain dram."""
     domain: Domain
     source: str
-    """"rapl-powercap", "nvml-counter", "nvml-power" or "estimate"."""
+    """One of DIRECTNESS."""
     joules: float
     """Cumulative since the agent started, unwrapped."""
     flags: str = ""
@@ -54,6 +76,39 @@ class Tick:
     node: str
     missed: bool
     """Whether any series of the node lacks its reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """How far a node's clock was from another's."""
+
+    t_ns: int
+    """When it was measured, UTC ns of the node."""
+    node: str
+    peer: str
+    """"controller"; "chrony" or "kernel" for what the node itself believes of UTC; "step" for its clock's being set,
+    the offset being how far."""
+    offset_ns: int
+    """The peer's clock minus the node's, ns."""
+    error_ns: int
+    """Bound of the offset's error, ns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What one series drew while its node was declared idle."""
+
+    node: str
+    device: str
+    domain: Domain
+    source: str
+    start_ns: int
+    """UTC ns."""
+    end_ns: int
+    """UTC ns."""
+    watts: float
+    error_w: float | None
+    """Bound of the error of `watts`, W; None for an estimate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,128 +1,340 @@
-"""Joules between two instants, from cumulative readings; pure functions."""
+"""Joules of a stretch of a program: `with energymon.Window("epoch") as w: ...`, then `w.joules`."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Final, Self
 
-from energymon.clock import NS, tick_at
-from energymon.errors import WindowError
-from energymon.reading import INTERPOLATED, LAG_S, START, Domain, Reading, Tick
+from energymon.agent_process import Agent, shared_agent
+from energymon.clock import NS, Clock
+from energymon.components import Component
+from energymon.errors import EnergyError, WindowError
+from energymon.integrate import Energy
+from energymon.query import WindowEnergy, query
+from energymon.stores.base import Session, Store
+from energymon.stores.sqlite import SqliteStore
 
-__all__ = ["Energy", "joules", "missed_share", "require_order"]
+__all__ = ["STORE", "Window"]
 
+STORE: Final = "ENERGYMON_STORE"
+"""Environment variable that names the store of an agent that runs already: a file, or an InfluxDB server's URL."""
 
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """What one series used in a window."""
-
-    node: str
-    device: str
-    domain: Domain
-    source: str
-    joules: float
-    error_j: float | None
-    """Bound of the error that the two edges make, J; None for an estimate, whose error nothing bounds."""
-    interpolated: bool
-    """Whether an edge lies where a tick was missed, or a reading in the window was inferred."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Edge:
-    joules: float
-    error_j: float
-    in_gap: bool
+_WAIT_S: Final = 3.0
+"""How long, beside an interval, the store may take to show what was sampled at the end of a window: an agent commits
+every two seconds unless it is asked to."""
+_LOOK_S: Final = 0.02
+_LOOK_MOST_S: Final = 0.25
 
 
-def joules(readings: Iterable[Reading], start_ns: int, end_ns: int, interval_ns: int | None = None) -> list[Energy]:
-    """Return the energy of every series that covers [start, end], UTC ns; others yield nothing.
+class Window:
+    """What a node uses between entering and leaving the context.
 
-    The counter is interpolated at both edges, so windows that split an interval sum up to the whole. Readings
-    may come in any order. `interval_ns` is the time between ticks; without it the shortest distance between
-    readings is taken, which cannot tell a gap when there are few. Raises WindowError when the end is before
-    the start.
+    Windows may nest, overlap and be used in several threads. The store is the one given, else that of `agent`, else
+    the one that ENERGYMON_STORE names; without any, the first window of the process starts an agent that samples
+    this host until the process ends. The figures wait until the store has a reading past the window's end, for an
+    interval and three seconds at most, and are then kept.
     """
-    require_order(start_ns, end_ns)
-    series: dict[tuple[str, str, Domain, str], list[Reading]] = {}
-    for reading in readings:
-        series.setdefault((reading.node, reading.device, reading.domain, reading.source), []).append(reading)
-    found: list[Energy] = []
-    for key, rows in sorted(series.items()):
-        rows.sort(key=lambda row: (row.t_ns, row.tick_ns))
-        segment = _covering(rows, start_ns, end_ns)
-        if segment is None:
-            continue
-        times = [row.t_ns for row in segment]
-        apart_ns = interval_ns or min((b.tick_ns - a.tick_ns for a, b in pairwise(segment)), default=0)
-        start = _edge(segment, times, start_ns, apart_ns)
-        end = _edge(segment, times, end_ns, apart_ns)
-        inside = segment[bisect_right(times, start_ns) : bisect_right(times, end_ns)]
-        found.append(
-            Energy(
-                *key,
-                joules=end.joules - start.joules,
-                error_j=start.error_j + end.error_j if key[3] in LAG_S else None,
-                interpolated=start.in_gap or end.in_gap or any(row.flags == INTERPOLATED for row in inside),
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        sync_cuda: bool = False,
+        node: str | None = None,
+        store: Store | Path | str | None = None,
+        agent: Agent | None = None,
+    ) -> None:
+        """Take a name for messages, and whether CUDA is synchronised at the edges, if torch has begun to use it.
+
+        `node` is whose energy (this host's, or that of the store's only node).
+        """
+        self.name = name
+        self._sync_cuda = sync_cuda
+        self._node = node
+        self._where: Store | Path | str | None = store
+        self._agent = agent
+        self._start_ns = self._end_ns = 0
+        self._began_ns = self._ended_ns = 0
+        self._reading = threading.Lock()
+        self._found: WindowEnergy | None = None
+        self._failed: EnergyError | None = None
+
+    def __enter__(self) -> Self:
+        if self._start_ns:
+            raise WindowError(f"{self._told()} was used before; make another one")
+        self._locate()
+        if self._sync_cuda:
+            _synchronize_cuda()
+        self._start_ns, self._began_ns = _instants.now()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sync_cuda and kind is None:
+            _synchronize_cuda()
+        self._end_ns, self._ended_ns = _instants.now()
+
+    @property
+    def start_ns(self) -> int:
+        """UTC ns."""
+        return self._start_ns
+
+    @property
+    def end_ns(self) -> int:
+        """UTC ns; raises WindowError while the window is open."""
+        self._require_end()
+        return self._end_ns
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds, by a clock that nobody sets; raises WindowError while the window is open."""
+        self._require_end()
+        return (self._ended_ns - self._began_ns) / NS
+
+    @property
+    def energy(self) -> WindowEnergy:
+        """All that is known of the window: series, components, events; raises what `joules` raises."""
+        with self._reading:
+            if self._failed is not None:
+                raise self._failed
+            if self._found is None:
+                self._found = self._look_up()
+            return self._found
+
+    def settle(self) -> None:
+        """Look up the figures of a window that has ended, or why there are none, before its store is removed."""
+        with self._reading:
+            if self._end_ns and self._found is None and self._failed is None:
+                try:
+                    self._found = self._look_up()
+                except EnergyError as error:
+                    self._failed = error
+
+    @property
+    def joules(self) -> float:
+        """Joules of everything that is measured on the node.
+
+        Raises WindowError while the window is open and when a device has no figure for it, and StoreError.
+        """
+        total = self._total()
+        if total.joules is None:
+            told = "".join(f"\n  {event.kind}: {event.message}" for event in self.energy.events)
+            raise WindowError(f"{self._told()} has no figure of {', '.join(total.lost)}, and so no total{told}")
+        return total.joules
+
+    @property
+    def error_j(self) -> float | None:
+        """Bound of the error of `joules`; None when they contain an estimate."""
+        return self._total().error_j
+
+    @property
+    def net_joules(self) -> float | None:
+        """Joules beyond the node's idle baseline; None when there is no baseline of every series."""
+        return self._total().net_j
+
+    @property
+    def net_error_j(self) -> float | None:
+        """Bound of the error of `net_joules`."""
+        return self._total().net_error_j
+
+    @property
+    def estimated(self) -> bool:
+        """Whether any of the joules are an estimate."""
+        return self._total().estimated
+
+    @property
+    def by_domain(self) -> dict[str, float | None]:
+        """Joules of cpu, dram and gpu, of those that are measured; None for one of which a device has no figure."""
+        return {c.name: c.joules for c in self.energy.components if c.name != "total"}
+
+    @property
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
+        """Where the joules of each domain are from; "estimate" is no measurement."""
+        return MappingProxyType({c.name: c.sources for c in self.energy.components if c.name != "total"})
+
+    @property
+    def energies(self) -> tuple[Energy, ...]:
+        """Every series that covers the window; several may tell the same joules."""
+        return self.energy.energies
+
+    def _locate(self) -> None:
+        """Find whose readings these will be, before the window begins; raises SensorError and AgentError."""
+        if self._where is not None:
+            return
+        named = os.environ.get(STORE)
+        if self._agent is None and named:
+            self._where = named
+            with _opened(named) as store:
+                self._require_agent(named, store.sessions())
+            return
+        if self._agent is None:
+            self._agent = shared_agent()
+        self._where = self._agent.store
+        self._node = self._node or self._agent.node
+        self._agent.serve(self)
+
+    def _require_end(self) -> None:
+        if not self._end_ns:
+            raise WindowError(f"{self._told()} has no end yet; its figures are there after the `with` statement")
+
+    def _require_agent(self, named: str, sessions: list[Session]) -> None:
+        """Refuse a store whose agent has ended: nothing would be sampled."""
+        node = self._node_of(sessions)
+        last = max((s for s in sessions if s.node == node), key=lambda s: s.start_ns, default=None)
+        if last is not None and last.end_ns is not None:
+            raise WindowError(
+                f"{STORE}={named}: the agent of {node} ended at {_utc(last.end_ns)}, and nothing samples into this "
+                f"store; start `energymon run` with it, or unset {STORE}"
             )
+
+    def _look_up(self) -> WindowEnergy:
+        end_ns = self.end_ns
+        assert self._where is not None
+        if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
+            raise WindowError(f"{self._told()} cannot be read: {self._removed()}")
+        with _opened(self._where) as store:
+            session = self._session(store.sessions())
+            self._wait(store, session)
+            (found,) = query(store, self._start_ns, end_ns, session.node, net=True, clock="own")
+            if not found.components or not found.energies:
+                raise self._uncovered(store, session)
+        return found
+
+    def _session(self, sessions: list[Session]) -> Session:
+        """Return the life of the agent whose readings these are."""
+        node = self._node_of(sessions)
+        own = [s for s in sessions if s.node == node and s.start_ns <= self._end_ns]
+        if not own:
+            there = ", ".join(sorted({s.node for s in sessions})) or "no node"
+            raise WindowError(f"{self._told()}: node {node!r} had no agent by then; the store has {there}")
+        return max(own, key=lambda s: s.start_ns)
+
+    def _node_of(self, sessions: list[Session]) -> str:
+        nodes = {s.node for s in sessions}
+        return self._node or (nodes.pop() if len(nodes) == 1 else platform.node())
+
+    def _wait(self, store: Store, session: Session) -> None:
+        """Wait until every series that goes on has a reading past the end, or cannot be expected to."""
+        interval_s = session.interval_ns / NS
+        deadline_ns = self._ended_ns + round((interval_s + _WAIT_S) * NS)
+        while True:
+            if self._agent is not None:
+                self._agent.flush()
+            last: dict[tuple[str, str, str], int] = {}
+            for r in store.readings(self._end_ns, self._end_ns, session.node):
+                if r.t_ns >= session.start_ns:
+                    key = (r.device, r.domain, r.source)
+                    last[key] = max(last.get(key, 0), r.t_ns)
+            if last and min(last.values()) >= self._end_ns:
+                return
+            if session.end_ns is not None or self._is_agent_gone() or time.monotonic_ns() >= deadline_ns:
+                return
+            time.sleep(min(max(interval_s / 2, _LOOK_S), _LOOK_MOST_S))
+
+    def _uncovered(self, store: Store, session: Session) -> WindowError:
+        around = store.readings(self._end_ns, self._end_ns, session.node)
+        last = max((r.t_ns for r in around), default=0)
+        told = f"the last reading of {session.node} is of {_utc(last)}" if last else "there is no reading"
+        said = ""
+        if self._agent is not None and self._agent.owner != os.getpid():
+            said = f"\n{self._foreign(self._agent)}"
+        elif self._agent is not None and self._is_agent_gone():
+            said = f"\nthe agent is gone; it said: {self._agent.said or 'nothing'}"
+        return WindowError(
+            f"{self._told()}, {_utc(self._start_ns)} to {_utc(self._end_ns)}, is not covered by any series: {told}; "
+            f"expected an agent that samples throughout{said}"
         )
-    return found
+
+    def _is_agent_gone(self) -> bool:
+        """Whether the agent of this very process has ended; of another's that cannot be told."""
+        return self._agent is not None and self._agent.owner == os.getpid() and not self._agent.alive
+
+    def _removed(self) -> str:
+        """Say why its temporary store is not there any more."""
+        if self._agent is not None and self._agent.owner != os.getpid():
+            return f"its store is gone; {self._foreign(self._agent)}"
+        return (
+            "its agent was stopped before the window ended, and the agent's temporary store removed; read figures "
+            "inside the agent's `with` statement, or give the Agent a store"
+        )
+
+    def _foreign(self, agent: Agent) -> str:
+        return (
+            f"its agent belongs to process {agent.owner}, of which this one ({os.getpid()}) is a fork; "
+            "read the window there"
+        )
+
+    def _total(self) -> Component:
+        return next(c for c in self.energy.components if c.name == "total")
+
+    def _told(self) -> str:
+        return f"the window {self.name!r}" if self.name else "the window"
 
 
-def require_order(start_ns: int, end_ns: int) -> None:
-    """Raise WindowError when the end is before the start."""
-    if end_ns < start_ns:
-        raise WindowError(f"the window ends at {end_ns}, before it starts at {start_ns} (UTC ns)")
+class _Instants:
+    """This process's clock, which follows the wall clock as the agent's does."""
+
+    def __init__(self) -> None:
+        self._clock: Clock | None = None
+        self._lock = threading.Lock()
+
+    def now(self) -> tuple[int, int]:
+        """Return now as UTC ns and as ns of the monotonic clock."""
+        with self._lock:
+            if self._clock is None:
+                self._clock = Clock()
+            self._clock.step_ns()
+            monotonic_ns = time.monotonic_ns()
+            return monotonic_ns + self._clock.offset_ns, monotonic_ns
 
 
-def missed_share(ticks: Iterable[Tick], start_ns: int, end_ns: int, interval_ns: int) -> float:
-    """Return the share, 0 to 1, of the grid's ticks in [start, end) that lack a reading of some series.
-
-    A tick that is not there at all is missed too, so an agent that came late or died early shows. `ticks` are
-    those of one node; `interval_ns` is its session's.
-    """
-    first = tick_at(start_ns + interval_ns - 1, interval_ns)
-    expected = len(range(first, end_ns, interval_ns))
-    if not expected:
-        return 0.0
-    whole = {t.tick_ns for t in ticks if not t.missed and first <= t.tick_ns < end_ns}
-    return 1 - len(whole) / expected
+_instants = _Instants()
 
 
-def _covering(rows: Sequence[Reading], start_ns: int, end_ns: int) -> Sequence[Reading] | None:
-    """Return the readings between two restarts that reach over the whole window, if there are such."""
-    cuts = [0, *(i for i, row in enumerate(rows) if i and row.flags == START), len(rows)]
-    for begin, stop in pairwise(cuts):
-        if rows[begin].t_ns <= start_ns and end_ns <= rows[stop - 1].t_ns:
-            return rows[begin:stop]
-    return None
+def _after_fork() -> None:
+    """In the child: whoever held the lock is not here."""
+    global _instants  # noqa: PLW0603
+    _instants = _Instants()
 
 
-def _edge(rows: Sequence[Reading], times: Sequence[int], at_ns: int, interval_ns: int) -> _Edge:
-    """Interpolate the counter at one instant and bound the error.
-
-    The counter only grows, so at the instant it had a value between its neighbours', give or take what the
-    sensor had not shown yet: the power around the edge times the part of the sensor's lag that is not over by
-    the later reading.
-    """
-    i = bisect_right(times, at_ns) - 1
-    before = rows[i]
-    lag_ns = round(LAG_S.get(before.source, 0.0) * NS)
-    power_w = max((_power_w(a, b) for a, b in pairwise(rows[max(0, i - 1) : i + 3])), default=0.0)
-    if before.t_ns == at_ns:
-        return _Edge(before.joules, power_w * lag_ns / NS, in_gap=False)
-    after = rows[i + 1]
-    shown = after.joules - before.joules
-    value = shown * ((at_ns - before.t_ns) / (after.t_ns - before.t_ns))
-    unseen = power_w * max(0, lag_ns - (after.t_ns - at_ns)) / NS
-    return _Edge(
-        before.joules + value,
-        max(value, shown + unseen - value),
-        in_gap=after.tick_ns - before.tick_ns > interval_ns,
-    )
+os.register_at_fork(after_in_child=_after_fork)
 
 
-def _power_w(before: Reading, after: Reading) -> float:
-    elapsed_ns = after.t_ns - before.t_ns
-    return (after.joules - before.joules) * NS / elapsed_ns if elapsed_ns > 0 else 0.0
+@contextmanager
+def _opened(where: Store | Path | str) -> Iterator[Store]:
+    """Open a store for a moment; one that was given open stays so."""
+    if isinstance(where, str) and "://" in where:
+        from energymon.stores.locate import open_store
+
+        with open_store(where) as remote:
+            yield remote
+    elif isinstance(where, str | Path):
+        with SqliteStore.open(Path(where)) as local:
+            yield local
+    else:
+        yield where
+
+
+def _synchronize_cuda() -> None:
+    """Wait for what was launched on every GPU that torch uses in this process."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return
+    for device in range(torch.cuda.device_count()):
+        # On a board that this process never used, synchronising would make a context of hundreds of megabytes.
+        if torch.cuda.max_memory_reserved(device) > 0:
+            torch.cuda.synchronize(device)
+
+
+def _utc(ns: int) -> str:
+    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")

@@ -1,89 +1,120 @@
-"""The thread that commits what the monitor brings, and tells what went wrong."""
+"""The thread that decodes and commits what the monitor brings, and tells what went wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from energymon.clock import NS
 from energymon.errors import StoreError
-from energymon.monitor import ClockStep, Gap, Record, TickPoints
-from energymon.reading import START, Event, Reading, Tick
-from energymon.sensors.base import Channel, Point
-from energymon.stores.sqlite import SqliteStore
+from energymon.jitter import Jitter
+from energymon.monitor import ClockStep, Gap, Record, Sampled
+from energymon.reading import START, Baseline, ClockOffset, Event, Tick
+from energymon.sensors.base import Channel, Point, Sensor
+from energymon.stores.sqlite import Row, Series, SqliteStore
 
 __all__ = ["Writer"]
 
-_COMMIT_S: Final = 0.5
-"""Readings wait in memory for this long at most: what a kill of the agent itself can cost. Waking up and committing
-for every tick would double the agent's CPU time."""
+_COMMIT_NS: Final = 2 * NS
+"""Readings wait in memory for this long at most, unless somebody asks for them: what a kill of the agent itself can
+cost. Waking up and committing for every tick would double the agent's CPU time."""
+_QUIET_S: Final = 2.5
+"""Without a record for this long, and a tick more, a sensor may be hanging."""
 _RETRY_S: Final = 1.0
 _BACKLOG: Final = 20_000
 """Readings kept in memory while the store refuses them, before every second tick is given up."""
 _RECORDED_TICKS: Final = 10_000
 """Missed ticks of one gap that get rows; the rest of a longer one, a suspended machine, has its event."""
 _QUIET_NS: Final = 10 * NS
-"""A channel that comes and goes is told about this often at most."""
+"""A channel that comes and goes, and ticks that are missed, are told about this often at most."""
+_FULL_NS: Final = 10 * NS
+"""How often the store's size is looked at, and what is between two ticks that a store at its limit still takes."""
+
+Told = Event | ClockOffset | Baseline
 
 
 @dataclass(slots=True)
 class _Batch:
     """Readings of one tick, or the ticks of a gap, on their way to the store."""
 
-    readings: list[Reading] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
 
     @property
     def may_be_given_up(self) -> bool:
         """Whether losing it costs resolution alone: a cumulative counter carries the energy over."""
-        return not self.events and not any(r.flags == START for r in self.readings)
+        return not self.told and not any(row[4] == START for row in self.rows)
 
 
 class Writer:
-    """Takes records on any thread and commits them on its own.
+    """Takes records on any thread, decodes and commits them on its own.
 
     While the store refuses, a full disk for one, readings are kept and committed later; beyond a bound every
-    second tick is given up, which costs resolution and no energy.
+    second tick is given up, which costs resolution and no energy. A store that has reached `limit_bytes` takes a
+    tick every ten seconds.
     """
 
     def __init__(
         self,
         store: SqliteStore,
         node: str,
+        sensors: Sequence[Sensor],
+        interval_ns: int,
         *,
-        on_stored: Callable[[], None],
+        on_stored: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
         tell: Callable[[Event], None],
+        on_quiet: Callable[[], None] = lambda: None,
+        limit_bytes: int | None = None,
     ) -> None:
         self._store = store
         self._node = node
+        self._sensors = sensors
+        self._interval_ns = interval_ns
+        self._quiet_s = _QUIET_S + interval_ns / NS
         self._on_stored = on_stored
         self._on_failure = on_failure
         self._tell = tell
-        self._queue: deque[Record] = deque()
-        # Set to wake the writer before its time: for the first record, and to stop.
-        self._wake = threading.Event()
-        self._began = False
+        self._on_quiet = on_quiet
+        self._limit_bytes = limit_bytes
+        self._queue: deque[Record | Told] = deque()
+        # Released to wake the writer: some time after the last by whoever brings a tick, so that the writer's
+        # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._due_ns = 0
         self._stopping = False
         self._backlog: list[_Batch] = []
         self._refused: StoreError | None = None
         self._retry_s = 0.0
+        self._full = False
+        self._size_due_ns = 0
+        self._kept_ns = 0
+        self.jitter = Jitter()
+        self._series: dict[Channel, Series] = {}
         self._problems: dict[Channel, str] = {}
-        self._told_ns: dict[Channel, int] = {}
-        self._seen: set[Channel] = set()
+        self._told_ns: dict[tuple[Channel, str], int] = {}
+        self._unseen = 0
+        self._unseen_told_ns = 0
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
-    def put(self, record: Record) -> None:
+    def put(self, record: Record | Told) -> None:
         """Queue a record; the first is committed at once."""
         self._queue.append(record)
-        if not self._began:
-            self._began = True
-            self._wake.set()
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + _COMMIT_NS
+            self._awaken()
+
+    def flush(self) -> None:
+        """Have what is queued committed now."""
+        self._awaken()
 
     def start(self) -> None:
         """Start the thread."""
@@ -92,62 +123,87 @@ class Writer:
     def stop(self) -> None:
         """Commit what is queued and end the thread; raises StoreError when the store refuses to the last."""
         self._stopping = True
-        self._wake.set()
+        self._awaken()
         self._thread.join()
         if self._refused is not None:
-            lost = sum(len(batch.readings) for batch in self._backlog)
+            lost = sum(len(batch.rows) for batch in self._backlog)
             raise StoreError(f"{self._refused}; {lost} readings that came after that could not be stored")
+
+    def _awaken(self) -> None:
+        # Somebody else may have released it a moment ago, which serves as well.
+        with contextlib.suppress(RuntimeError):
+            self._wake.release()
 
     def _run(self) -> None:
         try:
             stopping = False
             while not stopping:
-                self._wake.wait(_COMMIT_S)
-                self._wake.clear()
+                if not self._wake.acquire(timeout=self._quiet_s) and not self._queue:
+                    self._on_quiet()
                 stopping = self._stopping
                 while self._queue:
                     self._backlog.append(self._batch(self._queue.popleft()))
+                self._note()
+                if stopping and self._unseen:
+                    told = self._tell_unseen(time.time_ns(), self._interval_ns)
+                    self._backlog.append(_Batch(told=[told]))
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
             self._on_failure(error)
 
-    def _batch(self, record: Record) -> _Batch:
+    def _batch(self, record: Record | Told) -> _Batch:
         match record:
-            case TickPoints():
+            case Sampled():
                 return self._tick(record)
             case Gap():
                 return self._gap(record)
             case ClockStep():
-                message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; ticks follow it"
-                return _Batch(events=[self._event(record.t_ns, "clock-step", message)])
+                message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; "
+                message += "ticks follow it" if record.step_ns > 0 else "ticks go on when the last one is past again"
+                step = ClockOffset(record.t_ns, self._node, "step", record.step_ns, 0)
+                return _Batch(told=[self._event(record.t_ns, "clock-step", message), step])
+            case Event():
+                self._tell(record)
+        return _Batch(told=[record])
 
-    def _tick(self, record: TickPoints) -> _Batch:
+    def _tick(self, record: Sampled) -> _Batch:
         batch = _Batch()
+        whole = record.whole
+        for index, raw in record.samples:
+            for point in self._sensors[index].decode(raw, record.offset_ns):
+                channel = point.channel
+                if point.joules is None or point.flags or channel in self._problems:
+                    self._watch(point, batch)
+                if point.joules is None:
+                    whole = False
+                    continue
+                series = self._series.get(channel)
+                if series is None:
+                    series = (self._node, channel.device, channel.domain, channel.source)
+                    self._series[channel] = series
+                batch.rows.append((record.tick_ns, series, point.t_ns, point.joules, point.flags))
         if not record.late:
-            batch.ticks.append(Tick(record.tick_ns, self._node, missed=not record.whole))
-        for point in record.points:
-            channel = point.channel
-            self._watch(point, batch)
-            if point.joules is not None:
-                batch.readings.append(
-                    Reading(
-                        record.tick_ns,
-                        point.t_ns,
-                        self._node,
-                        channel.device,
-                        channel.domain,
-                        channel.source,
-                        point.joules,
-                        point.flags,
-                    )
-                )
+            if record.samples:
+                late_ns = record.start_ns + record.offset_ns - record.tick_ns
+                self.jitter.add(late_ns, record.end_ns - record.start_ns)
+            batch.ticks.append(Tick(record.tick_ns, self._node, missed=not whole))
         return batch
 
     def _gap(self, gap: Gap) -> _Batch:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
-        message = f"{count} ticks passed unseen ({count * gap.interval_ns / NS:.3f} s); energy is carried over them"
+        self.jitter.miss(count)
+        self._unseen += count
         ticks = [Tick(gap.first_ns + i * gap.interval_ns, self._node, True) for i in range(min(count, _RECORDED_TICKS))]
-        return _Batch(ticks=ticks, events=[self._event(gap.last_ns, "ticks-missed", message)])
+        batch = _Batch(ticks=ticks)
+        if gap.last_ns - self._unseen_told_ns >= _QUIET_NS:
+            batch.told.append(self._tell_unseen(gap.last_ns, gap.interval_ns))
+        return batch
+
+    def _tell_unseen(self, t_ns: int, interval_ns: int) -> Event:
+        span_s = self._unseen * interval_ns / NS
+        message = f"{self._unseen} ticks passed unseen ({span_s:.3f} s); energy is carried over them"
+        self._unseen, self._unseen_told_ns = 0, t_ns
+        return self._event(t_ns, "ticks-missed", message)
 
     def _watch(self, point: Point, batch: _Batch) -> None:
         """Tell when a channel is lost, comes back, or begins anew."""
@@ -155,18 +211,27 @@ class Writer:
         name = f"{channel.device} {channel.domain} ({channel.source})"
         known = channel in self._problems
         if point.joules is None:
-            if not known and point.t_ns - self._told_ns.get(channel, 0) >= _QUIET_NS:
-                self._told_ns[channel] = point.t_ns
+            if not known and self._may_tell(channel, "lost", point.t_ns):
                 self._problems[channel] = point.problem
-                batch.events.append(self._event(point.t_ns, "sensor-lost", f"{name}: {point.problem}"))
+                batch.told.append(self._event(point.t_ns, "sensor-lost", f"{name}: {point.problem}"))
             return
         if known:
             del self._problems[channel]
-            batch.events.append(self._event(point.t_ns, "sensor-back", f"{name}: read again"))
-        if point.flags == START and channel in self._seen:
+            batch.told.append(self._event(point.t_ns, "sensor-back", f"{name}: read again"))
+        if point.flags == START and channel in self._series and self._may_tell(channel, "restart", point.t_ns):
             message = f"{name}: the counter began anew; windows across this instant have no figure for it"
-            batch.events.append(self._event(point.t_ns, "counter-restart", message))
-        self._seen.add(channel)
+            batch.told.append(self._event(point.t_ns, "counter-restart", message))
+
+    def _may_tell(self, channel: Channel, what: str, t_ns: int) -> bool:
+        if t_ns - self._told_ns.get((channel, what), 0) < _QUIET_NS:
+            return False
+        self._told_ns[channel, what] = t_ns
+        return True
+
+    def _note(self) -> None:
+        for sensor in self._sensors:
+            for note in sensor.notes():
+                self._backlog.append(_Batch(told=[self._event(time.time_ns(), "sensor-diverges", note)]))
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
@@ -177,32 +242,69 @@ class Writer:
         if not self._backlog or (self._refused is not None and not last and time.monotonic() < self._retry_s):
             self._bound_backlog()
             return
-        events = [event for batch in self._backlog for event in batch.events]
+        back: Event | None = None
         if self._refused is not None:
             # Told in the very transaction that makes it true.
             back = Event(time.time_ns(), self._node, "store-back", f"{self._store.path}: written again")
-            events.append(back)
+            self._backlog.append(_Batch(told=[back]))
         try:
-            self._store.append(
-                [reading for batch in self._backlog for reading in batch.readings],
-                [tick for batch in self._backlog for tick in batch.ticks],
-                events,
-            )
+            self._store.require_there()
+            self._heed_limit()
+            self._append()
         except StoreError as error:
             self._retry_s = time.monotonic() + _RETRY_S
+            if back is not None:
+                self._backlog.pop()
             if self._refused is None:
                 self._refused = error
                 message = f"{error}; readings are kept in memory meanwhile"
-                self._backlog.append(_Batch(events=[self._event(time.time_ns(), "store-failed", message)]))
+                self._backlog.append(_Batch(told=[self._event(time.time_ns(), "store-failed", message)]))
             self._bound_backlog()
             return
-        if self._refused is not None:
+        if back is not None:
             self._refused = None
             self._tell(back)
+        stored = sum(len(batch.rows) for batch in self._backlog)
         self._backlog.clear()
-        self._on_stored()
+        self._on_stored(stored)
+
+    def _append(self) -> None:
+        told = [item for batch in self._backlog for item in batch.told]
+        self._store.append_rows(
+            [row for batch in self._backlog for row in batch.rows],
+            [tick for batch in self._backlog for tick in batch.ticks],
+            [item for item in told if isinstance(item, Event)],
+            [item for item in told if isinstance(item, ClockOffset)],
+            [item for item in told if isinstance(item, Baseline)],
+        )
+
+    def _heed_limit(self) -> None:
+        """Give up most ticks while the store is at its limit; whoever empties it makes room."""
+        if self._limit_bytes is None:
+            return
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._size_due_ns:
+            self._size_due_ns = now_ns + _FULL_NS
+            used, was_full = self._store.used_bytes(), self._full
+            self._full = used >= self._limit_bytes
+            if self._full != was_full:
+                megabytes = self._limit_bytes / 1e6
+                kind, message = (
+                    ("spool-full", f"unsent readings fill their {megabytes:.0f} MB; a tick every ten seconds is kept")
+                    if self._full
+                    else ("spool-room", "there is room again; every tick is kept")
+                )
+                event = self._event(time.time_ns(), kind, f"{self._store.path}: {message}")
+                self._backlog.append(_Batch(told=[event]))
+        if self._full:
+            keep = now_ns - self._kept_ns >= _FULL_NS
+            whole = [batch for batch in self._backlog if not batch.may_be_given_up]
+            if keep:
+                self._kept_ns = now_ns
+                whole = [*self._backlog[:1], *(batch for batch in whole if batch is not self._backlog[0])]
+            self._backlog[:] = whole
 
     def _bound_backlog(self) -> None:
-        if sum(len(batch.readings) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
+        if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
             return
         self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]

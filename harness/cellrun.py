@@ -200,7 +200,8 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
     edges = epoch_edges(events)
     if len(edges) != context.experiment.epochs:
         raise CellError(f"{len(edges)} of {context.experiment.epochs} epochs were recorded")
-    readings = context.agent.readings(events[0]["utc_ns"], events[-1]["utc_ns"])
+    span_ns = events[0]["utc_ns"], events[-1]["utc_ns"]
+    readings = context.agent.readings(*span_ns)
     save_events(events, partial / "events.parquet")
     parts = sorted(partial.glob("batches-*.parquet"))
     pq.write_table(pa.concat_tables([pq.read_table(p) for p in parts]), partial / "batches.parquet")
@@ -239,6 +240,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "energy": {
                 "interval_ms": context.experiment.energy.interval_ms,
                 "series": context.agent.series,
+                "events": [asdict(event) for event in context.agent.events(*span_ns)],
             },
             # Both nodes are this machine: one clock.
             "clock_offset_ms": 0.0,

@@ -167,6 +167,10 @@ def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
     if offset_ms is None:
         return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
+    start, end = epoch_edges(data.events)[row.epoch]
+    for event in data.cell["energy"].get("events", []):
+        if event["kind"] == "clock-step" and start["utc_ns"] <= event["t_ns"] <= end["utc_ns"]:
+            return _check(row, "clock_offset", expected, event["message"], FAIL)
     return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
-from energymon.reading import Reading
+from energymon import Reading
 from harness.checks import Check, judge
 from harness.config import Tolerances
 from harness.errors import HarnessError, ResultsError

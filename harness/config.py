@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +24,7 @@ __all__ = [
     "EnergySpec",
     "Experiment",
     "LoaderSpec",
+    "StoreSpec",
     "TestbedSpec",
     "Tolerances",
     "config_hash",
@@ -30,7 +33,7 @@ __all__ = [
 ]
 
 # Where a run is stored, not what it measures.
-_NOT_HASHED = ("resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks")
+_NOT_HASHED = ("resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks", "store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,19 @@ class EnergySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """Where energy readings go beside the results folder."""
+
+    kind: Literal["sqlite", "influxdb"] = "sqlite"
+    url: str | None = None
+    org: str | None = None
+    bucket: str | None = None
+    token_file: str | None = None
+    ca: str | None = None
+    spool_limit_mb: float = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
 class Tolerances:
     """What the validity checks allow."""
 
@@ -107,6 +123,7 @@ class Experiment:
     accelerator: AcceleratorSpec
     testbed: TestbedSpec
     energy: EnergySpec
+    store: StoreSpec
     checks: Tolerances
     repeats: int
     epochs: int
@@ -164,6 +181,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
         accelerator=_section(AcceleratorSpec, "accelerator", plain["accelerator"]),
         testbed=_section(TestbedSpec, "testbed", plain["testbed"]),
         energy=_section(EnergySpec, "energy", plain["energy"]),
+        store=_section(StoreSpec, "store", plain["store"]),
         checks=_section(Tolerances, "checks", plain["checks"]),
         repeats=_integer("repeats", plain["repeats"], 1),
         epochs=_integer("epochs", plain["epochs"], 1),
@@ -192,10 +210,23 @@ def _check_choices(experiment: Experiment) -> None:
         ("testbed.kind", experiment.testbed.kind, ("auto", "local", "netns")),
         ("testbed.link", experiment.testbed.link, ("auto", "netem", "relay")),
         ("energy.estimate", experiment.energy.estimate, ("off", "missing")),
+        ("store.kind", experiment.store.kind, ("sqlite", "influxdb")),
         *((f"loaders.{k}.reads", v.reads, ("files", "stream")) for k, v in experiment.loaders.items()),
     ):
         if value not in allowed:
             raise ConfigError(f"{key}={value!r}: expected one of {', '.join(allowed)}")
+
+
+def _check_store(store: StoreSpec) -> None:
+    _number("store.spool_limit_mb", store.spool_limit_mb, above=0)
+    if store.kind == "influxdb":
+        for key, variable in (("url", "URL"), ("bucket", "BUCKET")):
+            if not getattr(store, key):
+                raise ConfigError(f"store.{key} is missing: set it, or INFLUXDB_V2_{variable} in the environment")
+        if store.token_file is None and not os.environ.get("INFLUXDB_V2_TOKEN"):
+            raise ConfigError("store.token_file is missing: name a file, or set INFLUXDB_V2_TOKEN in the environment")
+        if store.token_file is not None and not Path(store.token_file).is_file():
+            raise ConfigError(f"store.token_file={store.token_file}: expected a file that holds the token")
 
 
 def _check_numbers(experiment: Experiment) -> None:
@@ -208,9 +239,10 @@ def _check_numbers(experiment: Experiment) -> None:
     fraction = _number("energy.cpu_idle_fraction", experiment.energy.cpu_idle_fraction)
     if fraction > 1:
         raise ConfigError(f"energy.cpu_idle_fraction={fraction}: expected 0 to 1")
+    _check_store(experiment.store)
     sensors = experiment.energy.sensors
     if sensors != "auto" and not (isinstance(sensors, list) and sensors and all(isinstance(s, str) for s in sensors)):
-        raise ConfigError(f"energy.sensors={sensors!r}: expected auto, or a list of names such as [powercap,nvml]")
+        raise ConfigError(f"energy.sensors={sensors!r}: expected auto, or a list of names such as [perf,nvml]")
     for f in fields(Tolerances):
         _number(f"checks.{f.name}", getattr(experiment.checks, f.name))
     for key, workload in experiment.workloads.items():

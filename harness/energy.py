@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -14,9 +15,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon.reading import Reading
-from energymon.stores.sqlite import SqliteStore
-from harness.config import EnergySpec
+from energymon import Event, Reading, SqliteStore
+from harness.config import EnergySpec, StoreSpec
 from harness.errors import TestbedError
 from harness.talk import first_line
 from harness.testbed.process import dying_with_parent, end_group, run_environment
@@ -24,14 +24,18 @@ from harness.testbed.process import dying_with_parent, end_group, run_environmen
 __all__ = ["EnergyAgent", "save_readings"]
 
 _READY_S = 30.0
+_SEND_S = 25.0
 _NO_SENSOR = "nothing on this host measures energy"
 
 
 class EnergyAgent:
     """Runs `python -m energymon run` into a store; dies with the harness, and is started again if it died alone."""
 
-    def __init__(self, store: Path, spec: EnergySpec, *, node: str, run_id: str, log: Path) -> None:
+    def __init__(
+        self, store: Path, spec: EnergySpec, *, node: str, run_id: str, log: Path, send: StoreSpec | None = None
+    ) -> None:
         self._store, self._spec, self._node, self._log = store, spec, node, log
+        self._send = send if send is not None and send.kind == "influxdb" else None
         self._environment = run_environment(run_id)
         self._process: subprocess.Popen[bytes] | None = None
         self.sensors: list[dict[str, Any]] = []
@@ -52,10 +56,17 @@ class EnergyAgent:
         return self._process.pid if self._process and self._process.poll() is None else None
 
     @property
-    def series(self) -> list[dict[str, str]]:
-        """What is sampled: device, domain and source of each series."""
+    def series(self) -> list[dict[str, Any]]:
+        """What is sampled: device, domain and source of each series, how old its value may be, s, and whether a GPU's
+        covers its module."""
         return [
-            {"device": c["device"], "domain": c["domain"], "source": c.get("source", sensor.get("source", ""))}
+            {
+                "device": c["device"],
+                "domain": c["domain"],
+                "source": c.get("source", sensor.get("source", "")),
+                "lag_s": c.get("lag_s"),
+                "module_power": bool(c.get("module_power")),
+            }
             for sensor in self.sensors
             for c in sensor["channels"]
         ]
@@ -70,6 +81,7 @@ class EnergyAgent:
         argv += ["--sensors", sensors, "--cpu-idle-fraction", f"{spec.cpu_idle_fraction:g}"]
         if spec.cpu_tdp_w is not None:
             argv += ["--cpu-tdp-w", f"{spec.cpu_tdp_w:g}"]
+        argv += self._sending()
         with self._log.open("a") as log:
             self._process = subprocess.Popen(
                 dying_with_parent(argv),
@@ -90,6 +102,20 @@ class EnergyAgent:
             reason = said.splitlines()[-1] if said else "it said nothing"
             raise TestbedError(f"the energy agent did not start: {reason} (log: {self._log})") from error
 
+    def _sending(self) -> list[str]:
+        # The token is read from its file or the environment by the agent, and is no argument.
+        if self._send is None:
+            return []
+        flags = {
+            "--influxdb-url": self._send.url,
+            "--influxdb-org": self._send.org,
+            "--influxdb-bucket": self._send.bucket,
+            "--influxdb-token-file": self._send.token_file,
+            "--influxdb-ca": self._send.ca,
+            "--spool-limit-mb": f"{self._send.spool_limit_mb:g}",
+        }
+        return [part for flag, value in flags.items() if value is not None for part in (flag, value)]
+
     def restart_if_dead(self) -> bool:
         """Start the agent again when it is gone; returns whether it was."""
         if self.pid is not None or not self.sensors:
@@ -103,6 +129,10 @@ class EnergyAgent:
         if self._process is not None:
             if self._process.stdin is not None:
                 self._process.stdin.close()
+            if self._send is not None:
+                # What is not sent by then stays in the store.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_SEND_S)
             end_group(self._process)
             self._process = None
 
@@ -118,7 +148,22 @@ class EnergyAgent:
                 past = found and max(r.t_ns for r in found) >= end_ns
                 if past or self.pid is None or time.monotonic() > deadline:
                     return found
+                self._flush()
                 time.sleep(self._spec.interval_ms / 2e3)
+
+    def _flush(self) -> None:
+        # A line has the agent commit what it has; one that died meanwhile has nothing.
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(b"\n")
+                self._process.stdin.flush()
+
+    def events(self, start_ns: int, end_ns: int) -> list[Event]:
+        """Return what the agent told of itself in a span of UTC ns: clocks set, sensors lost, stores full."""
+        if not self.sensors:
+            return []
+        with SqliteStore.open(self._store) as store:
+            return store.events(start_ns, end_ns)
 
 
 def save_readings(readings: list[Reading], path: Path) -> None:

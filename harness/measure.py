@@ -10,21 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from energymon.reading import Reading
-from energymon.window import Energy, joules
+from energymon import Energy, Reading, best_sources, joules
 
 __all__ = [
     "CellData",
     "EpochBatches",
     "EpochRow",
     "accelerator_utilisation",
-    "best_sources",
     "epoch_edges",
     "epoch_rows",
     "link_joules",
 ]
-
-_DIRECTNESS = ("rapl-powercap", "nvml-counter", "nvml-power", "estimate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +95,6 @@ def accelerator_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray
     return compute / total if total > 0 else None
 
 
-def best_sources(energies: Iterable[Energy]) -> list[Energy]:
-    """Keep one series a device and domain, the most direct one: a GPU's counter and power tell the same joules."""
-    best: dict[tuple[str, str, str], Energy] = {}
-    for energy in energies:
-        key = (energy.node, energy.device, energy.domain)
-        if key not in best or _rank(energy.source) < _rank(best[key].source):
-            best[key] = energy
-    return list(best.values())
-
-
-def _rank(source: str) -> int:
-    return _DIRECTNESS.index(source) if source in _DIRECTNESS else len(_DIRECTNESS)
-
-
 def epoch_rows(data: CellData) -> list[EpochRow]:
     """Return a row for every epoch that began and ended."""
     edges = epoch_edges(data.events)
@@ -148,7 +130,9 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
     duration_s = end["duration_ns"] / 1e9
     samples, nbytes = int(batches.samples.sum()), int(batches.nbytes.sum())
     interval_ns = int(cell["energy"]["interval_ms"] * 1e6)
-    energies = best_sources(joules(data.readings, start["utc_ns"], end["utc_ns"], interval_ns))
+    energies = best_sources(
+        joules(data.readings, start["utc_ns"], end["utc_ns"], interval_ns, lags=_lags(data.readings, cell))
+    )
     found = {(e.device, e.domain) for e in energies}
     # A domain of which one series is lost is unknown: what is left of it would pass for the whole.
     lost = {s["domain"] for s in cell["energy"]["series"] if (s["device"], s["domain"]) not in found}
@@ -159,8 +143,11 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
         lost.discard("gpu")
     energies = [e for e in energies if e.domain not in lost]
     by_domain = {domain: _sum(e.joules for e in energies if e.domain == domain) for domain in ("cpu", "dram", "gpu")}
-    known = [] if lost else [j for j in by_domain.values() if j is not None]
-    errors = [None] if lost else [e.error_j for e in energies]
+    # A module's GPU counter contains the CPU and its memory.
+    module = any(s.get("module_power") for s in cell["energy"]["series"] if s["domain"] == "gpu")
+    summed = ("gpu",) if module and by_domain["gpu"] is not None else tuple(by_domain)
+    known = [] if lost else [j for domain in summed if (j := by_domain[domain]) is not None]
+    errors = [None] if lost else [e.error_j for e in energies if e.domain in summed]
     return EpochRow(
         cell_id=cell["cell_id"],
         workload=cell["workload"],
@@ -188,6 +175,13 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
         energy_error_j=sum(e for e in errors if e is not None) if errors and None not in errors else None,
         energy_source=";".join(sorted({f"{e.domain}={e.source}" for e in energies})),
     )
+
+
+def _lags(readings: Sequence[Reading], cell: Mapping[str, Any]) -> dict[tuple[str, str, str, str], float]:
+    """Return how old a sensor's value may be, s, by series, for those that told when they were opened."""
+    told = {(s["device"], s["domain"], s["source"]): s.get("lag_s") for s in cell["energy"]["series"]}
+    nodes = {reading.node for reading in readings}
+    return {(node, *key): lag_s for key, lag_s in told.items() if lag_s is not None for node in nodes}
 
 
 def _published_energy(accelerator: Mapping[str, Any], batches: EpochBatches, duration_s: float) -> list[Energy]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from energymon.errors import EnergyError
+from energymon import EnergyError
 from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
 from harness.config import Experiment, config_hash, differences
@@ -80,7 +81,14 @@ def run(
                 )
                 log = results.folder / "energy.log"
                 agent = stack.enter_context(
-                    EnergyAgent(results.energy, experiment.energy, node="host", run_id=testbed.run_id, log=log)
+                    EnergyAgent(
+                        results.energy,
+                        experiment.energy,
+                        node=platform.node(),
+                        run_id=testbed.run_id,
+                        log=log,
+                        send=experiment.store,
+                    )
                 )
                 about = {"name": handle.name, "content_hash": handle.content_hash, **handle.describe}
                 about |= {"skipped": list(handle.skipped)}

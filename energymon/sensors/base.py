@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
-from energymon.clock import Clock
 from energymon.reading import Domain
 
 __all__ = ["Channel", "Discovery", "Missing", "Point", "Sensor"]
 
 
-@dataclass(frozen=True, slots=True)
-class Channel:
+class Channel(NamedTuple):
     """One series of a sensor, before it has a node."""
 
     device: str
@@ -21,9 +19,8 @@ class Channel:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One channel's answer at one tick."""
+class Point(NamedTuple):
+    """One channel's answer at one tick; a named tuple like Channel, for a dataclass costs three times as much."""
 
     channel: Channel
     t_ns: int
@@ -36,7 +33,11 @@ class Point:
 
 
 class Sensor(Protocol):
-    """Reads its channels; one call at a time."""
+    """Reads its channels in two steps, so that a sampler does only what cannot wait.
+
+    `sample` runs on a sampler's thread at the tick, `decode` on the writer's, in order and once for each sample that
+    is kept; some are thrown away.
+    """
 
     @property
     def name(self) -> str:
@@ -48,12 +49,23 @@ class Sensor(Protocol):
         """What it reads."""
         ...
 
-    def read(self, clock: Clock) -> list[Point]:
-        """Read every channel once; a channel that fails is a Point with a problem, never an exception."""
+    def sample(self) -> Any:
+        """Read every channel once and return it raw with monotonic times, ns; never raises."""
+        ...
+
+    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+        """Turn what `sample` returned into points; a channel that failed is a Point with a problem.
+
+        `offset_ns` is what the monotonic clock lacks to UTC at that tick.
+        """
         ...
 
     def describe(self) -> dict[str, object]:
         """Return what a reader of the results should know of this sensor, JSON types only."""
+        ...
+
+    def notes(self) -> list[str]:
+        """Return what the samples decoded since the last call told against the sensor, once."""
         ...
 
     def close(self) -> None:
@@ -75,7 +87,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """What one kind of sensor came to: the sensor, if any, and what is missing of it."""
+    """What one kind of sensor came to: the sensors, if any, and what is missing of them."""
 
-    sensor: Sensor | None
+    sensors: tuple[Sensor, ...]
     missing: tuple[Missing, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,12 +11,15 @@ from energymon.errors import ConfigError, SensorError
 from energymon.sensors.base import Discovery, Missing, Sensor
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
 from energymon.sensors.nvml import open_nvml
+from energymon.sensors.perf import open_perf
 from energymon.sensors.powercap import open_powercap
+from energymon.sensors.rapl import open_rapl
 
 __all__ = ["SENSORS", "Found", "SensorConfig", "discover"]
 
-SENSORS: Final = ("powercap", "nvml")
-"""The sensors that measure, in the order in which they are tried."""
+SENSORS: Final[tuple[str, ...]] = ("perf", "powercap", "nvml")
+"""The sensors that measure. The first two are RAPL's interfaces: unless they are named, the better one is taken, in
+the domains that both agree on; one that is named is taken as it is, and both are when both are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class SensorConfig:
     """TDP of all sockets together, W; None is a default per logical CPU."""
     cpu_idle_fraction: float = IDLE_FRACTION
     sysfs: Path = Path("/sys")
-    nvml: str = "pynvml"
-    """Module that offers NVML's functions."""
+    nvml: Path | None = None
+    """NVML's library; None takes the driver's."""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.sensors) - set(SENSORS))
@@ -61,20 +65,23 @@ def discover(config: SensorConfig, interval_ns: int) -> Found:
 
     Raises SensorError when one that was named is missing.
     """
-    wanted = config.sensors or SENSORS
-    opened: dict[str, Discovery] = {}
-    if "powercap" in wanted:
-        opened["powercap"] = open_powercap(config.sysfs)
-    if "nvml" in wanted:
-        opened["nvml"] = open_nvml(interval_ns, config.nvml)
-    sensors = [discovery.sensor for discovery in opened.values() if discovery.sensor is not None]
+    openers: Mapping[str, Callable[[], Discovery]] = {
+        "rapl": lambda: open_rapl(config.sysfs),
+        "perf": lambda: open_perf(config.sysfs),
+        "powercap": lambda: open_powercap(config.sysfs),
+        "nvml": lambda: open_nvml(interval_ns, config.nvml),
+    }
+    wanted = [name for name in SENSORS if name in config.sensors] or ["rapl", "nvml"]
+    opened = {name: openers[name]() for name in wanted}
+    sensors = [sensor for discovery in opened.values() for sensor in discovery.sensors]
     missing = tuple(gap for discovery in opened.values() for gap in discovery.missing)
-    lacking = [name for name in config.sensors if opened[name].sensor is None]
+    lacking = [name for name in config.sensors if not opened[name].sensors]
     if lacking:
         Found(tuple(sensors), ()).close()
         told = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
         raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {told}")
-    if config.estimate and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
-        # First, for the monitor keeps time with the first sensor, and this one cannot hang.
+    # A module's counter holds its CPU already.
+    covered = any(sensor.describe().get("module_power") for sensor in sensors)
+    if config.estimate and not covered and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):
         sensors.insert(0, EstimateSensor(tdp_w=config.cpu_tdp_w, idle_fraction=config.cpu_idle_fraction))
     return Found(tuple(sensors), missing)

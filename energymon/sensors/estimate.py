@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from energymon.clock import NS, Clock
+from energymon.clock import NS
 from energymon.reading import START
 from energymon.sensors.base import Channel, Point
+from energymon.sensors.held import CLOSED
 
 __all__ = ["IDLE_FRACTION", "TDP_W_PER_CPU", "EstimateSensor"]
 
@@ -23,6 +24,7 @@ _FIELDS: Final = 8
 _IDLE: Final = 3
 _IOWAIT: Final = 4
 _STEAL: Final = 7
+_LINE_BYTES: Final = 256
 
 
 class EstimateSensor:
@@ -48,16 +50,25 @@ class EstimateSensor:
         self._idle_fraction = idle_fraction
         self._hertz = os.sysconf("SC_CLK_TCK")
         self._path = stat
-        self._fd: int | None = os.open(stat, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(stat, os.O_RDONLY | os.O_CLOEXEC)
         self._first: tuple[int, float] | None = None
         self.channels = (Channel("cpu", "cpu", _SOURCE),)
 
-    def read(self, clock: Clock) -> list[Point]:
-        """Read the busy time since boot and turn its growth since the first call into joules."""
+    def sample(self) -> tuple[int, bytes | OSError]:
+        """Read the line that sums up all CPUs."""
         now_ns = time.monotonic_ns()
-        t_ns = now_ns + clock.offset_ns
         try:
-            busy_s = self._busy_s()
+            return now_ns, os.pread(self._fd, _LINE_BYTES, 0)
+        except OSError as error:
+            error.__traceback__ = None
+            return now_ns, error
+
+    def decode(self, raw: tuple[int, bytes | OSError], offset_ns: int) -> list[Point]:
+        """Turn the busy time's growth since the first sample into joules."""
+        now_ns, text = raw
+        t_ns = now_ns + offset_ns
+        try:
+            busy_s = self._busy_s(text)
         except (OSError, ValueError) as error:
             return [Point(self.channels[0], t_ns, None, problem=f"{self._path}: {error}")]
         if self._first is None:
@@ -68,11 +79,10 @@ class EstimateSensor:
         joules = self._tdp_w * (self._idle_fraction * elapsed_s + (1 - self._idle_fraction) * load_s)
         return [Point(self.channels[0], t_ns, joules)]
 
-    def _busy_s(self) -> float:
-        if self._fd is None:
-            raise ValueError("closed")
-        # The first line sums up all CPUs.
-        line = os.pread(self._fd, 256, 0).partition(b"\n")[0].split()
+    def _busy_s(self, text: bytes | OSError) -> float:
+        if isinstance(text, OSError):
+            raise text
+        line = text.partition(b"\n")[0].split()
         if len(line) <= _FIELDS or line[0] != b"cpu":
             raise ValueError(f"starts with {b' '.join(line)[:40]!r}, expected 'cpu' and eight counts")
         counts = [int(field) for field in line[1 : _FIELDS + 1]]
@@ -87,11 +97,15 @@ class EstimateSensor:
             "tdp_from": f"{TDP_W_PER_CPU} W per logical CPU" if self._tdp_is_default else "--cpu-tdp-w",
             "idle_fraction": self._idle_fraction,
             "logical_cpus": self._cpus,
-            "channels": [{"device": "cpu", "domain": "cpu", "path": str(self._path)}],
+            "channels": [{"device": "cpu", "domain": "cpu", "source": _SOURCE, "path": str(self._path)}],
         }
+
+    def notes(self) -> list[str]:
+        """Return nothing: its points tell all."""
+        return []
 
     def close(self) -> None:
         """Close /proc/stat."""
-        if self._fd is not None:
+        if self._fd != CLOSED:
             os.close(self._fd)
-            self._fd = None
+            self._fd = CLOSED

@@ -1,165 +1,73 @@
-"""GPU energy from NVML: the board's own counter where it has one, integrated power otherwise."""
+"""GPU energy from NVML, a sensor a board."""
 
 from __future__ import annotations
 
-import ctypes
-import importlib
 import time
-from types import ModuleType
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
-from energymon.clock import Clock
-from energymon.counter import Counter, PowerIntegral
-from energymon.errors import CounterError
-from energymon.reading import LAG_S
-from energymon.sensors.base import Channel, Discovery, Missing, Point
+from energymon.clock import NS
+from energymon.sensors.base import Discovery, Missing
+from energymon.sensors.nvml_board import NvmlSensor
+from energymon.sensors.nvml_library import NAME, load
+from energymon.sensors.updates import updates
 
-__all__ = ["NvmlSensor", "open_nvml"]
+__all__ = ["open_nvml"]
 
-_NAME: Final = "nvml"
-_DEFAULT_MODULE: Final = "pynvml"
-_JOULES_PER_MJ: Final = 1e-3
-_WATTS_PER_MW: Final = 1e-3
-_MAX_BOARD_W: Final = 3000.0
-"""Above what any board or GPU module draws."""
+_PROBE_S: Final = 0.3
+_PROBE_STEP_S: Final = 0.001
+_PROBE_CHANGES: Final = 6
 
 
-class _Gpu:
-    """One board."""
+def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
+    """Open every board that NVML shows, a sensor each; those without energy of their own are named in `missing`.
 
-    __slots__ = ("_counter", "_handle", "_integral", "_nvml", "channel", "name", "uuid")
-
-    def __init__(self, nvml: Any, index: int, interval_ns: int) -> None:
-        self._nvml = nvml
-        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        self.name = _text(nvml.nvmlDeviceGetName(self._handle))
-        self.uuid = _text(nvml.nvmlDeviceGetUUID(self._handle))
-        self._counter: Counter | None = None
-        self._integral: PowerIntegral | None = None
-        try:
-            nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-            source = "nvml-counter"
-            # 64 bits of millijoules do not wrap in the life of a machine.
-            self._counter = Counter(unit_j=_JOULES_PER_MJ, wrap=None, max_w=_MAX_BOARD_W, lag_s=LAG_S[source])
-        except nvml.NVMLError:
-            nvml.nvmlDeviceGetPowerUsage(self._handle)
-            source = "nvml-power"
-            self._integral = PowerIntegral(interval_ns=interval_ns)
-        self.channel = Channel(f"gpu-{index}", "gpu", source)
-
-    def read(self, clock: Clock) -> Point:
-        before_ns = time.monotonic_ns()
-        now_ns, joules, flags, problem = before_ns, None, "", ""
-        try:
-            if self._counter is not None:
-                shown = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-                now_ns = (before_ns + time.monotonic_ns()) // 2
-                joules, flags = self._counter.update(shown, now_ns)
-            elif self._integral is not None:
-                shown = self._nvml.nvmlDeviceGetPowerUsage(self._handle)
-                now_ns = (before_ns + time.monotonic_ns()) // 2
-                joules, flags = self._integral.update(shown * _WATTS_PER_MW, now_ns)
-        except (self._nvml.NVMLError, CounterError) as error:
-            problem = f"{self.channel.device} ({self.uuid}): {error}"
-        return Point(self.channel, now_ns + clock.offset_ns, joules, flags, problem)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-class NvmlSensor:
-    """Every board of the host."""
-
-    name = _NAME
-
-    def __init__(self, nvml: Any, gpus: list[_Gpu], driver: str) -> None:
-        self._driver = driver
-        self._nvml = nvml
-        self._gpus = gpus
-        self._open = True
-        self.channels = tuple(gpu.channel for gpu in gpus)
-
-    def read(self, clock: Clock) -> list[Point]:
-        """Read every board."""
-        return [gpu.read(clock) for gpu in self._gpus]
-
-    def describe(self) -> dict[str, object]:
-        """Return each board's model and UUID, and the driver's version."""
-        return {
-            "sensor": self.name,
-            "driver": self._driver,
-            "channels": [
-                {
-                    "device": gpu.channel.device,
-                    "domain": "gpu",
-                    "source": gpu.channel.source,
-                    "model": gpu.name,
-                    "uuid": gpu.uuid,
-                }
-                for gpu in self._gpus
-            ],
-        }
-
-    def close(self) -> None:
-        """Shut NVML down."""
-        if self._open:
-            self._open = False
-            self._nvml.nvmlShutdown()
-
-
-def open_nvml(interval_ns: int, module: str = _DEFAULT_MODULE) -> Discovery:
-    """Open every board that NVML shows; those that have no energy of their own are named in `missing`.
-
-    `module` is imported for NVML's functions under their own names. Importing pynvml takes 50 ms, so the
-    driver's library is looked for first.
+    `library` is loaded in place of the driver's. The counters are polled for up to 0.3 s to learn how often they
+    are updated.
     """
-    nvml = _load(module)
+    nvml: Any = load(library)
     if isinstance(nvml, Missing):
-        return Discovery(None, (nvml,))
-    try:
-        nvml.nvmlInit()
-        driver = _text(nvml.nvmlSystemGetDriverVersion())
-        boards = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        gap = Missing(_NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user")
-        return Discovery(None, (gap,))
-    gpus: list[_Gpu] = []
+        return Discovery((), (nvml,))
+    sensors: list[NvmlSensor] = []
     missing: list[Missing] = []
-    for index in range(boards):
-        try:
-            if _is_sliced(nvml, index):
-                missing.append(
-                    Missing(
-                        _NAME,
-                        f"gpu-{index} is in MIG mode, and its slices have no energy counter of their own",
-                        "switch MIG off (nvidia-smi -mig 0) to measure this board",
-                    )
-                )
-                continue
-            gpus.append(_Gpu(nvml, index, interval_ns))
-        except nvml.NVMLError as error:
-            missing.append(
-                Missing(_NAME, f"gpu-{index}: {error}", "check that nvidia-smi shows its power as this user")
-            )
-    if gpus:
-        return Discovery(NvmlSensor(nvml, gpus, driver), tuple(missing))
-    nvml.nvmlShutdown()
-    if not missing:
-        missing.append(Missing(_NAME, "the driver shows no GPU", "check nvidia-smi -L"))
-    return Discovery(None, tuple(missing))
-
-
-def _load(module: str) -> ModuleType | Missing:
-    if module == _DEFAULT_MODULE:
-        try:
-            ctypes.CDLL("libnvidia-ml.so.1")
-        except OSError:
-            return Missing(_NAME, "libnvidia-ml.so.1 is not on this host", "GPUs need the NVIDIA driver installed")
     try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        return Missing(_NAME, f"{error}", "install nvidia-ml-py")
+        for index in range(nvml.nvmlDeviceGetCount()):
+            try:
+                if _is_sliced(nvml, index):
+                    missing.append(_sliced(index))
+                else:
+                    sensors.append(NvmlSensor(nvml, index, interval_ns))
+            except nvml.NVMLError as error:
+                remedy = "check that nvidia-smi shows its power as this user"
+                missing.append(Missing(NAME, f"gpu-{index}: {error}", remedy))
+    except nvml.NVMLError as error:
+        missing.append(Missing(NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user"))
+    finally:
+        # The sensors hold the library from here on.
+        nvml.nvmlShutdown()
+    _probe(sensors)
+    if not sensors and not missing:
+        missing.append(Missing(NAME, "the driver shows no GPU", "check nvidia-smi -L"))
+    return Discovery(tuple(sensors), tuple(missing))
+
+
+def _probe(sensors: Iterable[NvmlSensor]) -> None:
+    """Poll all counters together until each has changed a few times, or time is up."""
+    shown: dict[NvmlSensor, list[tuple[int, int]]] = {sensor: [] for sensor in sensors}
+    probed = {sensor for sensor in shown if sensor.counter_shown() is not None}
+    deadline_ns = time.monotonic_ns() + round(_PROBE_S * NS)
+    while probed and time.monotonic_ns() < deadline_ns:
+        for sensor in sorted(probed, key=lambda sensor: sensor.name):
+            value = sensor.counter_shown()
+            seen = shown[sensor]
+            if value is not None and (not seen or seen[-1][1] != value):
+                seen.append((time.monotonic_ns(), value))
+            if len(seen) > _PROBE_CHANGES:
+                probed.discard(sensor)
+        time.sleep(_PROBE_STEP_S)
+    for sensor, seen in shown.items():
+        sensor.learn_updates(updates(seen))
 
 
 def _is_sliced(nvml: Any, index: int) -> bool:
@@ -169,3 +77,11 @@ def _is_sliced(nvml: Any, index: int) -> bool:
         # Boards that cannot be sliced answer so; one that has failed tells it again when it is opened.
         return False
     return bool(current)
+
+
+def _sliced(index: int) -> Missing:
+    return Missing(
+        NAME,
+        f"gpu-{index} is in MIG mode, and its slices have no energy counter of their own",
+        "switch MIG off (nvidia-smi -mig 0) to measure this board",
+    )

@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import os
 import re
-import time
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from energymon.clock import Clock
 from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import Channel, Discovery, Missing, Point
+from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
+from energymon.sensors.held import CLOSED, HeldFiles
 
-__all__ = ["PowercapSensor", "open_powercap"]
+__all__ = ["PowercapSensor", "domains", "open_powercap"]
 
 _NAME: Final = "powercap"
 _SOURCE: Final = "rapl-powercap"
 _JOULES_PER_UJ: Final = 1e-6
-_MAX_ZONE_W: Final = 1000.0
-"""Above what any socket or its DRAM draws; used where the zone does not tell its own limit."""
 _LIMIT_HEADROOM: Final = 3.0
 """Short bursts and mezzanine limits exceed the long-term limit, by less than this factor."""
+_BYTES: Final = 32
 
 # Zones of the MMIO interface repeat package-0, and psys holds package and DRAM: neither may be added to them.
 _ZONE: Final = re.compile(r"intel-rapl:\d+(:\d+)?")
 _PACKAGE: Final = re.compile(r"package-\d+(-die-\d+)?")
 
-_SETTLE_S: Final = 0.1
-"""A live counter moves every millisecond or so."""
-_POLL_S: Final = 0.002
-
-_STILL: Final = "some processors have a DRAM zone that never counts; nothing can be done about it"
 _READABLE: Final = (
     "energy_uj is root's alone since Linux 5.10: run the agent as root, or let root run `chmod a+r` on it"
 )
@@ -43,60 +37,67 @@ _MASKED: Final = (
 _ABSENT: Final = (
     "virtual machines rarely have it; on bare metal load the module intel_rapl_msr (Intel, and AMD since Zen)"
 )
+_REPORT: Final = "report it with the kernel's version"
 
 
 class _Zone:
-    """One energy_uj file, held open."""
+    """One energy_uj file."""
 
-    __slots__ = ("_counter", "_fd", "channel", "path")
+    __slots__ = ("channel", "counter", "fd", "path")
 
-    def __init__(self, path: Path, channel: Channel, *, wrap: int, max_w: float) -> None:
+    def __init__(self, path: Path, domain: RaplDomain) -> None:
         self.path = path / "energy_uj"
-        self.channel = channel
-        self._counter = Counter(unit_j=_JOULES_PER_UJ, wrap=wrap, max_w=max_w, lag_s=LAG_S[_SOURCE])
-        self._fd: int | None = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self.channel = Channel(*domain, _SOURCE)
+        self.counter = Counter(
+            unit_j=_JOULES_PER_UJ,
+            wrap=_range(path),
+            max_w=_max_w(path),
+            lag_s=LAG_S[_SOURCE],
+        )
+        self.fd = CLOSED
         try:
-            _parse(os.pread(self._fd, 32, 0))
+            self.open()
+            _parse(os.pread(self.fd, _BYTES, 0))
         except BaseException:
             self.close()
             raise
 
-    def read(self, clock: Clock) -> Point:
-        """Read once; after a failure the file is opened anew the next time, for it may have come back."""
-        before_ns = time.monotonic_ns()
-        now_ns, joules, flags, problem = before_ns, None, "", ""
-        try:
-            if self._fd is None:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            text = os.pread(self._fd, 32, 0)
-            now_ns = (before_ns + time.monotonic_ns()) // 2
-            joules, flags = self._counter.update(_parse(text), now_ns)
-        except OSError as error:
-            problem = f"{self.path}: {error.strerror}"
-            self.close()
-        except (ValueError, CounterError) as error:
-            problem = f"{self.path} {error}"
-            self.close()
-        return Point(self.channel, now_ns + clock.offset_ns, joules, flags, problem)
+    def open(self) -> None:
+        self.close()
+        self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        if self.fd != CLOSED:
+            os.close(self.fd)
+            self.fd = CLOSED
 
     def shown(self) -> bytes:
         """Return what the file holds, b"" if it cannot be read."""
         try:
-            return os.pread(self._fd, 32, 0) if self._fd is not None else b""
+            return os.pread(self.fd, _BYTES, 0)
         except OSError:
             return b""
 
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    def value(self) -> int:
+        """Return the counter's value, -1 if it cannot be read."""
+        try:
+            return _parse(self.shown())
+        except ValueError:
+            return -1
 
 
 def _parse(text: bytes) -> int:
     digits = text.strip()
     if not digits.isdigit():
-        raise ValueError(f"holds {text[:32]!r}, expected microjoules as a decimal integer")
+        raise ValueError(f"holds {text[:_BYTES]!r}, expected microjoules as a decimal integer")
     return int(digits)
+
+
+def _range(zone: Path) -> int:
+    counts = _parse((zone / "max_energy_range_uj").read_bytes())
+    if counts <= 0:
+        raise ValueError(f"has max_energy_range_uj {counts}, expected more than 0")
+    return counts
 
 
 class PowercapSensor:
@@ -104,93 +105,134 @@ class PowercapSensor:
 
     name = _NAME
 
-    def __init__(self, zones: list[_Zone]) -> None:
+    def __init__(self, zones: list[_Zone], confirmed_by: str | None) -> None:
         self._zones = zones
+        self._held = HeldFiles(zones, os.pread, _BYTES, 0)
         self.channels = tuple(zone.channel for zone in zones)
+        self.sample = self._held.read
+        self._confirmed_by = confirmed_by
 
-    def read(self, clock: Clock) -> list[Point]:
-        """Read every zone, a few microseconds each."""
-        return [zone.read(clock) for zone in self._zones]
+    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+        """Return a point of each zone; a file that held what cannot be true is opened anew, it may be another."""
+        points: list[Point] = []
+        before_ns: int = raw[0]
+        at = 1
+        for zone in self._zones:
+            text, after_ns = raw[at], raw[at + 1]
+            at += 2
+            now_ns = (before_ns + after_ns) // 2
+            before_ns = after_ns
+            try:
+                if type(text) is not bytes:
+                    raise text
+                joules, flags = zone.counter.update(_parse(text), now_ns)
+            except OSError as error:
+                points.append(self._failed(zone, now_ns + offset_ns, f": {error.strerror}"))
+            except (ValueError, CounterError) as error:
+                self._held.distrust(at // 2 - 1)
+                points.append(self._failed(zone, now_ns + offset_ns, f" {error}"))
+            else:
+                points.append(Point(zone.channel, now_ns + offset_ns, joules, flags))
+        return points
+
+    @staticmethod
+    def _failed(zone: _Zone, t_ns: int, why: str) -> Point:
+        return Point(zone.channel, t_ns, None, problem=f"{zone.path}{why}")
 
     def describe(self) -> dict[str, object]:
         """Return each channel's file."""
         return {
             "sensor": self.name,
             "source": _SOURCE,
+            "confirmed_by": self._confirmed_by,
             "channels": [
-                {"device": z.channel.device, "domain": z.channel.domain, "path": str(z.path)} for z in self._zones
+                {
+                    "device": zone.channel.device,
+                    "domain": zone.channel.domain,
+                    "source": _SOURCE,
+                    "lag_s": LAG_S[_SOURCE],
+                    "path": str(zone.path),
+                }
+                for zone in self._zones
             ],
         }
 
+    def notes(self) -> list[str]:
+        """Return nothing: its points tell all."""
+        return []
+
     def close(self) -> None:
         """Close the descriptors."""
-        for zone in self._zones:
-            zone.close()
+        self._held.close()
 
 
-def open_powercap(sysfs: Path, settle_s: float = _SETTLE_S) -> Discovery:
-    """Open the zones below `sysfs`/class/powercap.
+def domains(sysfs: Path) -> dict[RaplDomain, Path]:
+    """Return the packages and DRAMs that the tree below `sysfs` names, readable or not, and their zones."""
+    found: dict[RaplDomain, Path] = {}
+    for zone in _entries(sysfs):
+        domain = _domain(zone)
+        if domain is not None:
+            found.setdefault(domain, zone)
+    return found
 
-    Those that cannot be read, or do not move within `settle_s`, are named in `missing`.
+
+def open_powercap(
+    sysfs: Path,
+    only: Collection[RaplDomain] | None = None,
+    settle_s: float = SETTLE_S,
+    confirmed_by: str | None = None,
+) -> Discovery:
+    """Open the zones below `sysfs`/class/powercap, all or those of the domains in `only`.
+
+    Those that cannot be read, do not move within `settle_s`, or repeat another one are named in `missing`.
+    `confirmed_by` names the interface that lists the same domains.
     """
     root = sysfs / "class" / "powercap"
-    zones: dict[Channel, _Zone] = {}
+    zones: dict[RaplDomain, _Zone] = {}
     missing: list[Missing] = []
-    entries = sorted(path for path in _listing(root) if _ZONE.fullmatch(path.name))
-    for path in entries:
-        channel = _channel(path)
-        if channel is None or channel in zones:
+    for domain, path in domains(sysfs).items():
+        if only is not None and domain not in only:
             continue
         try:
-            zones[channel] = _Zone(path, channel, wrap=_parse_file(path / "max_energy_range_uj"), max_w=_max_w(path))
+            zones[domain] = _Zone(path, domain)
         except PermissionError:
             missing.append(Missing(_NAME, f"{path}/energy_uj: permission denied", _READABLE))
         except OSError as error:
             missing.append(Missing(_NAME, f"{path}/energy_uj: {error.strerror}", _MASKED))
         except ValueError as error:
-            missing.append(Missing(_NAME, f"{path} {error}", "report it with the kernel's version"))
-    for channel in _still(zones, settle_s):
-        missing.append(Missing(_NAME, f"{zones[channel].path} does not move", _STILL))
-        zones.pop(channel).close()
+            missing.append(Missing(_NAME, f"{path} {error}", _REPORT))
+    for domain in sorted(still(lambda: {key: zone.shown() for key, zone in zones.items()}, settle_s)):
+        missing.append(Missing(_NAME, f"{zones[domain].path} does not move", STILL))
+        zones.pop(domain).close()
+    for domain, first in repeated({key: zone.value for key, zone in zones.items()}, settle_s).items():
+        missing.append(Missing(_NAME, f"{zones[domain].path} repeats {first[0]}", REPEATED))
+        zones.pop(domain).close()
     if zones:
-        return Discovery(PowercapSensor(list(zones.values())), tuple(missing))
+        return Discovery((PowercapSensor(list(zones.values()), confirmed_by),), tuple(missing))
     if not missing:
-        if entries:
+        if _entries(sysfs):
             missing.append(Missing(_NAME, f"no zone below {root} can be told to be a package or DRAM", _MASKED))
         else:
             missing.append(Missing(_NAME, f"{root} has no RAPL zones", _ABSENT))
-    return Discovery(None, tuple(missing))
+    return Discovery((), tuple(missing))
 
 
-def _still(zones: Mapping[Channel, _Zone], settle_s: float) -> set[Channel]:
-    """Return the channels whose counters show the same for `settle_s`; live ones are told in a few ms."""
-    if settle_s <= 0:
-        return set()
-    first = {channel: zone.shown() for channel, zone in zones.items()}
-    still = set(zones)
-    deadline = time.monotonic() + settle_s
-    while still and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        still = {channel for channel in still if zones[channel].shown() == first[channel]}
-    return still
-
-
-def _listing(root: Path) -> list[Path]:
+def _entries(sysfs: Path) -> list[Path]:
     try:
-        return list(root.iterdir())
+        return sorted(path for path in (sysfs / "class" / "powercap").iterdir() if _ZONE.fullmatch(path.name))
     except OSError:
         return []
 
 
 def _name(zone: Path) -> str:
     try:
-        return (zone / "name").read_text().strip()
+        return (zone / "name").read_text("utf-8", errors="replace").strip()
     except OSError:
         return ""
 
 
-def _channel(zone: Path) -> Channel | None:
-    """Return the zone's channel, or None for a zone that must not be added to the others."""
+def _domain(zone: Path) -> RaplDomain | None:
+    """Return what the zone counts, or None for a zone that must not be added to the others."""
     name = _name(zone)
     domain: Domain
     if _PACKAGE.fullmatch(name):
@@ -200,17 +242,13 @@ def _channel(zone: Path) -> Channel | None:
         device, domain = _name(zone.parent / parent) or parent, "dram"
     else:
         return None
-    return Channel(device, domain, _SOURCE)
-
-
-def _parse_file(path: Path) -> int:
-    return _parse(path.read_bytes())
+    return device, domain
 
 
 def _max_w(zone: Path) -> float:
     """Return more watts than the zone can draw, from its own long-term limit where it tells one."""
     try:
-        limit_w = _parse_file(zone / "constraint_0_max_power_uw") / 1e6
+        limit_w = _parse((zone / "constraint_0_max_power_uw").read_bytes()) / 1e6
     except (OSError, ValueError):
         limit_w = 0.0
-    return min(_LIMIT_HEADROOM * limit_w, 2 * _MAX_ZONE_W) if limit_w > 0 else _MAX_ZONE_W
+    return min(_LIMIT_HEADROOM * limit_w, 2 * MAX_DOMAIN_W) if limit_w > 0 else MAX_DOMAIN_W

@@ -8,26 +8,34 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from energymon.errors import StoreError
-from energymon.reading import Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, Event, Reading, Tick
+from energymon.stores.base import Session
 
-__all__ = ["Session", "SqliteStore"]
+__all__ = ["Row", "Series", "SqliteStore", "connect", "told"]
+
+Series = tuple[str, str, str, str]
+"""Node, device, domain and source."""
+Row = tuple[int, Series, int, float, str]
+"""A reading on its way in: tick, series, time (UTC ns), cumulative joules and flags."""
 
 _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _BUSY_TIMEOUT_S: Final = 5.0
+_END_OF_TIME_NS: Final = 2**63 - 1
 
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS sessions (
-    id INTEGER PRIMARY KEY, node TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER,
-    interval_ns INTEGER NOT NULL, cpu_s REAL, description TEXT NOT NULL);
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL, node TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER,
+    interval_ns INTEGER NOT NULL, cpu_s REAL, description TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (node, name));
 CREATE TABLE IF NOT EXISTS series (
     id INTEGER PRIMARY KEY, node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL,
     source TEXT NOT NULL, UNIQUE (node, device, domain, source));
@@ -39,6 +47,21 @@ CREATE TABLE IF NOT EXISTS ticks (
     ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events (
     t_ns INTEGER NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, message TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS clocks (
+    t_ns INTEGER NOT NULL, node TEXT NOT NULL, peer TEXT NOT NULL, offset_ns INTEGER NOT NULL,
+    error_ns INTEGER NOT NULL, PRIMARY KEY (t_ns, node, peer));
+CREATE TABLE IF NOT EXISTS baselines (
+    node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, start_ns INTEGER NOT NULL,
+    end_ns INTEGER NOT NULL, watts REAL NOT NULL, error_w REAL,
+    PRIMARY KEY (node, device, domain, source, start_ns));
+CREATE TABLE IF NOT EXISTS outbox (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
+    last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS acknowledged (
+    session_id INTEGER PRIMARY KEY, first_tick_ns INTEGER NOT NULL, last_tick_ns INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS sent (kind TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS rejected (
+    id INTEGER PRIMARY KEY, t_ns INTEGER NOT NULL, line TEXT NOT NULL, reason TEXT NOT NULL);
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {_VERSION};
 COMMIT;
@@ -52,23 +75,6 @@ _AFTER: Final = """SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings
     WHERE series_id = ? AND tick_ns >= ? AND t_ns >= ? ORDER BY tick_ns LIMIT 2)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """One life of an agent."""
-
-    id: int
-    node: str
-    start_ns: int
-    """UTC ns."""
-    end_ns: int | None
-    """UTC ns; None when the agent runs or was killed."""
-    interval_ns: int
-    cpu_s: float | None
-    """CPU time that the agent itself took, s; None when it was killed."""
-    description: Mapping[str, object]
-    """Sensors, what is missing, priority and host."""
-
-
 class SqliteStore:
     """One store, open for reading or, by one process at a time, for writing."""
 
@@ -76,7 +82,8 @@ class SqliteStore:
         self.path = path
         self._db = connection
         self._lock_fd = lock_fd
-        self._series: dict[tuple[str, str, str, str], int] = {}
+        self._series: dict[Series, int] = {}
+        self._session, self._sends = 0, False
 
     @classmethod
     def create(cls, path: Path) -> SqliteStore:
@@ -98,7 +105,7 @@ class SqliteStore:
             raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}") from error
         connection: sqlite3.Connection | None = None
         try:
-            connection = _connect(path, "rwc")
+            connection = connect(path, "rwc")
             _refuse_foreign(path, connection)
             connection.execute("PRAGMA journal_mode = WAL")
             # A killed process loses nothing that was committed; only a power cut may cost the last seconds.
@@ -108,7 +115,7 @@ class SqliteStore:
             if connection is not None:
                 connection.close()
             os.close(lock_fd)
-            raise _told(path, error) from error
+            raise told(path, error) from error
         return cls(path, connection, lock_fd)
 
     @classmethod
@@ -119,45 +126,86 @@ class SqliteStore:
         """
         if not path.is_file():
             raise StoreError(f"{path}: there is no store here; expected the file that `energymon run --store` wrote")
-        connection = _connect(path, "ro")
+        # A store that was closed in order has no log; opening it makes one, which not everybody may.
+        closed = not path.with_name(f"{path.name}-wal").exists()
+        connection = connect(path, "ro", immutable=closed and not _may_write(path.parent))
         try:
             _refuse_foreign(path, connection)
             connection.execute("SELECT 1 FROM readings LIMIT 1").fetchone()
         except (sqlite3.Error, StoreError) as error:
             connection.close()
-            raise _told(path, error) from error
+            raise told(path, error) from error
         return cls(path, connection, None)
 
-    def append(self, readings: Iterable[Reading], ticks: Iterable[Tick] = (), events: Iterable[Event] = ()) -> None:
+    def append(
+        self,
+        readings: Iterable[Reading],
+        ticks: Iterable[Tick] = (),
+        events: Iterable[Event] = (),
+        clocks: Iterable[ClockOffset] = (),
+        baselines: Iterable[Baseline] = (),
+    ) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
 
         Raises StoreError, when the disk is full for one.
         """
+        self.append_rows(
+            [(r.tick_ns, (r.node, r.device, r.domain, r.source), r.t_ns, r.joules, r.flags) for r in readings],
+            list(ticks),
+            events,
+            clocks,
+            baselines,
+        )
+
+    def append_rows(
+        self,
+        rows: Sequence[Row],
+        ticks: Sequence[Tick] = (),
+        events: Iterable[Event] = (),
+        clocks: Iterable[ClockOffset] = (),
+        baselines: Iterable[Baseline] = (),
+    ) -> None:
+        """Commit a batch as `append` does, its readings as rows."""
         with self._transaction():
-            rows = [(r.tick_ns, self._series_id(r), r.t_ns, r.joules, r.flags) for r in readings]
-            self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?)", rows)
+            self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?)", self._numbered(rows))
             self._db.executemany(
                 "INSERT OR IGNORE INTO ticks VALUES (?, ?, ?)",
                 [(t.tick_ns, t.node, int(t.missed)) for t in ticks],
             )
+            self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", [astuple(e) for e in events])
+            self._db.executemany("INSERT OR IGNORE INTO clocks VALUES (?, ?, ?, ?, ?)", [astuple(c) for c in clocks])
             self._db.executemany(
-                "INSERT INTO events VALUES (?, ?, ?, ?)",
-                [(e.t_ns, e.node, e.kind, e.message) for e in events],
+                "INSERT OR IGNORE INTO baselines VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [astuple(b) for b in baselines]
             )
+            touched = [row[0] for row in rows] + [tick.tick_ns for tick in ticks] if self._sends else []
+            if touched:
+                self._db.execute(
+                    "INSERT INTO outbox (session_id, first_tick_ns, last_tick_ns, readings) VALUES (?, ?, ?, ?)",
+                    (self._session, min(touched), max(touched), len(rows)),
+                )
 
-    def begin_session(self, node: str, start_ns: int, interval_ns: int, description: Mapping[str, object]) -> int:
-        """Record that an agent starts; return the session's id."""
+    def begin_session(
+        self, node: str, start_ns: int, interval_ns: int, description: Mapping[str, object], *, sends: bool = False
+    ) -> Session:
+        """Record that an agent starts; with `sends`, every batch is noted in the outbox for the sender."""
+        name = f"{start_ns}-{os.getpid()}"
         with self._transaction():
             row = self._db.execute(
-                "INSERT INTO sessions (node, start_ns, interval_ns, description) VALUES (?, ?, ?, ?)",
-                (node, start_ns, interval_ns, json.dumps(description)),
+                "INSERT INTO sessions (name, node, start_ns, interval_ns, description) VALUES (?, ?, ?, ?, ?)",
+                (name, node, start_ns, interval_ns, json.dumps(description)),
             )
-            return int(row.lastrowid or 0)
+            self._session, self._sends = int(row.lastrowid or 0), sends
+        return Session(name, node, start_ns, None, interval_ns, None, description)
 
-    def end_session(self, session: int, end_ns: int, cpu_s: float) -> None:
-        """Record that the agent ended in order, and what CPU time it took."""
+    def end_session(
+        self, session: Session, end_ns: int, cpu_s: float, more: Mapping[str, object] = MappingProxyType({})
+    ) -> None:
+        """Record that the agent ended in order, what CPU time it took, and more of its description."""
         with self._transaction():
-            self._db.execute("UPDATE sessions SET end_ns = ?, cpu_s = ? WHERE id = ?", (end_ns, cpu_s, session))
+            self._db.execute(
+                "UPDATE sessions SET end_ns = ?, cpu_s = ?, description = ? WHERE node = ? AND name = ?",
+                (end_ns, cpu_s, json.dumps({**session.description, **more}), session.node, session.name),
+            )
 
     def readings(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Reading]:
         """Return what `window.joules` needs for [start, end], UTC ns, by series, then tick.
@@ -175,7 +223,7 @@ class SqliteStore:
                 rows = self._db.execute(
                     f"{_READING} FROM readings r JOIN series s ON s.id = r.series_id"
                     " WHERE r.series_id = ? AND r.tick_ns BETWEEN ? AND ? ORDER BY r.tick_ns",
-                    (series, start_ns if first is None else first, end_ns if last is None else last),
+                    (series, 0 if first is None else first, _END_OF_TIME_NS if last is None else last),
                 )
                 found.extend(Reading(*row) for row in rows)
         return found
@@ -207,12 +255,56 @@ class SqliteStore:
         """Return the agents' lives in the order in which they began."""
         with self._reading():
             rows = self._db.execute(
-                "SELECT id, node, start_ns, end_ns, interval_ns, cpu_s, description FROM sessions ORDER BY id"
+                "SELECT name, node, start_ns, end_ns, interval_ns, cpu_s, description FROM sessions ORDER BY id"
             ).fetchall()
         return [
-            Session(id_, node, start_ns, end_ns, interval_ns, cpu_s, json.loads(description))
-            for id_, node, start_ns, end_ns, interval_ns, cpu_s, description in rows
+            Session(name, node, start_ns, end_ns, interval_ns, cpu_s, json.loads(description))
+            for name, node, start_ns, end_ns, interval_ns, cpu_s, description in rows
         ]
+
+    def clocks(self, node: str | None = None) -> list[ClockOffset]:
+        """Return every offset measured, by time."""
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT t_ns, node, peer, offset_ns, error_ns FROM clocks WHERE ? IS NULL OR node = ?"
+                " ORDER BY t_ns, node, peer",
+                (node, node),
+            ).fetchall()
+        return [ClockOffset(*row) for row in rows]
+
+    def baselines(self, node: str | None = None) -> list[Baseline]:
+        """Return every idle baseline recorded, by time and series."""
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT node, device, domain, source, start_ns, end_ns, watts, error_w FROM baselines"
+                " WHERE ? IS NULL OR node = ? ORDER BY start_ns, node, device, domain, source",
+                (node, node),
+            ).fetchall()
+        return [Baseline(*row) for row in rows]
+
+    def last_tick_ns(self, node: str) -> int:
+        """Return the latest tick that a node has, UTC ns; 0 when it has none."""
+        with self._reading():
+            (last,) = self._db.execute("SELECT max(tick_ns) FROM ticks WHERE node = ?", (node,)).fetchone()
+        return int(last or 0)
+
+    def require_there(self) -> None:
+        """Raise StoreError when the file that is written is no longer the one at the path."""
+        try:
+            there = self.path.stat()
+        except OSError as error:
+            raise StoreError(f"{self.path}: was removed while it was written ({error.strerror})") from error
+        if self._lock_fd is not None and not os.path.samestat(there, os.fstat(self._lock_fd)):
+            raise StoreError(f"{self.path}: was replaced by another file while it was written")
+
+    def used_bytes(self) -> int:
+        """Return what the store's content takes on disk; freed pages, which are used again, not counted."""
+        with self._reading():
+            pages, free, size = (
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * size)
 
     def close(self) -> None:
         """Close the file and let another agent have it; may be called twice."""
@@ -229,15 +321,21 @@ class SqliteStore:
     ) -> None:
         self.close()
 
-    def _series_id(self, reading: Reading) -> int:
-        key = (reading.node, reading.device, reading.domain, reading.source)
-        if key not in self._series:
-            self._db.execute("INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", key)
-            row: Sequence[int] = self._db.execute(
-                "SELECT id FROM series WHERE node = ? AND device = ? AND domain = ? AND source = ?", key
-            ).fetchone()
-            self._series[key] = row[0]
-        return self._series[key]
+    def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str]]:
+        ids = self._series
+        try:
+            return [(tick_ns, ids[series], t_ns, joules, flags) for tick_ns, series, t_ns, joules, flags in rows]
+        except KeyError:
+            for series in dict.fromkeys(row[1] for row in rows):
+                if series not in ids:
+                    self._add_series(series)
+            return self._numbered(rows)
+
+    def _add_series(self, series: Series) -> None:
+        self._db.execute("INSERT OR IGNORE INTO series (node, device, domain, source) VALUES (?, ?, ?, ?)", series)
+        (self._series[series],) = self._db.execute(
+            "SELECT id FROM series WHERE node = ? AND device = ? AND domain = ? AND source = ?", series
+        ).fetchone()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -251,7 +349,9 @@ class SqliteStore:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise _told(self.path, error) from error
+                raise told(self.path, error) from error
+            if isinstance(error, OverflowError):
+                raise StoreError(f"{self.path}: a number does not fit into 64 bits ({error})") from error
             raise
 
     @contextmanager
@@ -264,13 +364,14 @@ class SqliteStore:
             finally:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
-            raise _told(self.path, error) from error
+            raise told(self.path, error) from error
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
+    """Open a store's database in one of SQLite's modes; raises StoreError."""
     try:
         return sqlite3.connect(
-            f"{path.resolve().as_uri()}?mode={mode}",
+            f"{path.resolve().as_uri()}?mode={mode}{'&immutable=1' if immutable else ''}",
             uri=True,
             timeout=_BUSY_TIMEOUT_S,
             isolation_level=None,
@@ -278,7 +379,11 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
             check_same_thread=False,
         )
     except sqlite3.Error as error:
-        raise _told(path, error) from error
+        raise told(path, error) from error
+
+
+def _may_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
@@ -292,7 +397,8 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
         raise StoreError(f"{path}: is a store of version {version}, expected {_VERSION}; name another store")
 
 
-def _told(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
+def told(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
+    """Return what went wrong with a store in words that say what to do."""
     if isinstance(error, StoreError):
         return error
     text = str(error)

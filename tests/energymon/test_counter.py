@@ -84,7 +84,23 @@ def test_power_is_integrated_by_trapezoids_and_a_gap_is_flagged():
     p = PowerIntegral(interval_ns=S // 10)
     assert p.update(100.0, 0) == (0.0, START)
     assert p.update(200.0, S // 10) == (pytest.approx(15.0), "")
-    assert p.update(200.0, S) == (pytest.approx(195.0), INTERPOLATED)
+    assert p.update(200.0, 4 * S // 10) == (pytest.approx(75.0), INTERPOLATED)
+
+
+def test_power_across_an_outage_is_unknown_and_a_new_segment_begins():
+    p = PowerIntegral(interval_ns=S // 10)
+    p.update(500.0, 0)
+    p.update(500.0, S // 10)
+    assert p.update(500.0, 31 * S // 10) == (pytest.approx(50.0), START)
+    assert p.update(500.0, 32 * S // 10) == (pytest.approx(100.0), "")
+
+
+def test_a_value_that_is_as_old_as_the_last_is_no_outage_while_it_is_asked_for_in_time():
+    p = PowerIntegral(interval_ns=S // 10)
+    p.update(100.0, 0, 0)
+    for k in range(1, 10):
+        assert p.update(100.0, 0, k * S // 10) == (0.0, "")
+    assert p.update(100.0, S, S) == (pytest.approx(100.0), "")
 
 
 @settings(deadline=None)

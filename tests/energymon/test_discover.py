@@ -4,6 +4,13 @@ from energymon.errors import ConfigError, SensorError
 from energymon.sensors.discover import SensorConfig, discover
 
 INTERVAL_NS = 100_000_000
+NVML = {"nvml-counter", "nvml-power", "nvml-power-average"}
+
+
+@pytest.fixture
+def no_nvml(tmp_path):
+    """An NVML library that is not there, whatever this host has."""
+    return tmp_path / "none.so"
 
 
 def sources(found):
@@ -12,21 +19,46 @@ def sources(found):
     return kinds
 
 
-def test_everything_that_is_there_is_taken(rapl, boards):
+def test_everything_that_is_there_is_taken(rapl, boards, nvml_library):
     with rapl.running():
-        found = discover(SensorConfig(sysfs=rapl.root, nvml="fake_nvml", estimate=True), INTERVAL_NS)
-    assert sources(found) == {"rapl-powercap", "nvml-counter"}
+        found = discover(SensorConfig(sysfs=rapl.root, nvml=nvml_library, estimate=True), INTERVAL_NS)
+    assert sources(found) == {"rapl-powercap", *NVML}
 
 
-def test_cpu_energy_is_estimated_only_where_nothing_measures_it(tmp_path, boards):
-    found = discover(SensorConfig(sysfs=tmp_path, nvml="fake_nvml", estimate=True), INTERVAL_NS)
-    assert sources(found) == {"estimate", "nvml-counter"}
+@pytest.mark.usefixtures("perf_allowed")
+def test_rapls_better_interface_is_taken_alone(plant, no_nvml):
+    tree = plant("intel-one-socket")
+    tree.pmu()
+    with tree.running():
+        assert sources(discover(SensorConfig(sysfs=tree.root, nvml=no_nvml), INTERVAL_NS)) == {"rapl-perf"}
 
 
-def test_nothing_is_estimated_unasked(tmp_path):
-    found = discover(SensorConfig(sysfs=tmp_path, nvml="no_such_nvml"), INTERVAL_NS)
+@pytest.mark.usefixtures("perf_allowed")
+def test_both_interfaces_are_taken_when_both_are_named(plant):
+    tree = plant("intel-one-socket")
+    tree.pmu()
+    with tree.running():
+        found = discover(SensorConfig(sensors=("powercap", "perf"), sysfs=tree.root), INTERVAL_NS)
+    assert [sensor.name for sensor in found.sensors] == ["perf", "powercap"]
+    assert sources(found) == {"rapl-perf", "rapl-powercap"}
+
+
+@pytest.mark.usefixtures("boards")
+def test_cpu_energy_is_estimated_only_where_nothing_measures_it(tmp_path, nvml_library):
+    found = discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library, estimate=True), INTERVAL_NS)
+    assert sources(found) == {"estimate", *NVML}
+
+
+def test_no_cpu_is_estimated_beside_a_module_whose_counter_holds_it(tmp_path, boards, nvml_library):
+    boards(1, modules=[0])
+    found = discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library, estimate=True), INTERVAL_NS)
+    assert sources(found) == NVML
+
+
+def test_nothing_is_estimated_unasked(tmp_path, no_nvml):
+    found = discover(SensorConfig(sysfs=tmp_path, nvml=no_nvml), INTERVAL_NS)
     assert sources(found) == set()
-    assert {gap.sensor for gap in found.missing} == {"powercap", "nvml"}
+    assert {gap.sensor for gap in found.missing} == {"perf", "powercap", "nvml"}
 
 
 def test_only_what_is_named_is_taken(rapl, boards):
@@ -35,9 +67,12 @@ def test_only_what_is_named_is_taken(rapl, boards):
     assert sources(found) == {"rapl-powercap"}
 
 
-def test_a_named_sensor_that_is_missing_is_an_error_with_the_reason(tmp_path, rapl):
-    with pytest.raises(SensorError, match=r"powercap was asked for.*has no RAPL zones"):
-        discover(SensorConfig(sensors=("powercap",), sysfs=tmp_path), INTERVAL_NS)
+@pytest.mark.parametrize(
+    ("name", "reason"), [("powercap", "has no RAPL zones"), ("perf", "is no PMU for energy"), ("nvml", "none.so")]
+)
+def test_a_named_sensor_that_is_missing_is_an_error_with_the_reason(tmp_path, no_nvml, name, reason):
+    with pytest.raises(SensorError, match=rf"{name} was asked for.*{reason}"):
+        discover(SensorConfig(sensors=(name,), sysfs=tmp_path, nvml=no_nvml), INTERVAL_NS)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@ import os
 
 import pytest
 
-from energymon.clock import Clock
 from energymon.sensors import estimate as estimate_module
 from energymon.sensors.estimate import EstimateSensor
 
@@ -16,6 +15,10 @@ class At:
 
     def monotonic_ns(self) -> int:
         return self.now_ns
+
+
+def read(sensor):
+    return sensor.decode(sensor.sample(), 0)
 
 
 def line(**seconds) -> str:
@@ -34,10 +37,10 @@ def measure(at, tmp_path, before, after, **options):
     stat = tmp_path / "stat"
     stat.write_text(before)
     sensor = EstimateSensor(stat=stat, cpus=4, **options)
-    sensor.read(Clock())
+    read(sensor)
     at.now_ns = 10 * 10**9
     stat.write_text(after)
-    (point,) = sensor.read(Clock())
+    (point,) = read(sensor)
     sensor.close()
     return point
 
@@ -70,10 +73,17 @@ def test_a_stat_file_of_another_form_is_a_problem(at, tmp_path):
 
 def test_this_host_can_be_estimated_and_says_that_it_is_an_estimate():
     sensor = EstimateSensor()
-    clock = Clock()
-    first = sensor.read(clock)[0]
-    second = sensor.read(clock)[0]
+    first = read(sensor)[0]
+    second = read(sensor)[0]
     sensor.close()
     assert first.channel.source == "estimate"
     assert second.joules > first.joules == 0.0
     assert sensor.describe()["tdp_w"] == pytest.approx(5.2 * os.cpu_count())
+
+
+def test_a_stat_file_that_cannot_be_read_is_a_problem():
+    sensor = EstimateSensor()
+    sensor.close()
+    (point,) = read(sensor)
+    assert point.joules is None
+    assert "Bad file descriptor" in point.problem

@@ -1,10 +1,11 @@
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
 from energymon.clock import Clock
-from energymon.monitor import ClockStep, Gap, Monitor, TickPoints
+from energymon.monitor import ClockStep, Gap, Monitor, Sampled
 from energymon.sensors.base import Channel, Point
 
 MS = 1_000_000
@@ -12,7 +13,7 @@ INTERVAL_NS = 20 * MS
 
 
 class Steady:
-    """A sensor that always answers; `before` is called with the number of the reading."""
+    """A sensor that always answers; `before` is called with the number of the sample, the first five being trials."""
 
     def __init__(self, name="steady", before=lambda count: None):
         self.name = name
@@ -20,16 +21,31 @@ class Steady:
         self.count = 0
         self._before = before
 
-    def read(self, clock):
+    def sample(self):
         self.count += 1
         self._before(self.count)
-        return [Point(self.channels[0], clock.utc_ns(), float(self.count))]
+        return self.count, time.monotonic_ns()
+
+    def decode(self, raw, offset_ns):
+        count, t_ns = raw
+        return [Point(self.channels[0], t_ns + offset_ns, float(count))]
 
     def describe(self):
         return {}
 
+    def notes(self):
+        return []
+
     def close(self):
         pass
+
+
+TRIALS = 5
+
+
+def slow(count):
+    """Make a sensor one that gets a thread of its own."""
+    time.sleep(0.001)
 
 
 def watch(sensors, seconds, clock=None):
@@ -43,22 +59,31 @@ def watch(sensors, seconds, clock=None):
 
 
 def ticks(records):
-    return [r for r in records if isinstance(r, TickPoints)]
+    return [r for r in records if isinstance(r, Sampled)]
 
 
-def test_every_tick_lies_on_the_grid_and_has_every_sensor():
-    records, failures = watch([Steady("a"), Steady("b"), Steady("c")], 0.3)
+def brought(tick):
+    """The sensors that a tick has samples of."""
+    return {index for index, _ in tick.samples}
+
+
+@pytest.mark.parametrize("before", [[lambda count: None] * 3, [lambda count: None, slow, slow], [slow] * 3])
+def test_every_tick_lies_on_the_grid_and_has_every_sensor(before):
+    sensors = [Steady(str(i), each) for i, each in enumerate(before)]
+    records, failures = watch(sensors, 0.3)
     assert not failures
     whole = [t for t in ticks(records) if t.whole]
     assert len(whole) > 3
     for tick in whole:
         assert tick.tick_ns % INTERVAL_NS == 0
-        assert {p.channel.device for p in tick.points} == {"a", "b", "c"}
-        assert all(p.t_ns >= tick.tick_ns for p in tick.points)
+        assert brought(tick) == {0, 1, 2}
+        for index, raw in tick.samples:
+            (point,) = sensors[index].decode(raw, tick.offset_ns)
+            assert point.t_ns >= tick.tick_ns
 
 
 def test_ticks_and_gaps_together_leave_no_tick_out():
-    records, _ = watch([Steady(before=lambda count: time.sleep(0.07) if count == 3 else None)], 0.4)
+    records, _ = watch([Steady(before=lambda count: time.sleep(0.07) if count == TRIALS + 2 else None)], 0.4)
     seen = [t.tick_ns for t in ticks(records)]
     for gap in records:
         if isinstance(gap, Gap):
@@ -67,27 +92,62 @@ def test_ticks_and_gaps_together_leave_no_tick_out():
     assert sorted(seen) == list(range(min(seen), max(seen) + 1, INTERVAL_NS))
 
 
-def test_a_sensor_that_hangs_holds_up_no_other_and_its_late_answer_is_kept():
-    hangs = Steady("hangs", before=lambda count: time.sleep(0.15) if count == 2 else None)
+def test_a_slow_sensor_that_hangs_holds_up_no_other_and_its_late_answer_is_kept():
+    hangs = Steady("hangs", before=lambda count: time.sleep(0.15 if count == TRIALS + 2 else 0.001))
     steady = Steady("steady")
     records, failures = watch([steady, hangs], 0.5)
     assert not failures
     late = [t for t in ticks(records) if t.late]
-    assert [p.joules for t in late for p in t.points] == [2.0]
+    assert [raw[0] for t in late for _, raw in t.samples] == [TRIALS + 2]
     assert steady.count > hangs.count
-    alone = [t for t in ticks(records) if not t.late and [p.channel.device for p in t.points] == ["steady"]]
+    alone = [t for t in ticks(records) if not t.late and brought(t) == {0}]
     assert alone
     assert not any(t.whole for t in alone)
     assert [t for t in ticks(records) if t.whole and t.tick_ns > late[0].tick_ns], "it takes part again"
 
 
-def test_a_channel_without_a_value_makes_the_tick_a_missed_one():
-    class Broken(Steady):
-        def read(self, clock):
-            return [Point(self.channels[0], clock.utc_ns(), None, problem="gone")]
+def test_a_quick_sensor_that_begins_to_hang_is_left_alone_and_comes_back():
+    hung, let_go = threading.Event(), threading.Event()
 
-    records, _ = watch([Broken()], 0.1)
-    assert not any(t.whole for t in ticks(records))
+    def hang(count):
+        if count == TRIALS + 2:
+            hung.set()
+            let_go.wait()
+
+    records, failures = [], []
+    steady, hangs = Steady("steady"), Steady("hangs", before=hang)
+    monitor = Monitor([steady, hangs], INTERVAL_NS, records.append, failures.append)
+    monitor.start()
+    assert hung.wait(5)
+    while not ticks(records) or brought(ticks(records)[-1]) != {0}:
+        time.sleep(0.05)
+        monitor.unstick()
+    let_go.set()
+    deadline = time.monotonic() + 5
+    while not ticks(records)[-1].whole and time.monotonic() < deadline:
+        time.sleep(0.02)
+    monitor.stop()
+    assert not failures
+    assert [t for t in ticks(records) if t.whole and t.tick_ns > max(t.tick_ns for t in ticks(records) if not t.whole)]
+    answers = [raw[0] for t in ticks(records) for index, raw in t.samples if index == 1]
+    assert TRIALS + 2 in answers
+    assert answers == sorted(set(answers)), "a sample is handed over once, in order"
+    seen = [t.tick_ns for t in ticks(records) if not t.late]
+    for gap in records:
+        if isinstance(gap, Gap):
+            seen += range(gap.first_ns, gap.last_ns + 1, INTERVAL_NS)
+    assert sorted(seen) == list(range(min(seen), max(seen) + 1, INTERVAL_NS))
+
+
+def test_a_quick_sensor_that_becomes_slow_no_longer_keeps_the_others_waiting():
+    becomes = Steady("becomes", before=lambda count: time.sleep(0.06 if count > TRIALS + 4 else 0))
+    records, failures = watch([Steady("steady"), becomes], 1.0)
+    assert not failures
+    last = [t for t in ticks(records) if not t.late][-20:]
+    steps_ns = {b.tick_ns - a.tick_ns for a, b in pairwise(last)}
+    assert steps_ns == {INTERVAL_NS}
+    assert all(0 in brought(t) for t in last)
+    assert any(1 in brought(t) for t in ticks(records)[-20:])
 
 
 def test_stopping_takes_one_more_tick():
@@ -96,7 +156,17 @@ def test_stopping_takes_one_more_tick():
     monitor.start()
     asked_ns = time.time_ns()
     monitor.stop()
-    assert ticks(records)[-1].points[0].t_ns >= asked_ns
+    last = ticks(records)[-1]
+    assert last.samples[0][1][1] + last.offset_ns >= asked_ns
+
+
+def test_ticks_go_on_for_as_long_as_values_may_come_late():
+    records = []
+    monitor = Monitor([Steady()], INTERVAL_NS, records.append, lambda error: None, linger_ns=5 * INTERVAL_NS)
+    monitor.start()
+    asked_ns = time.time_ns()
+    monitor.stop()
+    assert ticks(records)[-1].tick_ns >= asked_ns + 5 * INTERVAL_NS
 
 
 def test_stopping_does_not_wait_for_a_tick_that_is_far_off():
@@ -105,7 +175,7 @@ def test_stopping_does_not_wait_for_a_tick_that_is_far_off():
         time.sleep(0.1)
     monitor.start()
     monitor.stop()
-    assert not [t for t in threading.enumerate() if t.name == "timekeeper"]
+    assert not [t for t in threading.enumerate() if t.name.startswith("sampler")]
 
 
 def test_no_thread_is_left():
@@ -116,9 +186,14 @@ def test_no_thread_is_left():
 
 def test_an_unforeseen_exception_of_a_sensor_is_told_to_the_owner():
     def fail(count):
-        raise ZeroDivisionError
+        if count > TRIALS:
+            raise ZeroDivisionError
 
-    for sensors in ([Steady(before=fail)], [Steady(), Steady(before=fail)]):
+    def fail_slowly(count):
+        slow(count)
+        fail(count)
+
+    for sensors in ([Steady(before=fail)], [Steady(), Steady(before=fail_slowly)]):
         _, failures = watch(sensors, 0.1)
         assert [type(error) for error in failures] == [ZeroDivisionError]
 
@@ -126,9 +201,9 @@ def test_an_unforeseen_exception_of_a_sensor_is_told_to_the_owner():
 @pytest.mark.parametrize("step_ms", [300, -100])
 def test_a_wall_clock_that_is_set_is_followed_and_no_tick_is_taken_twice(monkeypatch, step_ms):
     clock = Clock()
-    honest, when = clock.sync, time.monotonic() + 0.15
+    honest, when = clock.step_ns, time.monotonic() + 0.15
 
-    def sync():
+    def step():
         if time.monotonic() < when or stepped:
             return 0
         stepped.append(True)
@@ -141,7 +216,7 @@ def test_a_wall_clock_that_is_set_is_followed_and_no_tick_is_taken_twice(monkeyp
         utc_ns = clock.utc_ns
         offset_ns = property(lambda self: clock.offset_ns)
 
-    Set.sync = staticmethod(sync)
+    Set.step_ns = staticmethod(step)
     assert honest() == 0
     records, failures = watch([Steady()], 0.5, Set())
     assert not failures

@@ -1,81 +1,282 @@
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
-from energymon.clock import Clock
 from energymon.reading import START
 from energymon.sensors.nvml import open_nvml
 
 INTERVAL_NS = 100_000_000
+OFFSET_NS = time.time_ns() - time.monotonic_ns()
+HERE = Path(__file__).parent
+NO_GPU = 77
+REPO = HERE.parents[1]
 
 
 @pytest.fixture
-def opened(boards):
-    def open_with(**state):
-        boards(**state)
-        return open_nvml(INTERVAL_NS, "fake_nvml")
+def opened(boards, nvml_library):
+    sensors = []
 
-    return open_with
+    def open_with(*args, **state):
+        boards(*args, **state)
+        found = open_nvml(INTERVAL_NS, nvml_library)
+        sensors.extend(found.sensors)
+        return found
 
-
-def test_every_board_with_a_counter_is_a_series(opened):
-    found = opened(boards=4)
-    assert [(c.device, c.domain, c.source) for c in found.sensor.channels] == [
-        (f"gpu-{i}", "gpu", "nvml-counter") for i in range(4)
-    ]
-    assert found.sensor.describe()["channels"][3]["uuid"] == "GPU-00000003"
+    yield open_with
+    for sensor in sensors:
+        sensor.close()
 
 
-def test_a_board_without_a_counter_has_its_power_integrated_and_says_so(opened):
-    found = opened(boards=2, power_only=[1])
-    assert [c.source for c in found.sensor.channels] == ["nvml-counter", "nvml-power"]
-    clock = Clock()
-    first, second = found.sensor.read(clock), found.sensor.read(clock)
-    elapsed_s = (second[1].t_ns - first[1].t_ns) / 1e9
-    assert second[1].joules == pytest.approx(300.0 * elapsed_s)
+def read(sensor):
+    return sensor.decode(sensor.sample(), OFFSET_NS)
+
+
+def by_source(sensor):
+    return {point.channel.source: point for point in read(sensor)}
+
+
+def sources(sensor):
+    return [channel.source for channel in sensor.channels]
+
+
+@pytest.mark.parametrize("library", ["fake", pytest.param("real", marks=pytest.mark.gpu)])
+def test_what_holds_for_any_board_holds(library, boards, request):
+    argv = [sys.executable, HERE / "nvml" / "any_board.py"]
+    if library == "fake":
+        argv.append(request.getfixturevalue("nvml_library"))
+    done = subprocess.run(
+        argv, cwd=REPO, env={**os.environ, "PYTHONPATH": str(REPO)}, capture_output=True, text=True, check=False
+    )
+    if done.returncode == NO_GPU and library == "real":
+        pytest.skip(f"no NVIDIA GPU: {done.stdout.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_board_is_a_sensor_with_counter_and_powers_in_one_call(opened):
+    found = opened(4)
+    assert [[c.device for c in sensor.channels] for sensor in found.sensors] == [[f"gpu-{i}"] * 3 for i in range(4)]
+    assert sources(found.sensors[3]) == ["nvml-counter", "nvml-power", "nvml-power-average"]
+    assert len(found.sensors[3].sample()) == 3
+    assert found.sensors[3].describe()["channels"][0]["uuid"] == "GPU-00000003"
+
+
+def test_counter_and_integrated_power_tell_the_same_joules(opened):
+    (sensor,) = opened(1, watts={0: 250.0}).sensors
+    first = by_source(sensor)
+    time.sleep(0.2)
+    second = by_source(sensor)
+    elapsed_s = (second["nvml-counter"].t_ns - first["nvml-counter"].t_ns) / 1e9
+    # The counter is in whole millijoules, and the wall clock that tells its times may be slewed.
+    assert second["nvml-counter"].joules == pytest.approx(250 * elapsed_s, abs=0.05)
+    assert second["nvml-power"].joules == pytest.approx(250 * elapsed_s, abs=0.05)
+
+
+def test_a_values_own_time_is_taken(opened):
+    (sensor,) = opened(1, period_ms={0: 100.0}).sensors
+    for _ in range(5):
+        raw = sensor.sample()
+        updated_ns = sensor.decode(raw, OFFSET_NS)[0].t_ns - OFFSET_NS
+        assert raw[0] - 101_000_000 < updated_ns <= raw[2]
+        assert min(updated_ns % 100_000_000, -updated_ns % 100_000_000) < 1_000_000
+        time.sleep(0.03)
+
+
+@pytest.mark.parametrize("timestamp", [1, 2])
+def test_a_time_that_cannot_be_true_gives_way_to_the_middle_of_the_reading(opened, timestamp):
+    (sensor,) = opened(1, timestamp={0: timestamp}).sensors
+    raw = sensor.sample()
+    assert {point.t_ns - 10**18 for point in sensor.decode(raw, 10**18)} == {(raw[0] + raw[2]) // 2}
+
+
+def test_times_never_run_backwards_when_the_driver_changes_its_mind(opened, boards):
+    (sensor,) = opened(1, timestamp={0: 3}).sensors
+    times = [read(sensor)[0].t_ns]
+    for mode in (0, 3, 1, 0, 2, 3, 0):
+        boards(1, timestamp={0: mode}, period_ms={0: 100.0})
+        times.append(sensor.decode(sensor.sample(), OFFSET_NS)[0].t_ns)
+    assert times[1:] == sorted(times[1:])
+
+
+def test_a_repeated_value_is_a_reading_again(opened):
+    (sensor,) = opened(1, period_ms={0: 1000.0}).sensors
+    raw = sensor.sample()
+    first, second = (sensor.decode(raw, OFFSET_NS)[0] for _ in range(2))
+    assert (first.flags, second.flags) == (START, "")
+    assert first.joules == second.joules
+
+
+def test_the_period_of_the_counter_is_learnt_and_bounds_its_lag(opened):
+    told = opened(2, period_ms={0: 20.0, 1: 50.0}).sensors[1].describe()
+    assert told["counter_period_ms"] >= 45
+    lags = {channel["source"]: channel["lag_s"] for channel in told["channels"]}
+    assert 0.045 < lags["nvml-counter"] <= 0.1
+    assert (lags["nvml-power"], lags["nvml-power-average"]) == (0.1, 1.0)
+
+
+def test_a_counter_too_slow_to_be_probed_keeps_the_default_lag(opened):
+    (sensor,) = opened(1, period_ms={0: 5000.0}).sensors
+    told = sensor.describe()
+    assert told["counter_period_ms"] is None
+    assert told["channels"][0]["lag_s"] == 0.1
+
+
+def test_a_board_without_the_fields_has_counter_and_power_by_their_functions(opened):
+    (sensor,) = opened(1, no_fields={0: 1}).sensors
+    assert sources(sensor) == ["nvml-counter", "nvml-power"]
+    assert sensor.describe()["channels"][1]["lag_s"] == 1.0
+    first = by_source(sensor)
+    time.sleep(0.05)
+    second = by_source(sensor)
+    elapsed_s = (second["nvml-power"].t_ns - first["nvml-power"].t_ns) / 1e9
+    assert second["nvml-power"].joules == pytest.approx(300.0 * elapsed_s)
+    assert second["nvml-counter"].joules > 0
+
+
+def test_a_board_that_tells_power_alone_has_it_integrated(opened):
+    found = opened(2, power_only=[1])
+    assert sources(found.sensors[1]) == ["nvml-power"]
+    first, second = read(found.sensors[1]), read(found.sensors[1])
+    elapsed_s = (second[0].t_ns - first[0].t_ns) / 1e9
+    assert second[0].joules == pytest.approx(300.0 * elapsed_s)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "expected"),
+    [
+        ({"no_average_field": {0: 1}}, ["nvml-counter", "nvml-power"]),
+        ({"no_instant_field": {0: 1}}, ["nvml-counter", "nvml-power-average", "nvml-power"]),
+        ({"no_energy_field": {0: 1}}, ["nvml-power", "nvml-power-average", "nvml-counter"]),
+        ({"counter_only": [0]}, ["nvml-counter"]),
+        ({"no_energy_field": {0: 1}, "no_energy": {0: 1}}, ["nvml-power", "nvml-power-average"]),
+    ],
+)
+def test_a_field_that_is_not_supported_is_absent_or_asked_for_by_its_function(opened, lacks, expected):
+    (sensor,) = opened(1, **lacks).sensors
+    assert sources(sensor) == expected
+    assert [p.problem for p in read(sensor)] == [""] * len(expected)
+
+
+def test_a_board_that_tells_nothing_is_missing(opened):
+    found = opened(1, power_only=[0], no_power={0: 1})
+    assert found.sensors == ()
+    assert "gpu-0: Not Supported" in found.missing[0].reason
+
+
+def test_a_module_says_that_its_cpu_is_in_its_counter(opened):
+    found = opened(2, modules=[0])
+    module, board = (sensor.describe() for sensor in found.sensors)
+    assert (module["module_power"], board["module_power"]) == (True, False)
+    assert module["channels"][0]["module_power"] is True
 
 
 def test_a_sliced_board_is_refused_with_the_reason(opened):
-    found = opened(boards=2, mig=[0])
-    assert [c.device for c in found.sensor.channels] == ["gpu-1"]
+    found = opened(2, mig=[0])
+    assert [sensor.name for sensor in found.sensors] == ["nvml gpu-1"]
     assert "MIG" in found.missing[0].reason
 
 
-def test_a_board_that_falls_off_the_bus_is_a_problem_of_its_own(opened, boards):
-    found, clock = opened(boards=2), Clock()
-    found.sensor.read(clock)
-    boards(boards=2, lost=[1])
-    kept, lost = found.sensor.read(clock)
-    assert kept.joules is not None
-    assert lost.joules is None
-    assert lost.problem == "gpu-1 (GPU-00000001): GPU is lost"
+def test_a_board_that_falls_off_the_bus_is_a_problem_of_its_own_until_it_is_back(opened, boards):
+    kept, lost = opened(2).sensors
+    before = read(lost)[0].joules
+    read(kept)
+    boards(2, lost=[1])
+    gone = read(lost)
+    assert [p.problem for p in gone] == ["gpu-1 (GPU-00000001): GPU is lost"] * 3
+    assert [p.joules for p in gone] == [None] * 3
+    assert all(p.joules is not None for p in read(kept))
+    boards(2)
+    back = read(lost)
+    assert [p.problem for p in back] == [""] * 3
+    assert back[0].flags == ""
+    assert back[0].joules >= before
+
+
+def test_a_board_that_is_lost_when_the_agent_starts_is_missing_and_the_other_is_taken(opened):
+    found = opened(2, lost=[0])
+    assert [sensor.name for sensor in found.sensors] == ["nvml gpu-1"]
+    assert "gpu-0: GPU is lost" in found.missing[0].reason
 
 
 def test_a_reloaded_driver_begins_a_new_segment(opened, boards):
-    found, clock = opened(boards=1), Clock()
-    found.sensor.read(clock)
-    boards(boards=1, reset=[0])
-    assert "went back" in found.sensor.read(clock)[0].problem
-    assert found.sensor.read(clock)[0].flags == START
+    (sensor,) = opened(1).sensors
+    read(sensor)
+    boards(1, reset=[0])
+    assert "went back" in read(sensor)[0].problem
+    assert read(sensor)[0].flags == START
+
+
+def test_a_counter_that_freezes_is_told(opened):
+    (sensor,) = opened(1).sensors
+    raw = sensor.sample()
+    sensor.decode(raw, 0)
+    later = [raw[0] + 3 * 10**9, raw[1], raw[2] + 3 * 10**9]
+    point = sensor.decode(later, 0)[0]
+    assert point.joules is None
+    assert "frozen" in point.problem
+
+
+def test_counter_and_power_that_part_are_noted_once(opened):
+    (sensor,) = opened(1, power_w={0: 200.0}, timestamp={0: 1}).sensors
+    raw = sensor.sample()
+    notes = []
+    energy = int.from_bytes(raw[1][32:40], "little")
+    for tick in range(250):
+        grown = energy + tick * 30_000
+        data = raw[1][:32] + grown.to_bytes(8, "little") + raw[1][40:]
+        at = raw[0] + tick * INTERVAL_NS
+        sensor.decode([at, data, at], 0)
+        notes += sensor.notes()
+    (note,) = notes
+    assert "gpu-0 (GPU-00000000): counter and power differ by 33%" in note
+
+
+def test_power_across_an_outage_is_unknown_while_the_counter_carries_on(opened):
+    (sensor,) = opened(1, power_w={0: 500.0}, timestamp={0: 1}).sensors
+    raw = sensor.sample()
+    found = []
+    for tick in (0, 1, 31, 32):
+        at = raw[0] + tick * INTERVAL_NS
+        found.append({p.channel.source: p for p in sensor.decode([at, raw[1], at], 0)})
+    powers = [points["nvml-power"] for points in found]
+    assert [(p.joules, p.flags) for p in powers] == [
+        (0.0, START),
+        (pytest.approx(50.0), ""),
+        (pytest.approx(50.0), START),
+        (pytest.approx(100.0), ""),
+    ]
+    assert found[1]["nvml-counter"].flags == ""
 
 
 def test_a_driver_that_does_not_answer_is_told(opened):
     found = opened(no_driver=True)
-    assert found.sensor is None
+    assert found.sensors == ()
     assert "Driver Not Loaded" in found.missing[0].reason
 
 
 def test_no_board_at_all_is_told(opened):
-    assert "no GPU" in opened(boards=0).missing[0].reason
+    assert "no GPU" in opened(0).missing[0].reason
 
 
-def test_a_module_that_is_not_there_is_told():
-    assert "no_such_nvml" in open_nvml(INTERVAL_NS, "no_such_nvml").missing[0].reason
+def test_a_library_that_is_not_there_is_told(tmp_path):
+    (gap,) = open_nvml(INTERVAL_NS, tmp_path / "libnone.so").missing
+    assert "libnone.so" in gap.reason
 
 
-@pytest.mark.gpu
-def test_a_real_board_counts():
-    found = open_nvml(INTERVAL_NS)
-    if found.sensor is None:
-        pytest.skip(f"no NVIDIA GPU: {found.missing[0]}")
-    points = found.sensor.read(Clock())
-    found.sensor.close()
-    assert all(p.joules == 0.0 for p in points)
+def test_a_library_that_is_no_nvml_is_told(opened):
+    opened(1)
+    libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/libc" in line)
+    (gap,) = open_nvml(INTERVAL_NS, Path(libc)).missing
+    assert "not what this process has loaded as libnvidia-ml.so.1" in gap.reason
+
+
+def test_pynvml_is_not_imported_where_no_driver_is(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from energymon.sensors.nvml import open_nvml;"
+        f"open_nvml(1, Path({str(tmp_path / 'none')!r})); print('pynvml' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,133 +1,243 @@
-import os
-import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from energymon.clock import Clock
 from energymon.sensors.powercap import open_powercap
 
 
 @pytest.fixture
 def sensor(rapl):
-    sensor = open_powercap(rapl.root, settle_s=0).sensor
+    (sensor,) = open_powercap(rapl.root, settle_s=0).sensors
     yield sensor
     sensor.close()
 
 
-def test_packages_and_dram_are_taken_and_nothing_that_repeats_them(sensor):
-    assert [(c.device, c.domain) for c in sensor.channels] == [
-        ("package-0", "cpu"),
-        ("package-0", "dram"),
-        ("package-1", "cpu"),
-        ("package-1", "dram"),
-    ]
+def read(sensor):
+    return sensor.decode(sensor.sample(), 0)
+
+
+def channels(found):
+    return [(c.device, c.domain) for sensor in found.sensors for c in sensor.channels]
+
+
+@pytest.fixture
+def taken(plant):
+    """Open a tree by name; return its channels and what is missing."""
+
+    def open_tree(name):
+        tree = plant(name)
+        with tree.running():
+            found = open_powercap(tree.root)
+        for sensor in found.sensors:
+            sensor.close()
+        return channels(found), found.missing
+
+    return open_tree
+
+
+TWO_SOCKETS = [("package-0", "cpu"), ("package-0", "dram"), ("package-1", "cpu"), ("package-1", "dram")]
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        ("intel-one-socket", TWO_SOCKETS[:2]),
+        ("intel-two-sockets", TWO_SOCKETS),
+        (
+            "intel-multi-die",
+            [(f"package-0-die-{die}", domain) for die in range(2) for domain in ("cpu", "dram")],
+        ),
+        ("amd-one-socket", [("package-0", "cpu")]),
+        ("amd-two-sockets", [("package-0", "cpu"), ("package-1", "cpu")]),
+    ],
+)
+def test_packages_and_dram_are_taken_and_nothing_that_repeats_them(taken, tree, expected):
+    assert taken(tree) == (expected, ())
+
+
+def test_a_socket_that_the_kernel_lists_once_a_die_is_counted_once(taken):
+    found, missing = taken("amd-listed-by-die")
+    assert found == [("package-0-die-0", "cpu")]
+    assert [gap.reason.rpartition(" ")[0].rpartition("/")[2] for gap in missing] == ["energy_uj repeats"] * 2
+    assert "Linux 6.9" in missing[0].remedy
+
+
+def test_every_series_names_its_source_and_lag(sensor):
     assert {c.source for c in sensor.channels} == {"rapl-powercap"}
-
-
-def test_dies_of_a_package_are_series_of_their_own(rapl):
-    for zone, name in zip(rapl.packages, ["package-0-die-0", "package-0-die-1"], strict=True):
-        (zone.path / "name").write_text(name)
-    found = open_powercap(rapl.root, settle_s=0)
-    assert {c.device for c in found.sensor.channels} == {"package-0-die-0", "package-0-die-1"}
-    found.sensor.close()
+    told = sensor.describe()["channels"]
+    assert {c["lag_s"] for c in told} == {0.001}
+    assert told[1]["path"].endswith("intel-rapl:0:1/energy_uj")
 
 
 def test_joules_follow_the_counter_through_a_wrap(rapl, sensor):
-    clock, package = Clock(), rapl.packages[0]
-    sensor.read(clock)
+    package = rapl.packages[0]
+    read(sensor)
     for _ in range(40):
         package.show(package.shown_uj[-1] + 1_000_000)
-        first = sensor.read(clock)[0]
+        first = read(sensor)[0]
     assert package.shown_uj[-1] > package.range_uj
-    assert first.joules == pytest.approx(40.0)
+    assert first.joules == pytest.approx(40.0, rel=1e-12)
+
+
+def test_each_reading_lies_between_the_times_beside_it(sensor):
+    raw = sensor.sample()
+    points = sensor.decode(raw, 1_000_000)
+    times = raw[::2]
+    assert times == sorted(times)
+    for before, point, after in zip(times, points, times[1:], strict=False):
+        assert before <= point.t_ns - 1_000_000 <= after
 
 
 @pytest.mark.parametrize("garbage", ["", "abc", "-5", "1e9", "99999999999999999999"])
 def test_garbage_is_a_problem_of_its_zone_alone_and_costs_no_energy(rapl, sensor, garbage):
-    clock, package = Clock(), rapl.packages[1]
-    sensor.read(clock)
+    package = rapl.packages[1]
+    read(sensor)
     package.write(garbage)
-    points = {p.channel.device + p.channel.domain: p for p in sensor.read(clock)}
+    points = {p.channel.device + p.channel.domain: p for p in read(sensor)}
     broken = points.pop("package-1cpu")
     assert broken.joules is None
     assert "intel-rapl:1/energy_uj" in broken.problem
     assert all(p.joules is not None for p in points.values())
     package.show(package.start_uj + 1_000_000)
-    assert sensor.read(clock)[2].joules == pytest.approx(1.0)
+    assert read(sensor)[2].joules == pytest.approx(1.0)
 
 
 def test_a_zone_that_vanishes_is_a_problem_and_is_read_again_when_it_is_back(rapl, sensor):
-    clock, package = Clock(), rapl.packages[1]
-    sensor.read(clock)
+    package = rapl.packages[1]
+    read(sensor)
     energy = package.path / "energy_uj"
     away = energy.with_name("away")
     package.truncate()
     energy.rename(away)
-    assert sensor.read(clock)[2].joules is None
-    assert "No such file" in sensor.read(clock)[2].problem
+    assert read(sensor)[2].joules is None
+    assert "No such file" in read(sensor)[2].problem
     away.rename(energy)
     package.show(package.start_uj + 500_000)
-    assert sensor.read(clock)[2].joules == pytest.approx(0.5)
+    assert read(sensor)[2].joules == pytest.approx(0.5)
+
+
+def test_a_counter_that_goes_back_is_doubted_once_and_then_begins_anew(rapl, sensor):
+    package = rapl.packages[1]
+    package.show(900_000_000)
+    read(sensor)
+    package.show(901_000_000)
+    before = read(sensor)[2].joules
+    package.show(7)
+    refused = read(sensor)[2]
+    assert refused.joules is None
+    assert "from 901000000 to 7" in refused.problem
+    package.show(1_000)
+    again = read(sensor)[2]
+    assert (again.joules, again.flags) == (before, "start")
+    package.show(501_000)
+    assert read(sensor)[2].joules == pytest.approx(before + 0.5)
+
+
+def test_a_counter_that_freezes_is_told_and_its_jump_is_counted_when_it_moves(rapl, sensor):
+    def shows(uj, at_s):
+        raw = sensor.sample()
+        raw[::2] = [at_s * 10**9] * 5
+        raw[5] = str(uj).encode()
+        return sensor.decode(raw, 0)[2]
+
+    assert [shows(12_345, at_s).joules for at_s in (0, 1, 2)] == [0.0, 0.0, 0.0]
+    frozen = shows(12_345, 3)
+    assert frozen.joules is None
+    assert frozen.problem.endswith("intel-rapl:1/energy_uj has shown 12345 for 3.0 s: it is frozen")
+    assert shows(50_012_345, 4).joules == pytest.approx(50.0)
+
+
+def test_permission_that_is_withdrawn_is_a_problem_of_its_channel(sensor):
+    raw = sensor.sample()
+    raw[3] = PermissionError(13, "Permission denied")
+    points = sensor.decode(raw, 0)
+    assert points[1].problem.endswith("intel-rapl:0:1/energy_uj: Permission denied")
+    assert [p.joules for p in points] == [0.0, None, 0.0, 0.0]
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(faults=st.lists(st.sampled_from(["", "abc", "-5", None]), min_size=1, max_size=30))
+def test_any_pattern_of_faults_conserves_energy(rapl, faults):
+    (sensor,) = open_powercap(rapl.root, settle_s=0).sensors
+    package = rapl.packages[0]
+    uj = package.shown_uj[-1]
+    began = uj
+    read(sensor)
+    for fault in faults:
+        uj += 100_000
+        package.show(uj)
+        if fault is not None:
+            package.write(fault)
+        read(sensor)
+    package.show(uj)
+    assert read(sensor)[0].joules == pytest.approx((uj - began) * 1e-6, rel=1e-9)
+    sensor.close()
 
 
 def test_a_host_without_the_tree_is_told_with_a_remedy(tmp_path):
     found = open_powercap(tmp_path)
-    assert found.sensor is None
+    assert found.sensors == ()
     assert "no RAPL zones" in str(found.missing[0])
     assert "intel_rapl_msr" in found.missing[0].remedy
 
 
-def test_a_tree_that_a_container_runtime_masks_is_told_apart(rapl):
-    for zone in rapl.zones:
-        (zone.path / "name").unlink()
-    (missing,) = open_powercap(rapl.root, settle_s=0).missing
+def test_a_tree_that_a_container_runtime_masks_is_told_apart(plant):
+    (missing,) = open_powercap(plant("container-masked").root).missing
     assert "container" in missing.remedy
 
 
 def test_one_zone_without_its_range_is_named_and_the_others_are_taken(rapl):
     (rapl.packages[0].path / "max_energy_range_uj").unlink()
     found = open_powercap(rapl.root, settle_s=0)
-    assert len(found.sensor.channels) == 3
+    assert channels(found) == TWO_SOCKETS[1:]
     assert "intel-rapl:0/energy_uj" in found.missing[0].reason
-    found.sensor.close()
+    found.sensors[0].close()
+
+
+@pytest.mark.parametrize("counts", ["0", "-1"])
+def test_a_zone_whose_range_is_not_above_zero_is_named_and_the_others_are_taken(rapl, counts):
+    (rapl.packages[0].path / "max_energy_range_uj").write_text(f"{counts}\n")
+    found = open_powercap(rapl.root, settle_s=0)
+    assert channels(found) == TWO_SOCKETS[1:]
+    assert "intel-rapl:0 " in found.missing[0].reason
+    assert counts in found.missing[0].reason
+    found.sensors[0].close()
+
+
+def test_a_zone_whose_name_is_not_text_is_left_out_and_the_others_are_taken(rapl):
+    (rapl.packages[1].path / "name").write_bytes(b"\xff\xfepackage\n")
+    found = open_powercap(rapl.root, settle_s=0)
+    assert TWO_SOCKETS[0] in channels(found)
+    assert TWO_SOCKETS[2] not in channels(found)
+    found.sensors[0].close()
 
 
 def test_a_counter_that_never_moves_is_left_out_and_named(rapl):
     rapl.drams[0].broken = True
     with rapl.running():
         found = open_powercap(rapl.root, settle_s=0.3)
-    assert ("package-0", "dram") not in {(c.device, c.domain) for c in found.sensor.channels}
-    assert len(found.sensor.channels) == 3
+    assert channels(found) == [TWO_SOCKETS[0], *TWO_SOCKETS[2:]]
     assert "intel-rapl:0:1/energy_uj does not move" in found.missing[0].reason
-    found.sensor.close()
+    found.sensors[0].close()
 
 
 def test_descriptors_are_given_back(rapl):
     before = len(list(Path("/proc/self/fd").iterdir()))
-    sensor = open_powercap(rapl.root, settle_s=0).sensor
+    (sensor,) = open_powercap(rapl.root, settle_s=0).sensors
+    read(sensor)
     sensor.close()
     sensor.close()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who is not")
-def test_an_unreadable_counter_names_the_file_and_the_remedy(rapl):
-    with tempfile.TemporaryDirectory() as open_to_all:
-        Path(open_to_all).chmod(0o755)
-        root = Path(open_to_all) / "sys"
-        rapl.root.rename(root)
-        links = root / "class" / "powercap"
-        for link in links.iterdir():
-            target = root / link.readlink().relative_to(rapl.root)
-            link.unlink()
-            link.symlink_to(target)
-        os.seteuid(65534)
-        try:
-            found = open_powercap(root)
-        finally:
-            os.seteuid(0)
-    assert found.sensor is None
+def test_an_unreadable_counter_names_the_file_and_the_remedy(rapl, public_path, as_nobody):
+    root = public_path / "sys"
+    rapl.root.rename(root)
+    with as_nobody():
+        found = open_powercap(root)
+    assert found.sensors == ()
     assert "intel-rapl:0/energy_uj: permission denied" in found.missing[0].reason
     assert "chmod" in found.missing[0].remedy

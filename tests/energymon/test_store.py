@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, query
-from energymon.reading import Event
+from energymon.reading import Baseline, ClockOffset, Event
 
 MS = 1_000_000
 
@@ -30,6 +30,51 @@ def test_what_is_appended_is_read_back_exactly(store):
     assert store.readings(0, 2000 * MS) == batch
     assert store.ticks(0, 6) == [Tick(5, "n", missed=True)]
     assert store.events() == [Event(7, "n", "clock-step", "hop")]
+
+
+def test_a_reading_whose_tick_and_time_lie_on_either_side_of_an_edge_is_found(store):
+    late, early = reading(1, 10, late_us=900), reading(9, 90, late_us=-900)
+    store.append([late, early])
+    edge = 500_000
+    assert store.readings(100 * MS + edge, 900 * MS - edge) == [late, early]
+
+
+def test_offsets_and_baselines_are_read_back_by_node(store):
+    clocks = [ClockOffset(5, "n", "controller", -7, 3), ClockOffset(6, "m", "chrony", 2**40, 1)]
+    idle = [Baseline("n", "package-0", "cpu", "estimate", 1, 9, 0.1 + 0.2, None)]
+    store.append([], clocks=clocks, baselines=idle)
+    store.append([], clocks=clocks, baselines=idle)
+    assert store.clocks() == clocks
+    assert store.clocks("m") == clocks[1:]
+    assert store.baselines("n") == idle
+    assert store.baselines("m") == []
+
+
+def outbox(store):
+    with sqlite3.connect(store.path) as db:
+        return db.execute("SELECT first_tick_ns, last_tick_ns, readings FROM outbox ORDER BY id").fetchall()
+
+
+def test_a_session_that_sends_notes_every_commit_for_the_sender(store):
+    store.begin_session("n", 1, 100 * MS, {}, sends=True)
+    store.append(rows(3))
+    store.append([], [Tick(300 * MS, "n", missed=True)])
+    store.append(rows(5))
+    assert outbox(store) == [(0, 200 * MS, 3), (300 * MS, 300 * MS, 0), (0, 400 * MS, 5)]
+
+
+def test_a_session_that_does_not_send_leaves_the_outbox_alone(store):
+    store.begin_session("n", 1, 100 * MS, {})
+    store.append(rows(3))
+    assert outbox(store) == []
+
+
+def test_freed_pages_do_not_count_as_used(store):
+    store.append(rows(20_000))
+    full = store.used_bytes()
+    assert full > 500_000
+    store._db.execute("DELETE FROM readings")
+    assert store.used_bytes() < full / 4
 
 
 def test_readings_reach_over_both_ends_of_what_is_asked(store):
@@ -156,4 +201,6 @@ def test_a_query_gives_energy_missed_share_and_events_of_each_node(store):
     assert m.energies[0].joules == pytest.approx(100.0)
     assert m.missed_share == pytest.approx(0.1)
     assert (m.events, n.events[0].kind) == ((), "sensor-lost")
-    assert query(store, 500 * MS, 1500 * MS, "n") == [n]
+    (alone,) = query(store, 500 * MS, 1500 * MS, "n")
+    assert alone.energies == n.energies
+    assert (alone.clock, n.clock) == ("own", "unknown"), "one node's window is in its own time"

@@ -1,150 +1,460 @@
-import random
-from itertools import pairwise
+"""Windows over agents that are processes of their own, estimating where this machine has no sensors."""
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import types
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from energymon import INTERPOLATED, START, Reading, Tick, WindowError, joules, missed_share
+from energymon import Reading, SensorError, SqliteStore, StoreError, WindowError, agent_process
+from energymon.agent_process import Agent
+from energymon.errors import AgentError
+from energymon.window import Window
 
+REPO = Path(__file__).parents[2]
 MS = 1_000_000
 S = 1000 * MS
 
 
-def reading(tick_ms, value, *, late_us=0, flags="", device="package-0", domain="cpu", source="rapl-powercap"):
-    return Reading(tick_ms * MS, tick_ms * MS + late_us * 1000, "n", device, domain, source, float(value), flags)
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path, monkeypatch):
+    """Have agents' temporary stores where this test finds what is left of them."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.delenv("ENERGYMON_STORE", raising=False)
+    yield folder
+    monkeypatch.undo()
+    import tempfile
+
+    tempfile.tempdir = None
 
 
-def ramp(watts=100.0, count=21, **kind):
-    return [reading(100 * k, watts * 0.1 * k, **kind) for k in range(count)]
+@pytest.fixture
+def bare(tmp_path):
+    """Options of an agent on a host without sensors."""
+    (tmp_path / "sys").mkdir()
+    return ("--sysfs", str(tmp_path / "sys"), "--nvml", str(tmp_path / "no-nvml.so"))
 
 
-@settings(deadline=None)
-@given(
-    powers=st.lists(st.floats(0, 500), min_size=4, max_size=40),
-    cuts=st.lists(st.integers(0, 10**9), min_size=2, max_size=8),
-)
-def test_any_split_of_an_interval_sums_to_the_whole(powers, cuts):
-    readings, total = [], 0.0
-    for k, power in enumerate(powers):
-        readings.append(reading(100 * k, total, late_us=(k * 37) % 900))
-        total += power * 0.1
-    first, last = readings[0].t_ns, readings[-1].t_ns
-    edges = sorted(first + cut % (last - first + 1) for cut in cuts)
-    parts = [joules(readings, a, b)[0].joules for a, b in pairwise(edges)]
-    assert sum(parts) == pytest.approx(joules(readings, edges[0], edges[-1])[0].joules, abs=1e-9)
+@pytest.fixture
+def estimating(bare):
+    return functools.partial(Agent, estimate="missing", interval_ms=20, options=bare)
 
 
-@pytest.mark.parametrize(("source", "lag_ms"), [("rapl-powercap", 1), ("nvml-counter", 100), ("nvml-power", 1000)])
-@pytest.mark.parametrize("seed", range(20))
-def test_the_error_bound_holds_for_a_counter_that_lags_behind_bursts_of_power(source, lag_ms, seed):
-    dice = random.Random(seed)
-    # True energy, ms by ms: bursts that last longer than a tick, as the bound takes the power beside the edge.
-    true, power = [0.0], 0.0
-    for ms in range(6000):
-        if ms % 400 == 0:
-            power = dice.choice([20.0, 150.0, 300.0])
-        true.append(true[-1] + power / 1000)
-    lag = dice.randint(0, lag_ms)
-    readings = [reading(ms, true[max(0, ms - lag)], source=source) for ms in range(0, 6000, 100)]
-    slack = 300.0 * lag_ms / 1000 if lag_ms > 400 else 0.0  # a second's lag spans bursts that no reading shows yet
-    for _ in range(50):
-        a, b = sorted(dice.randint(1500, 5500) for _ in range(2))
-        (energy,) = joules(readings, a * MS, b * MS)
-        assert abs(energy.joules - (true[b] - true[a])) <= energy.error_j + slack + 1e-9
+@pytest.fixture
+def shared(monkeypatch, estimating):
+    """Let the agent that this process starts by itself estimate; ends it."""
+    monkeypatch.setattr(agent_process, "Agent", estimating)
+    yield
+    agent_process._stop_shared()
+    monkeypatch.setattr(agent_process, "_shared", None)
 
 
-def test_a_window_between_ticks_is_interpolated_and_bounded_by_its_edges():
-    (energy,) = joules(ramp(), 150 * MS, 1050 * MS)
-    assert energy.joules == pytest.approx(90.0)
-    assert energy.error_j == pytest.approx(10.0)
-    assert not energy.interpolated
+def wait_for(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
 
 
-def test_a_window_on_readings_is_bounded_by_the_sensors_lag():
-    (energy,) = joules(ramp(watts=700, source="nvml-counter", domain="gpu"), 500 * MS, 1500 * MS)
-    assert energy.joules == pytest.approx(700.0)
-    assert energy.error_j == pytest.approx(140.0)
+def runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
-def test_readings_may_come_in_any_order():
-    shuffled = ramp()
-    random.Random(1).shuffle(shuffled)
-    assert joules(shuffled, 150 * MS, 1050 * MS) == joules(ramp(), 150 * MS, 1050 * MS)
+def test_a_window_has_joules_that_are_labelled_as_what_they_are(estimating):
+    with estimating() as agent:
+        with agent.window("epoch") as window:
+            time.sleep(0.1)
+        assert window.joules > 0
+        assert window.by_domain == {"cpu": window.joules}
+        assert window.sources == {"cpu": ("estimate",)}
+        assert (window.estimated, window.error_j, window.net_joules) == (True, None, None)
+        assert window.duration_s == pytest.approx((window.end_ns - window.start_ns) / 1e9)
+        assert [e.source for e in window.energies] == ["estimate"]
 
 
-def test_an_estimate_has_no_error_bound():
-    assert joules(ramp(source="estimate"), 0, S)[0].error_j is None
+def test_windows_nest_and_overlap(estimating):
+    with estimating() as agent, contextlib.ExitStack() as last:
+        with agent.window("outer") as outer, agent.window("first") as first:
+            time.sleep(0.05)
+            overlapping = last.enter_context(agent.window("overlapping"))
+            with agent.window("second") as second:
+                time.sleep(0.05)
+        time.sleep(0.05)
+        last.close()
+        assert 0 < second.joules <= first.joules <= outer.joules
+        assert overlapping.joules >= second.joules
+        assert outer.start_ns < first.start_ns < overlapping.start_ns < second.start_ns < second.end_ns
+        assert overlapping.end_ns > outer.end_ns
 
 
-@pytest.mark.parametrize(("start", "end"), [(-1, S), (0, 2 * S + 1), (3 * S, 4 * S)])
-def test_a_series_that_does_not_cover_the_window_yields_nothing(start, end):
-    assert joules(ramp(), start, end) == []
+def test_windows_of_several_threads_are_their_own(shared):
+    found, pids = [], set()
+
+    def work():
+        for _ in range(3):
+            with Window() as window:
+                time.sleep(0.02)
+            found.append(window.joules)
+            pids.add(window._agent._process.pid)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 12
+    assert min(found) > 0
+    assert len(pids) == 1
 
 
-def test_a_window_as_long_as_the_series_is_covered():
-    assert joules(ramp(), 0, 2 * S)[0].joules == pytest.approx(200.0)
+def test_without_sensors_the_agents_own_words_are_raised(bare, temporary_folder):
+    with pytest.raises(SensorError, match=r"(?s)nothing on this host measures energy.*powercap.*nvml.*estimate"):
+        Agent(options=bare).start()
+    assert list(temporary_folder.iterdir()) == []
 
 
-def test_an_empty_window_has_no_energy():
-    assert joules(ramp(), S, S)[0].joules == 0.0
+def test_an_agent_that_does_not_start_says_why(bare, tmp_path):
+    with pytest.raises(AgentError, match=r"--interval-ms 0\.1: expected 1 to 10000 ms"):
+        Agent(interval_ms=0.1, options=bare).start()
+    with pytest.raises(AgentError, match="cannot be opened for writing"):
+        Agent(tmp_path / "no" / "such" / "store", estimate="missing", options=bare).start()
+    with pytest.raises(AgentError, match="was not started"):
+        assert Agent().store
 
 
-def test_nothing_is_joined_across_a_restart():
-    rows = [*ramp(count=11), reading(1100, 0.0, flags=START), *(reading(1100 + 100 * k, k) for k in range(1, 10))]
-    assert joules(rows, 500 * MS, 1500 * MS) == []
-    assert joules(rows, 0, S)[0].joules == pytest.approx(100.0)
-    assert joules(rows, 1200 * MS, 1500 * MS)[0].joules == pytest.approx(3.0)
+def test_what_a_window_uses_beyond_idle_is_net_of_the_recorded_baseline(estimating, bare):
+    with estimating(options=(*bare, "--idle-s", "0.4")) as agent:
+        with agent.window() as window:
+            deadline = time.monotonic() + 0.3
+            while time.monotonic() < deadline:
+                pass
+        assert window.net_joules is not None
+        assert window.net_joules < window.joules
 
 
-def test_missed_ticks_at_an_edge_are_told_and_conserve_energy():
-    holey = [row for row in ramp() if not 400 * MS < row.tick_ns < 900 * MS]
-    (left,) = joules(holey, 0, 650 * MS)
-    (right,) = joules(holey, 650 * MS, 2 * S)
-    assert left.interpolated
-    assert left.joules + right.joules == pytest.approx(200.0)
-    assert left.error_j == pytest.approx(25.0, abs=0.2)
+def test_figures_of_an_open_window_are_refused(estimating):
+    with estimating() as agent:
+        with agent.window("epoch") as window, pytest.raises(WindowError, match="'epoch' has no end yet"):
+            assert window.joules
+        with pytest.raises(WindowError, match="was used before"), window:
+            pass
 
 
-def test_a_gap_that_fills_the_whole_series_is_told_when_the_interval_is_known():
-    pair = [reading(0, 0.0), reading(1000, 100.0)]
-    assert joules(pair, 400 * MS, 600 * MS, 100 * MS)[0].interpolated
-    assert not joules(pair, 400 * MS, 600 * MS, S)[0].interpolated
+def test_a_window_outlives_an_exception(estimating):
+    with estimating() as agent:
+        window = agent.window()
+        with pytest.raises(ZeroDivisionError), window:
+            _ = 1 / 0
+        assert window.joules >= 0
 
 
-def test_missed_ticks_between_the_edges_change_nothing():
-    holey = [row for row in ramp() if not 400 * MS < row.tick_ns < 900 * MS]
-    assert joules(holey, 150 * MS, 1050 * MS) == joules(ramp(), 150 * MS, 1050 * MS)
+def test_the_store_of_an_agent_that_runs_already_is_named_in_the_environment(estimating, monkeypatch, tmp_path):
+    store = tmp_path / "energy.sqlite"
+    with estimating(store, node="this-host"):
+        monkeypatch.setenv("ENERGYMON_STORE", str(store))
+        with Window() as window:
+            time.sleep(0.05)
+        assert window.joules > 0
+        assert window.energy.node == "this-host"
+    assert store.exists()
+    monkeypatch.setenv("ENERGYMON_STORE", str(tmp_path / "none.sqlite"))
+    with pytest.raises(StoreError, match="there is no store here"), Window():
+        pass
 
 
-def test_an_inferred_reading_inside_the_window_is_told():
-    rows = ramp(source="nvml-power")
-    rows[7] = reading(700, 70.0, source="nvml-power", flags=INTERPOLATED)
-    assert joules(rows, 500 * MS, S)[0].interpolated
-    assert not joules(rows, S, 2 * S)[0].interpolated
+def test_a_store_whose_agent_has_ended_has_no_figure_for_what_came_after(estimating, tmp_path):
+    store = tmp_path / "energy.sqlite"
+    with estimating(store, node="this-host"):
+        pass
+    with Window("late", store=store) as window:
+        pass
+    with pytest.raises(WindowError, match=r"(?s)'late'.*not covered by any series.*last reading of this-host"):
+        assert window.joules
 
 
-def test_series_are_kept_apart_and_sorted():
-    rows = [*ramp(device="package-1"), *ramp(), *ramp(domain="dram", watts=10)]
-    found = joules(rows, 0, S)
-    assert [(e.device, e.domain, round(e.joules)) for e in found] == [
-        ("package-0", "cpu", 100),
-        ("package-0", "dram", 10),
-        ("package-1", "cpu", 100),
+def test_an_agent_that_was_killed_is_told_and_the_next_window_has_another(shared):
+    with Window("first") as first:
+        os.kill(first._agent._process.pid, signal.SIGKILL)
+        first._agent._process.wait()
+        time.sleep(0.05)
+    with pytest.raises(WindowError, match="the agent is gone"):
+        assert first.joules
+    with Window("second") as second:
+        time.sleep(0.05)
+    assert second.joules > 0
+
+
+def test_of_several_nodes_in_a_store_the_one_asked_for_is_taken(tmp_path):
+    now = time.time_ns() - 10 * S
+    path = tmp_path / "energy.sqlite"
+    with SqliteStore.create(path) as store:
+        for node, watts in (("a", 10.0), ("b", 20.0)):
+            store.begin_session(node, now, 100 * MS, {})
+            store.append(
+                Reading(now + k * 100 * MS, now + k * 100 * MS, node, "package-0", "cpu", "rapl-perf", watts * k / 10)
+                for k in range(200)
+            )
+    with SqliteStore.open(path) as store:
+        with Window(node="b", store=store) as window:
+            time.sleep(0.01)
+        assert window.joules == pytest.approx(20.0 * (window.end_ns - window.start_ns) / 1e9, rel=1e-6)
+        assert 0 < window.error_j < 2 * 20 * 0.1 + 0.1
+        with Window(store=store) as nobody:
+            pass
+        with pytest.raises(WindowError, match="the store has a, b"):
+            assert nobody.joules
+
+
+def test_a_device_that_was_lost_leaves_its_domain_and_the_total_without_a_figure(tmp_path):
+    now = time.time_ns() - 10 * S
+    channels = [
+        {"device": "package-0", "domain": "cpu", "source": "rapl-perf"},
+        {"device": "gpu-0", "domain": "gpu", "source": "nvml-counter"},
     ]
+    with SqliteStore.create(tmp_path / "energy.sqlite") as store:
+        session = store.begin_session("a", now, 100 * MS, {"sensors": [{"channels": channels}]})
+        store.append(
+            Reading(now + k * 100 * MS, now + k * 100 * MS, "a", c["device"], c["domain"], c["source"], float(k))
+            for c in channels
+            for k in range(200 if c["domain"] == "cpu" else 50)
+        )
+        store.end_session(session, now + 20 * S, 0.0)
+    with Window("epoch", store=tmp_path / "energy.sqlite") as window:
+        time.sleep(0.01)
+    assert window.by_domain["cpu"] > 0
+    assert window.by_domain["gpu"] is None
+    with pytest.raises(WindowError, match="'epoch' has no figure of gpu-0"):
+        assert window.joules
 
 
-def test_a_window_that_ends_before_it_starts_is_refused():
-    with pytest.raises(WindowError, match="before it starts"):
-        joules(ramp(), 2, 1)
+def test_cuda_is_synchronised_at_both_edges_on_the_boards_in_use_when_asked(estimating, monkeypatch):
+    calls = []
+    cuda = types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=lambda: 3,
+        max_memory_reserved=lambda device: 0 if device == 1 else 1 << 20,
+        synchronize=lambda device: calls.append((device, time.time_ns())),
+    )
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    with estimating() as agent:
+        with agent.window(sync_cuda=True) as window:
+            time.sleep(0.01)
+        with agent.window():
+            pass
+        cuda.is_initialized = lambda: False
+        with agent.window(sync_cuda=True):
+            pass
+    assert [device for device, _ in calls] == [0, 2, 0, 2]
+    assert calls[1][1] <= window.start_ns + MS
+    assert window.start_ns < calls[2][1] <= calls[3][1] <= window.end_ns + MS
 
 
-def test_missed_share_counts_ticks_that_are_marked_and_ticks_that_are_absent():
-    ticks = [Tick(100 * MS * k, "n", missed=k == 3) for k in range(10) if k != 5]
-    assert missed_share(ticks, 0, S, 100 * MS) == pytest.approx(0.2)
-    assert missed_share(ticks, 0, 2 * S, 100 * MS) == pytest.approx(0.6)
-    assert missed_share([], 0, S, 100 * MS) == 1.0
+def program(code, **environment):
+    """Start a program that opens windows, its own agent estimating."""
+    head = (
+        "import functools, json, os, sys, time\n"
+        "from energymon import agent_process\n"
+        "from energymon.window import Window\n"
+        "agent_process.Agent = functools.partial(\n"
+        "    agent_process.Agent, estimate='missing', interval_ms=20, options=json.loads(os.environ['OPTIONS']))\n"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", head + code],
+        cwd=REPO,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
-def test_missed_share_of_a_window_without_a_tick_is_zero():
-    assert missed_share([], 1 * MS, 99 * MS, 100 * MS) == 0.0
+def test_the_agent_ends_with_the_program_and_leaves_nothing(bare, temporary_folder):
+    code = "with Window() as window: time.sleep(0.05)\nprint(window.joules > 0, window._agent._process.pid)\n"
+    with program(code, OPTIONS=json.dumps(bare)) as process:
+        said = process.communicate(timeout=30)[0].split()
+    assert (process.returncode, said[0]) == (0, "True")
+    wait_for(lambda: not runs(said[1]))
+    assert list(temporary_folder.iterdir()) == []
+
+
+def test_the_agent_of_a_program_that_is_killed_ends_and_what_it_left_is_removed_by_the_next(
+    bare, estimating, temporary_folder
+):
+    code = "with Window() as window:\n    print(window._agent._process.pid, flush=True)\n    time.sleep(60)\n"
+    with program(code, OPTIONS=json.dumps(bare)) as process:
+        pid = process.stdout.readline().strip()
+        process.kill()
+    wait_for(lambda: not runs(pid))
+    assert len(list(temporary_folder.iterdir())) == 1
+    with estimating():
+        (mine,) = temporary_folder.iterdir()
+        assert mine.name.startswith(f"energymon-{os.getpid()}-")
+    assert list(temporary_folder.iterdir()) == []
+
+
+def test_a_forked_process_starts_its_own_agent_and_leaves_its_parents_alone(bare):
+    code = (
+        "with Window() as before: time.sleep(0.02)\n"
+        "mine = before._agent._process.pid\n"
+        "child = os.fork()\n"
+        "with Window() as window: time.sleep(0.05)\n"
+        "told = [window._agent._process.pid == mine, window.joules > 0]\n"
+        "if not child:\n"
+        "    agent_process._stop_shared()\n"
+        "    os._exit(0 if told == [False, True] else 1)\n"
+        "print(*told, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "with Window() as after: time.sleep(0.05)\n"
+        "print(after.joules > 0, after._agent._process.pid == mine)\n"
+    )
+    with program(code, OPTIONS=json.dumps(bare)) as process:
+        said = process.communicate(timeout=30)[0].split()
+    assert said == ["True", "True", "0", "True", "True"]
+
+
+def test_nothing_of_an_agent_that_was_stopped_stays(estimating, temporary_folder):
+    agent = estimating()
+    with agent:
+        pid = agent._process.pid
+        assert runs(pid)
+    assert not runs(pid)
+    assert not agent.alive
+    agent.stop()
+    del agent
+    gc.collect()
+    assert list(temporary_folder.iterdir()) == []
+
+
+def test_the_figures_of_ended_windows_stay_readable_when_their_agent_was_stopped(estimating):
+    with estimating() as agent:
+        with agent.window("epoch") as window:
+            time.sleep(0.05)
+        late = agent.window("late")
+        late.__enter__()
+    assert window.joules > 0
+    late.__exit__(None, None, None)
+    with pytest.raises(WindowError, match=r"'late' cannot be read: .*inside the agent's `with` statement"):
+        assert late.joules
+
+
+def test_windows_that_ended_before_the_shared_agent_died_stay_readable(shared, temporary_folder):
+    with Window("first") as first:
+        time.sleep(0.05)
+    first._agent.flush()
+    with SqliteStore.open(first._agent.store) as store:
+        wait_for(lambda: any(r.t_ns > first.end_ns for r in store.readings(first.end_ns, 2**62)))
+    os.kill(first._agent._process.pid, signal.SIGKILL)
+    first._agent._process.wait()
+    with Window("second") as second:
+        time.sleep(0.05)
+    assert second._agent is not first._agent
+    assert first.joules > 0
+    assert second.joules > 0
+    agent_process._stop_shared()
+    assert list(temporary_folder.iterdir()) == []
+
+
+def test_the_store_of_a_living_process_that_cannot_be_seen_is_left_alone(estimating, temporary_folder):
+    with estimating() as agent:
+        # A process of another container: its id is nobody's here.
+        other = temporary_folder / "energymon-999999999-abc"
+        agent._folder.rename(other)
+        try:
+            agent_process._remove_what_the_dead_left(temporary_folder)
+            assert (other / "energy.sqlite").exists()
+        finally:
+            other.rename(agent._folder)
+
+
+def test_what_a_dead_process_left_is_removed_though_its_id_is_anothers_now(temporary_folder):
+    left = temporary_folder / f"energymon-{os.getpid()}-abc"
+    left.mkdir()
+    os.close(agent_process._lock_folder(left))
+    agent_process._remove_what_the_dead_left(temporary_folder)
+    assert not left.exists()
+
+
+def test_an_agent_is_started_once_at_a_time(estimating):
+    with estimating() as agent:
+        pid = agent._process.pid
+        with pytest.raises(AgentError, match="started already"):
+            agent.start()
+        assert runs(pid)
+    with agent:
+        assert agent.alive
+    assert not runs(pid)
+
+
+def test_values_reach_the_agent_as_they_were_given(bare, tmp_path):
+    agent = Agent(node="-x", interval_ms=100 / 3, estimate="missing", sensors="perf", options=bare)
+    assert "--sensors=perf" in agent._options
+    with Agent(node="-x", interval_ms=100 / 3, estimate="missing", options=bare) as agent:
+        with SqliteStore.open(agent.store) as store:
+            (session,) = store.sessions()
+        assert (session.node, session.interval_ns) == ("-x", 33_333_333)
+
+
+@pytest.mark.parametrize("options", [("--idle-s", "7"), ("--idle-s=7",)])
+def test_an_agent_that_records_a_baseline_is_waited_for_that_much_longer(options):
+    assert Agent(options=options)._ready_s == agent_process._READY_S + 7
+    assert Agent(options=("--idle-s", "x"))._ready_s == agent_process._READY_S
+
+
+def test_an_agent_that_is_not_ready_in_time_is_told_so(estimating, monkeypatch, temporary_folder):
+    monkeypatch.setattr(agent_process, "_READY_S", 0.001)
+    with pytest.raises(AgentError, match=r"not ready within 0\.001 s"):
+        estimating().start()
+    assert list(temporary_folder.iterdir()) == []
+
+
+def test_the_duration_of_an_open_window_is_refused_without_assertions_too(bare):
+    code = "w = Window()\ntry: print(w.duration_s)\nexcept Exception as error: print(type(error).__name__)\n"
+    with program(code, OPTIONS=json.dumps(bare), PYTHONOPTIMIZE="1") as process:
+        assert process.communicate(timeout=30)[0].split() == ["WindowError"]
+
+
+def test_a_named_store_whose_agent_has_ended_is_refused_on_entering(estimating, monkeypatch, tmp_path):
+    store = tmp_path / "energy.sqlite"
+    with estimating(store, node="this-host"):
+        pass
+    monkeypatch.setenv("ENERGYMON_STORE", str(store))
+    with pytest.raises(WindowError, match=r"ENERGYMON_STORE=.*the agent of this-host ended at"), Window():
+        pytest.fail("it was entered")
+
+
+def test_a_window_read_in_a_forked_process_names_the_one_that_its_agent_belongs_to(bare):
+    code = (
+        "agent = agent_process.Agent()\n"
+        "agent.start()\n"
+        "with agent.window() as window: time.sleep(0.02)\n"
+        "ours, theirs = os.pipe()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os.close(theirs)\n"
+        "    os.read(ours, 1)\n"
+        "    try: window.joules\n"
+        "    except Exception as error: print(type(error).__name__, str(error), flush=True)\n"
+        "    os._exit(0)\n"
+        "agent.remove()\n"
+        "os.close(theirs)\n"
+        "os.waitpid(child, 0)\n"
+        "print(os.getpid())\n"
+    )
+    with program(code, OPTIONS=json.dumps(bare)) as process:
+        said, pid = process.communicate(timeout=30)[0].splitlines()
+    assert said.startswith("WindowError")
+    assert f"its agent belongs to process {pid}," in said

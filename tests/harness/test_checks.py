@@ -97,6 +97,15 @@ def test_an_unknown_clock_offset_makes_the_row_invalid(stored):
         assert verdicts(replace(data, cell=cell))[1]["clock_offset"] == verdict
 
 
+def test_a_clock_that_is_set_during_the_epoch_makes_the_row_invalid(stored):
+    data = stored()
+    start, end = (event["utc_ns"] for event in data.events)
+    for at, kind, verdict in ((start - 1, "clock-step", "pass"), (start + 1, "clock-step", "fail"), (end, "x", "pass")):
+        told = [{"t_ns": at, "node": "n", "kind": kind, "message": "the wall clock was set by +2 s"}]
+        cell = {**data.cell, "energy": {**data.cell["energy"], "events": told}}
+        assert verdicts(replace(data, cell=cell))[1]["clock_offset"] == verdict
+
+
 def test_a_spread_over_repeats_warns_and_leaves_rows_valid(stored):
     cells = []
     for repeat, seconds in ((1, 4.0), (2, 6.0)):

@@ -64,11 +64,42 @@ def test_a_dataset_root_takes_the_place_of_the_generated_data():
         ("dataset.samples=0", "dataset.samples"),
         ("testbed.kind=moon", "testbed.kind"),
         ("checks.rtt_pct=-5", "checks.rtt_pct"),
+        ("store.kind=tape", "store.kind"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key(override, key):
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         experiment_from(composed("+experiment=wan30ms", override))
+
+
+@pytest.fixture
+def influxdb(monkeypatch):
+    """What the environment must hold for store=influxdb."""
+    for name in ("URL", "ORG", "BUCKET", "TOKEN"):
+        monkeypatch.setenv(f"INFLUXDB_V2_{name}", f"a-{name.lower()}")
+
+
+def test_a_server_is_taken_from_the_environment_and_its_token_is_not_in_the_config(influxdb):
+    cfg = composed("+experiment=smoke", "store=influxdb")
+    store = experiment_from(cfg).store
+    assert (store.kind, store.url, store.org, store.bucket) == ("influxdb", "a-url", "a-org", "a-bucket")
+    assert "a-token" not in str(cfg)
+
+
+@pytest.mark.parametrize(("lacking", "key"), [("URL", "url"), ("BUCKET", "bucket"), ("TOKEN", "token")])
+def test_a_server_that_is_not_wholly_named_is_refused(influxdb, monkeypatch, lacking, key):
+    monkeypatch.delenv(f"INFLUXDB_V2_{lacking}")
+    with pytest.raises(ConfigError, match=rf"store\.{key}.*INFLUXDB_V2_{lacking}"):
+        experiment_from(composed("+experiment=smoke", "store=influxdb"))
+
+
+def test_a_token_file_that_is_not_there_is_named(influxdb, tmp_path):
+    with pytest.raises(ConfigError, match="no-such-file"):
+        experiment_from(composed("+experiment=smoke", "store=influxdb", f"store.token_file={tmp_path}/no-such-file"))
+
+
+def test_where_readings_go_is_not_what_is_measured(influxdb):
+    assert config_hash(composed("+experiment=smoke", "store=influxdb")) == config_hash(composed("+experiment=smoke"))
 
 
 @pytest.mark.parametrize(

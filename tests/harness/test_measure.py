@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from energymon.window import Energy
-from harness.measure import accelerator_utilisation, best_sources, epoch_rows
+from energymon import Energy, best_sources
+from harness.measure import accelerator_utilisation, epoch_rows
 
 
 def test_a_row_holds_what_was_stored(stored):

@@ -1,0 +1,283 @@
+"""One board as NVML shows it: its own counter, and its power integrated beside it or in its place."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from energymon.clock import NS
+from energymon.counter import Counter, PowerIntegral
+from energymon.errors import CounterError
+from energymon.reading import LAG_S, START
+from energymon.sensors.base import Channel, Point
+from energymon.sensors.divergence import Divergence
+from energymon.sensors.nvml_library import (
+    AVERAGE_POWER,
+    ENERGY,
+    INSTANT_POWER,
+    MODULE_SCOPE,
+    NAME,
+    Call,
+    FieldsCall,
+    ValueCall,
+)
+from energymon.sensors.updates import Updates
+
+__all__ = ["NvmlSensor"]
+
+_COUNTER: Final = "nvml-counter"
+_POWER: Final = "nvml-power"
+_AVERAGE: Final = "nvml-power-average"
+_JOULES_PER_MJ: Final = 1e-3
+_WATTS_PER_MW: Final = 1e-3
+_MAX_BOARD_W: Final = 3000.0
+"""Above what any board or GPU module draws."""
+_USAGE_LAG_S: Final = 1.0
+"""nvmlDeviceGetPowerUsage averages over a second on most chips since Ampere (nvml.h)."""
+_MODULES: Final = ("GH200", "GB200")
+"""Boards whose counter covers the module: GPU, CPU and memory."""
+
+_OLD_NS: Final = 2 * NS
+_AHEAD_NS: Final = 20_000_000
+"""A value's own time counts when it is no older, and no further ahead of its reading, than these."""
+_RENEW_NS: Final = NS
+"""How often a board that fails is looked for anew."""
+
+
+class _Series:
+    """One channel of a board."""
+
+    __slots__ = ("_at_ns", "_counter", "_integral", "_told", "channel", "lag_s")
+
+    def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
+        """Take the board as messages name it, its device's name first."""
+        self.channel = Channel(board.partition(" ")[0], "gpu", source)
+        self.lag_s = LAG_S[source] if lag_s is None else lag_s
+        self._told = board
+        self._counter = what if isinstance(what, Counter) else None
+        self._integral = what if isinstance(what, PowerIntegral) else None
+        self._at_ns = 0
+
+    def point(self, value: int, t_ns: int, read_ns: int, after_ns: int, offset_ns: int) -> Point:
+        """Take a value with its own time, the middle of its reading and the end of it, monotonic clock's, ns."""
+        at_ns = read_ns
+        if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
+            at_ns = min(t_ns, after_ns)
+        # Driver and host may disagree; a series does not run backwards for that.
+        self._at_ns = at_ns = max(at_ns, self._at_ns)
+        try:
+            if self._counter is not None:
+                joules, flags = self._counter.update(value, at_ns)
+            elif self._integral is not None:
+                joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
+        except CounterError as error:
+            return self.failed(str(error), read_ns + offset_ns)
+        return Point(self.channel, at_ns + offset_ns, joules, flags)
+
+    def failed(self, why: str, t_utc_ns: int) -> Point:
+        """Return the point of a reading that failed."""
+        return Point(self.channel, t_utc_ns, None, "", f"{self._told}: {why}")
+
+
+class NvmlSensor:
+    """One board."""
+
+    def __init__(self, nvml: Any, index: int, interval_ns: int) -> None:
+        """Open a board; raises NVMLError for one that tells neither energy nor power."""
+        self._nvml = nvml
+        self._device = f"gpu-{index}"
+        self.name = f"{NAME} {self._device}"
+        self._handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        self._model = _text(nvml.nvmlDeviceGetName(self._handle))
+        self._uuid = _text(nvml.nvmlDeviceGetUUID(self._handle))
+        self._driver = _text(nvml.nvmlSystemGetDriverVersion())
+        self._board = f"{self._device} ({self._uuid})"
+        self._module = any(name in self._model for name in _MODULES)
+        self._calls: list[tuple[Call, list[_Series]]] = list(self._plan(interval_ns))
+        sources = [series.channel.source for series in self._series()]
+        both = _COUNTER in sources and _POWER in sources
+        self._compared = (sources.index(_COUNTER), sources.index(_POWER)) if both else None
+        self._counter_updates: Updates | None = None
+        self._divergence = Divergence()
+        self._notes: list[str] = []
+        self._failed = False
+        self._renewed_ns = 0
+        # This board's own hold on the library: NVML counts them.
+        nvml.nvmlInit()
+        self._open = True
+        self._bind()
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """The board's counter, power and average power, as far as it tells them."""
+        return tuple(series.channel for series in self._series())
+
+    def sample(self) -> list[Any]:
+        """Return [t, answer, t, …, t], the answers between monotonic times, ns: bytes, or NVML's return code."""
+        if self._failed:
+            self._renew()
+        now_ns = time.monotonic_ns
+        raw: list[Any] = [now_ns()]
+        for function, arguments, buffer in self._bound:
+            code = function(*arguments)
+            if code:
+                self._failed = True
+                raw += code, now_ns()
+            else:
+                raw += bytes(buffer), now_ns()
+        return raw
+
+    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+        """Return a point of each channel, at the value's own time where it is plausible."""
+        points: list[Point] = []
+        at = 0
+        for call, several in self._calls:
+            before_ns, answer, after_ns = raw[at], raw[at + 1], raw[at + 2]
+            at += 2
+            read_ns = (before_ns + after_ns) // 2
+            shown = call.shown(answer) if type(answer) is bytes else [(answer, 0, 0)] * len(several)
+            for series, (code, value, t_utc_ns) in zip(several, shown, strict=True):
+                if code:
+                    self._failed = True
+                    points.append(series.failed(str(self._nvml.NVMLError(code)), read_ns + offset_ns))
+                else:
+                    points.append(series.point(value, t_utc_ns - offset_ns, read_ns, after_ns, offset_ns))
+        if self._compared is not None:
+            counter, power = points[self._compared[0]], points[self._compared[1]]
+            if counter.joules is None or power.joules is None or START in (counter.flags, power.flags):
+                self._divergence.restart()
+            elif note := self._divergence.update(counter.t_ns, counter.joules, power.joules):
+                self._notes.append(f"{self._board}: {note}")
+        return points
+
+    def notes(self) -> list[str]:
+        """Return what came to notice since the last call, once."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def describe(self) -> dict[str, object]:
+        """Return the board's model and UUID, what its counter covers and how often it is updated."""
+        told: dict[str, object] = {
+            "sensor": NAME,
+            "driver": self._driver,
+            "model": self._model,
+            "uuid": self._uuid,
+            "module_power": self._module,
+            "counter_period_ms": None if self._counter_updates is None else self._counter_updates.median_ms,
+        }
+        told["channels"] = [
+            {
+                "device": self._device,
+                "domain": "gpu",
+                "source": series.channel.source,
+                "lag_s": series.lag_s,
+                "model": self._model,
+                "uuid": self._uuid,
+                "module_power": self._module,
+            }
+            for series in self._series()
+        ]
+        return told
+
+    def close(self) -> None:
+        """Give the library back."""
+        if self._open:
+            self._open = False
+            self._nvml.nvmlShutdown()
+
+    def counter_shown(self) -> int | None:
+        """Return the counter's value now, mJ; None when the board tells none."""
+        for call, several in self._calls:
+            for i, series in enumerate(several):
+                if series.channel.source == _COUNTER and not call.function(*call.arguments):
+                    code, value, _ = call.shown(bytes(call.buffer))[i]
+                    return None if code else value
+        return None
+
+    def learn_updates(self, seen: Updates | None) -> None:
+        """Take what probing showed of the counter; its lag is then the longest time seen between updates."""
+        self._counter_updates = seen
+        for series in self._series():
+            if seen is not None and series.channel.source == _COUNTER:
+                series.lag_s = min(series.lag_s, seen.longest_ms / 1e3)
+
+    def _series(self) -> Iterator[_Series]:
+        return (series for _, several in self._calls for series in several)
+
+    def _plan(self, interval_ns: int) -> Iterator[tuple[Call, list[_Series]]]:
+        """Yield the calls that tell most of this board: one for all where it knows the fields."""
+        nvml, library = self._nvml, self._nvml.nvmlLib
+        answered = self._answered()
+        makers: Mapping[int, Callable[[], _Series]] = {
+            ENERGY: self._counter,
+            INSTANT_POWER: lambda: _Series(_POWER, self._board, PowerIntegral(interval_ns=interval_ns)),
+            AVERAGE_POWER: lambda: _Series(_AVERAGE, self._board, PowerIntegral(interval_ns=interval_ns)),
+        }
+        if answered:
+            call = FieldsCall(library["nvmlDeviceGetFieldValues"], answered, self._scope)
+            yield call, [makers[field]() for field in answered]
+        counts = ENERGY in answered
+        if not counts and self._has("nvmlDeviceGetTotalEnergyConsumption"):
+            counts = True
+            yield ValueCall(library["nvmlDeviceGetTotalEnergyConsumption"], "Q"), [self._counter()]
+        # What one GPU of a module draws is no measure of the module.
+        if INSTANT_POWER not in answered and not (counts and self._module):
+            if not counts:
+                nvml.nvmlDeviceGetPowerUsage(self._handle)
+            if counts and not self._has("nvmlDeviceGetPowerUsage"):
+                return
+            usage = _Series(_POWER, self._board, PowerIntegral(interval_ns=interval_ns), _USAGE_LAG_S)
+            yield ValueCall(library["nvmlDeviceGetPowerUsage"], "I"), [usage]
+
+    @property
+    def _scope(self) -> int:
+        return MODULE_SCOPE if self._module else 0
+
+    def _counter(self) -> _Series:
+        # 64 bits of millijoules do not wrap in the life of a machine.
+        counter = Counter(unit_j=_JOULES_PER_MJ, wrap=None, max_w=_MAX_BOARD_W, lag_s=LAG_S[_COUNTER])
+        return _Series(_COUNTER, self._board, counter)
+
+    def _answered(self) -> tuple[int, ...]:
+        """Return the fields that the board tells."""
+        fields = (ENERGY, INSTANT_POWER, AVERAGE_POWER)
+        try:
+            function = self._nvml.nvmlLib["nvmlDeviceGetFieldValues"]
+        except AttributeError:
+            return ()
+        call = FieldsCall(function, fields, self._scope)
+        call.bind(self._handle)
+        if function(*call.arguments):
+            return ()
+        shown = call.shown(bytes(call.buffer))
+        return tuple(field for field, (code, _, _) in zip(fields, shown, strict=True) if not code)
+
+    def _has(self, function: str) -> bool:
+        try:
+            getattr(self._nvml, function)(self._handle)
+        except self._nvml.NVMLError_NotSupported:
+            return False
+        return True
+
+    def _bind(self) -> None:
+        for call, _ in self._calls:
+            call.bind(self._handle)
+        self._bound = tuple((call.function, call.arguments, call.buffer) for call, _ in self._calls)
+
+    def _renew(self) -> None:
+        """Look for the board by its UUID, once a second while it fails."""
+        now_ns = time.monotonic_ns()
+        if now_ns - self._renewed_ns < _RENEW_NS:
+            return
+        self._renewed_ns = now_ns
+        try:
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid.encode())
+        except self._nvml.NVMLError:
+            return
+        self._failed = False
+        self._bind()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

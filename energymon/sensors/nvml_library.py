@@ -1,0 +1,140 @@
+"""NVML's library and its Python module, and calls into it whose answers land in buffers that are kept."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import struct
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, cast
+
+from energymon.sensors.base import Missing
+
+__all__ = [
+    "AVERAGE_POWER",
+    "ENERGY",
+    "INSTANT_POWER",
+    "MODULE_SCOPE",
+    "NAME",
+    "Call",
+    "FieldsCall",
+    "Shown",
+    "ValueCall",
+    "load",
+]
+
+NAME: Final = "nvml"
+_DRIVERS: Final = "libnvidia-ml.so.1"
+
+# nvml.h: field ids, and the scope of power on modules that hold a CPU too.
+ENERGY: Final = 83
+AVERAGE_POWER: Final = 185
+INSTANT_POWER: Final = 186
+MODULE_SCOPE: Final = 1
+
+_FIELD: Final = "IIqqIIQ"
+"""nvmlFieldValue_t: fieldId, scopeId, timestamp (µs since 1970), latencyUsec, valueType, nvmlReturn, value."""
+_SHOWN: Final = "8xq8xIIQ"
+_FIELD_BYTES: Final = struct.calcsize(f"={_FIELD}")
+_MASKS: Final = {1: 2**32 - 1, 2: 2**64 - 1, 3: 2**64 - 1, 5: 2**32 - 1}
+"""What of nvmlValue_t counts, by nvmlValueType_t: unsigned int, long, long long, int. Energy and power come as no
+other, and the rest of a short value is not cleared."""
+_UNKNOWN: Final = 999
+"""NVML_ERROR_UNKNOWN."""
+
+Shown = tuple[int, int, int]
+"""NVML's return code, the value, and its timestamp, UTC ns (0 where the call tells none)."""
+
+
+class Call:
+    """One function of the library with its arguments bound; `run` is `function(*arguments)`, which returns a code."""
+
+    __slots__ = ("_names", "arguments", "buffer", "function")
+
+    def __init__(self, function: Any, buffer: bytearray) -> None:
+        self.function = function
+        self.buffer = buffer
+        self.arguments: tuple[Any, ...] = ()
+
+    def bind(self, handle: Any) -> None:
+        """Aim the call at a board."""
+        raise NotImplementedError
+
+    def shown(self, data: bytes) -> list[Shown]:
+        """Return what a copy of the buffer holds."""
+        raise NotImplementedError
+
+
+class FieldsCall(Call):
+    """nvmlDeviceGetFieldValues: several values, each with a return code and a timestamp of its own."""
+
+    __slots__ = ("_array", "_shown", "fields")
+
+    def __init__(self, function: Any, fields: tuple[int, ...], scope: int) -> None:
+        super().__init__(function, bytearray(_FIELD_BYTES * len(fields)))
+        self.fields = fields
+        self._shown = struct.Struct("=" + _SHOWN * len(fields))
+        for i, field in enumerate(fields):
+            # The scope is power's; energy has one alone.
+            struct.pack_into("=II", self.buffer, i * _FIELD_BYTES, field, 0 if field == ENERGY else scope)
+        self._array = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
+
+    def bind(self, handle: Any) -> None:
+        """Aim the call at a board."""
+        self.arguments = (handle, ctypes.c_int(len(self.fields)), ctypes.byref(self._array))
+
+    def shown(self, data: bytes) -> list[Shown]:
+        """Return each field's code, value and time."""
+        flat = self._shown.unpack(data)
+        return [
+            (code if code or kind in _MASKS else _UNKNOWN, value & _MASKS.get(kind, 0), t_us * 1000)
+            for t_us, kind, code, value in zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+        ]
+
+
+class ValueCall(Call):
+    """A function that returns one number, without a time."""
+
+    __slots__ = ("_cell", "_form")
+
+    def __init__(self, function: Any, form: str) -> None:
+        self._form = struct.Struct(f"={form}")
+        super().__init__(function, bytearray(self._form.size))
+        self._cell = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
+
+    def bind(self, handle: Any) -> None:
+        """Aim the call at a board."""
+        self.arguments = (handle, ctypes.byref(self._cell))
+
+    def shown(self, data: bytes) -> list[Shown]:
+        """Return the number."""
+        return [(0, self._form.unpack(data)[0], 0)]
+
+
+def load(library: Path | None) -> ModuleType | Missing:
+    """Return the initialised module pynvml, bound to `library` or else to the driver's, or why there is none.
+
+    Importing pynvml takes 50 ms, so the library is looked for first. A library of another path serves when its
+    SONAME is the driver's, for that is how the loader finds again what is loaded.
+    """
+    path = _DRIVERS if library is None else str(library.absolute())
+    try:
+        loaded = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        if library is None:
+            return Missing(NAME, f"{_DRIVERS} is not on this host", "GPUs need the NVIDIA driver installed")
+        return Missing(NAME, f"--nvml {library}: {error}", f"expected a library with NVML's functions, {_DRIVERS}")
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError as error:
+        return Missing(NAME, f"{error}", "install nvidia-ml-py")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return Missing(NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user")
+    if nvml.nvmlLib._handle != loaded._handle:
+        nvml.nvmlShutdown()
+        reason = f"{path} is not what this process has loaded as {_DRIVERS}"
+        return Missing(NAME, reason, f"give one library a process, and let its SONAME be {_DRIVERS}")
+    return cast(ModuleType, nvml)

@@ -1,0 +1,266 @@
+"""CPU package and DRAM energy from the kernel's perf events (RAPL on Intel and AMD): 64 bits, no wrap."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+import sys
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from energymon.counter import Counter
+from energymon.errors import CounterError
+from energymon.reading import LAG_S
+from energymon.sensors.base import Channel, Discovery, Missing, Point
+from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
+from energymon.sensors.held import CLOSED, HeldFiles
+from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
+
+__all__ = ["PerfSensor", "domains", "open_perf"]
+
+_NAME: Final = "perf"
+_SOURCE: Final = "rapl-perf"
+_PARANOID: Final = Path("/proc/sys/kernel/perf_event_paranoid")
+
+# perf_event_open(2), linux/perf_event.h.
+_SYSCALLS: Final[Mapping[str, int]] = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64le": 319, "s390x": 331}
+_ATTR: Final = struct.Struct("=IIQQQQQIIQ")
+"""perf_event_attr: type, size, config, period, sample_type, read_format, flags, wakeup, bp_type, bp_addr."""
+_FORMAT_GROUP: Final = 8
+_FLAG_FD_CLOEXEC: Final = 8
+_WORD: Final = 8
+
+_DENIED: Final = (errno.EACCES, errno.EPERM)
+_ABSENT: Final = (
+    "virtual machines rarely have it; on bare metal load the module rapl (CONFIG_PERF_EVENTS_INTEL_RAPL), which"
+    " serves AMD since Zen too"
+)
+_REPORT: Final = "report it with the kernel's version"
+
+
+class _Group:
+    """The events of one socket or die, which one read returns together."""
+
+    __slots__ = ("_pmu_type", "channels", "counters", "cpu", "device", "events", "fd", "others", "words")
+
+    def __init__(self, pmu_type: int, device: str, cpu: int, events: list[Event]) -> None:
+        self._pmu_type = pmu_type
+        self.device = device
+        self.cpu = cpu
+        self.events = events
+        self.channels = [Channel(device, event.domain, _SOURCE) for event in events]
+        self.counters = [
+            Counter(unit_j=event.unit_j, wrap=None, max_w=MAX_DOMAIN_W, lag_s=LAG_S[_SOURCE]) for event in events
+        ]
+        self.words = struct.Struct(f"={1 + len(events)}Q")
+        self.fd = CLOSED
+        self.others: list[int] = []
+        self.open()
+
+    def open(self) -> None:
+        self.close()
+        try:
+            for event in self.events:
+                fd = _perf_event_open(self._pmu_type, event.config, self.cpu, self.fd)
+                if self.fd == CLOSED:
+                    self.fd = fd
+                else:
+                    self.others.append(fd)
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        while self.others:
+            os.close(self.others.pop())
+        if self.fd != CLOSED:
+            os.close(self.fd)
+            self.fd = CLOSED
+
+    def shown(self) -> dict[RaplDomain, bytes]:
+        """Return what each event shows, b"" where it cannot be read."""
+        try:
+            data = os.read(self.fd, self.words.size)
+        except OSError:
+            data = b""
+        return {
+            (self.device, event.domain): data[_WORD * (1 + i) : _WORD * (2 + i)] for i, event in enumerate(self.events)
+        }
+
+    def value(self, event: Event) -> int:
+        """Return what one event shows, 0 if it cannot be read."""
+        return int.from_bytes(self.shown()[self.device, event.domain], sys.byteorder)
+
+
+def _perf_event_open(pmu_type: int, config: int, cpu: int, group_fd: int) -> int:
+    """Count an event of all processes on one CPU; a group_fd of -1 leads a group. Raises OSError."""
+    number = _SYSCALLS.get(platform.machine())
+    if number is None:
+        raise OSError(errno.ENOSYS, f"the number of perf_event_open on {platform.machine()} is not known here")
+    attr = ctypes.create_string_buffer(_ATTR.pack(pmu_type, _ATTR.size, config, 0, 0, _FORMAT_GROUP, 0, 0, 0, 0))
+    long = ctypes.c_long
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    fd = syscall(long(number), attr, long(-1), long(cpu), long(group_fd), long(_FLAG_FD_CLOEXEC))
+    if fd < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(fd)
+
+
+class PerfSensor:
+    """Package and DRAM of every socket, one system call a socket."""
+
+    name = _NAME
+
+    def __init__(self, groups: list[_Group], confirmed_by: str | None) -> None:
+        self._groups = groups
+        self._held = HeldFiles(groups, os.read, max(group.words.size for group in groups))
+        self.channels = tuple(channel for group in groups for channel in group.channels)
+        self.sample = self._held.read
+        self._confirmed_by = confirmed_by
+
+    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+        """Return a point of each event; those of a socket share their time."""
+        points: list[Point] = []
+        before_ns: int = raw[0]
+        at = 1
+        for group in self._groups:
+            data, after_ns = raw[at], raw[at + 1]
+            at += 2
+            now_ns = (before_ns + after_ns) // 2
+            t_ns = now_ns + offset_ns
+            before_ns = after_ns
+            if type(data) is not bytes or len(data) != group.words.size:
+                if type(data) is bytes:
+                    self._held.distrust(at // 2 - 1)
+                    why = f"a read returned {len(data)} bytes, expected {group.words.size}"
+                else:
+                    why = str(data.strerror)
+                points += [Point(channel, t_ns, None, problem=_told(group, why)) for channel in group.channels]
+                continue
+            values = group.words.unpack(data)
+            for i, channel in enumerate(group.channels):
+                try:
+                    joules, flags = group.counters[i].update(values[i + 1], now_ns)
+                except CounterError as error:
+                    points.append(Point(channel, t_ns, None, problem=_told(group, str(error))))
+                else:
+                    points.append(Point(channel, t_ns, joules, flags))
+        return points
+
+    def describe(self) -> dict[str, object]:
+        """Return each channel's CPU, event and unit."""
+        return {
+            "sensor": self.name,
+            "source": _SOURCE,
+            "confirmed_by": self._confirmed_by,
+            "channels": [
+                {
+                    "device": group.device,
+                    "domain": event.domain,
+                    "source": _SOURCE,
+                    "lag_s": LAG_S[_SOURCE],
+                    "cpu": group.cpu,
+                    "event": event.config,
+                    "unit_j": event.unit_j,
+                }
+                for group in self._groups
+                for event in group.events
+            ],
+        }
+
+    def notes(self) -> list[str]:
+        """Return nothing: its points tell all."""
+        return []
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._held.close()
+
+
+def _told(group: _Group, why: str) -> str:
+    return f"perf events of {group.device} on CPU {group.cpu}: {why}"
+
+
+def domains(sysfs: Path) -> list[RaplDomain]:
+    """Return the packages and DRAMs that the PMU below `sysfs` names; whether they can be read is another matter."""
+    try:
+        return read_pmu(sysfs).domains
+    except (OSError, ValueError):
+        return []
+
+
+def open_perf(
+    sysfs: Path,
+    only: Collection[RaplDomain] | None = None,
+    settle_s: float = SETTLE_S,
+    confirmed_by: str | None = None,
+    paranoid: Path = _PARANOID,
+) -> Discovery:
+    """Open the events of the PMU "power" below `sysfs`, all or those of the domains in `only`.
+
+    Those that cannot be opened, do not move within `settle_s`, or repeat another one are named in `missing`.
+    `confirmed_by` names the interface that lists the same domains.
+    """
+    try:
+        pmu = read_pmu(sysfs)
+    except FileNotFoundError:
+        return Discovery((), (Missing(_NAME, f"{folder(sysfs)} is no PMU for energy", _ABSENT),))
+    except (OSError, ValueError) as error:
+        return Discovery((), (Missing(_NAME, f"{folder(sysfs)}: {error}", _REPORT),))
+    wanted = set(pmu.domains if only is None else only)
+    missing: list[Missing] = []
+    groups = _open_groups(pmu, wanted, missing, paranoid)
+    for domain in sorted(still(lambda: {k: v for group in groups for k, v in group.shown().items()}, settle_s)):
+        missing.append(Missing(_NAME, f"{domain[1]} of {domain[0]} does not move", STILL))
+        wanted.discard(domain)
+    readers = {(group.device, event.domain): partial(group.value, event) for group in groups for event in group.events}
+    for domain, first in repeated(readers, settle_s).items():
+        missing.append(Missing(_NAME, f"{domain[1]} of {domain[0]} repeats {first[0]}", REPEATED))
+        wanted.discard(domain)
+    if any((group.device, event.domain) not in wanted for group in groups for event in group.events):
+        for group in groups:
+            group.close()
+        groups = _open_groups(pmu, wanted, missing, paranoid)
+    return Discovery((PerfSensor(groups, confirmed_by),) if groups else (), tuple(missing))
+
+
+def _open_groups(pmu: Pmu, wanted: set[RaplDomain], missing: list[Missing], paranoid: Path) -> list[_Group]:
+    """Open what is wanted of each socket; name once in `missing` what fails for the same reason."""
+    groups: list[_Group] = []
+    for device, cpu in pmu.cpus.items():
+        events = [event for event in pmu.events if (device, event.domain) in wanted]
+        if not events:
+            continue
+        try:
+            groups.append(_Group(pmu.type, device, cpu, events))
+        except OSError as error:
+            if error.errno in _DENIED:
+                missing.append(_denied(error, paranoid))
+                break
+            reason = f"perf_event_open for {device} on CPU {cpu}: {error.strerror}"
+            missing.append(Missing(_NAME, reason, _REPORT))
+    return groups
+
+
+def _denied(error: OSError, paranoid: Path) -> Missing:
+    try:
+        level = paranoid.read_text().strip()
+    except OSError:
+        level = "unknown"
+    reason = f"perf_event_open: {error.strerror} (kernel.perf_event_paranoid is {level}, 0 or less is needed)"
+    if os.geteuid() == 0:
+        remedy = (
+            "root is refused by a container's seccomp filter or a lockdown: run the agent on the host,"
+            " or give the container CAP_PERFMON"
+        )
+    else:
+        remedy = (
+            f"as root `setcap cap_perfmon=ep {Path(sys.executable).resolve()}`, or"
+            " `sysctl kernel.perf_event_paranoid=0`; or run the agent as root"
+        )
+    return Missing(_NAME, reason, remedy)

@@ -1,0 +1,96 @@
+"""The command line where its input or its output cannot be used."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from energymon import Reading, SqliteStore
+from energymon.__main__ import main
+
+REPO = Path(__file__).parents[2]
+MS = 1_000_000
+RUN = f'"{sys.executable}" -m energymon'
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "energy.sqlite"
+    with SqliteStore.create(path) as store:
+        store.begin_session("a", 0, 100 * MS, {})
+        store.append([Reading(k * 100 * MS, k * 100 * MS, "a", "cpu", "cpu", "estimate", 2.0 * k) for k in range(50)])
+    return path
+
+
+def shell(line):
+    return subprocess.run(["sh", "-c", line], cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("stdout", [">/dev/full", ">&-"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "query --store STORE --start 0 --end 1000000000",
+        "query --store STORE --start 0 --end 1000000000 --json",
+        "export --store STORE --format csv --out -",
+        "clock --listen 127.0.0.1",
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line_of_stderr_and_status_2(store, command, stdout):
+    done = shell(f"{RUN} {command.replace('STORE', str(store))} {stdout}")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("energymon: ")
+
+
+def test_a_file_is_exported_without_a_stdout(store, tmp_path):
+    done = shell(f"{RUN} export --store {store} --format csv --out {tmp_path}/out.csv >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 51
+
+
+def test_an_error_without_a_stderr_is_not_said_on_stdout():
+    done = shell(f"{RUN} query --store /no/such --start 0 --end 1 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    "instant", ["9000-01-01", "1969-12-31", "0001-01-01T00:00+23:00", str(2**62 + 1), "²", "9" * 5000, "yesterday"]
+)
+def test_instants_that_no_store_can_hold_are_refused(store, capsys, instant):
+    assert main(["query", "--store", str(store), "--start", "0", "--end", instant]) == 2
+    assert capsys.readouterr().err.startswith("energymon: ")
+
+
+@pytest.mark.parametrize("interval", ["nan", "0", "inf", "-5", "1e18", "0.5", "10001"])
+def test_the_doctor_refuses_the_intervals_that_the_agent_refuses(capsys, interval):
+    assert main(["doctor", f"--interval-ms={interval}", "--seconds", "0"]) == 2
+    assert "expected 1 to 10000 ms" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:abc", "127.0.0.1:", "127.0.0.1:65536", "127.0.0.1:-1", "::1", "[::1", ""]
+)
+def test_an_address_to_listen_on_that_is_none_is_refused(capsys, listen):
+    assert main(["clock", f"--listen={listen}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "expected ADDRESS or ADDRESS:PORT" in line
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:0", "[::1]:0"])
+def test_the_address_that_the_clock_prints_is_one_to_measure_against(listen):
+    from energymon.clocksync import measure
+
+    argv = [sys.executable, "-m", "energymon", "clock", "--listen", listen]
+    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said = process.stdout.readline()
+        if not said and "::1" in listen:
+            pytest.skip("no IPv6 loopback")
+        try:
+            assert measure(json.loads(said)["address"], "n").node == "n"
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0

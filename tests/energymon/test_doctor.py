@@ -1,0 +1,75 @@
+import pytest
+
+from energymon.doctor import doctor
+from energymon.errors import ConfigError
+from energymon.sensors.discover import SensorConfig
+
+INTERVAL_NS = 20_000_000
+
+
+@pytest.fixture
+def told(capsys):
+    """Run the doctor; return its exit status and what it printed."""
+
+    def ask(seconds=0.3, **config):
+        status = doctor(SensorConfig(**config), INTERVAL_NS, seconds)
+        return status, capsys.readouterr().out
+
+    return ask
+
+
+def test_a_machine_without_sensors_gets_every_reason_and_remedy(told, tmp_path):
+    status, text = told(sysfs=tmp_path, nvml=tmp_path / "none.so")
+    assert status == 1
+    assert "nothing here measures energy" in text
+    for name in ("perf", "powercap", "nvml"):
+        (at,) = [i for i, line in enumerate(text.splitlines()) if line[10:].startswith(f"{name} ")]
+        assert text.splitlines()[at + 1].strip().startswith("-> ")
+    assert "in the place of sensors" in text
+    assert "late   p50" in text
+    assert "priority" in text
+    assert "\nclock " in text
+
+
+def test_every_channel_is_told_with_its_source_and_period(told, rapl, boards, nvml_library):
+    boards(1)
+    with rapl.running():
+        status, text = told(sysfs=rapl.root, nvml=nvml_library)
+    assert status == 0
+    lines = [line[10:].split() for line in text.splitlines()]
+    found = {tuple(line[:3]) for line in lines}
+    assert {("package-1", "dram", "rapl-powercap"), ("gpu-0", "gpu", "nvml-counter")} <= found
+    (package,) = [line for line in lines if line[:3] == ["package-0", "cpu", "rapl-powercap"]]
+    assert package[3:5] == ["updated", "every"]
+    assert "NVIDIA Fake, GPU-00000000, driver 580.00; counter updated every" in text
+    assert "no other interface confirms this list" in text
+    assert "skew   p50" in text
+
+
+def test_a_channel_that_fails_is_told_with_the_reason(told, rapl, boards, nvml_library):
+    boards(2, lost=[1], mig=[0])
+    with rapl.running():
+        status, text = told(sysfs=rapl.root, nvml=nvml_library, sensors=())
+    assert status == 0
+    assert "gpu-0 is in MIG mode" in text
+    assert "gpu-1: GPU is lost" in text
+
+
+def test_an_estimate_is_no_measurement(told, tmp_path):
+    status, text = told(seconds=0, sysfs=tmp_path, nvml=tmp_path / "none.so", estimate=True, cpu_tdp_w=100.0)
+    assert status == 1
+    assert "an estimate, no measurement" in text
+    assert "100 W at full load (--cpu-tdp-w), 12% of it idle" in text
+
+
+def test_a_module_says_what_its_counter_holds(told, tmp_path, boards, nvml_library):
+    boards(1, modules=[0])
+    status, text = told(seconds=0, sysfs=tmp_path, nvml=nvml_library)
+    assert status == 0
+    assert "covers the whole module" in text
+
+
+@pytest.mark.parametrize("seconds", [-1, 4000, float("nan")])
+def test_impossible_seconds_are_refused(seconds):
+    with pytest.raises(ConfigError, match="--seconds"):
+        doctor(SensorConfig(), INTERVAL_NS, seconds)

@@ -1,0 +1,160 @@
+import csv
+import io
+from dataclasses import astuple
+
+import pyarrow.parquet as pq
+import pytest
+
+from energymon import START, ConfigError, Reading, SqliteStore, WindowError
+from energymon.export import READING_COLUMNS, TUPLE_COLUMNS, export
+from energymon.tuples import stored_tuples
+
+MS = 1_000_000
+TICK = 100 * MS
+LAST = 12_000
+"""Ticks: more than are in memory at a time."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "energy.sqlite"
+    rows = []
+    for k in range(LAST + 1):
+        late = (k * 37) % 900 * 1000
+        flags = START if k == 0 else ""
+        rows.append(Reading(k * TICK, k * TICK + late, "a b", "package-0", "cpu", "rapl-perf", 5.0 * k, flags))
+        # The board's own time is before the tick.
+        rows.append(Reading(k * TICK, k * TICK - 30 * MS, "a b", "gpu-0", "gpu", "nvml-counter", 7.0 * k, flags))
+    with SqliteStore.create(path) as store:
+        store.begin_session("a b", 0, TICK, {})
+        store.append(rows)
+        store.begin_session("c", 0, TICK, {})
+        store.append([Reading(k * TICK, k * TICK, "c", "cpu", "cpu", "estimate", 2.0 * k) for k in range(50)])
+    return path
+
+
+@pytest.fixture
+def store(path):
+    with SqliteStore.open(path) as store:
+        yield store
+
+
+def test_parquet_holds_every_reading_once_with_the_columns_described(store, tmp_path):
+    out = tmp_path / "energy.parquet"
+    count = export(store, out, "parquet")
+    table = pq.read_table(out)
+    assert table.num_rows == count == 2 * (LAST + 1) + 50
+    assert table.column_names == list(READING_COLUMNS)
+    assert table.schema.field("joules").metadata[b"description"] == b"cumulative, unwrapped, J"
+    keys = list(zip(*(table[name].to_pylist() for name in ("tick_ns", "node", "device")), strict=True))
+    assert len(set(keys)) == count
+    found = {tuple(row.values()) for row in table.to_pylist() if row["tick_ns"] == 77 * TICK}
+    assert found == {astuple(r) for r in store.readings(77 * TICK, 77 * TICK, "a b") if r.tick_ns == 77 * TICK}
+
+
+def test_tuples_are_written_with_unknown_cells_empty(store, tmp_path):
+    out = tmp_path / "energy.csv"
+    count = export(store, out, "csv", "tuples")
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == list(TUPLE_COLUMNS)
+    direct = list(stored_tuples(store, 0, 2**63 - 1))
+    assert len(rows) == count == len(direct)
+    assert sum(float(r["cpu_energy"]) for r in rows if r["node"] == "a b") == pytest.approx(
+        sum(t.cpu_energy for t in direct if t.node == "a b"), rel=1e-12
+    )
+    (estimate,) = [r for r in rows if r["node"] == "c" and r["t_ns"] == str(TICK)]
+    assert (estimate["cpu_energy"], estimate["cpu_source"], estimate["gpu_energy"]) == ("2.0", "estimate", "")
+
+
+def test_a_span_and_a_node_narrow_what_is_written(store, tmp_path):
+    out = tmp_path / "energy.csv"
+    assert export(store, out, "csv", start_ns=10 * TICK, end_ns=13 * TICK, node="c") == 3
+    assert [line.split(",")[0] for line in out.read_text().splitlines()[1:]] == [str(k * TICK) for k in (10, 11, 12)]
+    with pytest.raises(WindowError, match="no node 'x'"):
+        export(store, out, "csv", node="x")
+    with pytest.raises(WindowError, match="before it starts"):
+        export(store, out, "csv", start_ns=2, end_ns=1)
+
+
+def test_line_protocol_is_what_the_sender_sends(store, capsys):
+    session = next(s for s in store.sessions() if s.node == "a b")
+    assert export(store, "-", "line", start_ns=5 * TICK, end_ns=6 * TICK, node="a b") == 2
+    assert capsys.readouterr().out.splitlines() == [
+        f"energy,device=gpu-0,domain=gpu,node=a\\ b,session={session.name},source=nvml-counter "
+        "joules=35.0,offset_ns=-30000000 500000000",
+        f"energy,device=package-0,domain=cpu,node=a\\ b,session={session.name},source=rapl-perf "
+        "joules=25.0,offset_ns=185000 500000000",
+    ]
+
+
+def test_tuples_in_line_protocol_have_their_sources_as_tags(store, capsys):
+    export(store, "-", "line", "tuples", start_ns=0, end_ns=TICK, node="c")
+    assert capsys.readouterr().out == "tuples,cpu_source=estimate,node=c cpu_energy=2.0 100000000\n"
+
+
+def test_an_empty_span_has_a_file_with_its_columns_alone(store, tmp_path):
+    for format in ("parquet", "csv"):
+        assert export(store, tmp_path / format, format, start_ns=2**60) == 0
+    assert pq.read_table(tmp_path / "parquet").column_names == list(READING_COLUMNS)
+    assert (tmp_path / "csv").read_text() == ",".join(READING_COLUMNS) + "\n"
+
+
+def test_parquet_is_not_written_to_stdout(store):
+    with pytest.raises(ConfigError, match="--format csv or line"):
+        export(store, "-", "parquet")
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv", "line"])
+def test_a_file_that_cannot_be_written_is_named(store, tmp_path, format):
+    with pytest.raises(ConfigError, match="no/such/out: cannot be written"):
+        export(store, tmp_path / "no/such/out", format)
+
+
+def test_what_was_there_stays_until_the_new_file_is_whole(store, tmp_path, monkeypatch):
+    out = tmp_path / "energy.csv"
+    out.write_text("before")
+    readings = SqliteStore.readings
+
+    def break_off(self, start_ns, end_ns, node=None):
+        if 0 < start_ns < end_ns:
+            raise OSError(28, "No space left on device")
+        return readings(self, start_ns, end_ns, node)
+
+    monkeypatch.setattr(SqliteStore, "readings", break_off)
+    with pytest.raises(ConfigError, match="No space left"):
+        export(store, out, "csv")
+    assert out.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_csv_reads_back_to_the_same_readings(store, capsys):
+    export(store, "-", "csv", node="c")
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    read = [
+        Reading(
+            int(r["tick_ns"]),
+            int(r["t_ns"]),
+            r["node"],
+            r["device"],
+            r["domain"],
+            r["source"],
+            float(r["joules"]),
+            r["flags"],
+        )
+        for r in rows
+    ]
+    assert read == store.readings(0, 2**62, "c")
+
+
+@pytest.mark.parametrize("format", ["parquet", "csv"])
+@pytest.mark.parametrize("name", ["e" * 255, "é" * 127], ids=["ascii", "accents"])
+def test_the_longest_name_that_a_file_may_have_can_be_written(store, tmp_path, format, name):
+    assert export(store, tmp_path / name, format, node="c") == 50
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_an_output_that_is_no_files_name_is_refused(store, out):
+    with pytest.raises(ConfigError, match="expected the name of a file"):
+        export(store, out, "csv")

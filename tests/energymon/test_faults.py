@@ -1,0 +1,225 @@
+"""What can go wrong on a host, done to a real agent: killed at any moment, its clock set, its board stuck."""
+
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from energymon import START, SqliteStore, StoreError
+from energymon.reading import Reading
+from tests.energymon.nvml import fake
+
+REPO = Path(__file__).parents[2]
+S = 1_000_000_000
+
+
+def everything(store: Path):
+    """Return the readings, ticks and events of a store."""
+    with SqliteStore.open(store) as opened:
+        return opened.readings(0, 2**62), opened.ticks(0, 2**62), opened.events()
+
+
+def lives(rows: list[Reading]) -> list[list[Reading]]:
+    """Split one series where an agent began."""
+    found: list[list[Reading]] = []
+    for row in sorted(rows, key=lambda r: r.tick_ns):
+        if row.flags == START:
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+def assert_nothing_is_made_up(readings, rapl):
+    """The joules between any two readings of a life are what the counter went by between them, to a microjoule."""
+    zones = {("package-0", "cpu"): rapl.packages[0], ("package-1", "dram"): rapl.drams[1]}
+    for (device, domain), zone in zones.items():
+        rows = [r for r in readings if (r.device, r.domain) == (device, domain)]
+        shown = set(zone.shown_uj)
+        for life in lives(rows):
+            series = [round(row.joules * 1e6) for row in life]
+            assert [row.joules for row in life] == pytest.approx([uj / 1e6 for uj in series], rel=1e-9)
+            firsts = [first for first in shown if first + series[-1] in shown]
+            assert any(all(first + uj in shown for uj in series) for first in firsts), (device, life[0])
+
+
+def wait_for(true, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_agent_killed_at_any_of_25_moments_loses_and_doubles_nothing_it_has_stored(rapl, tmp_path, seed):
+    store = tmp_path / "energy.sqlite"
+    moments = random.Random(seed)
+    argv = [sys.executable, "-m", "energymon", "run", "--store", store, "--node", "n", "--interval-ms", "5"]
+    argv += ["--sysfs", rapl.root, "--until-eof"]
+    stored: set[Reading] = set()
+    with rapl.running():
+        for _ in range(25):
+            agent = subprocess.Popen(
+                argv, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            assert agent.stdout.readline()
+            until = time.monotonic() + moments.uniform(0.0, 0.12)
+            while time.monotonic() < until:
+                agent.stdin.write(b"\n")
+                agent.stdin.flush()
+                time.sleep(moments.uniform(0.0, 0.01))
+                stored |= set(everything(store)[0])
+            agent.kill()
+            agent.communicate()
+            kept = everything(store)[0]
+            assert stored <= set(kept)
+            assert len({(r.device, r.domain, r.source, r.tick_ns) for r in kept}) == len(kept)
+    assert len(stored) > 1000
+    assert_nothing_is_made_up(everything(store)[0], rapl)
+
+
+@pytest.fixture(scope="session")
+def clock_shim(tmp_path_factory):
+    """A library that shifts the wall clock of a process, and of no other."""
+    if fake.compiler() is None:
+        pytest.skip("the shim is C: no cc on this host")
+    library = tmp_path_factory.mktemp("clock") / "shift_clock.so"
+    source = Path(__file__).parent / "clock" / "shift_clock.c"
+    subprocess.run([fake.compiler(), "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+@pytest.mark.parametrize("step_s", [2, -2])
+def test_a_clock_that_is_set_is_told_and_costs_no_energy(rapl, start_agent, clock_shim, tmp_path, monkeypatch, step_s):
+    shift = tmp_path / "shift"
+    shift.write_bytes(struct.pack("q", 0))
+    monkeypatch.setenv("LD_PRELOAD", str(clock_shim))
+    monkeypatch.setenv("SHIFT_CLOCK", str(shift))
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        monkeypatch.delenv("LD_PRELOAD")
+        time.sleep(0.3)
+        fd = os.open(shift, os.O_WRONLY)
+        os.pwrite(fd, struct.pack("q", step_s * S), 0)
+        os.close(fd)
+        time.sleep(0.6 + (2 if step_s < 0 else 0))
+        said = agent.end()
+    readings, ticks, events = everything(agent.store)
+    assert [e.kind for e in events if e.kind == "clock-step"] == ["clock-step"]
+    assert "clock-step: the wall clock was set by" in said
+    with SqliteStore.open(agent.store) as store:
+        (step,) = [c for c in store.clocks() if c.peer == "step"]
+    assert step.offset_ns == pytest.approx(step_s * S, abs=S // 100)
+    taken = sorted(t.tick_ns for t in ticks)
+    assert len(taken) == len(set(taken))
+    assert {b - a for a, b in pairwise(taken)} == {20_000_000}, "every tick is there, taken or missed"
+    package = [r for r in readings if (r.device, r.domain) == ("package-0", "cpu")]
+    assert [r.flags for r in package].count(START) == 1
+    assert_nothing_is_made_up(readings, rapl)
+
+
+def test_a_board_that_hangs_costs_the_packages_a_few_ticks_and_comes_back(rapl, boards, nvml_library, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--nvml", str(nvml_library), "--interval-ms", "20")
+        boards(hang_ms={1: 5000})
+        time.sleep(5.0)
+        hung_until = time.time_ns()
+        boards()
+
+        def back():
+            return any(r.device == "gpu-1" and r.tick_ns > hung_until for r in everything(agent.store)[0])
+
+        wait_for(back)
+        agent.end()
+    readings, ticks, _ = everything(agent.store)
+    alone = [t for t in ticks if t.missed and hung_until - S < t.tick_ns < hung_until]
+    assert len(alone) > 25, "a tick that lacks the board is a missed one"
+    packages = {r.tick_ns for r in readings if r.device == "package-0"}
+    assert {t.tick_ns for t in alone} <= packages, "the packages are sampled meanwhile"
+    assert_nothing_is_made_up(readings, rapl)
+
+
+def test_two_agents_on_one_host_tell_the_same_joules(rapl, start_agent, tmp_path):
+    with rapl.running():
+        one = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", store=tmp_path / "one.sqlite")
+        two = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", store=tmp_path / "two.sqlite")
+        time.sleep(0.6)
+        one.end()
+        two.end()
+    for agent in (one, two):
+        readings, _, _ = everything(agent.store)
+        assert len({r.tick_ns for r in readings}) > 20
+        assert_nothing_is_made_up(readings, rapl)
+
+
+def test_a_store_that_is_removed_under_the_agent_is_told_and_ends_it_with_an_error(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20")
+        for path in agent.store.parent.glob(f"{agent.store.name}*"):
+            path.unlink()
+        time.sleep(3)
+        said = agent.end()
+    assert agent.process.returncode == 2
+    assert "was removed while it was written" in said
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_an_agent_without_a_standard_stream_ends_when_it_is_told_to(rapl, tmp_path, closed):
+    store = tmp_path / "energy.sqlite"
+    command = f"exec {sys.executable} -m energymon run --store {store} --node n --sysfs {rapl.root} {closed}"
+    with rapl.running():
+        agent = subprocess.Popen(["sh", "-c", command], cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(lambda: store.exists() and everything_there(store))
+        agent.terminate()
+        told, _ = agent.communicate(timeout=20)
+    assert agent.returncode == 0
+    assert b"energymon: " not in told, "what is for stderr is not on stdout"
+
+
+def everything_there(store):
+    try:
+        return everything(store)[0]
+    except StoreError:
+        return []
+
+
+def test_ticks_that_are_missed_again_and_again_are_told_about_once_in_a_while(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "10")
+        for _ in range(6):
+            agent.process.send_signal(signal.SIGSTOP)
+            time.sleep(0.1)
+            agent.process.send_signal(signal.SIGCONT)
+            time.sleep(0.1)
+        agent.end()
+    _, ticks, events = everything(agent.store)
+    told = [e.message for e in events if e.kind == "ticks-missed"]
+    assert len(told) == 2, "the first, and the rest at the end"
+    assert sum(int(message.split()[0]) for message in told) == sum(t.missed for t in ticks)
+
+
+def test_the_idle_baseline_is_what_the_host_drew_at_first(rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", "--idle-s", "1")
+        agent.end()
+    with SqliteStore.open(agent.store) as store:
+        idle = {(b.device, b.domain): b for b in store.baselines()}
+    assert set(idle) == {(d, c) for d in ("package-0", "package-1") for c in ("cpu", "dram")}
+    package = idle["package-0", "cpu"]
+    assert package.end_ns - package.start_ns == S
+    assert package.watts == pytest.approx(rapl.packages[0].watts, abs=package.error_w + 4)
+
+
+def test_a_store_that_was_closed_in_order_is_read_by_whoever_may_not_write_its_folder(public_path, as_nobody):
+    path = public_path / "energy.sqlite"
+    reading = Reading(1, 2, "n", "package-0", "cpu", "rapl-perf", 3.5, START)
+    with SqliteStore.create(path) as store:
+        store.append([reading])
+    with as_nobody():
+        assert everything(path)[0] == [reading]

@@ -1,0 +1,59 @@
+import random
+
+import pytest
+
+from energymon import ClockOffset
+from energymon.offsets import offset_at
+
+MS = 1_000_000
+S = 1000 * MS
+
+
+def measured(t_s, offset_ms, error_us=50, peer="controller"):
+    return ClockOffset(round(t_s * S), "n", peer, round(offset_ms * MS), error_us * 1000)
+
+
+def test_a_node_that_measured_nothing_has_no_offset():
+    assert offset_at([], S) is None
+    assert offset_at([measured(1, 5.0, peer="chrony")], S) is None
+
+
+def test_the_nearest_measurement_holds_and_its_error_grows_with_the_drift():
+    found = offset_at([measured(100, 5.0)], 110 * S)
+    assert found.offset_ns == 5 * MS
+    assert found.error_ns == pytest.approx(50_000 + 1_000_000, abs=1000)
+    assert found.to_node(110 * S) == 110 * S - 5 * MS
+    assert offset_at([measured(100, 5.0)], 90 * S).error_ns == pytest.approx(1_050_000, abs=1000)
+
+
+def test_between_two_measurements_the_offset_is_interpolated():
+    found = offset_at([measured(100, 5.0), measured(160, 5.2, error_us=80)], 130 * S)
+    assert found.offset_ns == pytest.approx(5.1 * MS, abs=1000)
+    assert found.error_ns == pytest.approx(80_000 + 100_000, abs=2000)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_bound_holds_for_a_clock_that_drifts_by_less_than_100_ppm(seed):
+    dice = random.Random(seed)
+    true_ns, offsets = dice.randint(-20 * MS, 20 * MS), []
+    rate = dice.uniform(-90e-6, 90e-6)
+    for _ in range(600):
+        offsets.append(true_ns)
+        if dice.random() < 0.02:
+            rate = dice.uniform(0, 90e-6) if rate > 0 else -dice.uniform(0, 90e-6)
+        true_ns += rate * S
+    told = [measured(s, (offsets[s] + dice.uniform(-3e4, 3e4)) / MS, error_us=30) for s in range(30, 600, 60)]
+    for second in dice.sample(range(1, 599), 40):
+        found = offset_at(told, round(second * S + offsets[second]))
+        assert abs(found.offset_ns - offsets[second]) <= found.error_ns + 1000
+
+
+def test_a_step_of_the_nodes_clock_moves_the_offset_at_once():
+    # The node is 5 ms behind, and is set ahead by 2 s at 130 s of its own time.
+    told = [measured(100, 5.0), measured(130, 2000.0, peer="step"), measured(160, -1995.0)]
+    before, after = offset_at(told, 120 * S), offset_at(told, 140 * S)
+    assert before.offset_ns == pytest.approx(5 * MS, abs=1000)
+    assert after.offset_ns == pytest.approx(-1995 * MS, abs=1000)
+    assert before.error_ns < 3 * MS
+    assert after.error_ns < 3 * MS
+    assert after.to_node(140 * S) == pytest.approx(141.995 * S, abs=1000)

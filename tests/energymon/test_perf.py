@@ -1,0 +1,214 @@
+"""RAPL's perf sensor on the kernel's real perf_event_open, with a software event in RAPL's place."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from energymon.sensors.domains import repeated
+from energymon.sensors.perf import domains, open_perf
+
+pytestmark = pytest.mark.usefixtures("perf_allowed")
+
+PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+ONE_CPU = {0: (0, 0)}
+
+
+def read(sensor):
+    return sensor.decode(sensor.sample(), 0)
+
+
+def channels(found):
+    return [(c.device, c.domain) for sensor in found.sensors for c in sensor.channels]
+
+
+@pytest.fixture
+def client(plant):
+    """One socket whose package draws 28 W and whose DRAM draws 3 W, while CPU 0 is there."""
+    tree = plant("intel-one-socket")
+    tree.pmu()
+    return tree
+
+
+@pytest.fixture
+def sensor(client):
+    (sensor,) = open_perf(client.root).sensors
+    yield sensor
+    sensor.close()
+
+
+def test_package_and_dram_are_counted_and_nothing_that_holds_or_repeats_them(sensor):
+    assert [(c.device, c.domain, c.source) for c in sensor.channels] == [
+        ("package-0", "cpu", "rapl-perf"),
+        ("package-0", "dram", "rapl-perf"),
+    ]
+
+
+def test_joules_follow_the_kernels_count(sensor):
+    first = sensor.sample()
+    time.sleep(0.05)
+    second = sensor.sample()
+    assert [p.joules for p in sensor.decode(first, 0)] == [0.0, 0.0]
+    package, dram = sensor.decode(second, 0)
+    least_s, most_s = (second[0] - first[2]) / 1e9, (second[2] - first[0]) / 1e9
+    assert 28 * least_s * 0.99 < package.joules < 28 * most_s * 1.01
+    assert dram.joules == pytest.approx(package.joules * 3 / 28, rel=0.01)
+
+
+def test_one_read_brings_a_whole_socket(sensor):
+    before_ns, data, after_ns = sensor.sample()
+    assert len(data) == 24
+    points = sensor.decode([before_ns, data, after_ns], 0)
+    assert {p.t_ns for p in points} == {(before_ns + after_ns) // 2}
+
+
+def test_amd_has_a_package_and_no_dram(plant):
+    tree = plant("amd-one-socket")
+    tree.pmu()
+    found = open_perf(tree.root)
+    assert channels(found) == [("package-0", "cpu")]
+    found.sensors[0].close()
+
+
+@pytest.mark.parametrize(
+    ("cpus", "names"),
+    [
+        ({0: (0, 0), 7: (1, 0)}, ["package-0", "package-1"]),
+        ({0: (0, 0), 7: (0, 1)}, ["package-0-die-0", "package-0-die-1"]),
+        ({0: (0, 2)}, ["package-0"]),
+    ],
+)
+def test_sockets_are_named_as_powercap_names_them(plant, cpus, names):
+    tree = plant("intel-one-socket")
+    tree.pmu({"energy-pkg": 80}, cpus)
+    assert domains(tree.root) == [(name, "cpu") for name in names]
+
+
+def test_a_list_of_cpus_may_hold_ranges(client):
+    (client.root / "devices" / "power" / "cpumask").write_text("0-0\n")
+    assert domains(client.root) == [("package-0", "cpu"), ("package-0", "dram")]
+
+
+def test_a_cpu_that_is_not_there_is_named_and_the_other_sockets_are_counted(plant):
+    tree = plant("intel-two-sockets")
+    tree.pmu({"energy-pkg": 80}, {0: (0, 0), 100_000: (1, 0)})
+    found = open_perf(tree.root)
+    assert channels(found) == [("package-0", "cpu")]
+    assert "package-1 on CPU 100000" in found.missing[0].reason
+    found.sensors[0].close()
+
+
+def test_only_the_domains_that_are_asked_for_are_opened(client):
+    found = open_perf(client.root, {("package-0", "dram")})
+    assert channels(found) == [("package-0", "dram")]
+    assert len(found.sensors[0].sample()[1]) == 16
+    found.sensors[0].close()
+
+
+def test_an_event_that_never_counts_is_left_out_and_named(client):
+    # Emulation faults (8) do not happen on these machines.
+    (client.root / "devices" / "power" / "events" / "energy-ram").write_text("event=0x08\n")
+    found = open_perf(client.root, settle_s=0.02)
+    assert channels(found) == [("package-0", "cpu")]
+    assert "dram of package-0 does not move" in found.missing[0].reason
+    found.sensors[0].close()
+
+
+def test_a_host_without_the_pmu_is_told_with_a_remedy(tmp_path):
+    found = open_perf(tmp_path)
+    assert found.sensors == ()
+    assert "no PMU for energy" in found.missing[0].reason
+    assert "virtual machines" in found.missing[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("type", "many", "many"),
+        ("events/energy-pkg", "umask=1", "expected event=NUMBER in Joules"),
+        ("events/energy-pkg.unit", "Watts", "expected event=NUMBER in Joules"),
+        ("events/energy-pkg.scale", "0", "expected joules a count"),
+        ("cpumask", "\n", "cpumask is empty"),
+    ],
+)
+def test_what_a_pmu_cannot_hold_is_told(client, file, text, told):
+    (client.root / "devices" / "power" / file).write_text(text)
+    (gap,) = open_perf(client.root).missing
+    assert told in gap.reason
+    assert domains(client.root) == []
+
+
+def test_an_event_that_the_kernel_does_not_know_is_told(client):
+    (client.root / "devices" / "power" / "events" / "energy-pkg").write_text("event=0xff\n")
+    found = open_perf(client.root, {("package-0", "cpu")})
+    assert found.sensors == ()
+    assert "perf_event_open for package-0 on CPU 0: No such" in found.missing[0].reason
+
+
+@pytest.mark.root
+def test_without_permission_the_remedy_names_what_is_needed(public_path, as_nobody, client):
+    if int(PARANOID.read_text()) <= 0:
+        pytest.skip("kernel.perf_event_paranoid lets everybody count here")
+    root = public_path / "sys"
+    client.root.rename(root)
+    with as_nobody():
+        found = open_perf(root)
+    (gap,) = found.missing
+    assert found.sensors == ()
+    assert f"kernel.perf_event_paranoid is {PARANOID.read_text().strip()}, 0 or less is needed" in gap.reason
+    assert "setcap cap_perfmon=ep /" in gap.remedy
+    assert "run the agent as root" in gap.remedy
+
+
+def test_a_lost_descriptor_is_a_problem_and_the_count_begins_anew(sensor):
+    read(sensor)
+    time.sleep(0.02)
+    before = read(sensor)[0].joules
+    for group in sensor._groups:
+        group.close()
+    lost = [read(sensor), read(sensor)]
+    assert lost[0][0].joules is None
+    assert "package-0 on CPU 0: Bad file descriptor" in lost[0][0].problem
+    assert "went back" in lost[1][0].problem
+    again = read(sensor)[0]
+    assert (again.flags, again.joules) == ("start", pytest.approx(before))
+
+
+def test_a_short_read_is_told(sensor):
+    raw = sensor.sample()
+    raw[1] = raw[1][:8]
+    assert sensor.decode(raw, 0)[1].problem.endswith("a read returned 8 bytes, expected 24")
+
+
+def test_descriptors_are_given_back(client):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    (sensor,) = open_perf(client.root).sensors
+    read(sensor)
+    sensor.close()
+    sensor.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_dies_that_move_in_step_are_one_counter():
+    def steps(ahead, speed):
+        shown = [0]
+
+        def read():
+            shown[0] += 1
+            return ahead + speed * (shown[0] // 4)
+
+        return read
+
+    moved = {"now": 0}
+
+    def of_socket(ahead):
+        def read():
+            moved["now"] += 1
+            return ahead + moved["now"] // 5
+
+        return read
+
+    one_counter = {("package-0-die-0", "cpu"): of_socket(0), ("package-0-die-1", "cpu"): of_socket(700)}
+    assert repeated(one_counter, 1.0) == {("package-0-die-1", "cpu"): ("package-0-die-0", "cpu")}
+    two_counters = {("package-0-die-0", "cpu"): steps(0, 3), ("package-0-die-1", "cpu"): steps(700, 2)}
+    assert repeated(two_counters, 0.05) == {}

@@ -1,0 +1,245 @@
+import json
+
+import pytest
+
+from energymon import Baseline, ClockOffset, Event, Reading, SqliteStore, Tick, WindowError, query
+from energymon.query import render, to_json, total
+
+MS = 1_000_000
+TICK = 100 * MS
+S = 1000 * MS
+T0 = 1_700_000_000 * S
+"""A whole second."""
+
+
+def ramp(watts, *, node="n", device="package-0", domain="cpu", source="rapl-perf", last=100, first=0):
+    return [
+        Reading(T0 + k * TICK, T0 + k * TICK, node, device, domain, source, watts * 0.1 * (k - first))
+        for k in range(first, last + 1)
+    ]
+
+
+def channel(device, domain, source, **more):
+    return {"device": device, "domain": domain, "source": source, **more}
+
+
+CPU = channel("package-0", "cpu", "rapl-perf", lag_s=0.001)
+GPU = [
+    channel("gpu-0", "gpu", "nvml-counter", lag_s=0.02),
+    channel("gpu-0", "gpu", "nvml-power", lag_s=0.1),
+]
+
+
+def host(node="n"):
+    return [
+        *ramp(50, node=node),
+        *ramp(300, node=node, device="gpu-0", domain="gpu", source="nvml-counter"),
+        *ramp(290, node=node, device="gpu-0", domain="gpu", source="nvml-power"),
+    ]
+
+
+@pytest.fixture
+def make_store(tmp_path):
+    """Write a store with one session a node, and open it for reading."""
+    opened = []
+
+    def make(readings, channels=(CPU, *GPU), nodes=("n",), **more):
+        path = tmp_path / f"{len(opened)}.sqlite"
+        with SqliteStore.create(path) as store:
+            for node in nodes:
+                store.begin_session(node, T0 - S, TICK, {"sensors": [{"sensor": "x", "channels": list(channels)}]})
+            ticks = [Tick(T0 + k * TICK, node, False) for node in nodes for k in range(101)]
+            store.append(readings, more.pop("ticks", ticks), **more)
+        opened.append(SqliteStore.open(path))
+        return opened[-1]
+
+    yield make
+    for store in opened:
+        store.close()
+
+
+def by_name(window):
+    return {component.name: component for component in window.components}
+
+
+def test_every_component_has_its_best_source_and_the_total_their_sum(make_store):
+    (window,) = query(make_store(host()), T0 + S, T0 + 3 * S)
+    found = by_name(window)
+    assert {name: c.joules for name, c in found.items()} == pytest.approx({"cpu": 100, "gpu": 600, "total": 700})
+    assert {name: c.sources for name, c in found.items()} == {
+        "cpu": ("rapl-perf",),
+        "gpu": ("nvml-counter",),
+        "total": ("rapl-perf", "nvml-counter"),
+    }
+    assert len(window.energies) == 3
+    assert [e.source for e in window.best] == ["rapl-perf", "nvml-counter"]
+    assert found["total"].error_j == pytest.approx(found["cpu"].error_j + found["gpu"].error_j)
+
+
+def test_the_period_that_was_probed_bounds_the_error(make_store):
+    (window,) = query(make_store(host()), T0 + S + 85 * MS, T0 + 3 * S + 85 * MS)
+    errors = {e.source: e.error_j for e in window.energies}
+    # 15 ms are left to the next reading: enough for RAPL, but the board's counter may show it one later.
+    assert errors == {
+        "rapl-perf": pytest.approx(2 * 50 * 0.085),
+        "nvml-counter": pytest.approx(2 * 300 * 0.115),
+        "nvml-power": None,
+    }
+
+
+def test_a_component_of_which_a_device_is_lost_is_unknown_and_so_is_the_total(make_store):
+    rows = [r for r in host() if not (r.domain == "gpu" and r.tick_ns > T0 + 2 * S)]
+    (window,) = query(make_store(rows), T0 + S, T0 + 3 * S)
+    found = by_name(window)
+    assert found["cpu"].joules == pytest.approx(100)
+    assert (found["gpu"].joules, found["total"].joules) == (None, None)
+    assert found["total"].lost == ("gpu-0 gpu",)
+
+
+def test_an_estimate_is_told_and_has_no_bound(make_store):
+    rows = [*ramp(20, device="cpu", source="estimate"), *ramp(300, device="gpu-0", domain="gpu", source="nvml-counter")]
+    (window,) = query(make_store(rows, [channel("cpu", "cpu", "estimate"), GPU[0]]), T0 + S, T0 + 3 * S)
+    found = by_name(window)
+    assert (found["cpu"].estimated, found["gpu"].estimated, found["total"].estimated) == (True, False, True)
+    assert (found["cpu"].error_j, found["total"].error_j) == (None, None)
+    assert found["gpu"].error_j is not None
+    text = render([window])
+    assert "contains an estimate" in text
+
+
+def test_where_a_board_measures_its_whole_module_the_total_does_not_add_what_is_in_it(make_store):
+    module = [CPU, channel("gpu-0", "gpu", "nvml-counter", module_power=True)]
+    (window,) = query(make_store(host(), module), T0 + S, T0 + 3 * S)
+    assert by_name(window)["total"].joules == pytest.approx(600)
+
+
+def test_a_long_window_is_the_sum_of_its_stretches(make_store):
+    rows = ramp(50, last=12_345)
+    (window,) = query(make_store(rows, [CPU], ticks=()), T0 + 50 * MS, T0 + 12_340 * TICK)
+    assert window.energies[0].joules == pytest.approx(50 * (1234 - 0.05), rel=1e-9)
+    assert not window.energies[0].interpolated
+    assert window.missed_share == 1.0
+
+
+@pytest.mark.parametrize(("start", "end"), [(-(10**9), 1), (1, 10**9), (-(10**9), 10**9)])
+def test_what_a_query_asks_of_the_store_follows_its_data_and_not_the_span(make_store, monkeypatch, start, end):
+    asked = []
+    for name in ("readings", "ticks"):
+        answer = getattr(SqliteStore, name)
+        monkeypatch.setattr(SqliteStore, name, lambda *a, of=answer: asked.append(a) or of(*a))
+    (window,) = query(make_store(host()), T0 + start * S, T0 + end * S)
+    assert len(asked) < 10
+    assert window.energies == ()
+    assert 1 - 101 / (10 * 10**9) <= window.missed_share <= 1
+
+
+def test_ticks_are_missed_before_the_first_life_between_lives_and_after_the_last(tmp_path):
+    with SqliteStore.create(tmp_path / "lives.sqlite") as store:
+        for begin in (0, 50):
+            store.begin_session("n", T0 + begin * S, TICK, {})
+            ticks = range(T0 + begin * S, T0 + (begin + 10) * S, TICK)
+            store.append(
+                [Reading(t, t, "n", "package-0", "cpu", "rapl-perf", (t - T0) / S) for t in ticks],
+                [Tick(t, "n", False) for t in ticks],
+            )
+    with SqliteStore.open(tmp_path / "lives.sqlite") as store:
+        (window,) = query(store, T0 - 20 * S, T0 + 80 * S)
+        assert window.missed_share == pytest.approx(0.8)
+        (window,) = query(store, T0 + 5 * S, T0 + 55 * S)
+        assert window.missed_share == pytest.approx(0.8)
+
+
+def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
+    idle = [
+        Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S // 2, 20.0, 0.5),
+        Baseline("n", "gpu-0", "gpu", "nvml-counter", T0, T0 + S // 2, 60.0, 1.0),
+    ]
+    store = make_store(host(), baselines=idle)
+    assert query(store, T0 + S, T0 + 3 * S)[0].net == ()
+    (window,) = query(store, T0 + S, T0 + 3 * S, net=True)
+    found = by_name(window)
+    assert {name: c.net_j for name, c in found.items()} == pytest.approx({"cpu": 60, "gpu": 480, "total": 540})
+    assert found["total"].idle_j == pytest.approx(160)
+    assert found["total"].net_error_j == pytest.approx(found["total"].error_j + 3.0)
+
+
+def test_without_a_baseline_of_every_device_the_net_total_is_unknown(make_store):
+    idle = [Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S, 20.0, 0.5)]
+    (window,) = query(make_store(host(), baselines=idle), T0 + S, T0 + 3 * S, net=True)
+    assert by_name(window)["cpu"].net_j == pytest.approx(60)
+    assert by_name(window)["total"].net_j is None
+
+
+def test_any_span_of_the_store_can_be_the_baseline(make_store):
+    (window,) = query(make_store(host()), T0 + S, T0 + 3 * S, baseline=(T0 + 4 * S, T0 + 5 * S))
+    assert by_name(window)["total"].net_j == pytest.approx(0.0, abs=1e-6)
+    assert by_name(window)["cpu"].idle_j == pytest.approx(100.0)
+
+
+def test_a_window_in_the_controllers_time_is_moved_into_each_nodes_clock(make_store):
+    # At 100 ms of the node's time a second begins in which it draws 250 W.
+    rows, joules = [], 0.0
+    for k in range(101):
+        rows.append(Reading(T0 + k * TICK, T0 + k * TICK, "n", "package-0", "cpu", "rapl-perf", joules))
+        joules += 25.0 if 20 <= k < 30 else 5.0
+    offset = ClockOffset(T0, "n", "controller", 50 * MS, 200_000)
+    store = make_store(rows, [CPU], clocks=[offset])
+    (window,) = query(store, T0 + 2 * S + 50 * MS, T0 + 3 * S + 50 * MS)
+    assert window.clock == "controller"
+    assert window.offset_ns == 50 * MS
+    assert window.energies[0].joules == pytest.approx(250.0)
+    assert window.energies[0].clock_error_j == pytest.approx(2 * 250 * window.clock_error_ns / 1e9)
+    assert 200_000 < window.clock_error_ns < 600_000
+    (own,) = query(store, T0 + 2 * S + 50 * MS, T0 + 3 * S + 50 * MS, clock="own")
+    assert own.energies[0].joules == pytest.approx(240.0)
+    assert own.energies[0].clock_error_j == 0.0
+    assert "controller's clock" in render([window])
+    assert "its own clock" in render([own])
+
+
+def test_several_nodes_have_a_window_each_and_a_total(make_store):
+    offset = ClockOffset(T0, "n", "controller", 0, 100_000)
+    store = make_store([*host("m"), *host("n"), *host("o")], nodes=("m", "n", "o"), clocks=[offset])
+    windows = query(store, T0 + S, T0 + 3 * S, ["n", "m"])
+    assert [(w.node, w.clock, w.clock_error_ns is None) for w in windows] == [
+        ("m", "unknown", True),
+        ("n", "controller", False),
+    ]
+    assert total(windows).joules == pytest.approx(1400)
+    assert len(query(store, T0 + S, T0 + 3 * S)) == 3
+    text = render(windows)
+    assert "all 2 nodes" in text
+    assert "clock offset unknown" in text
+    together = json.loads(json.dumps(to_json(windows)))
+    assert together["total"]["joules"] == pytest.approx(1400)
+
+
+def test_the_total_over_nodes_is_unknown_when_one_has_no_figure(make_store):
+    windows = query(make_store(host("n"), nodes=("n", "m")), T0 + S, T0 + 3 * S)
+    assert total(windows).joules is None
+    assert "unknown" in render(windows)
+
+
+def test_a_node_that_is_not_there_is_named_with_those_that_are(make_store):
+    with pytest.raises(WindowError, match="no node 'x' in this store; it has n"):
+        query(make_store(host()), T0, T0 + S, "x")
+
+
+def test_the_table_shows_components_series_and_events(make_store):
+    told = [Event(T0 + 2 * S, "n", "sensor-lost", "gpu-0 gpu (nvml-power): gone"), Event(T0, "n", "x", "before")]
+    (window,) = query(make_store(host(), events=told), T0 + S, T0 + 3 * S)
+    lines = render([window]).splitlines()
+    assert lines[0].startswith("n: 2023-11-14T22:13:21.000000Z to 2023-11-14T22:13:23.000000Z, 2.000000 s, its own")
+    rows = [line.split() for line in lines]
+    assert ["cpu", "100.000", "10.000", "10.000", "0.000", "0.00%", "rapl-perf"] in rows
+    assert ["gpu", "gpu-0", "580.000", "none", "none", "none", "0.00%", "nvml-power", "(not", "summed)"] in rows
+    assert "sensor-lost: gpu-0" in lines[-1]
+    assert len({line.index("rapl-perf") for line in lines[2:3]}) == 1
+
+
+def test_a_window_that_no_series_covers_says_so(make_store):
+    (window,) = query(make_store(host(), ()), T0 + 200 * S, T0 + 300 * S)
+    assert window.components == ()
+    assert "no series covers this window" in render([window])
+    assert query(make_store(host()), T0 - 100 * S, T0 - 50 * S) == []
+    assert "no agent had begun" in render([])
