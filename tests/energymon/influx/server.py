@@ -1,0 +1,209 @@
+"""An InfluxDB server of its own for a test run, stores to be sent to it, and senders in processes of their own."""
+
+import http.client
+import json
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from energymon.stores.settings import InfluxSettings
+from energymon.stores.spool import Spool
+from energymon.stores.uplink import Uplink
+
+REPO = Path(__file__).parents[3]
+ORG = "home"
+
+
+def binary() -> Path:
+    """Return the server's path, found or built; what went wrong is in the exception."""
+    found = subprocess.run([REPO / "playbooks" / "influxdb.sh"], capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise RuntimeError(f"playbooks/influxdb.sh found no server and could not build one:\n{found.stderr[-4000:]}")
+    return Path(found.stdout.strip())
+
+
+class Server:
+    """influxd on loopback with a token; it can be stopped, killed and started again on what it had."""
+
+    def __init__(self, program: Path, folder: Path, certificate: Path | None = None, key: Path | None = None) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.token = secrets.token_urlsafe(24)
+        self.certificate = certificate
+        scheme = "https" if certificate else "http"
+        self.url = f"{scheme}://localhost:{self.port}" if certificate else f"{scheme}://127.0.0.1:{self.port}"
+        self._argv = [
+            program,
+            "run",
+            f"--bolt-path={folder}/bolt",
+            f"--sqlite-path={folder}/sqlite",
+            f"--engine-path={folder}/engine",
+            f"--http-bind-address=127.0.0.1:{self.port}",
+            "--reporting-disabled",
+            "--log-level=error",
+            *([f"--tls-cert={certificate}", f"--tls-key={key}"] if certificate else []),
+        ]
+        self._process: subprocess.Popen | None = None
+        self._buckets = 0
+        self.start()
+        setup = {"username": "root", "password": secrets.token_urlsafe(12), "org": ORG, "bucket": "first"}
+        answer = self.call("POST", "/api/v2/setup", {**setup, "token": self.token}, authorised=False)
+        self.org_id = answer["org"]["id"]
+
+    def start(self) -> None:
+        """Start it and wait until it answers, unless it runs."""
+        if self._process is not None:
+            return
+        self.folder.mkdir(exist_ok=True)
+        log = (self.folder / "log").open("ab")
+        self._process = subprocess.Popen(self._argv, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        log.close()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                if self.call("GET", "/health", authorised=False)["status"] == "pass":
+                    return
+            except (OSError, http.client.HTTPException, ValueError, RuntimeError):
+                pass
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"influxd does not start:\n{(self.folder / 'log').read_text()[-4000:]}")
+            time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it in order, or by another signal."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(60)
+            self._process = None
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.stop(signal.SIGKILL)
+
+    def call(self, method: str, path: str, body: object = None, *, authorised: bool = True) -> dict:
+        """Ask the server's own API."""
+        host = self.url.partition("//")[2]
+        if self.certificate:
+            trust = ssl.create_default_context(cafile=str(self.certificate))
+            connection = http.client.HTTPSConnection(host, timeout=10, context=trust)
+        else:
+            connection = http.client.HTTPConnection(host, timeout=10)
+        headers = {"Authorization": f"Token {self.token}"} if authorised else {}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        told = answer.read()
+        connection.close()
+        if answer.status >= 300:
+            raise RuntimeError(f"{method} {path}: {answer.status} {told[:300]!r}")
+        return json.loads(told) if told else {}
+
+    def bucket(self, name: str | None = None, seconds: int = 0) -> str:
+        """Make a bucket that keeps points for `seconds`, or for ever; return its name."""
+        self._buckets += 1
+        name = name or f"bucket-{self._buckets}"
+        rules = [{"type": "expire", "everySeconds": seconds}] if seconds else []
+        self.call("POST", "/api/v2/buckets", {"orgID": self.org_id, "name": name, "retentionRules": rules})
+        return name
+
+    def environment(self, bucket: str, **more: str) -> dict[str, str]:
+        """Return the variables that lead to a bucket."""
+        return {
+            "INFLUXDB_V2_URL": self.url,
+            "INFLUXDB_V2_ORG": ORG,
+            "INFLUXDB_V2_BUCKET": bucket,
+            "INFLUXDB_V2_TOKEN": self.token,
+            **more,
+        }
+
+    def settings(self, bucket: str) -> InfluxSettings:
+        """Return the same as settings."""
+        return InfluxSettings.from_environment(self.environment(bucket))
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def drain(path: Path, settings: InfluxSettings) -> None:
+    """Send all that a store's outbox has."""
+    with Spool(path) as spool, Uplink(settings) as uplink:
+        while (batch := spool.next_batch()) is not None:
+            uplink.post(batch.lines)
+            spool.acknowledge(batch)
+
+
+class SenderProcess:
+    """A sender, and the states that it tells."""
+
+    def __init__(self, store: Path, environment: dict[str, str], *options: str) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("INFLUXDB_V2_")}
+        self.argv = [sys.executable, "-m", "energymon.sender", "--store", str(store), *options]
+        self.process = subprocess.Popen(
+            self.argv,
+            cwd=REPO,
+            env={**clean, **environment, "PYTHONPATH": str(REPO)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.told: list[dict] = []
+        self.output = b""
+        self.peak_kb = 0
+        self._news = threading.Condition()
+        self._ended = False
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            with self._news:
+                self.output += line
+                self.told.append(json.loads(line))
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+    def wait_for(self, state: str, words: str = "", timeout_s: float = 60) -> dict:
+        """Return the first state of this name, or of any, whose message has these words."""
+
+        def match() -> dict | None:
+            told = (t for t in self.told if not state or t["state"] == state)
+            return next((t for t in told if words in t["message"]), None)
+
+        with self._news:
+            self._news.wait_for(lambda: match() or self._ended, timeout_s)
+            assert match(), f"never told {state} {words!r}: {self.told}"
+            return match()
+
+    def peak(self) -> int:
+        """Return the most memory that it has had so far, kB."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0])
+
+    def end(self, *, close: bool = True, timeout_s: float = 60) -> int:
+        """Close its stdin, as the end of an agent does, and return its exit status."""
+        if close and not self.process.stdin.closed:
+            self.process.stdin.close()
+        status = self.process.wait(timeout_s)
+        self._reader.join()
+        self.output += self.process.stderr.read()
+        return status
+
+    def kill(self) -> None:
+        """End it at once, unless it has ended."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            pipe.close()

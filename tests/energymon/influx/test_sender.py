@@ -1,0 +1,429 @@
+"""The sender's process against a real server that goes away, comes back, and refuses."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from energymon import Event
+from energymon.sender import backoff_s
+from energymon.stores.influxdb import InfluxStore
+from energymon.stores.spool import Spool
+from tests.energymon.influx.server import REPO, SenderProcess, Server, drain, free_port
+from tests.energymon.influx.stores import STEP, T0, append, assert_whole
+
+
+def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(
+    server, bucket, make_store, start_sender
+):
+    store = make_store()
+    append(store, 20)
+    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
+    sender.wait_for("sending", bucket)
+    append(store, 20, first=20)
+    store.append([], events=[Event(T0, "n", "sensor-lost", 'a "message",\nwith = all \\ of it')])
+    store.end_session(store.sessions()[0], T0 + 10, 0.25)
+    assert sender.end() == 0
+    assert sender.told[-1]["state"] == "drained"
+    assert sender.told[-1]["unsent"] == 0
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_server_that_is_down_at_the_start_gets_everything_when_it_comes(server, bucket, make_store, start_sender):
+    server.stop()
+    store = make_store()
+    append(store, 50)
+    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
+    waiting = sender.wait_for("waiting", "Connection refused")
+    assert waiting["unsent"] == 150
+    assert server.url in waiting["message"]
+    server.start()
+    sender.wait_for("sending")
+    assert sender.end() == 0
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_server_that_is_killed_for_a_while_in_the_middle_gets_everything_once(
+    server, bucket, make_store, start_sender
+):
+    store = make_store()
+    append(store, 50)
+    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
+    sender.wait_for("sending")
+    for first in (50, 100):
+        server.kill()
+        append(store, 50, first=first)
+        sender.wait_for("waiting")
+        sender.told.clear()
+        server.start()
+        sender.wait_for("sending")
+        sender.told.clear()
+    assert sender.end() == 0
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_server_that_never_comes_costs_disk_only(server, bucket, make_store, start_sender):
+    server.stop()
+    store = make_store()
+    append(store, 20_000)
+    environment = server.environment(bucket)
+    sender = start_sender(store.path, environment, "--until-eof", "--drain-s", "1")
+    sender.wait_for("waiting")
+    sender.process.stdin.close()
+    peak_kb = sender.peak()
+    assert sender.end() == 1
+    assert peak_kb < 200_000
+    last = sender.told[-1]
+    assert last["state"] == "waiting"
+    assert last["unsent"] == 60_000
+    assert f"--store {store.path}" in last["message"]
+    server.start()
+    again = start_sender(store.path, environment)
+    assert again.end(close=False) == 0
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_server_that_is_restarted_again_and_again_gets_every_batch_once(server, bucket, make_store, start_sender):
+    store = make_store()
+    append(store, 10_000)
+    sender = start_sender(store.path, server.environment(bucket), "--drain-s", "60")
+    draw = random.Random(1)
+    for _ in range(4):
+        time.sleep(draw.uniform(0.05, 0.4))
+        server.kill()
+        server.start()
+    assert sender.end(close=False) == 0
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_sender_that_is_killed_at_any_moment_loses_and_doubles_nothing(server, bucket, make_store):
+    store = make_store()
+    append(store, 30_000)
+    environment = server.environment(bucket)
+    draw = random.Random(2)
+    left = []
+    for _ in range(12):
+        sender = SenderProcess(store.path, environment)
+        time.sleep(draw.uniform(0.6, 1.2))
+        sender.kill()
+        with Spool(store.path) as spool:
+            left.append(spool.unsent())
+        if not left[-1]:
+            break
+    drain(store.path, server.settings(bucket))
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_token_that_is_wrong_is_named_with_the_remedy_and_a_better_one_is_taken(
+    server, bucket, make_store, start_sender, tmp_path
+):
+    store = make_store()
+    append(store, 10)
+    file = tmp_path / "token"
+    file.write_text("wrong-token\n")
+    file.chmod(0o600)
+    environment = {**server.environment(bucket), "INFLUXDB_V2_TOKEN_FILE": str(file)}
+    sender = start_sender(store.path, environment, "--until-eof")
+    refused = sender.wait_for("refused", "401")
+    assert "INFLUXDB_V2_TOKEN" in refused["message"]
+    assert server.url in refused["message"]
+    file.write_text(server.token)
+    sender.wait_for("sending")
+    assert sender.end() == 0
+    assert_whole(store, server.settings(bucket))
+    assert b"wrong-token" not in sender.output
+
+
+def test_a_bucket_that_is_missing_is_named_and_used_once_it_is_there(server, make_store, start_sender):
+    store = make_store()
+    append(store, 10)
+    sender = start_sender(store.path, server.environment("not yet"), "--until-eof")
+    assert "make it" in sender.wait_for("refused", "'not yet'")["message"]
+    server.bucket("not yet")
+    sender.wait_for("sending")
+    assert sender.end() == 0
+    assert_whole(store, server.settings("not yet"))
+
+
+def test_a_token_that_may_only_read_is_named(server, bucket, make_store, start_sender):
+    (found,) = server.call("GET", f"/api/v2/buckets?name={bucket}")["buckets"]
+    resource = {"type": "buckets", "id": found["id"], "orgID": server.org_id}
+    right = {"orgID": server.org_id, "permissions": [{"action": "read", "resource": resource}]}
+    token = server.call("POST", "/api/v2/authorizations", right)["token"]
+    store = make_store()
+    append(store, 5)
+    sender = start_sender(store.path, {**server.environment(bucket), "INFLUXDB_V2_TOKEN": token})
+    assert sender.end(close=False) == 1
+    assert "no right to bucket" in sender.told[-1]["message"] or "no bucket" in sender.told[-1]["message"]
+
+
+def test_poisoned_lines_are_set_aside_and_nothing_else(server, bucket, make_store, start_sender):
+    store = make_store()
+    append(store, 400)
+    good = store.readings(T0, T0 + 1000 * STEP)
+    for k in (3, 200, 399):
+        store._db.execute("UPDATE readings SET joules = ? WHERE tick_ns = ? AND series_id = 2", (1e999, T0 + k * STEP))
+    sender = start_sender(store.path, server.environment(bucket))
+    assert sender.end(close=False) == 0
+    assert "3 points" in sender.wait_for("set-aside")["message"]
+    aside = store._db.execute("SELECT line, reason FROM rejected ORDER BY id").fetchall()
+    assert len(aside) == 3
+    assert all("joules=inf" in line and reason for line, reason in aside)
+    with InfluxStore(server.settings(bucket)) as there:
+        got = there.readings(T0, T0 + 1000 * STEP)
+    bad = {(T0 + k * STEP, "dram") for k in (3, 200, 399)}
+    assert got == [r for r in good if (r.tick_ns, r.domain) not in bad]
+
+
+def test_a_measurement_of_another_type_is_set_aside_and_told(server, bucket, make_store, start_sender):
+    from energymon.stores.uplink import Uplink
+
+    store = make_store()
+    append(store, 200)
+    with Uplink(server.settings(bucket)) as uplink:
+        uplink.post([f'energy,node=x joules="text",offset_ns="text" {T0}'])
+    sender = start_sender(store.path, server.environment(bucket))
+    assert sender.end(close=False) == 0
+    assert "field type conflict" in sender.wait_for("set-aside", "600 points")["message"]
+
+
+def test_points_older_than_the_bucket_keeps_are_set_aside_in_one_go(server, make_store, start_sender):
+    store = make_store()
+    append(store, 5000)
+    sender = start_sender(store.path, server.environment(server.bucket(seconds=3600)))
+    assert sender.end(close=False) == 0
+    told = [t["message"] for t in sender.told if t["state"] == "set-aside"]
+    assert "retention" in told[0]
+    assert store._db.execute("SELECT count(*) FROM rejected").fetchone()[0] >= 20_000
+
+
+class Gate(ThreadingHTTPServer):
+    """A proxy before the server that answers for it while it has answers of its own."""
+
+    def __init__(self, server: Server, max_bytes: int | None = None) -> None:
+        super().__init__(("127.0.0.1", free_port()), _GateHandler)
+        self.server_port_behind = server.port
+        self.max_bytes = max_bytes
+        self.own: list[tuple[int, dict[str, str]]] = []
+        self.posts: list[tuple[int, int, float]] = []
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread.start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+
+class _GateHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        import http.client
+
+        gate = self.server
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if gate.max_bytes is not None and len(body) > gate.max_bytes:
+            status, headers, answer = 413, {}, b""
+        elif gate.own:
+            (status, headers), answer = gate.own.pop(0), b""
+        else:
+            behind = http.client.HTTPConnection("127.0.0.1", gate.server_port_behind)
+            behind.request("POST", self.path, body, {"Authorization": self.headers["Authorization"]})
+            response = behind.getresponse()
+            status, headers, answer = response.status, {}, response.read()
+            behind.close()
+        gate.posts.append((status, len(body), time.monotonic()))
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def gate(server):
+    gate = Gate(server)
+    yield gate
+    gate.close()
+
+
+def through(gate, server, bucket):
+    return {**server.environment(bucket), "INFLUXDB_V2_URL": f"http://127.0.0.1:{gate.server_address[1]}"}
+
+
+def test_a_request_that_is_too_large_is_halved_until_it_passes(server, bucket, gate, make_store, start_sender):
+    store = make_store()
+    append(store, 1000)
+    gate.max_bytes = 100_000
+    sender = start_sender(store.path, through(gate, server, bucket))
+    assert sender.end(close=False) == 0
+    assert any(status == 413 for status, *_ in gate.posts)
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_server_that_asks_for_a_pause_gets_one(server, bucket, gate, make_store, start_sender):
+    store = make_store()
+    append(store, 10)
+    gate.own = [(429, {"Retry-After": "2"}), (503, {}), (500, {})]
+    sender = start_sender(store.path, through(gate, server, bucket))
+    assert sender.end(close=False) == 0
+    (_, _, first), (_, _, second), *_ = gate.posts
+    assert second - first >= 2
+    assert [status for status, *_ in gate.posts][:3] == [429, 503, 500]
+    assert_whole(store, server.settings(bucket))
+
+
+def test_a_server_that_refuses_every_request_alike_gets_no_line_set_aside(
+    server, bucket, gate, make_store, start_sender
+):
+    store = make_store()
+    append(store, 4)
+    gate.own = [(400, {})] * 10_000
+    sender = start_sender(store.path, through(gate, server, bucket))
+    assert sender.end(close=False) == 1
+    sender.wait_for("refused", "takes no request at all")
+    assert store._db.execute("SELECT count(*) FROM rejected").fetchone() == (0,)
+    assert sender.told[-1]["unsent"] == 12
+
+
+def test_a_server_that_is_no_influxdb_is_refused(server, bucket, gate, make_store, start_sender):
+    store = make_store()
+    append(store, 4)
+    gate.own = [(302, {"Location": "http://127.0.0.1:1/"})]
+    sender = start_sender(store.path, through(gate, server, bucket))
+    assert sender.end(close=False) == 1
+    sender.wait_for("refused", "answered 302")
+    assert len(gate.posts) == 1
+
+
+def test_a_second_sender_on_the_same_store_refuses(server, bucket, make_store, start_sender):
+    store = make_store()
+    append(store, 5)
+    first = start_sender(store.path, server.environment(bucket), "--until-eof")
+    first.wait_for("sending")
+    second = start_sender(store.path, server.environment(bucket))
+    assert second.end(close=False) == 2
+    assert "another sender" in second.told[-1]["message"]
+    assert first.end() == 0
+
+
+def test_sigterm_ends_a_sender_that_waits(server, bucket, make_store, start_sender):
+    server.stop()
+    store = make_store()
+    append(store, 5)
+    sender = start_sender(store.path, server.environment(bucket), "--until-eof")
+    sender.wait_for("waiting")
+    sender.process.send_signal(signal.SIGTERM)
+    assert sender.end(close=False) == 1
+    assert sender.told[-1]["unsent"] == 15
+
+
+def test_tls_works_and_a_certificate_of_a_stranger_is_refused(
+    influxd, certificate, server, make_store, start_sender, tmp_path
+):
+    secure = Server(influxd, tmp_path / "data", *certificate)
+    try:
+        store = make_store()
+        append(store, 50)
+        environment = secure.environment("first")
+        stranger = start_sender(store.path, environment)
+        assert stranger.end(close=False) == 1
+        assert "INFLUXDB_V2_SSL_CA_CERT" in stranger.wait_for("refused", "no TLS")["message"]
+        trusting = {**environment, "INFLUXDB_V2_SSL_CA_CERT": str(certificate[0])}
+        assert start_sender(store.path, trusting).end(close=False) == 0
+        from energymon.stores.settings import InfluxSettings
+
+        assert_whole(store, InfluxSettings.from_environment(trusting))
+        plain = {**trusting, "INFLUXDB_V2_URL": secure.url.replace("https", "http")}
+        append(store, 1, first=50)
+        mistaken = start_sender(store.path, plain)
+        assert mistaken.end(close=False) == 1
+        wrong = {**trusting, "INFLUXDB_V2_URL": server.url.replace("http:", "https:")}
+        assert start_sender(store.path, wrong).end(close=False) == 1
+    finally:
+        secure.kill()
+
+
+def test_the_token_is_nowhere_to_be_seen(server, bucket, gate, make_store, start_sender):
+    store = make_store()
+    gate.own = [(401, {}), (500, {}), (400, {})]
+    outputs = []
+    environments = (
+        server.environment(bucket),
+        through(gate, server, bucket),
+        {**server.environment(bucket), "INFLUXDB_V2_TOKEN": server.token + "\nx"},
+        {**server.environment(bucket), "INFLUXDB_V2_URL": f"http://u:{server.token}@127.0.0.1:1"},
+        {**server.environment(bucket), "INFLUXDB_V2_BUCKET": "absent"},
+    )
+    for i, environment in enumerate(environments):
+        append(store, 5, first=5 * i)
+        sender = start_sender(store.path, environment, "--until-eof", "--drain-s", "1")
+        listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, check=True).stdout
+        assert b"energymon.sender" in listed
+        assert server.token.encode() not in listed
+        sender.wait_for("")
+        sender.end()
+        outputs.append(sender.output)
+    assert all(outputs)
+    assert server.token.encode() not in b"".join(outputs)
+    for file in store.path.parent.iterdir():
+        assert server.token.encode() not in file.read_bytes()
+
+
+def test_settings_that_are_missing_end_the_sender_with_what_was_expected(make_store):
+    store = make_store()
+    sender = subprocess.run(
+        [sys.executable, "-m", "energymon.sender", "--store", store.path],
+        cwd=REPO,
+        env={},
+        capture_output=True,
+        check=False,
+    )
+    assert sender.returncode == 2
+    assert "INFLUXDB_V2_URL" in json.loads(sender.stdout)["message"]
+
+
+def test_the_limit_is_kept_by_deleting_what_was_sent(server, bucket, make_store, start_sender):
+    store = make_store()
+    append(store, 10_000)
+    drain(store.path, server.settings(bucket))
+    size = store.path.stat().st_size
+    limit_mb = 1.3 * size / 1e6
+    sender = start_sender(store.path, server.environment(bucket), "--until-eof", "--spool-limit-mb", str(limit_mb))
+    append(store, 20_000, first=10_000)
+    assert sender.end() == 0
+    with Spool(store.path) as spool:
+        assert spool.trim(round(limit_mb * 1e6))
+        assert spool.used_bytes() < limit_mb * 1e6
+    left = store.readings(T0 + 30_000 * STEP, T0 + 30_000 * STEP)
+    assert left[-1].tick_ns == T0 + 29_999 * STEP
+    with InfluxStore(server.settings(bucket)) as there:
+        assert len(there.readings(T0, T0 + 40_000 * STEP)) == 90_000
+
+
+def test_a_limit_that_unsent_readings_reach_is_told_loudly(server, bucket, make_store, start_sender):
+    server.stop()
+    store = make_store()
+    append(store, 5_000)
+    sender = start_sender(store.path, server.environment(bucket), "--until-eof", "--spool-limit-mb", "0.3")
+    message = sender.wait_for("refused", "limit")["message"]
+    assert "--spool-limit-mb" in message
+    sender.kill()
+    with Spool(store.path) as spool:
+        assert spool.unsent() == 15_000
+
+
+def test_the_backoff_grows_to_half_a_minute_with_jitter():
+    assert [backoff_s(n, lambda: 1.0) for n in (1, 2, 3, 6, 7, 100)] == [0.5, 1.0, 2.0, 16.0, 30.0, 30.0]
+    assert backoff_s(3, lambda: 0.0) == 1.0

@@ -1,0 +1,154 @@
+"""An agent with its sender against the real server: away, restarted, and the agent killed."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from energymon import SqliteStore, query
+from energymon.stores.influxdb import InfluxStore
+from tests.energymon.influx.server import ORG
+
+REPO = Path(__file__).parents[3]
+FOREVER = 2**62
+
+
+def flags(server, bucket):
+    return ["--influxdb-url", server.url, "--influxdb-org", ORG, "--influxdb-bucket", bucket]
+
+
+@pytest.fixture
+def token(server, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("INFLUXDB_V2_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("INFLUXDB_V2_TOKEN", server.token)
+    return server.token
+
+
+def here(path):
+    with SqliteStore.open(path) as store:
+        return store.readings(0, FOREVER)
+
+
+def there(server, bucket):
+    with InfluxStore(server.settings(bucket)) as store:
+        return store.readings(0, FOREVER)
+
+
+def wait_for(true, seconds=40.0):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.1)
+
+
+def events(path):
+    with SqliteStore.open(path) as store:
+        return [event.kind for event in store.events()]
+
+
+def test_what_an_agent_samples_is_on_the_server_when_it_has_ended(server, bucket, token, rapl, start_agent):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
+        start = time.time_ns()
+        time.sleep(0.5)
+        end = time.time_ns()
+        said = agent.end()
+    readings = here(agent.store)
+    assert there(server, bucket) == readings
+    with SqliteStore.open(agent.store) as local, InfluxStore(server.settings(bucket)) as remote:
+        (ours,), (theirs,) = query(local, start, end), query(remote, start, end)
+        assert theirs.energies == ours.energies
+        assert theirs.components == ours.components
+        assert remote.sessions()[0].end_ns == local.sessions()[0].end_ns
+    assert token not in said
+
+
+def test_the_token_is_no_argument_and_in_no_file(server, bucket, token, rapl, start_agent, tmp_path):
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
+        mine = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        said = agent.end()
+    assert "energymon.sender" in mine
+    assert token not in mine
+    assert token not in said
+    for path in tmp_path.rglob("energy*"):
+        if path.is_file():
+            assert token.encode() not in path.read_bytes(), path
+
+
+def test_a_server_that_is_down_at_the_start_and_goes_down_again_gets_everything_in_the_end(
+    server, bucket, token, rapl, start_agent
+):
+    server.stop()
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
+        wait_for(lambda: "sender-waiting" in events(agent.store))
+        server.start()
+        wait_for(lambda: there(server, bucket))
+        server.kill()
+        time.sleep(3)
+        server.start()
+        before = len(here(agent.store))
+        wait_for(lambda: len(there(server, bucket)) > before)
+        agent.end()
+    assert there(server, bucket) == here(agent.store)
+
+
+def test_a_server_that_never_comes_costs_the_agent_nothing_and_its_store_keeps_all(
+    server, bucket, token, rapl, start_agent
+):
+    server.stop()
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
+        time.sleep(1)
+        said = agent.end()
+    kept = here(agent.store)
+    assert len({r.tick_ns for r in kept}) > 40
+    assert "sender-waiting" in said
+    server.start()
+    done = subprocess.run(
+        [sys.executable, "-m", "energymon.sender", "--store", agent.store],
+        cwd=REPO,
+        env={**os.environ, **server.environment(bucket)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert there(server, bucket) == kept
+
+
+def test_agents_killed_at_random_moments_lose_and_double_nothing_on_the_server(server, bucket, token, rapl, tmp_path):
+    store = tmp_path / "energy.sqlite"
+    moments = random.Random(7)
+    argv = [sys.executable, "-m", "energymon", "run", "--store", store, "--node", "n", "--interval-ms", "10"]
+    argv += ["--sysfs", rapl.root, "--until-eof", *flags(server, bucket)]
+    with rapl.running():
+        for life in range(8):
+            agent = subprocess.Popen(
+                argv, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+            assert agent.stdout.readline()
+            until = time.monotonic() + moments.uniform(0.0, 1.5)
+            while time.monotonic() < until:
+                agent.stdin.write(b"\n")
+                agent.stdin.flush()
+                time.sleep(0.02)
+            if life == 7:
+                agent.terminate()
+                agent.wait(40)
+            else:
+                agent.kill()
+            agent.communicate()
+    # The sender of an agent that was killed may still have been at work when the last one ended.
+    by_hand = [sys.executable, "-m", "energymon.sender", "--store", store]
+    env = {**os.environ, **server.environment(bucket)}
+    wait_for(lambda: subprocess.run(by_hand, cwd=REPO, env=env, stdout=subprocess.DEVNULL, check=False).returncode == 0)
+    kept = here(store)
+    assert len(kept) > 400
+    assert there(server, bucket) == kept

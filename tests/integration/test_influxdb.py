@@ -1,0 +1,59 @@
+"""A run that sends its readings to a real InfluxDB server."""
+
+import csv
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+from energymon import open_store
+from tests.energymon.influx.server import ORG, Server, binary
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(binary(), tmp_path / "influxdb")
+    yield server
+    server.kill()
+
+
+def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_path, monkeypatch):
+    bucket = server.bucket()
+    token_file = tmp_path / "token"
+    token_file.write_text(server.token)
+    token_file.chmod(0o600)
+    overrides = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
+    overrides += ["~loaders.dali", "~loaders.streaming", "store=influxdb", f"store.token_file={token_file}"]
+    overrides += [f"store.url={server.url}", f"store.org={ORG}", f"store.bucket={bucket}"]
+    overrides += [f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "+experiment=smoke", *overrides],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "results" / "latest"
+    with (folder / "epochs.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["energy_source"].startswith("cpu=")
+    assert float(row["cpu_j"]) > 0
+    (energy,) = folder.glob("cells/*/energy.parquet")
+    ours = pq.read_table(energy).to_pylist()
+    for name, value in server.environment(bucket).items():
+        monkeypatch.setenv(name, value)
+    with open_store(server.url) as remote, open_store(folder / "energy.sqlite") as local:
+        assert remote.readings(0, 2**62) == local.readings(0, 2**62)
+        sent = {(r.tick_ns, r.device, r.source, r.joules) for r in remote.readings(0, 2**62)}
+    assert {(r["tick_ns"], r["device"], r["source"], r["joules"]) for r in ours} <= sent
+    assert server.token not in done.stdout + done.stderr
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert server.token.encode() not in path.read_bytes(), path
+    assert not [args for args in _running() if "energymon.sender" in args and str(tmp_path) in args]
+
+
+def _running():
+    return subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
