@@ -1,0 +1,143 @@
+"""How fast the sender empties a backlog into a real InfluxDB server, and with how much memory.
+
+A tuple is one tick of a host with cpu, dram and gpu: three readings and the tick, four lines. The store is filled with
+a backlog, a fresh server is started, and the sender's process drains the one into the other. Beside it the bound: the
+same lines, made beforehand, posted by a bare loop over `http.client`. Prints a line per demand (asked, measured,
+verdict); exits 1 when one falls short. `--quick` sends a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+REPO = Path(__file__).parents[1]
+sys.path.insert(0, str(REPO))
+
+from energymon import SqliteStore  # noqa: E402 - the repository comes first
+from energymon.stores.influxdb import InfluxStore  # noqa: E402
+from energymon.stores.spool import Spool  # noqa: E402
+from tests.energymon.influx.server import Server, binary  # noqa: E402
+
+T0 = 1_700_000_000_000_000_000
+STEP = 100_000_000
+TICKS_PER_COMMIT = 5
+BARE = 100_000
+SERIES = (("package-0", "cpu", "rapl-perf"), ("package-0", "dram", "rapl-perf"), ("gpu-0", "gpu", "nvml-counter"))
+ASKED_TUPLES_PER_S = 20_000
+ASKED_MB = 200
+
+
+def main() -> int:
+    """Run the benchmark; 0 when every demand is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a hundred thousand tuples instead of a million")
+    tuples = 100_000 if parser.parse_args().quick else 1_000_000
+    with tempfile.TemporaryDirectory(prefix="joulefeed-influxdb-") as name:
+        folder = Path(name)
+        store = fill(folder / "energy.sqlite", tuples)
+        some = fill(folder / "some.sqlite", min(tuples, BARE))
+        server = Server(binary(), folder / "server")
+        try:
+            load = os.getloadavg()[0]
+            bare_s, lines = bare(server, some)
+            seconds, peak_mb = drain(server, store)
+            whole = InfluxStore(server.settings("first"))
+            last = whole.readings(T0 + tuples * STEP, T0 + tuples * STEP)[-1]
+            arrived = last.tick_ns == T0 + (tuples - 1) * STEP
+            whole.close()
+        finally:
+            server.kill()
+    rate, bound = tuples / seconds, lines / 4 / bare_s
+    demands = [
+        ("tuples a second", f">= {ASKED_TUPLES_PER_S}", f"{rate:.0f}", rate >= ASKED_TUPLES_PER_S),
+        ("memory of the sender, peak, MB", f"<= {ASKED_MB}", f"{peak_mb:.0f}", peak_mb <= ASKED_MB),
+        ("last reading of the backlog is in the bucket", "yes", "yes" if arrived else "no", arrived),
+    ]
+    print(f"{tuples} tuples in {seconds:.1f} s; load average before: {load:.2f}")
+    print(f"{'demand':<58} {'asked':>10} {'measured':>10}  verdict")
+    for what, asked, measured, met in demands:
+        print(f"{what:<58} {asked:>10} {measured:>10}  {'ok' if met else 'FALLS SHORT'}")
+    print(f"{'readings a second':<58} {'':>10} {3 * rate:>10.0f}")
+    print(f"{'bound: a bare loop posting ready lines, tuples a second':<58} {'':>10} {bound:>10.0f}")
+    print(f"{'sender / bound':<58} {'':>10} {rate / bound:>10.2f}")
+    return 0 if all(met for *_, met in demands) else 1
+
+
+def fill(path: Path, tuples: int) -> Path:
+    """Make a store with this many ticks in its outbox, committed as an agent at 100 ms does."""
+    with SqliteStore.create(path) as store:
+        store.begin_session("node-1", T0, STEP, {}, sends=True)
+    import sqlite3
+
+    with sqlite3.connect(path) as db:
+        db.executemany("INSERT INTO series (node, device, domain, source) VALUES ('node-1', ?, ?, ?)", SERIES)
+        k = "WITH RECURSIVE t(k) AS (SELECT 0 UNION ALL SELECT k + 1 FROM t WHERE k < ? - 1)"
+        db.execute(
+            f"{k} INSERT INTO readings SELECT {T0} + k * {STEP}, s.id, {T0} + k * {STEP} + 90000 + k % 7919,"
+            " k * 1.2345678 * s.id, '' FROM t, series s",
+            (tuples,),
+        )
+        db.execute(f"{k} INSERT INTO ticks SELECT {T0} + k * {STEP}, 'node-1', 0 FROM t", (tuples,))
+        db.execute(
+            f"{k} INSERT INTO outbox (session_id, first_tick_ns, last_tick_ns, readings)"
+            f" SELECT 1, {T0} + k * {TICKS_PER_COMMIT * STEP}, {T0} + k * {TICKS_PER_COMMIT * STEP} +"
+            f" {(TICKS_PER_COMMIT - 1) * STEP}, {3 * TICKS_PER_COMMIT} FROM t",
+            (tuples // TICKS_PER_COMMIT,),
+        )
+    return path
+
+
+def bare(server: Server, path: Path) -> tuple[float, int]:
+    """Post lines that are ready, one request after the other; return seconds and lines."""
+    bodies: list[bytes] = []
+    lines = 0
+    with Spool(path) as spool:
+        while (batch := spool.next_batch()) is not None:
+            bodies.append("\n".join(batch.lines).encode())
+            lines += len(batch.lines)
+            spool.acknowledge(batch)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    headers = {"Authorization": f"Token {server.token}"}
+    target = f"/api/v2/write?org=home&bucket={server.bucket()}"
+    started = time.perf_counter_ns()
+    for body in bodies:
+        connection.request("POST", target, body, headers)
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 204:
+            raise RuntimeError(f"the server answered {answer.status}")
+    return (time.perf_counter_ns() - started) / 1e9, lines
+
+
+def drain(server: Server, path: Path) -> tuple[float, float]:
+    """Run the sender until the store is drained; return seconds and its peak of memory, MB."""
+    peak_kb = 0
+    started = time.perf_counter_ns()
+    sender = subprocess.Popen(
+        [sys.executable, "-m", "energymon.sender", "--store", str(path)],
+        cwd=REPO,
+        env={**os.environ, **server.environment("first")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    while sender.poll() is None:
+        status = Path(f"/proc/{sender.pid}/status").read_text()
+        if "VmHWM:" in status:
+            peak_kb = max(peak_kb, int(status.partition("VmHWM:")[2].split()[0]))
+        time.sleep(0.05)
+    seconds = (time.perf_counter_ns() - started) / 1e9
+    if sender.returncode:
+        raise RuntimeError(f"the sender ended with {sender.returncode}: {sender.communicate()[0].decode()}")
+    sender.communicate()
+    return seconds, peak_kb * 1024 / 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())
