@@ -12,20 +12,19 @@ import contextlib
 import json
 import os
 import random
-import select
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from energymon.ears import Ears
 from energymon.errors import ConfigError, EnergyError, StoreError
 from energymon.stores.settings import InfluxSettings
-from energymon.stores.spool import Batch, Spool
+from energymon.stores.spool import Batch, BusyError, Spool
 from energymon.stores.uplink import Away, BadLines, Refused, TooLarge, Uplink
 
-__all__ = ["Ears", "Sender", "backoff_s", "main"]
+__all__ = ["Sender", "backoff_s", "main"]
 
 _POLL_S: Final = 1.0
 _FIRST_DELAY_S: Final = 0.5
@@ -48,31 +47,6 @@ def backoff_s(failures: int, draw: Callable[[], float] = random.random) -> float
     """Return how long to wait after `failures` in a row: 0.5 s, doubled each time up to 30 s, the half of it drawn."""
     bound_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * (1 << min(failures - 1, 10)))
     return bound_s * (0.5 + 0.5 * draw())
-
-
-class Ears:
-    """Waits, and hears meanwhile that the sender shall end: the end of stdin, SIGTERM or SIGINT."""
-
-    def __init__(self, *, until_eof: bool) -> None:
-        self.eof = False
-        self.killed = False
-        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._until_eof = until_eof
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def wait(self, timeout_s: float) -> None:
-        """Return after `timeout_s`, or as soon as there is something to hear."""
-        if self.killed:
-            return
-        heeded = [self._fd, *([0] if self._until_eof and not self.eof else [])]
-        ready, _, _ = select.select(heeded, [], [], max(0.0, timeout_s))
-        if 0 in ready and not os.read(0, 4096):
-            self.eof = True
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self.killed = True
-        os.eventfd_write(self._fd, 1)
 
 
 class Sender:
@@ -292,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"energymon: {warning}", file=sys.stderr)
         ears = Ears(until_eof=options.until_eof)
         limit = round(options.spool_limit_mb * 1e6) if options.spool_limit_mb else None
-        with Spool(options.store) as spool, Uplink(settings) as uplink:
+        with _open(options.store, ears, until_eof=options.until_eof) as spool, Uplink(settings) as uplink:
             return Sender(
                 spool,
                 uplink,
@@ -305,6 +279,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, StoreError) as error:
         _say("refused", str(error), None)
         return _ERROR
+
+
+def _open(store: Path, ears: Ears, *, until_eof: bool) -> Spool:
+    """Open the store; an agent's sender waits for the one of the agent before it, which may still be draining."""
+    told = False
+    while True:
+        try:
+            return Spool(store)
+        except BusyError as error:
+            if not until_eof or ears.eof or ears.killed:
+                raise
+            if not told:
+                _say("waiting", str(error), None)
+                told = True
+        ears.wait(_POLL_S)
 
 
 def _say(state: str, message: str, unsent: int | None) -> None:

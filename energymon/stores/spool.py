@@ -30,7 +30,7 @@ from energymon.stores.lineprotocol import (
 )
 from energymon.stores.sqlite import SqliteStore, connect, told
 
-__all__ = ["Batch", "Spool"]
+__all__ = ["Batch", "BusyError", "Spool"]
 
 _BATCH_LINES: Final = 5_000
 """Some 750 kB; proxies refuse requests of more than 1 MB unless told otherwise."""
@@ -52,6 +52,10 @@ _NEWS: Final = {
 
 Statement = tuple[str, Sequence[object]]
 _Row = tuple[int, *tuple[Any, ...]]
+
+
+class BusyError(StoreError):
+    """Another sender empties the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Spool:
     """An agent's store, open for the one sender that empties it, while the agent writes or after it has gone."""
 
     def __init__(self, path: Path) -> None:
-        """Open the store; raises StoreError when there is none, or when another sender empties it."""
+        """Open the store; raises StoreError when there is none, BusyError when another sender empties it."""
         SqliteStore.open(path).close()
         self.path = path
         self._lock_path = path.with_name(f"{path.name}-sender")
@@ -338,7 +342,7 @@ def _lock(path: Path) -> int:
                 return fd
         except BlockingIOError as error:
             os.close(fd)
-            raise StoreError(
+            raise BusyError(
                 f"{path}: another sender is emptying this store; let that one finish, or stop the agent that runs it"
             ) from error
         except FileNotFoundError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Sequence
 from types import TracebackType
@@ -111,7 +113,7 @@ def explain(settings: InfluxSettings, error: Exception) -> str:
 
 def _explain_answer(settings: InfluxSettings, error: ApiException) -> str:
     # Status 0 is no answer: the connection was refused on this side.
-    told = str((error.message if error.status else error.reason) or error.reason)
+    told = _words(error) if error.status else str(error.reason)
     told = ", ".join(told.split("\n"))[:_MAX_SHOWN].strip(", ")
     match error.status:
         case 0:
@@ -132,11 +134,19 @@ def _explain_answer(settings: InfluxSettings, error: ApiException) -> str:
     return f"{settings.url} answered {error.status}: {told}"
 
 
+def _words(error: ApiException) -> str:
+    """Return what the server said; 1.8 says it under another name than influxdb-client looks for."""
+    said = str(error.message or error.reason or "").strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        said = str(json.loads(said)["error"])
+    return said
+
+
 def _meaning(settings: InfluxSettings, error: ApiException) -> EnergyError:
     message = explain(settings, error)
     match error.status:
         case 400 | 422:
-            return BadLines(str(error.message).strip())
+            return BadLines(_words(error))
         case 413:
             return TooLarge(message)
         case 408 | 429:

@@ -318,6 +318,20 @@ def test_a_second_sender_on_the_same_store_refuses(server, bucket, make_store, s
     assert first.end() == 0
 
 
+def test_the_sender_of_a_second_agent_waits_until_that_of_the_first_has_ended(server, bucket, make_store, start_sender):
+    store = make_store()
+    append(store, 5)
+    first = start_sender(store.path, server.environment(bucket), "--until-eof")
+    first.wait_for("sending")
+    second = start_sender(store.path, server.environment(bucket), "--until-eof")
+    second.wait_for("waiting", "another sender")
+    first.kill()
+    append(store, 5, first=5)
+    second.wait_for("sending")
+    assert second.end() == 0
+    assert_whole(store, server.settings(bucket))
+
+
 def test_sigterm_ends_a_sender_that_waits(server, bucket, make_store, start_sender):
     server.stop()
     store = make_store()
@@ -347,10 +361,11 @@ def test_tls_works_and_a_certificate_of_a_stranger_is_refused(
         assert_whole(store, InfluxSettings.from_environment(trusting))
         plain = {**trusting, "INFLUXDB_V2_URL": secure.url.replace("https", "http")}
         append(store, 1, first=50)
-        mistaken = start_sender(store.path, plain)
-        assert mistaken.end(close=False) == 1
         wrong = {**trusting, "INFLUXDB_V2_URL": server.url.replace("http:", "https:")}
-        assert start_sender(store.path, wrong).end(close=False) == 1
+        for environment in (plain, wrong):
+            mistaken = start_sender(store.path, environment, "--drain-s", "1")
+            assert mistaken.end(close=False) == 1
+        mistaken.wait_for("refused", "no TLS")
     finally:
         secure.kill()
 
@@ -406,6 +421,7 @@ def test_the_limit_is_kept_by_deleting_what_was_sent(server, bucket, make_store,
     with Spool(store.path) as spool:
         assert spool.trim(round(limit_mb * 1e6))
         assert spool.used_bytes() < limit_mb * 1e6
+    assert store.path.stat().st_size < 1.1 * limit_mb * 1e6 + 4e6
     left = store.readings(T0 + 30_000 * STEP, T0 + 30_000 * STEP)
     assert left[-1].tick_ns == T0 + 29_999 * STEP
     with InfluxStore(server.settings(bucket)) as there:
