@@ -11,6 +11,7 @@ add() { case " $missing " in *" $1 "*) ;; *) missing="$missing $1" ;; esac; }
 need ip      || add iproute2
 need nsenter || add util-linux
 need cc      || { add gcc; add libc6-dev; }
+need openssl || add openssl
 need sshd    || add openssh-server
 need ssh     || add openssh-client
 need sshfs   || add sshfs
