@@ -9,12 +9,11 @@ from typing import Final, Literal, cast, get_args
 from energymon.baseline import NetEnergy
 from energymon.curve import SeriesKey
 from energymon.integrate import Energy
-from energymon.reading import DIRECTNESS, LAG_S, Domain
+from energymon.reading import DIRECTNESS, ESTIMATE, LAG_S, Domain
 from energymon.stores.base import Session
 
 __all__ = [
     "DOMAINS",
-    "ESTIMATE",
     "Channels",
     "Component",
     "add_up",
@@ -25,7 +24,6 @@ __all__ = [
 ]
 
 DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
-ESTIMATE: Final = "estimate"
 
 
 @dataclass(frozen=True, slots=True)

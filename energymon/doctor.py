@@ -10,10 +10,10 @@ from itertools import chain
 from typing import Final
 
 from energymon.clock import Clock
-from energymon.components import ESTIMATE
 from energymon.errors import ConfigError
 from energymon.jitter import Jitter
 from energymon.monitor import Gap, Monitor, Record, Sampled
+from energymon.reading import ESTIMATE
 from energymon.sensors.base import Channel, Missing, Point, Sensor
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor

@@ -10,11 +10,11 @@ from typing import Final, cast
 from energymon.clock import NS, tick_at
 from energymon.curve import Curve, Place, SeriesKey, curves
 from energymon.errors import WindowError
-from energymon.reading import INTERPOLATED, LAG_S, Domain, Reading, Tick
+from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Tick
 
 __all__ = ["UNBOUNDED", "Energy", "Integral", "joules", "missed_share", "require_order"]
 
-UNBOUNDED: Final = frozenset({"nvml-power", "nvml-power-average", "estimate"})
+UNBOUNDED: Final = frozenset({"nvml-power", "nvml-power-average", ESTIMATE})
 """Sources that count nothing: between two samples of power it may have been anything."""
 
 _NO_LAGS: Mapping[SeriesKey, float] = MappingProxyType({})

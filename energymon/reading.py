@@ -9,6 +9,7 @@ from typing import Literal
 
 __all__ = [
     "DIRECTNESS",
+    "ESTIMATE",
     "INTERPOLATED",
     "LAG_S",
     "START",
@@ -43,7 +44,10 @@ RAPL adds about every 1 ms (Intel SDM vol. 3B, 15.10); NVML's counter and instan
 average power is of the last second (arXiv 2312.02741).
 """
 
-DIRECTNESS = ("rapl-perf", "rapl-powercap", "nvml-counter", "nvml-power", "nvml-power-average", "estimate")
+ESTIMATE = "estimate"
+"""The source that measures nothing."""
+
+DIRECTNESS = ("rapl-perf", "rapl-powercap", "nvml-counter", "nvml-power", "nvml-power-average", ESTIMATE)
 """Sources from the most to the least direct; where several tell the same joules, the first is taken."""
 
 

@@ -7,8 +7,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from energymon.clock import NS
-from energymon.components import ESTIMATE, Component, add_up
+from energymon.components import Component, add_up
 from energymon.integrate import Energy
+from energymon.reading import ESTIMATE
 
 if TYPE_CHECKING:
     from energymon.query import WindowEnergy
@@ -78,14 +79,7 @@ def _components(components: Sequence[Component]) -> list[str]:
             source += f" (contains an {ESTIMATE})"
         if c.lost:
             source += f"; no figure of {', '.join(c.lost)}"
-        cells = [
-            c.name,
-            _j(c.joules),
-            _bound(c.error_j, c.joules),
-            _bound(c.edge_error_j, c.joules),
-            _bound(c.clock_error_j, c.joules),
-        ]
-        cells.append(f"{c.interpolated_share:.2%}")
+        cells = [c.name, *_figures(c)]
         if net:
             cells += [_j(c.idle_j), _j(c.net_j), _bound(c.net_error_j, c.net_j)]
         rows.append([*cells, source])
@@ -97,20 +91,22 @@ def _series(window: WindowEnergy) -> list[str]:
     head = ["", "device", "J", "± J", "edge", "clock", "interpolated", *(["net J"] if nets else []), "source"]
     rows = []
     for e in window.energies:
-        cells = [
-            e.domain,
-            e.device,
-            _j(e.joules),
-            _bound(e.error_j, e.joules),
-            _bound(e.edge_error_j, e.joules),
-            _bound(e.clock_error_j, e.joules),
-        ]
-        cells.append(f"{e.interpolated_share:.2%}")
+        cells = [e.domain, e.device, *_figures(e)]
         if nets:
             found = nets.get((e.device, e.domain, e.source))
             cells.append(_j(found.net_j) if found else "")
         rows.append([*cells, _taken(e, window)])
     return _table([head, *rows])
+
+
+def _figures(of: Component | Energy) -> list[str]:
+    return [
+        _j(of.joules),
+        _bound(of.error_j, of.joules),
+        _bound(of.edge_error_j, of.joules),
+        _bound(of.clock_error_j, of.joules),
+        f"{of.interpolated_share:.2%}",
+    ]
 
 
 def _taken(energy: Energy, window: WindowEnergy) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from energymon.clock import tick_at
-from energymon.components import ESTIMATE, channels_of, directness
+from energymon.components import channels_of, directness
 from energymon.curve import Curve, Place, curves
 from energymon.integrate import require_order
-from energymon.reading import INTERPOLATED, Domain, Reading
+from energymon.reading import ESTIMATE, INTERPOLATED, Domain, Reading
 from energymon.stores.base import Store
 from energymon.stretches import lives, spans
 

@@ -76,7 +76,7 @@ class EnergyAgent:
         spec = self._spec
         argv = [sys.executable, "-m", "energymon", "run", "--until-eof"]
         argv += ["--store", str(self._store), "--node", self._node]
-        argv += ["--interval-ms", f"{spec.interval_ms:g}", "--estimate", spec.estimate]
+        argv += ["--interval-ms", repr(float(spec.interval_ms)), "--estimate", spec.estimate]
         sensors = spec.sensors if isinstance(spec.sensors, str) else ",".join(spec.sensors)
         argv += ["--sensors", sensors, "--cpu-idle-fraction", f"{spec.cpu_idle_fraction:g}"]
         if spec.cpu_tdp_w is not None:

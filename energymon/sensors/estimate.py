@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from energymon.clock import NS
-from energymon.reading import START
+from energymon.reading import ESTIMATE, START
 from energymon.sensors.base import Channel, Point
 from energymon.sensors.held import CLOSED
 
@@ -19,7 +19,6 @@ TDP_W_PER_CPU: Final = 5.2
 IDLE_FRACTION: Final = 0.12
 """Idle power over TDP (Teads Engineering, "Estimating AWS EC2 Instances Power Consumption", 2021)."""
 
-_SOURCE: Final = "estimate"
 _FIELDS: Final = 8
 _IDLE: Final = 3
 _IOWAIT: Final = 4
@@ -52,7 +51,7 @@ class EstimateSensor:
         self._path = stat
         self._fd = os.open(stat, os.O_RDONLY | os.O_CLOEXEC)
         self._first: tuple[int, float] | None = None
-        self.channels = (Channel("cpu", "cpu", _SOURCE),)
+        self.channels = (Channel("cpu", "cpu", ESTIMATE),)
 
     def sample(self) -> tuple[int, bytes | OSError]:
         """Read the line that sums up all CPUs."""
@@ -92,12 +91,12 @@ class EstimateSensor:
         """Return the formula's constants and where they are from."""
         return {
             "sensor": self.name,
-            "source": _SOURCE,
+            "source": ESTIMATE,
             "tdp_w": self._tdp_w,
             "tdp_from": f"{TDP_W_PER_CPU} W per logical CPU" if self._tdp_is_default else "--cpu-tdp-w",
             "idle_fraction": self._idle_fraction,
             "logical_cpus": self._cpus,
-            "channels": [{"device": "cpu", "domain": "cpu", "source": _SOURCE, "path": str(self._path)}],
+            "channels": [{"device": "cpu", "domain": "cpu", "source": ESTIMATE, "path": str(self._path)}],
         }
 
     def notes(self) -> list[str]:
