@@ -195,8 +195,12 @@ def test_threads_and_descriptors_do_not_grow_over_epochs(daemon) -> None:
             list(loader.epoch(epoch))
             return threading.active_count(), psutil.Process().num_fds()
 
-        first = use(0)
-        assert all(use(epoch) == first for epoch in range(1, 6))
+        use(0)
+        first = use(1)
+        last = [use(epoch) for epoch in range(2, 12)][-1]
+        # A leak is one an epoch; a helper's thread of torch's or DALI's may come or go meanwhile.
+        assert last[0] < first[0] + 5
+        assert last[1] < first[1] + 5
 
 
 @pytest.mark.parametrize(
