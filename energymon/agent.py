@@ -151,7 +151,6 @@ class _Agent:
             config.interval_ns,
             on_stored=signals.on_stored,
             on_failure=signals.on_failure,
-            on_quiet=self._on_quiet,
             tell=_tell,
             limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
         )
@@ -172,6 +171,7 @@ class _Agent:
             after_ns=last_ns,
             linger_ns=_linger_ns(found),
         )
+        self._writer.follow(self._monitor)
         self._sender: SenderProcess | None = None
         if config.influxdb:
             limit = [] if config.spool_limit_mb is None else ["--spool-limit-mb", f"{config.spool_limit_mb:g}"]
@@ -206,7 +206,11 @@ class _Agent:
             traceback.print_exception(self._signals.failure)
             return _FAILED
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        more = {"priority": self._monitor.priority, "jitter": self._writer.jitter.summary()}
+        more = {
+            "priority": self._monitor.priority,
+            "sampler": self._monitor.sampler,
+            "jitter": self._writer.jitter.summary(),
+        }
         self._store.end_session(self._session, self._clock.utc_ns(), usage.ru_utime + usage.ru_stime, more)
         for message in self._sender.stop() if self._sender is not None else ():
             _say(message)
@@ -227,9 +231,6 @@ class _Agent:
             description,
             sends=self._config.influxdb is not None,
         )
-
-    def _on_quiet(self) -> None:
-        self._monitor.unstick()
 
     def _on_signal(self) -> None:
         os.eventfd_read(self._signals.fd)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Final
 
-__all__ = ["NS", "Clock", "next_tick", "tick_at"]
+__all__ = ["NS", "UNNOTICED_NS", "Clock", "next_tick", "tick_at"]
 
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 
 _GOOD_BRACKET_NS: Final = 20_000
-_UNNOTICED_NS: Final = 100_000
+UNNOTICED_NS: Final = 100_000
 """A wall clock this close to where it should be was not set."""
 _ATTEMPTS: Final = 5
 
@@ -44,7 +44,7 @@ class Clock:
 
     def step_ns(self) -> int:
         """Return the step of the wall clock since the last call, ns, as `sync` does, at the price of two reads."""
-        if -_UNNOTICED_NS < time.time_ns() - time.monotonic_ns() - self.offset_ns < _UNNOTICED_NS:
+        if -UNNOTICED_NS < time.time_ns() - time.monotonic_ns() - self.offset_ns < UNNOTICED_NS:
             return 0
         return self.sync()
 

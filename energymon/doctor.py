@@ -148,6 +148,7 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
                 values = "   ".join(f"{q} {_us(told[f'{name}_{q}_us']):>9}" for q in ("p50", "p99", "max"))
                 yield f"{name}   {values}   {what}"
         yield f"priority: {_PRIORITY[monitor.priority.split()[0]]}"
+        yield f"sampler: {monitor.sampler}"
     if stand_in is not None:
         stand_in.close()
 

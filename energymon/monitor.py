@@ -10,8 +10,10 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from energymon.clock import NS, Clock, next_tick, tick_at
+from energymon.compiled import ticker_library
 from energymon.priority import raise_priority
 from energymon.sensors.base import Sensor
+from energymon.ticker import Reason, Taken, Ticker
 
 __all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled"]
 
@@ -30,6 +32,10 @@ _STUCK_NS: Final = NS
 _LAST_TICK_NS: Final = NS
 """A stopping monitor waits this long at most for one more tick, which closes windows that ended before it."""
 _JOIN_S: Final = 2.0
+_COMPILED_NS: Final = NS
+"""Ticks that are further apart than this cost nothing, whoever takes them."""
+_MEND_NS: Final = NS
+"""How long Python takes the ticks after one that failed: it opens anew what has to be."""
 
 
 class Sampled(NamedTuple):
@@ -90,6 +96,9 @@ class Monitor:
     from an earlier tick misses the tick and holds up nobody; a sensor that hangs in the timekeeper's hands is left
     to that thread, and another keeps the time. `sink` is called from these threads and must be quick. `on_failure`
     is called if one of them dies of an unforeseen exception.
+
+    Where all sensors are quick and the host has a compiler, compiled code takes the ticks as long as nothing is out
+    of the ordinary; `drain` hands over what it has taken.
     """
 
     def __init__(
@@ -113,6 +122,10 @@ class Monitor:
         self._clock = clock or Clock()
         self.priority = "normal"
         """What scheduling the samplers were granted; known once `start` has returned."""
+        library = ticker_library() if interval_ns <= _COMPILED_NS else "ticks this far apart cost next to nothing"
+        self._library = None if isinstance(library, str) else library
+        self.sampler = f"Python: {library}" if isinstance(library, str) else "compiled, Python where a tick is unusual"
+        """Who takes the ticks, and why."""
         self._stopping = False
         self._stop = threading.Lock()
         self._stop.acquire()
@@ -133,6 +146,13 @@ class Monitor:
         self._tick = (0, 0)
         self._awaited = 0
         self._skipped = False
+        # Guards the ticker, and the order of what comes out of it.
+        self._draining = threading.Lock()
+        self._ticker: Ticker | None = None
+        self._order: list[int] = []
+        self._offset_ns = 0
+        self._begun = False
+        self._mended_ns = 0
 
     def start(self) -> None:
         """Time each sensor, place it, and start the threads."""
@@ -151,7 +171,10 @@ class Monitor:
     def stop(self) -> None:
         """Take one last tick and end the threads; one that hangs in a driver dies with the process."""
         self._last_ns = self._clock.utc_ns() + self._linger_ns
-        self._stopping = True
+        with self._draining:
+            self._stopping = True
+            if self._ticker is not None:
+                self._ticker.stop(self._last_ns)
         self._stop.release()
         patience_s = (_LAST_TICK_NS + self._linger_ns) / NS + _JOIN_S
         deadline = time.monotonic() + patience_s
@@ -161,15 +184,29 @@ class Monitor:
             aside.gate.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self.drain()
         self._hand_over()
 
+    def drain(self) -> None:
+        """Hand to `sink` what compiled code has taken since the last call."""
+        with self._draining:
+            if self._ticker is not None:
+                self._pass_on(self._ticker)
+
+    def attend(self) -> None:
+        """Have Python take the next tick: a sensor's answer made no sense, and may have to be opened anew."""
+        with self._draining:
+            if self._ticker is not None:
+                self._ticker.leave()
+
     def unstick(self) -> None:
-        """Replace a timekeeper that a sensor has kept for a second; call this when nothing was heard for longer."""
-        with self._meeting:
-            if self._hand is None or self._stopping or time.monotonic_ns() - self._hand[1] < _STUCK_NS:
+        """Replace a timekeeper that a sensor has kept for a second; call this every few seconds."""
+        with self._draining, self._meeting:
+            index = self._stuck_at()
+            if index is None:
                 return
-            index = self._hand[0]
             self._hand = None
+            self._ticker = None
             self._quick = [i for i in self._quick if i != index]
             # The thread that hangs becomes this sensor's own when it comes back.
             self._asides.append(_Aside(index, busy=True))
@@ -177,6 +214,25 @@ class Monitor:
             self._keeper += 1
             keeper = self._keeper
         self._keeping = self._spawn(self._keep_time, keeper)
+
+    def _stuck_at(self) -> int | None:
+        """Return the sensor that has kept the timekeeper for too long; compiled code is told to come back."""
+        if self._stopping:
+            return None
+        too_long_ns = time.monotonic_ns() - _STUCK_NS
+        if self._ticker is None:
+            return self._hand[0] if self._hand is not None and self._hand[1] <= too_long_ns else None
+        hand = self._ticker.in_progress()
+        if hand is None or hand[1] > too_long_ns:
+            return None
+        self._ticker.abandon()
+        if self._ticker.in_progress() != hand:
+            # It has answered this very moment.
+            self._ticker.resume()
+            return None
+        self._pass_on(self._ticker)
+        self._due_ns += self._interval_ns
+        return self._order[hand[0]]
 
     def _spawn(self, body: Callable[..., None], *args: Any) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(body, *args), name=f"sampler-{len(self._threads)}")
@@ -200,6 +256,10 @@ class Monitor:
         awaited = self._due_ns
         stopping = False
         while not stopping:
+            if self._library is not None and self._may_run(awaited):
+                reason, awaited = self._let_run(keeper, awaited)
+                if reason is Reason.STOPPED or keeper != self._keeper:
+                    return
             wait_ns = awaited - clock.offset_ns - monotonic_ns()
             if wait_ns > _LAST_TICK_NS and stop.acquire(timeout=(wait_ns - _LAST_TICK_NS) / NS):
                 return
@@ -221,6 +281,62 @@ class Monitor:
             awaited = self._due_ns = tick + interval_ns
             if not self._take(keeper, tick):
                 return
+            # The first tick is Python's: somebody waits for it.
+            self._begun = True
+
+    def _may_run(self, due_ns: int) -> bool:
+        """Whether this is for compiled code: no thread waits for the tick, and nothing has failed lately."""
+        return self._begun and not self._asides and not self._stopping and due_ns >= self._mended_ns
+
+    def _let_run(self, keeper: int, due_ns: int) -> tuple[Reason | None, int]:
+        """Let compiled code take the ticks from `due_ns` on until one is out of the ordinary.
+
+        Returns why it came back, None if it did not run, and the tick that is due. A ticker that was abandoned
+        leaves its sensor to this thread.
+        """
+        groups = [self._sensors[index].operations() for index in self._quick]
+        able = [group for group in groups if group]
+        if len(able) < len(groups) or self._library is None:
+            self._mended_ns = due_ns + _MEND_NS
+            return None, due_ns
+        ticker = Ticker(
+            self._library,
+            able,
+            interval_ns=self._interval_ns,
+            offset_ns=self._clock.offset_ns,
+            readings=self._readings,
+            slow_ns=_SLOW_NS,
+        )
+        with self._draining:
+            if self._stopping:
+                return None, due_ns
+            self._ticker, self._order, self._offset_ns = ticker, self._quick, self._clock.offset_ns
+        reason, next_ns = ticker.run(due_ns)
+        with self._draining:
+            replaced = keeper != self._keeper
+            if not replaced:
+                self._pass_on(ticker)
+                self._ticker = None
+                self._due_ns = next_ns
+        if replaced:
+            taken = ticker.left_with()
+            self._left_with(self._stuck[keeper], self._sampled(taken, whole=False))
+        elif reason is Reason.FAILED:
+            self._mended_ns = next_ns + _MEND_NS
+        if reason is not Reason.SLOW:
+            self._slow = []
+        return reason, next_ns
+
+    def _pass_on(self, ticker: Ticker) -> None:
+        for taken in ticker.take():
+            self._sink(self._sampled(taken, whole=True))
+            self._due_ns = taken.tick_ns + self._interval_ns
+
+    def _sampled(self, taken: Taken, *, whole: bool) -> Sampled:
+        start_ns = taken.raw[0][0] if taken.raw else 0
+        end_ns = taken.raw[-1][-1] if taken.raw else 0
+        samples = list(zip(self._order, taken.raw, strict=False))
+        return Sampled(taken.tick_ns, self._offset_ns, samples, whole, False, start_ns, end_ns)
 
     def _take(self, keeper: int, tick_ns: int) -> bool:
         """Sample all that is due at this tick; return False when another thread keeps the time by now."""

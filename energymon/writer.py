@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from energymon.clock import NS
 from energymon.errors import StoreError
@@ -23,8 +23,8 @@ __all__ = ["Writer"]
 _COMMIT_NS: Final = 2 * NS
 """Readings wait in memory for this long at most, unless somebody asks for them: what a kill of the agent itself can
 cost. Waking up and committing for every tick would double the agent's CPU time."""
-_QUIET_S: Final = 2.5
-"""Without a record for this long, and a tick more, a sensor may be hanging."""
+_PULL_S: Final = 2.1
+"""How often ticks are asked for that nobody brings; a little later than those that are brought."""
 _RETRY_S: Final = 1.0
 _BACKLOG: Final = 20_000
 """Readings kept in memory while the store refuses them, before every second tick is given up."""
@@ -52,8 +52,26 @@ class _Batch:
         return not self.told and not any(row[4] == START for row in self.rows)
 
 
+class Source(Protocol):
+    """Who puts records; a monitor."""
+
+    def drain(self) -> None:
+        """Put what there is."""
+        ...
+
+    def attend(self) -> None:
+        """A sensor's answer made no sense."""
+        ...
+
+    def unstick(self) -> None:
+        """A sensor may be hanging."""
+        ...
+
+
 class Writer:
     """Takes records on any thread, decodes and commits them on its own.
+
+    What the source that it `follow`s has not brought by itself is asked for.
 
     While the store refuses, a full disk for one, readings are kept and committed later; beyond a bound every
     second tick is given up, which costs resolution and no energy. A store that has reached `limit_bytes` takes a
@@ -70,18 +88,17 @@ class Writer:
         on_stored: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
         tell: Callable[[Event], None],
-        on_quiet: Callable[[], None] = lambda: None,
         limit_bytes: int | None = None,
     ) -> None:
         self._store = store
         self._node = node
         self._sensors = sensors
         self._interval_ns = interval_ns
-        self._quiet_s = _QUIET_S + interval_ns / NS
         self._on_stored = on_stored
         self._on_failure = on_failure
         self._tell = tell
-        self._on_quiet = on_quiet
+        self._source: Source | None = None
+        self._problem = False
         self._limit_bytes = limit_bytes
         self._queue: deque[Record | Told] = deque()
         # Released to wake the writer: some time after the last by whoever brings a tick, so that the writer's
@@ -107,10 +124,16 @@ class Writer:
     def put(self, record: Record | Told) -> None:
         """Queue a record; the first is committed at once."""
         self._queue.append(record)
+        if threading.get_ident() == self._thread.ident:
+            return
         now_ns = time.monotonic_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + _COMMIT_NS
             self._awaken()
+
+    def follow(self, source: Source) -> None:
+        """Ask `source` for what it has, too."""
+        self._source = source
 
     def flush(self) -> None:
         """Have what is queued committed now."""
@@ -138,11 +161,17 @@ class Writer:
         try:
             stopping = False
             while not stopping:
-                if not self._wake.acquire(timeout=self._quiet_s) and not self._queue:
-                    self._on_quiet()
+                self._wake.acquire(timeout=_PULL_S)
                 stopping = self._stopping
+                source = self._source
+                if source is not None:
+                    source.drain()
+                    source.unstick()
                 while self._queue:
                     self._backlog.append(self._batch(self._queue.popleft()))
+                if source is not None and self._problem:
+                    source.attend()
+                self._problem = False
                 self._note()
                 if stopping and self._unseen:
                     told = self._tell_unseen(time.time_ns(), self._interval_ns)
@@ -175,6 +204,7 @@ class Writer:
                 if point.joules is None or point.flags or channel in self._problems:
                     self._watch(point, batch)
                 if point.joules is None:
+                    self._problem = True
                     whole = False
                     continue
                 series = self._series.get(channel)

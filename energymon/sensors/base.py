@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from energymon.reading import Domain
+from energymon.ticker import Operation
 
 __all__ = ["Channel", "Discovery", "Missing", "Point", "Sensor"]
 
@@ -51,6 +52,13 @@ class Sensor(Protocol):
 
     def sample(self) -> Any:
         """Read every channel once and return it raw with monotonic times, ns; never raises."""
+        ...
+
+    def operations(self) -> Sequence[Operation] | None:
+        """Return what compiled code may do in the place of `sample`; None when that takes Python, now or ever.
+
+        `decode` is given the same as from `sample`: [t, answer, t, …, t].
+        """
         ...
 
     def decode(self, raw: Any, offset_ns: int) -> list[Point]:

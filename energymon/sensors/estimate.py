@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from energymon.clock import NS
 from energymon.reading import ESTIMATE, START
 from energymon.sensors.base import Channel, Point
 from energymon.sensors.held import CLOSED
+from energymon.ticker import Operation
 
 __all__ = ["IDLE_FRACTION", "TDP_W_PER_CPU", "EstimateSensor"]
 
@@ -53,18 +54,23 @@ class EstimateSensor:
         self._first: tuple[int, float] | None = None
         self.channels = (Channel("cpu", "cpu", ESTIMATE),)
 
-    def sample(self) -> tuple[int, bytes | OSError]:
+    def sample(self) -> list[Any]:
         """Read the line that sums up all CPUs."""
         now_ns = time.monotonic_ns()
         try:
-            return now_ns, os.pread(self._fd, _LINE_BYTES, 0)
+            text: bytes | OSError = os.pread(self._fd, _LINE_BYTES, 0)
         except OSError as error:
             error.__traceback__ = None
-            return now_ns, error
+            text = error
+        return [now_ns, text, time.monotonic_ns()]
 
-    def decode(self, raw: tuple[int, bytes | OSError], offset_ns: int) -> list[Point]:
+    def operations(self) -> list[Operation] | None:
+        """Return the read."""
+        return [Operation(_LINE_BYTES, fd=self._fd, seeks=True)] if self._fd != CLOSED else None
+
+    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
         """Turn the busy time's growth since the first sample into joules."""
-        now_ns, text = raw
+        now_ns, text, _ = raw
         t_ns = now_ns + offset_ns
         try:
             busy_s = self._busy_s(text)

@@ -66,6 +66,11 @@ class HeldFiles:
         """Have an entry opened anew before the next read: what it holds cannot be true."""
         self._broken.append(index)
 
+    @property
+    def whole(self) -> bool:
+        """Whether every entry is open and trusted."""
+        return not self._broken and not self._errors and CLOSED not in self._fds
+
     def close(self) -> None:
         """Close every entry; may be called twice."""
         self._fds = [CLOSED] * len(self._fds)

@@ -23,6 +23,7 @@ from energymon.sensors.nvml_library import (
     ValueCall,
 )
 from energymon.sensors.updates import Updates
+from energymon.ticker import Operation
 
 __all__ = ["NvmlSensor"]
 
@@ -127,6 +128,10 @@ class NvmlSensor:
             else:
                 raw += bytes(buffer), now_ns()
         return raw
+
+    def operations(self) -> list[Operation] | None:
+        """Return the calls; None while the board fails."""
+        return None if self._failed else [call.operation for call, _ in self._calls]
 
     def decode(self, raw: Any, offset_ns: int) -> list[Point]:
         """Return a point of each channel, at the value's own time where it is plausible."""

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from energymon.sensors.base import Missing
+from energymon.ticker import Operation
 
 __all__ = [
     "AVERAGE_POWER",
@@ -61,6 +62,11 @@ class Call:
         """Aim the call at a board."""
         raise NotImplementedError
 
+    @property
+    def operation(self) -> Operation:
+        """The call for compiled code."""
+        raise NotImplementedError
+
     def shown(self, data: bytes) -> list[Shown]:
         """Return what a copy of the buffer holds."""
         raise NotImplementedError
@@ -83,6 +89,17 @@ class FieldsCall(Call):
     def bind(self, handle: Any) -> None:
         """Aim the call at a board."""
         self.arguments = (handle, ctypes.c_int(len(self.fields)), ctypes.byref(self._array))
+
+    @property
+    def operation(self) -> Operation:
+        """The call for compiled code."""
+        return Operation(
+            len(self.buffer),
+            function=_address(self.function),
+            handle=_address(self.arguments[0]),
+            length=len(self.fields),
+            buffer=ctypes.addressof(self._array),
+        )
 
     def shown(self, data: bytes) -> list[Shown]:
         """Return each field's code, value and time."""
@@ -107,9 +124,23 @@ class ValueCall(Call):
         """Aim the call at a board."""
         self.arguments = (handle, ctypes.byref(self._cell))
 
+    @property
+    def operation(self) -> Operation:
+        """The call for compiled code."""
+        return Operation(
+            len(self.buffer),
+            function=_address(self.function),
+            handle=_address(self.arguments[0]),
+            buffer=ctypes.addressof(self._cell),
+        )
+
     def shown(self, data: bytes) -> list[Shown]:
         """Return the number."""
         return [(0, self._form.unpack(data)[0], 0)]
+
+
+def _address(pointer: Any) -> int:
+    return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
 def load(library: Path | None) -> ModuleType | Missing:

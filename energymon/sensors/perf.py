@@ -20,6 +20,7 @@ from energymon.sensors.base import Channel, Discovery, Missing, Point
 from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
+from energymon.ticker import Operation
 
 __all__ = ["PerfSensor", "domains", "open_perf"]
 
@@ -122,6 +123,10 @@ class PerfSensor:
         self.channels = tuple(channel for group in groups for channel in group.channels)
         self.sample = self._held.read
         self._confirmed_by = confirmed_by
+
+    def operations(self) -> list[Operation] | None:
+        """Return a read a socket."""
+        return [Operation(group.words.size, fd=group.fd) for group in self._groups] if self._held.whole else None
 
     def decode(self, raw: Any, offset_ns: int) -> list[Point]:
         """Return a point of each event; those of a socket share their time."""

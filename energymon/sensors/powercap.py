@@ -14,6 +14,7 @@ from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import Channel, Discovery, Missing, Point
 from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
 from energymon.sensors.held import CLOSED, HeldFiles
+from energymon.ticker import Operation
 
 __all__ = ["PowercapSensor", "domains", "open_powercap"]
 
@@ -111,6 +112,10 @@ class PowercapSensor:
         self.channels = tuple(zone.channel for zone in zones)
         self.sample = self._held.read
         self._confirmed_by = confirmed_by
+
+    def operations(self) -> list[Operation] | None:
+        """Return a read a zone."""
+        return [Operation(_BYTES, fd=zone.fd, seeks=True) for zone in self._zones] if self._held.whole else None
 
     def decode(self, raw: Any, offset_ns: int) -> list[Point]:
         """Return a point of each zone; a file that held what cannot be true is opened anew, it may be another."""

@@ -56,8 +56,21 @@ def wait_for(true, seconds=20.0):
         time.sleep(0.02)
 
 
+@pytest.fixture
+def sampler(monkeypatch, request):
+    """Have compiled code take the ticks, or Python alone."""
+    monkeypatch.setenv("ENERGYMON_COMPILED", request.param)
+
+
+both_samplers = pytest.mark.parametrize("sampler", ["1", "0"], indirect=True, ids=["compiled", "python"])
+each = pytest.mark.usefixtures("sampler")
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_an_agent_killed_at_any_of_25_moments_loses_and_doubles_nothing_it_has_stored(rapl, tmp_path, seed):
+def test_an_agent_killed_at_any_of_25_moments_loses_and_doubles_nothing_it_has_stored(
+    rapl, tmp_path, monkeypatch, seed
+):
+    monkeypatch.setenv("ENERGYMON_COMPILED", str(seed % 2))
     store = tmp_path / "energy.sqlite"
     moments = random.Random(seed)
     argv = [sys.executable, "-m", "energymon", "run", "--store", store, "--node", "n", "--interval-ms", "5"]
@@ -95,6 +108,8 @@ def clock_shim(tmp_path_factory):
     return library
 
 
+@each
+@both_samplers
 @pytest.mark.parametrize("step_s", [2, -2])
 def test_a_clock_that_is_set_is_told_and_costs_no_energy(rapl, start_agent, clock_shim, tmp_path, monkeypatch, step_s):
     shift = tmp_path / "shift"
@@ -124,6 +139,8 @@ def test_a_clock_that_is_set_is_told_and_costs_no_energy(rapl, start_agent, cloc
     assert_nothing_is_made_up(readings, rapl)
 
 
+@each
+@both_samplers
 def test_a_board_that_hangs_costs_the_packages_a_few_ticks_and_comes_back(rapl, boards, nvml_library, start_agent):
     with rapl.running():
         agent = start_agent("--sysfs", str(rapl.root), "--nvml", str(nvml_library), "--interval-ms", "20")

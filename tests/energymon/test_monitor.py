@@ -26,6 +26,9 @@ class Steady:
         self._before(self.count)
         return self.count, time.monotonic_ns()
 
+    def operations(self):
+        return None
+
     def decode(self, raw, offset_ns):
         count, t_ns = raw
         return [Point(self.channels[0], t_ns + offset_ns, float(count))]
