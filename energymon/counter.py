@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from energymon.clock import NS
@@ -81,6 +82,42 @@ class Counter:
         self._last, self._last_ns = raw, now_ns
         return self._total * self._unit_j, ""
 
+    def advance(self, raws: Iterable[int], nows_ns: Iterable[int]) -> list[float] | None:
+        """Take several values as `update` does; return None, with nothing changed, when one is not simply more.
+
+        Arguments and joules are those of `update`.
+        """
+        last, unit_j = self._last, self._unit_j
+        if last is None or self._suspect is not None:
+            return None
+        last_ns, changed_ns, total = self._last_ns, self._changed_ns, self._total
+        most, slack_ns = self._max_per_ns, self._slack_ns
+        wrap_ns = float("inf") if self._wrap_ns is None else self._wrap_ns
+        joules: list[float] = []
+        for raw, now_ns in zip(raws, nows_ns, strict=True):
+            delta = raw - last
+            if now_ns - last_ns >= wrap_ns or not 0 <= delta <= most * (now_ns - last_ns + slack_ns):
+                return None
+            if delta:
+                total += delta
+                last, changed_ns = raw, now_ns
+            elif now_ns - changed_ns > _FROZEN_NS:
+                return None
+            last_ns = now_ns
+            joules.append(total * unit_j)
+        if self._wrap is not None and last > self._wrap:
+            return None
+        self._last, self._last_ns, self._changed_ns, self._total = last, last_ns, changed_ns, total
+        return joules
+
+    def mark(self) -> tuple[int | None, int, int, int, tuple[int, int] | None]:
+        """Return what `back_to` takes."""
+        return self._last, self._last_ns, self._changed_ns, self._total, self._suspect
+
+    def back_to(self, mark: tuple[int | None, int, int, int, tuple[int, int] | None]) -> None:
+        """Undo what was taken since `mark`."""
+        self._last, self._last_ns, self._changed_ns, self._total, self._suspect = mark
+
     def _restart(self, raw: int, now_ns: int) -> tuple[float, str]:
         self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
         return self._total * self._unit_j, START
@@ -132,3 +169,26 @@ class PowerIntegral:
             flags = INTERPOLATED if since_ns > self._gap_ns else ""
         self._watts, self._last_ns, self._read_ns = watts, now_ns, asked_ns
         return self._joules, flags
+
+    def advance(self, watts: Iterable[float], nows_ns: Iterable[int], reads_ns: Iterable[int]) -> list[float] | None:
+        """Take several values as `update` does; return None, with nothing changed, when ticks were missed."""
+        last_ns, read_ns, last_w, total, gap_ns = self._last_ns, self._read_ns, self._watts, self._joules, self._gap_ns
+        if last_ns is None:
+            return None
+        joules: list[float] = []
+        for now_w, now_ns, asked_ns in zip(watts, nows_ns, reads_ns, strict=True):
+            if asked_ns - read_ns > gap_ns:
+                return None
+            total += (last_w + now_w) * (now_ns - last_ns) / (2 * NS)
+            joules.append(total)
+            last_w, last_ns, read_ns = now_w, now_ns, asked_ns
+        self._watts, self._last_ns, self._read_ns, self._joules = last_w, last_ns, read_ns, total
+        return joules
+
+    def mark(self) -> tuple[float, int | None, int, float]:
+        """Return what `back_to` takes."""
+        return self._watts, self._last_ns, self._read_ns, self._joules
+
+    def back_to(self, mark: tuple[float, int | None, int, float]) -> None:
+        """Undo what was taken since `mark`."""
+        self._watts, self._last_ns, self._read_ns, self._joules = mark

@@ -12,7 +12,7 @@ from typing import Final
 from energymon.clock import Clock
 from energymon.errors import ConfigError
 from energymon.jitter import Jitter
-from energymon.monitor import Gap, Monitor, Record, Sampled
+from energymon.monitor import Gap, Monitor, Record, Sampled, SampledBlock
 from energymon.reading import ESTIMATE
 from energymon.sensors.base import Channel, Missing, Point, Sensor
 from energymon.sensors.discover import SensorConfig, discover
@@ -127,6 +127,9 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
     def take(record: Record) -> None:
         if isinstance(record, Gap):
             jitter.miss((record.last_ns - record.first_ns) // record.interval_ns + 1)
+        elif isinstance(record, SampledBlock):
+            for sampled in record.ticks():
+                take(sampled)
         elif isinstance(record, Sampled) and not record.late:
             jitter.add(record.start_ns + record.offset_ns - record.tick_ns, record.end_ns - record.start_ns)
             if not record.whole:

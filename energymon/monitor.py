@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
@@ -13,9 +13,9 @@ from energymon.clock import NS, Clock, next_tick, tick_at
 from energymon.compiled import ticker_library
 from energymon.priority import raise_priority
 from energymon.sensors.base import Sensor
-from energymon.ticker import Reason, Taken, Ticker
+from energymon.ticker import Block, Reason, Taken, Ticker
 
-__all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled"]
+__all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled", "SampledBlock"]
 
 _QUICK_NS: Final = 100_000
 """A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
@@ -57,6 +57,21 @@ class Sampled(NamedTuple):
     """When the last of them was done, ns of the monotonic clock."""
 
 
+class SampledBlock(NamedTuple):
+    """What compiled code took in a row: every sensor in time, at every tick."""
+
+    offset_ns: int
+    """What the monotonic clock lacked to UTC."""
+    sensors: Sequence[int]
+    """The place of each group's sensor in the monitor's list."""
+    block: Block
+
+    def ticks(self) -> Iterator[Sampled]:
+        """Yield one tick after the other."""
+        for taken in self.block.ticks():
+            yield _sampled(taken, self.sensors, self.offset_ns, whole=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Ticks that passed unseen: the process was stopped or starved, or the wall clock jumped ahead."""
@@ -74,7 +89,7 @@ class ClockStep:
     step_ns: int
 
 
-Record = Sampled | Gap | ClockStep
+Record = Sampled | SampledBlock | Gap | ClockStep
 
 
 class _Aside:
@@ -231,7 +246,7 @@ class Monitor:
             self._ticker.resume()
             return None
         self._pass_on(self._ticker)
-        self._due_ns += self._interval_ns
+        self._due_ns = self._ticker.next_ns + self._interval_ns
         return self._order[hand[0]]
 
     def _spawn(self, body: Callable[..., None], *args: Any) -> threading.Thread:
@@ -299,18 +314,19 @@ class Monitor:
         if len(able) < len(groups) or self._library is None:
             self._mended_ns = due_ns + _MEND_NS
             return None, due_ns
+        order, offset_ns = self._quick, self._clock.offset_ns
         ticker = Ticker(
             self._library,
             able,
             interval_ns=self._interval_ns,
-            offset_ns=self._clock.offset_ns,
+            offset_ns=offset_ns,
             readings=self._readings,
             slow_ns=_SLOW_NS,
         )
         with self._draining:
             if self._stopping:
                 return None, due_ns
-            self._ticker, self._order, self._offset_ns = ticker, self._quick, self._clock.offset_ns
+            self._ticker, self._order, self._offset_ns = ticker, order, offset_ns
         reason, next_ns = ticker.run(due_ns)
         with self._draining:
             replaced = keeper != self._keeper
@@ -320,7 +336,8 @@ class Monitor:
                 self._due_ns = next_ns
         if replaced:
             taken = ticker.left_with()
-            self._left_with(self._stuck[keeper], self._sampled(taken, whole=False))
+            brought = _sampled(taken, order, offset_ns, whole=False)
+            self._left_with(self._stuck[keeper], brought)
         elif reason is Reason.FAILED:
             self._mended_ns = next_ns + _MEND_NS
         if reason is not Reason.SLOW:
@@ -328,15 +345,8 @@ class Monitor:
         return reason, next_ns
 
     def _pass_on(self, ticker: Ticker) -> None:
-        for taken in ticker.take():
-            self._sink(self._sampled(taken, whole=True))
-            self._due_ns = taken.tick_ns + self._interval_ns
-
-    def _sampled(self, taken: Taken, *, whole: bool) -> Sampled:
-        start_ns = taken.raw[0][0] if taken.raw else 0
-        end_ns = taken.raw[-1][-1] if taken.raw else 0
-        samples = list(zip(self._order, taken.raw, strict=False))
-        return Sampled(taken.tick_ns, self._offset_ns, samples, whole, False, start_ns, end_ns)
+        if (block := ticker.take()) is not None:
+            self._sink(SampledBlock(self._offset_ns, self._order, block))
 
     def _take(self, keeper: int, tick_ns: int) -> bool:
         """Sample all that is due at this tick; return False when another thread keeps the time by now."""
@@ -446,6 +456,12 @@ class Monitor:
             record = Sampled(*self._tick, self._open, whole, False, *self._span)
             self._open = None
         self._sink(record)
+
+
+def _sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, *, whole: bool) -> Sampled:
+    samples = list(zip(sensors, taken.raw, strict=False))
+    start_ns, end_ns = (taken.raw[0][0], taken.raw[-1][-1]) if samples else (0, 0)
+    return Sampled(taken.tick_ns, offset_ns, samples, whole, False, start_ns, end_ns)
 
 
 def _answers_in_ns(sensor: Sensor) -> int:

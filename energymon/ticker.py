@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from energymon.clock import NS, UNNOTICED_NS
 from energymon.compiled import Library
 
-__all__ = ["Operation", "Reason", "Taken", "Ticker"]
+__all__ = ["Answers", "Block", "Operation", "Reason", "Taken", "Ticker"]
 
 _RING_NS: Final = 5 * NS
 """The ring holds the ticks of so long, and some at least."""
@@ -37,6 +38,13 @@ class Operation(NamedTuple):
     length: int | None = None
     buffer: int = 0
     """Address of the answer that the function leaves."""
+    form: str = ""
+    """What the answer is made of, as module struct has it; its bytes when empty."""
+
+    @property
+    def shape(self) -> str:
+        """The form, or that of plain bytes."""
+        return self.form or f"{self.size}s"
 
 
 class Reason(IntEnum):
@@ -60,6 +68,54 @@ class Taken(NamedTuple):
     raw: Sequence[list[Any]]
     """For each group of operations [t, answer, t, …, t], the answers between monotonic times, ns: bytes, a function's
     return code, or the OSError that came instead."""
+
+
+class Answers(NamedTuple):
+    """One operation's answers, each column with an entry a tick."""
+
+    before_ns: Sequence[int]
+    """When it was begun, monotonic ns."""
+    after_ns: Sequence[int]
+    """When it was done, monotonic ns."""
+    status: Sequence[int]
+    """Bytes read or -errno; what a function returned."""
+    values: Sequence[Sequence[Any]]
+    """A column for each part of the operation's form."""
+
+    def middles_ns(self) -> list[int]:
+        """Return the middle of each answer, monotonic ns."""
+        return [(before + after) // 2 for before, after in zip(self.before_ns, self.after_ns, strict=True)]
+
+
+class Block:
+    """The ticks that a ring held."""
+
+    def __init__(self, data: bytes, operations: Sequence[Sequence[Operation]]) -> None:
+        self._data = data
+        self._operations = operations
+
+    def __len__(self) -> int:
+        return len(self._data) // _layout(self._operations, lambda op: f"{op.size}s").size
+
+    def columns(self) -> tuple[Sequence[int], list[list[Answers]]]:
+        """Return the ticks, UTC ns, and for each group of operations its answers."""
+        form = _layout(self._operations, lambda op: op.shape)
+        columns = list(zip(*form.iter_unpack(self._data), strict=True))
+        before_ns: Sequence[int] = columns[1]
+        at = 2
+        groups: list[list[Answers]] = []
+        for operations in self._operations:
+            groups.append([])
+            for op in operations:
+                end = at + 2 + _parts(op.shape)
+                groups[-1].append(Answers(before_ns, columns[at], columns[at + 1], columns[at + 2 : end]))
+                before_ns, at = columns[at], end
+        return columns[0], groups
+
+    def ticks(self) -> list[Taken]:
+        """Return one tick after the other."""
+        form = _layout(self._operations, lambda op: f"{op.size}s")
+        return [_taken(flat, self._operations) for flat in form.iter_unpack(self._data)]
 
 
 class _Operation(ctypes.Structure):
@@ -119,22 +175,22 @@ class Ticker:
         offset_ns: int,
         readings: int,
         slow_ns: int,
+        slots: int | None = None,
     ) -> None:
         """Take groups of operations, one a sensor, which are done in order at each tick, `readings` times.
 
-        `offset_ns` is what the monotonic clock lacks to UTC; an operation that takes more than `slow_ns` is told.
+        `offset_ns` is what the monotonic clock lacks to UTC; an operation that takes more than `slow_ns` is told. The
+        ring holds `slots` ticks, those of some seconds by default.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
         operations = [operation for group in groups for operation in group]
+        self._groups = groups
         self._sizes = [len(group) for group in groups]
-        # The answers' bytes, then what pads them to whole words.
-        form = "".join(f"qi4x{op.size}s{-op.size % _WORD}x" for op in operations)
-        self._slot = struct.Struct("=qq" + form)
-        capacity = max(_MIN_SLOTS, _RING_NS // interval_ns)
-        self._ring = bytearray(capacity * self._slot.size)
+        self._slot_bytes = _layout(groups, lambda op: f"{op.size}s").size
+        capacity = slots or max(_MIN_SLOTS, _RING_NS // interval_ns)
+        self._ring = bytearray(capacity * self._slot_bytes)
         self._capacity = capacity
         self._control = _Control(until_ns=_FOREVER)
-        self._calls = [op.fd < 0 for op in operations]
         self._operations = (_Operation * len(operations))(*map(_packed, operations))
         self._buffer = (ctypes.c_char * len(self._ring)).from_buffer(self._ring)
         self._task = _Task(
@@ -142,7 +198,7 @@ class Ticker:
             operations=self._operations,
             ring=ctypes.addressof(self._buffer),
             capacity=capacity,
-            slot_bytes=self._slot.size,
+            slot_bytes=self._slot_bytes,
             interval_ns=interval_ns,
             offset_ns=offset_ns,
             unnoticed_ns=UNNOTICED_NS,
@@ -158,16 +214,18 @@ class Ticker:
         reason = Reason(self._run(ctypes.byref(self._task)))
         return reason, int(self._control.next_ns)
 
-    def take(self) -> list[Taken]:
-        """Return the ticks that are in the ring and remove them."""
-        control, slot = self._control, self._slot
+    def take(self) -> Block | None:
+        """Return the ticks that are in the ring and remove them; None without any."""
+        control, size = self._control, self._slot_bytes
         with self._taking:
             first, end = int(control.consumed), int(self._end(ctypes.byref(control)))
-            taken = [
-                self._decoded(slot.unpack_from(self._ring, at % self._capacity * slot.size)) for at in range(first, end)
-            ]
+            if first == end:
+                return None
+            start, stop = first % self._capacity * size, end % self._capacity * size
+            ring = memoryview(self._ring)
+            data = bytes(ring[start:stop]) if start < stop else bytes(ring[start:]) + bytes(ring[:stop])
             self._free(ctypes.byref(control), end)
-        return taken
+        return Block(data, self._groups)
 
     def in_progress(self) -> tuple[int, int] | None:
         """Return the group that is at work and since when, monotonic ns; None between ticks."""
@@ -176,12 +234,18 @@ class Ticker:
 
     def left_with(self) -> Taken:
         """Return what the tick that was abandoned has brought, the group that held it up last."""
-        control, slot = self._control, self._slot
-        whole = self._decoded(slot.unpack_from(self._ring, control.produced % self._capacity * slot.size))
+        control, size = self._control, self._slot_bytes
+        start = control.produced % self._capacity * size
+        (whole,) = Block(bytes(self._ring[start : start + size]), self._groups).ticks()
         last = self._group(int(control.in_progress))
         # Of a group that was not done to its end there is no answer.
         ended = sum(self._sizes[: last + 1]) == int(control.in_progress) + 1
         return Taken(whole.tick_ns, whole.raw[: last + ended])
+
+    @property
+    def next_ns(self) -> int:
+        """The tick that is awaited or taken, UTC ns."""
+        return int(self._control.next_ns)
 
     def leave(self) -> None:
         """Have `run` come back before the next tick that it would take."""
@@ -206,24 +270,36 @@ class Ticker:
             operation -= size
         raise IndexError(operation)
 
-    def _decoded(self, flat: tuple[Any, ...]) -> Taken:
-        raw: list[list[Any]] = []
-        t_ns = flat[1]
-        at, number = 2, 0
-        for size in self._sizes:
-            group: list[Any] = [t_ns]
-            for _ in range(size):
-                t_ns, status, data = flat[at], flat[at + 1], flat[at + 2]
-                if self._calls[number]:
-                    group += status or data, t_ns
-                elif status == len(data):
-                    group += data, t_ns
-                else:
-                    group += data[:status] if status >= 0 else OSError(-status, os.strerror(-status)), t_ns
-                at += 3
-                number += 1
-            raw.append(group)
-        return Taken(flat[0], raw)
+
+def _layout(groups: Sequence[Sequence[Operation]], shape: Callable[[Operation], str]) -> struct.Struct:
+    """Return what a slot is made of; what pads an answer to whole words is left out."""
+    parts = (f"qi4x{shape(op)}{-op.size % _WORD}x" for operations in groups for op in operations)
+    return struct.Struct("=qq" + "".join(parts))
+
+
+@functools.cache
+def _parts(shape: str) -> int:
+    form = struct.Struct(f"={shape}")
+    return len(form.unpack(bytes(form.size)))
+
+
+def _taken(flat: tuple[Any, ...], groups: Sequence[Sequence[Operation]]) -> Taken:
+    raw: list[list[Any]] = []
+    tick_ns, t_ns = flat[:2]
+    at = 2
+    for operations in groups:
+        answers: list[Any] = [t_ns]
+        for op in operations:
+            t_ns, status, data = flat[at : at + 3]
+            at += 3
+            if op.fd < 0:
+                answers += status or data, t_ns
+            elif status < 0:
+                answers += OSError(-status, os.strerror(-status)), t_ns
+            else:
+                answers += data[:status], t_ns
+        raw.append(answers)
+    return Taken(tick_ns, raw)
 
 
 def _packed(op: Operation) -> _Operation:

@@ -8,14 +8,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Final, Protocol
 
 from energymon.clock import NS
 from energymon.errors import StoreError
 from energymon.jitter import Jitter
-from energymon.monitor import ClockStep, Gap, Record, Sampled
+from energymon.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.reading import START, Baseline, ClockOffset, Event, Tick
-from energymon.sensors.base import Channel, Point, Sensor
+from energymon.sensors.base import Channel, Column, Point, Sensor
 from energymon.stores.sqlite import Row, Series, SqliteStore
 
 __all__ = ["Writer"]
@@ -168,7 +169,8 @@ class Writer:
                     source.drain()
                     source.unstick()
                 while self._queue:
-                    self._backlog.append(self._batch(self._queue.popleft()))
+                    record = self._queue.popleft()
+                    self._backlog += self._block(record) if isinstance(record, SampledBlock) else [self._batch(record)]
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False
@@ -180,7 +182,7 @@ class Writer:
         except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
             self._on_failure(error)
 
-    def _batch(self, record: Record | Told) -> _Batch:
+    def _batch(self, record: Sampled | Gap | ClockStep | Told) -> _Batch:
         match record:
             case Sampled():
                 return self._tick(record)
@@ -207,10 +209,7 @@ class Writer:
                     self._problem = True
                     whole = False
                     continue
-                series = self._series.get(channel)
-                if series is None:
-                    series = (self._node, channel.device, channel.domain, channel.source)
-                    self._series[channel] = series
+                series = self._series_of(channel)
                 batch.rows.append((record.tick_ns, series, point.t_ns, point.joules, point.flags))
         if not record.late:
             if record.samples:
@@ -218,6 +217,39 @@ class Writer:
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
             batch.ticks.append(Tick(record.tick_ns, self._node, missed=not whole))
         return batch
+
+    def _block(self, record: SampledBlock) -> list[_Batch]:
+        """Decode what compiled code took, a channel at a time where nothing about it is unusual."""
+        if self._problems or self._full or self._refused is not None:
+            return [self._tick(sampled) for sampled in record.ticks()]
+        ticks_ns, groups = record.block.columns()
+        columns: list[Column] = []
+        rest: list[int] = []
+        for place, (index, answers) in enumerate(zip(record.sensors, groups, strict=True)):
+            decoded = self._sensors[index].decode_many(answers, record.offset_ns)
+            if decoded is None:
+                rest.append(place)
+            else:
+                columns += decoded
+        series = (
+            zip(ticks_ns, repeat(self._series_of(column.channel)), column.t_ns, column.joules, repeat(""))
+            for column in columns
+        )
+        # Tick by tick, for that is how they lie in the store.
+        rows = list(chain.from_iterable(zip(*series, strict=True)))
+        if rest:
+            one_by_one = [self._tick(_part(sampled, rest)) for sampled in record.ticks()]
+            return [_Batch(rows), *one_by_one]
+        to_utc_ns = record.offset_ns
+        for tick_ns, start_ns, end_ns in zip(ticks_ns, groups[0][0].before_ns, groups[-1][-1].after_ns, strict=True):
+            self.jitter.add(start_ns + to_utc_ns - tick_ns, end_ns - start_ns)
+        return [_Batch(rows, [Tick(tick_ns, self._node, missed=False) for tick_ns in ticks_ns])]
+
+    def _series_of(self, channel: Channel) -> Series:
+        series = self._series.get(channel)
+        if series is None:
+            series = self._series[channel] = (self._node, channel.device, channel.domain, channel.source)
+        return series
 
     def _gap(self, gap: Gap) -> _Batch:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
@@ -338,3 +370,8 @@ class Writer:
         if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
             return
         self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]
+
+
+def _part(sampled: Sampled, places: Sequence[int]) -> Sampled:
+    """Return what some of the sensors brought."""
+    return sampled._replace(samples=[sampled.samples[place] for place in places])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from energymon.reading import Domain
-from energymon.ticker import Operation
+from energymon.ticker import Answers, Operation
 
-__all__ = ["Channel", "Discovery", "Missing", "Point", "Sensor"]
+__all__ = ["Channel", "Column", "Discovery", "Missing", "Point", "Sensor"]
 
 
 class Channel(NamedTuple):
@@ -31,6 +31,16 @@ class Point(NamedTuple):
     flags: str = ""
     problem: str = ""
     """Why joules is None."""
+
+
+class Column(NamedTuple):
+    """One channel's answers at several ticks, none of which is unusual."""
+
+    channel: Channel
+    t_ns: Sequence[int]
+    """When each was read, UTC ns."""
+    joules: Sequence[float]
+    """Cumulative joules."""
 
 
 class Sensor(Protocol):
@@ -65,6 +75,13 @@ class Sensor(Protocol):
         """Turn what `sample` returned into points; a channel that failed is a Point with a problem.
 
         `offset_ns` is what the monotonic clock lacks to UTC at that tick.
+        """
+        ...
+
+    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
+        """Decode the answers to `operations` at several ticks, as `decode` does, for a third of the price.
+
+        Returns None, with nothing changed, when one of them is unusual: `decode` tells what about it.
         """
         ...
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from energymon.clock import NS
 from energymon.reading import ESTIMATE, START
-from energymon.sensors.base import Channel, Point
+from energymon.sensors.base import Channel, Column, Point
 from energymon.sensors.held import CLOSED
-from energymon.ticker import Operation
+from energymon.ticker import Answers, Operation
 
 __all__ = ["IDLE_FRACTION", "TDP_W_PER_CPU", "EstimateSensor"]
 
@@ -83,6 +84,10 @@ class EstimateSensor:
         load_s = (busy_s - self._first[1]) / self._cpus
         joules = self._tdp_w * (self._idle_fraction * elapsed_s + (1 - self._idle_fraction) * load_s)
         return [Point(self.channels[0], t_ns, joules)]
+
+    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
+        """Return None: one channel is decoded tick by tick."""
+        return None
 
     def _busy_s(self, text: bytes | OSError) -> float:
         if isinstance(text, OSError):

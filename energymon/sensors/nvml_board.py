@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from energymon.clock import NS
 from energymon.counter import Counter, PowerIntegral
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, START
-from energymon.sensors.base import Channel, Point
+from energymon.sensors.base import Channel, Column, Point
 from energymon.sensors.divergence import Divergence
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
@@ -20,10 +20,11 @@ from energymon.sensors.nvml_library import (
     NAME,
     Call,
     FieldsCall,
+    ShownMany,
     ValueCall,
 )
 from energymon.sensors.updates import Updates
-from energymon.ticker import Operation
+from energymon.ticker import Answers, Operation
 
 __all__ = ["NvmlSensor"]
 
@@ -75,6 +76,43 @@ class _Series:
         except CounterError as error:
             return self.failed(str(error), read_ns + offset_ns)
         return Point(self.channel, at_ns + offset_ns, joules, flags)
+
+    def column(self, shown: ShownMany, reads_ns: Sequence[int], answers: Answers, offset_ns: int) -> Column | None:
+        """Take several values as `point` does; return None, with nothing changed, when one of them is unusual."""
+        values, times_utc_ns = shown
+        last_ns = self._at_ns
+        ats_ns: list[int] = []
+        for t_utc_ns, read_ns, after_ns in zip(times_utc_ns, reads_ns, answers.after_ns, strict=True):
+            t_ns = t_utc_ns - offset_ns
+            at_ns = read_ns
+            if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
+                at_ns = min(t_ns, after_ns)
+            last_ns = max(at_ns, last_ns)
+            ats_ns.append(last_ns)
+        joules: list[float] | None = None
+        if self._counter is not None:
+            joules = self._counter.advance(values, ats_ns)
+        elif self._integral is not None:
+            joules = self._integral.advance([value * _WATTS_PER_MW for value in values], ats_ns, reads_ns)
+        if joules is None:
+            return None
+        self._at_ns = last_ns
+        return Column(self.channel, [at_ns + offset_ns for at_ns in ats_ns], joules)
+
+    def mark(self) -> Callable[[], None]:
+        """Return what undoes whatever is taken from now on."""
+        at_ns, counter, integral = self._at_ns, self._counter, self._integral
+        counted = counter.mark() if counter is not None else None
+        summed = integral.mark() if integral is not None else None
+
+        def undo() -> None:
+            self._at_ns = at_ns
+            if counter is not None and counted is not None:
+                counter.back_to(counted)
+            if integral is not None and summed is not None:
+                integral.back_to(summed)
+
+        return undo
 
     def failed(self, why: str, t_utc_ns: int) -> Point:
         """Return the point of a reading that failed."""
@@ -155,6 +193,29 @@ class NvmlSensor:
             elif note := self._divergence.update(counter.t_ns, counter.joules, power.joules):
                 self._notes.append(f"{self._board}: {note}")
         return points
+
+    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
+        """Decode several ticks at which every call was answered in full."""
+        undo = [series.mark() for series in self._series()]
+        columns: list[Column] = []
+        for (call, several), answer in zip(self._calls, answers, strict=True):
+            shown = None if any(answer.status) else call.shown_many(answer.values)
+            reads_ns = answer.middles_ns()
+            for series, values in zip(several, shown or [], strict=bool(shown)):
+                column = series.column(values, reads_ns, answer, offset_ns)
+                if column is None:
+                    break
+                columns.append(column)
+        if len(columns) < len(undo):
+            for back in undo:
+                back()
+            return None
+        if self._compared is not None:
+            counter, power = columns[self._compared[0]], columns[self._compared[1]]
+            for t_ns, counter_j, power_j in zip(counter.t_ns, counter.joules, power.joules, strict=True):
+                if note := self._divergence.update(t_ns, counter_j, power_j):
+                    self._notes.append(f"{self._board}: {note}")
+        return columns
 
     def notes(self) -> list[str]:
         """Return what came to notice since the last call, once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
@@ -21,6 +22,7 @@ __all__ = [
     "Call",
     "FieldsCall",
     "Shown",
+    "ShownMany",
     "ValueCall",
     "load",
 ]
@@ -46,6 +48,8 @@ _UNKNOWN: Final = 999
 
 Shown = tuple[int, int, int]
 """NVML's return code, the value, and its timestamp, UTC ns (0 where the call tells none)."""
+ShownMany = tuple[Sequence[int], Sequence[int]]
+"""Values and their timestamps."""
 
 
 class Call:
@@ -69,6 +73,10 @@ class Call:
 
     def shown(self, data: bytes) -> list[Shown]:
         """Return what a copy of the buffer holds."""
+        raise NotImplementedError
+
+    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
+        """Return values and times from columns of the operation's form; None when one has a code of its own."""
         raise NotImplementedError
 
 
@@ -99,6 +107,7 @@ class FieldsCall(Call):
             handle=_address(self.arguments[0]),
             length=len(self.fields),
             buffer=ctypes.addressof(self._array),
+            form=_SHOWN * len(self.fields),
         )
 
     def shown(self, data: bytes) -> list[Shown]:
@@ -108,6 +117,16 @@ class FieldsCall(Call):
             (code if code or kind in _MASKS else _UNKNOWN, value & _MASKS.get(kind, 0), t_us * 1000)
             for t_us, kind, code, value in zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
         ]
+
+    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
+        """Return each field's values and times."""
+        fields: list[ShownMany] = []
+        for times_us, kinds, codes, values in zip(parts[::4], parts[1::4], parts[2::4], parts[3::4], strict=True):
+            mask = _MASKS.get(kinds[0])
+            if any(codes) or mask is None or len(set(kinds)) > 1:
+                return None
+            fields.append(([value & mask for value in values], [t_us * 1000 for t_us in times_us]))
+        return fields
 
 
 class ValueCall(Call):
@@ -132,11 +151,17 @@ class ValueCall(Call):
             function=_address(self.function),
             handle=_address(self.arguments[0]),
             buffer=ctypes.addressof(self._cell),
+            form=self._form.format.lstrip("="),
         )
 
     def shown(self, data: bytes) -> list[Shown]:
         """Return the number."""
         return [(0, self._form.unpack(data)[0], 0)]
+
+    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
+        """Return the numbers."""
+        (values,) = parts
+        return [(values, [0] * len(values))]
 
 
 def _address(pointer: Any) -> int:

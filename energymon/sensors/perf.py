@@ -8,7 +8,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,11 +16,11 @@ from typing import Any, Final
 from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S
-from energymon.sensors.base import Channel, Discovery, Missing, Point
+from energymon.sensors.base import Channel, Column, Discovery, Missing, Point
 from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
-from energymon.ticker import Operation
+from energymon.ticker import Answers, Operation
 
 __all__ = ["PerfSensor", "domains", "open_perf"]
 
@@ -126,7 +126,28 @@ class PerfSensor:
 
     def operations(self) -> list[Operation] | None:
         """Return a read a socket."""
-        return [Operation(group.words.size, fd=group.fd) for group in self._groups] if self._held.whole else None
+        if not self._held.whole:
+            return None
+        # The first word is the number of the others.
+        return [Operation(group.words.size, fd=group.fd, form=f"8x{len(group.events)}Q") for group in self._groups]
+
+    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
+        """Decode several ticks whose events all counted on."""
+        counters = [counter for group in self._groups for counter in group.counters]
+        marks = [counter.mark() for counter in counters]
+        columns: list[Column] = []
+        for group, answer in zip(self._groups, answers, strict=True):
+            nows_ns = answer.middles_ns()
+            times_ns = [now_ns + offset_ns for now_ns in nows_ns]
+            whole = set(answer.status) == {group.words.size}
+            for channel, counter, values in zip(group.channels, group.counters, answer.values, strict=True):
+                joules = counter.advance(values, nows_ns) if whole else None
+                if joules is None:
+                    for other, mark in zip(counters, marks, strict=True):
+                        other.back_to(mark)
+                    return None
+                columns.append(Column(channel, times_ns, joules))
+        return columns
 
     def decode(self, raw: Any, offset_ns: int) -> list[Point]:
         """Return a point of each event; those of a socket share their time."""

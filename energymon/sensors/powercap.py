@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, Domain
-from energymon.sensors.base import Channel, Discovery, Missing, Point
+from energymon.sensors.base import Channel, Column, Discovery, Missing, Point
 from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
 from energymon.sensors.held import CLOSED, HeldFiles
-from energymon.ticker import Operation
+from energymon.ticker import Answers, Operation
 
 __all__ = ["PowercapSensor", "domains", "open_powercap"]
 
@@ -139,6 +139,24 @@ class PowercapSensor:
             else:
                 points.append(Point(zone.channel, now_ns + offset_ns, joules, flags))
         return points
+
+    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
+        """Decode several ticks whose files all held more microjoules."""
+        marks = [zone.counter.mark() for zone in self._zones]
+        columns: list[Column] = []
+        for zone, answer in zip(self._zones, answers, strict=True):
+            nows_ns = answer.middles_ns()
+            try:
+                texts = (text[:size] for text, size in zip(answer.values[0], answer.status, strict=True))
+                joules = zone.counter.advance(map(_parse, texts), nows_ns) if min(answer.status) > 0 else None
+            except ValueError:
+                joules = None
+            if joules is None:
+                for other, mark in zip(self._zones, marks, strict=True):
+                    other.counter.back_to(mark)
+                return None
+            columns.append(Column(zone.channel, [now_ns + offset_ns for now_ns in nows_ns], joules))
+        return columns
 
     @staticmethod
     def _failed(zone: _Zone, t_ns: int, why: str) -> Point:

@@ -12,7 +12,7 @@ import pytest
 from energymon import compiled
 from energymon.clock import Clock, next_tick
 from energymon.compiled import ticker_library
-from energymon.monitor import Gap, Monitor, Sampled
+from energymon.monitor import Gap, Monitor, Sampled, SampledBlock
 from energymon.sensors.estimate import EstimateSensor
 from energymon.ticker import Operation, Reason, Ticker
 
@@ -42,7 +42,7 @@ class Answers:
         )
 
 
-def make(*groups, slow_ns=10**9, offset_ns=None, interval_ns=INTERVAL_NS, readings=1):
+def make(*groups, slow_ns=10**9, offset_ns=None, interval_ns=INTERVAL_NS, readings=1, slots=None):
     offset_ns = Clock().offset_ns if offset_ns is None else offset_ns
     return Ticker(
         ticker_library(),
@@ -51,7 +51,14 @@ def make(*groups, slow_ns=10**9, offset_ns=None, interval_ns=INTERVAL_NS, readin
         offset_ns=offset_ns,
         readings=readings,
         slow_ns=slow_ns,
+        slots=slots,
     )
+
+
+def everything(ticker):
+    """Take the ticks out of a ring."""
+    block = ticker.take()
+    return [] if block is None else block.ticks()
 
 
 def soon():
@@ -72,14 +79,14 @@ def test_every_tick_is_taken_on_the_grid_until_it_is_told_to_stop(file):
     last_ns = due_ns + 19 * INTERVAL_NS
     ticker.stop(last_ns)
     assert ticker.run(due_ns) == (Reason.STOPPED, last_ns + INTERVAL_NS)
-    taken = ticker.take()
+    taken = everything(ticker)
     assert [t.tick_ns for t in taken] == list(range(due_ns, last_ns + 1, INTERVAL_NS))
     offset_ns = Clock().offset_ns
     for tick in taken:
         ((before_ns, answer, after_ns),) = tick.raw
         assert answer == b"42\n"
         assert tick.tick_ns - MS < before_ns + offset_ns <= after_ns + offset_ns < tick.tick_ns + INTERVAL_NS
-    assert ticker.take() == []
+    assert everything(ticker) == []
 
 
 def test_answers_come_by_group_each_between_its_times(file):
@@ -91,7 +98,7 @@ def test_answers_come_by_group_each_between_its_times(file):
     ticker = make([Operation(3, fd=file, seeks=True), calls.operation], [calls.operation], readings=2)
     ticker.stop(0)
     ticker.run(soon())
-    (tick,) = ticker.take()
+    (tick,) = everything(ticker)
     first, second = tick.raw
     assert (first[1], first[3], second[1]) == (b"42\n", b"12345678", b"12345678")
     times = [first[0], first[2], first[4], second[2]]
@@ -105,12 +112,12 @@ def test_what_fails_is_told_and_ends_the_run(file):
     ticker = make([calls.operation], [Operation(16, fd=file, seeks=True)])
     reason, _ = ticker.run(soon())
     assert reason is Reason.FAILED
-    assert [tick.raw[0][1] for tick in ticker.take()] == [bytes(8), bytes(8), 999]
+    assert [tick.raw[0][1] for tick in everything(ticker)] == [bytes(8), bytes(8), 999]
     closed = os.open(os.devnull, os.O_RDONLY)
     os.close(closed)
     ticker = make([Operation(16, fd=closed, seeks=True)])
     assert ticker.run(soon())[0] is Reason.FAILED
-    ((_, error, _),) = ticker.take()[0].raw
+    ((_, error, _),) = everything(ticker)[0].raw
     assert isinstance(error, OSError)
     assert error.strerror == "Bad file descriptor"
 
@@ -119,7 +126,7 @@ def test_an_empty_answer_is_a_failure(file):
     os.ftruncate(file, 0)
     ticker = make([Operation(16, fd=file, seeks=True)])
     assert ticker.run(soon())[0] is Reason.FAILED
-    assert ticker.take()[0].raw[0][1] == b""
+    assert everything(ticker)[0].raw[0][1] == b""
 
 
 def test_a_slow_answer_a_late_tick_and_a_clock_that_was_set_are_left_to_python(file):
@@ -130,21 +137,19 @@ def test_a_slow_answer_a_late_tick_and_a_clock_that_was_set_are_left_to_python(f
     calls = Answers(slow)
     ticker = make([calls.operation], slow_ns=MS)
     assert ticker.run(soon())[0] is Reason.SLOW
-    assert len(ticker.take()) == 1
+    assert len(everything(ticker)) == 1
     reads = [Operation(16, fd=file, seeks=True)]
     due_ns = soon() - 10 * INTERVAL_NS
     ticker = make(reads)
     assert ticker.run(due_ns) == (Reason.LATE, due_ns)
-    assert ticker.take() == []
+    assert everything(ticker) == []
     ticker = make(reads, offset_ns=Clock().offset_ns + 10 * MS)
     assert ticker.run(soon())[0] is Reason.STEPPED
-    assert ticker.take() == []
+    assert everything(ticker) == []
 
 
 def test_a_full_ring_ends_the_run_and_goes_on_when_it_is_emptied(file):
-    ticker = make([Operation(16, fd=file, seeks=True)], interval_ns=MS)
-    ticker._task.capacity = 7
-    ticker._capacity = 7
+    ticker = make([Operation(16, fd=file, seeks=True)], interval_ns=MS, slots=7)
     due_ns = next_tick(time.time_ns(), MS)
     taken = []
     for _ in range(5):
@@ -152,7 +157,7 @@ def test_a_full_ring_ends_the_run_and_goes_on_when_it_is_emptied(file):
         assert reason in (Reason.FULL, Reason.LATE)
         if reason is Reason.LATE:
             due_ns = next_tick(time.time_ns(), MS)
-        taken += ticker.take()
+        taken += everything(ticker)
     ticks = [tick.tick_ns for tick in taken]
     assert len(ticks) > 20
     assert ticks == sorted(set(ticks))
@@ -165,11 +170,11 @@ def test_ticks_can_be_taken_out_while_it_runs_and_it_leaves_when_asked(file):
     taken = []
     for _ in range(20):
         time.sleep(0.01)
-        taken += ticker.take()
+        taken += everything(ticker)
     ticker.leave()
     thread.join(1)
     assert answers[0][0] in (Reason.LEFT, Reason.LATE)
-    taken += ticker.take()
+    taken += everything(ticker)
     assert len(taken) > 10
     assert {b.tick_ns - a.tick_ns for a, b in pairwise(taken)} == {INTERVAL_NS}
 
@@ -197,7 +202,7 @@ def test_who_is_at_work_is_told_and_may_be_abandoned(file):
     release.set()
     thread.join(1)
     assert answers[0][0] is Reason.ABANDONED
-    assert ticker.take() == []
+    assert everything(ticker) == []
     left = ticker.left_with()
     assert [len(raw) for raw in left.raw] == [5], "of a group that was not done there is no answer"
 
@@ -210,7 +215,11 @@ def watch(sensors, interval_ns, seconds):
     monitor.drain()
     monitor.stop()
     assert not failures
-    return monitor, records
+    return monitor, [one for record in records for one in (record.ticks() if is_block(record) else [record])]
+
+
+def is_block(record):
+    return isinstance(record, SampledBlock)
 
 
 def test_a_monitor_of_quick_sensors_lets_it_run(monkeypatch):
