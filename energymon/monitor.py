@@ -10,10 +10,10 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from energymon.clock import NS, Clock, next_tick, tick_at
-from energymon.compiled import ticker_library
+from energymon.compiled import Library, ticker_library
 from energymon.priority import raise_priority
 from energymon.sensors.base import Sensor
-from energymon.ticker import Block, Reason, Taken, Ticker
+from energymon.ticker import Block, Operation, Reason, Taken, Ticker
 
 __all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled", "SampledBlock"]
 
@@ -164,6 +164,7 @@ class Monitor:
         # Guards the ticker, and the order of what comes out of it.
         self._draining = threading.Lock()
         self._ticker: Ticker | None = None
+        self._kept: tuple[object, Ticker] | None = None
         self._order: list[int] = []
         self._offset_ns = 0
         self._begun = False
@@ -315,14 +316,7 @@ class Monitor:
             self._mended_ns = due_ns + _MEND_NS
             return None, due_ns
         order, offset_ns = self._quick, self._clock.offset_ns
-        ticker = Ticker(
-            self._library,
-            able,
-            interval_ns=self._interval_ns,
-            offset_ns=offset_ns,
-            readings=self._readings,
-            slow_ns=_SLOW_NS,
-        )
+        ticker = self._ticker_for(self._library, able, offset_ns)
         with self._draining:
             if self._stopping:
                 return None, due_ns
@@ -343,6 +337,21 @@ class Monitor:
         if reason is not Reason.SLOW:
             self._slow = []
         return reason, next_ns
+
+    def _ticker_for(self, library: Library, groups: list[Sequence[Operation]], offset_ns: int) -> Ticker:
+        """Return the ticker of the last time if it still serves: a ring is large where ticks are close."""
+        key = (groups, offset_ns)
+        if self._kept is None or self._kept[0] != key:
+            ticker = Ticker(
+                library,
+                groups,
+                interval_ns=self._interval_ns,
+                offset_ns=offset_ns,
+                readings=self._readings,
+                slow_ns=_SLOW_NS,
+            )
+            self._kept = (key, ticker)
+        return self._kept[1]
 
     def _pass_on(self, ticker: Ticker) -> None:
         if (block := ticker.take()) is not None:

@@ -210,7 +210,7 @@ class Ticker:
 
     def run(self, next_ns: int) -> tuple[Reason, int]:
         """Take ticks from `next_ns` on, UTC ns; return why not further, and the tick that is due."""
-        self._control.next_ns = next_ns
+        self._control.next_ns, self._control.leave = next_ns, 0
         reason = Reason(self._run(ctypes.byref(self._task)))
         return reason, int(self._control.next_ns)
 
@@ -248,7 +248,7 @@ class Ticker:
         return int(self._control.next_ns)
 
     def leave(self) -> None:
-        """Have `run` come back before the next tick that it would take."""
+        """Have `run`, which is under way, come back before the next tick that it would take."""
         self._control.leave = 1
 
     def stop(self, until_ns: int) -> None:
