@@ -5,7 +5,7 @@ EXPERIMENT ?= wan30ms
 ARGS ?=
 TESTS ?= tests
 
-.PHONY: help run test lint server setup bench lock clean
+.PHONY: help run test lint server tensorflow setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -13,7 +13,7 @@ help:              ## list the targets
 run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
 
-test: setup lint server ## set up, then lint and every test; TESTS=tests/loaders for some
+test: setup lint server tensorflow ## set up, then lint and every test; TESTS=tests/loaders for some
 	playbooks/privileged.sh $(PYTHON) -m pytest $(TESTS) $(ARGS)
 
 lint: setup        ## ruff and mypy (strict)
@@ -23,6 +23,9 @@ lint: setup        ## ruff and mypy (strict)
 
 server:            ## the InfluxDB server that tests run against: found, or built in a few minutes
 	playbooks/influxdb.sh >/dev/null
+
+tensorflow: setup  ## the environment with TensorFlow that tests read shards with: found, or made in a minute
+	playbooks/tensorflow.sh >/dev/null
 
 setup: .venv/.ready ## system packages, uv, and the locked environment in .venv
 
@@ -34,6 +37,7 @@ bench: setup       ## the benchmarks; QUICK=1 for the short form
 	playbooks/privileged.sh $(PYTHON) benchmarks/overhead.py $(if $(QUICK),--quick)
 	playbooks/privileged.sh $(PYTHON) benchmarks/monitor.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/influxdb.py $(if $(QUICK),--quick)
+	playbooks/privileged.sh $(PYTHON) benchmarks/streaming.py $(if $(QUICK),--quick)
 
 lock:              ## resolve pyproject.toml anew into requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \

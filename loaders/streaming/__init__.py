@@ -7,24 +7,33 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from loaders.streaming.batch import RawBatch
-    from loaders.streaming.client import Fetch, StreamClient
+    from loaders.streaming.client import StreamClient
     from loaders.streaming.daemon import Daemon
     from loaders.streaming.errors import ShardError, WireError
+    from loaders.streaming.fetch import Fetch
     from loaders.streaming.index import ShardSet
     from loaders.streaming.loader import StreamingLoader
-    from loaders.streaming.planner import BatchPlan, Slice, plan
+    from loaders.streaming.planner import BatchPlan, EpochPlan, Slice, plan
+    from loaders.streaming.session import Session, health
+    from loaders.streaming.timestamps import TimestampLogger
+    from loaders.streaming.torch_data import StreamDataset
 
 __all__ = [
     "BatchPlan",
     "Daemon",
+    "EpochPlan",
     "Fetch",
     "RawBatch",
+    "Session",
     "ShardError",
     "ShardSet",
     "Slice",
     "StreamClient",
+    "StreamDataset",
     "StreamingLoader",
+    "TimestampLogger",
     "WireError",
+    "health",
     "plan",
 ]
 
@@ -32,14 +41,19 @@ __all__ = [
 _MODULES: Final = {
     "BatchPlan": "planner",
     "Daemon": "daemon",
-    "Fetch": "client",
+    "EpochPlan": "planner",
+    "Fetch": "fetch",
     "RawBatch": "batch",
+    "Session": "session",
     "ShardError": "errors",
     "ShardSet": "index",
     "Slice": "planner",
     "StreamClient": "client",
+    "StreamDataset": "torch_data",
     "StreamingLoader": "loader",
+    "TimestampLogger": "timestamps",
     "WireError": "errors",
+    "health": "session",
     "plan": "planner",
 }
 

@@ -1,4 +1,4 @@
-"""Command line: `python -m loaders.streaming serve --root SHARDS --listen HOST:PORT`."""
+"""The streaming service: serve a shard folder, ask a daemon how it is, make keys and shards."""
 
 from __future__ import annotations
 
@@ -7,46 +7,178 @@ import json
 import socket
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from loaders.errors import LoaderError, StreamError
-from loaders.streaming.daemon import Daemon
-from loaders.streaming.store import ShardStore
+from loaders.streaming import commands_data
+from loaders.streaming.log import log
+
+_LISTEN = "127.0.0.1:5557"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return its exit status: 0 after a stop that was asked for, 2 after an error."""
-    parser = argparse.ArgumentParser(prog="python -m loaders.streaming", description=__doc__)
+    """Run a command and return its exit status: 0 when done, 1 for no health, 2 after an error, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m loaders.streaming", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="serve a shard folder until SIGTERM or Ctrl-C")
-    serve.add_argument("--root", type=Path, required=True, help="shard folder made by loaders.streaming.convert")
-    serve.add_argument("--listen", required=True, metavar="HOST:PORT", help="address; port 0 is any free one")
-    serve.add_argument("--threads", type=int, default=1, help="threads that move bytes (default: %(default)s)")
-    serve.add_argument("--until-eof", action="store_true", help="stop as well when standard input ends")
+    _add_serve(commands)
+    _add_health(commands)
+    _add_keygen(commands)
+    commands_data.add_commands(commands)
     arguments = parser.parse_args(argv)
     try:
-        _serve(arguments)
+        status: int | None = arguments.run(arguments)
     except LoaderError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    return 0
+    except KeyboardInterrupt:
+        return 130
+    return status or 0
+
+
+def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
+    serve = commands.add_parser(
+        "serve",
+        allow_abbrev=False,
+        help="serve a shard folder until SIGTERM or Ctrl-C",
+        description="Serve a shard folder until SIGTERM or Ctrl-C. A JSON line on standard output says when it is "
+        "ready and at which endpoint; the log goes to standard error, one JSON object a line.",
+    )
+    serve.add_argument("--root", type=Path, required=True, metavar="DIR", help="shard folder, as `convert` makes it")
+    serve.add_argument(
+        "--listen",
+        default=_LISTEN,
+        metavar="HOST:PORT",
+        help="address to listen on; port 0 is any free one (default: %(default)s). With --keys the next port is "
+        "used as well",
+    )
+    trust = serve.add_mutually_exclusive_group()
+    trust.add_argument(
+        "--keys", type=Path, metavar="DIR", help="the daemon's half of what `keygen` made; only its client is served"
+    )
+    trust.add_argument(
+        "--no-auth", action="store_true", help="serve anyone who can reach an address that is not loopback"
+    )
+    serve.add_argument(
+        "--encrypt", action="store_true", help="encrypt the records as well; without it only the greeting is (--keys)"
+    )
+    serve.add_argument(
+        "--threads", type=int, default=1, metavar="N", help="threads that move bytes, 1 to 64 (default: %(default)s)"
+    )
+    serve.add_argument(
+        "--bandwidth-gbit",
+        type=float,
+        metavar="GBIT",
+        help="of the link, in Gbit/s; with --rtt-ms makes a connection's send buffer as large as the two ask for, "
+        "where TCP would not make it so itself",
+    )
+    serve.add_argument("--rtt-ms", type=float, metavar="MS", help="round-trip time of the link, in ms")
+    serve.add_argument("--events", type=Path, metavar="FILE", help="append a JSON line for every batch that is sent")
+    serve.add_argument("--until-eof", action="store_true", help="stop as well when standard input ends")
+    serve.set_defaults(run=_serve)
+
+
+def _add_health(commands: argparse._SubParsersAction[Any]) -> None:
+    health = commands.add_parser(
+        "health",
+        allow_abbrev=False,
+        help="ask a daemon how it is",
+        description="Print a daemon's uptime, connections, memory and counters as JSON. The exit status is 0 when "
+        "it answers and 1 when it does not.",
+    )
+    health.add_argument(
+        "--endpoint", default=f"tcp://{_LISTEN}", metavar="tcp://HOST:PORT", help="where it is (default: %(default)s)"
+    )
+    health.add_argument("--keys", type=Path, metavar="DIR", help="the client's half of what `keygen` made")
+    health.add_argument(
+        "--timeout-s", type=float, default=5.0, metavar="S", help="how long to wait, in s (default: %(default)g)"
+    )
+    health.set_defaults(run=_health)
+
+
+def _add_keygen(commands: argparse._SubParsersAction[Any]) -> None:
+    keygen = commands.add_parser(
+        "keygen",
+        allow_abbrev=False,
+        help="make keys for a daemon and its clients",
+        description="Make new keys: DIR/daemon for `serve --keys` and DIR/client for the loader's keys= argument. "
+        "Copy to a host only the half that it needs.",
+    )
+    keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
+    keygen.set_defaults(run=_keygen)
 
 
 def _serve(arguments: argparse.Namespace) -> None:
+    from loaders.streaming.buffers import send_buffer
+    from loaders.streaming.daemon import Daemon
+    from loaders.streaming.doors import is_loopback
+    from loaders.streaming.keys import load_daemon_keys
+    from loaders.streaming.store import ShardStore
+    from loaders.streaming.timestamps import TimestampLogger
+
     host, port = _address(arguments.listen)
     if not 1 <= arguments.threads <= 64:
         raise StreamError(f"--threads {arguments.threads}: expected 1 to 64")
-    with (
-        ShardStore(arguments.root) as store,
-        Daemon(store, host, port, threads=arguments.threads, log=_log) as daemon,
-    ):
-        served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
-        sys.stdout.write(json.dumps({"ready": True, **served}) + "\n")
-        sys.stdout.flush()
-        _log("started", **served)
-        daemon.serve(until_eof=sys.stdin.fileno() if arguments.until_eof else None)
-        _log("stopped", **asdict(daemon.served))
+    if arguments.encrypt and arguments.keys is None:
+        raise StreamError("--encrypt needs --keys DIR")
+    keys = load_daemon_keys(arguments.keys) if arguments.keys is not None else None
+    buffer = send_buffer(arguments.bandwidth_gbit, arguments.rtt_ms)
+    with ShardStore(arguments.root) as store:
+        events = TimestampLogger(arguments.events, daemon=arguments.listen) if arguments.events is not None else None
+        with Daemon(
+            store,
+            host,
+            port,
+            log=log,
+            threads=arguments.threads,
+            keys=keys,
+            encrypt=arguments.encrypt,
+            no_auth=arguments.no_auth,
+            send_buffer=buffer,
+            events=events,
+        ) as daemon:
+            served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
+            if keys is None:
+                log(
+                    "unauthenticated",
+                    endpoint=daemon.endpoint,
+                    reached_by="this host" if is_loopback(host) else "anyone who can reach the address",
+                )
+            log(
+                "started",
+                **served,
+                shards=len(store.catalog.shards),
+                keys=keys is not None,
+                encrypt=arguments.encrypt,
+                threads=arguments.threads,
+                send_buffer=buffer or "tuned by TCP",
+            )
+            sys.stdout.write(json.dumps({"ready": True, **served}) + "\n")
+            sys.stdout.flush()
+            why = daemon.serve(until_eof=sys.stdin.fileno() if arguments.until_eof else None)
+            log("stopping", reason=why)
+        log("stopped", **asdict(daemon.served))
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    from loaders.streaming.session import health
+
+    if not arguments.timeout_s > 0:
+        raise StreamError(f"--timeout-s {arguments.timeout_s:g}: expected more than 0")
+    try:
+        report = health(arguments.endpoint, timeout_s=arguments.timeout_s, keys=arguments.keys)
+    except StreamError as error:
+        sys.stdout.write(json.dumps({"healthy": False, "reason": str(error)}) + "\n")
+        return 1
+    sys.stdout.write(json.dumps({"healthy": True, **report}) + "\n")
+    return 0
+
+
+def _keygen(arguments: argparse.Namespace) -> None:
+    from loaders.streaming.keys import make_keys
+
+    daemon, client = make_keys(arguments.folder)
+    sys.stdout.write(f"{daemon}  for serve --keys, on the storage node\n{client}  for keys=, on the compute nodes\n")
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -59,12 +191,6 @@ def _address(listen: str) -> tuple[str, int]:
     except OSError as error:
         raise StreamError(f"--listen {listen}: no such host: {error.strerror}") from error
     return str(found[0][4][0]), int(port)
-
-
-def _log(event: str, **fields: object) -> None:
-    """Write one JSON line to standard error."""
-    line = {"t_utc": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
-    sys.stderr.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

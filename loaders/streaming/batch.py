@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -52,7 +51,6 @@ class RawBatch:
 class _Part:
     header: BatchHeader
     frames: list[memoryview]
-    frame_of: npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -60,51 +58,57 @@ class Assembly:
     """A batch that was asked for in parts, some of which have arrived."""
 
     plan: BatchPlan
-    expected: int
-    """Number of parts."""
-    _parts: dict[int, _Part] = field(default_factory=dict)
+    parts: tuple[tuple[int, ...], ...]
+    """The slices of each part, by their places in the plan, in ascending order."""
+    _come: dict[int, _Part] = field(default_factory=dict)
 
     def slices(self, index: int) -> tuple[Slice, ...]:
         """Return the slices of one part."""
-        return self.plan.slices[index :: self.expected]
+        return tuple(self.plan.slices[place] for place in self.parts[index])
 
     def add(self, index: int, header: BatchHeader, frames: list[memoryview]) -> None:
         """Add the answer for one part; raise WireError when it is not what was asked for."""
-        self._parts[index] = _checked(self.plan, self.slices(index), header, frames)
+        _check(self.plan, self.slices(index), header, frames)
+        self._come[index] = _Part(header, frames)
 
     @property
     def complete(self) -> bool:
         """Whether every part has arrived."""
-        return len(self._parts) == self.expected
+        return len(self._come) == len(self.parts)
 
     def batch(self) -> RawBatch:
-        """Join the parts, in the same order whichever came first."""
-        parts = [self._parts[index] for index in range(self.expected)]
-        firsts = itertools.accumulate((len(part.frames) for part in parts), initial=0)
-        headers = [part.header for part in parts]
-        return RawBatch(
-            self.plan.epoch,
-            self.plan.batch,
-            np.concatenate([header.ids for header in headers]),
-            np.concatenate([header.labels for header in headers]),
-            tuple(frame for part in parts for frame in part.frames),
-            np.concatenate([part.frame_of + first for part, first in zip(parts, firsts, strict=False)]),
-            np.concatenate([header.offsets for header in headers]),
-            np.concatenate([header.sizes for header in headers]),
-        )
+        """Join the parts in the order of the plan, whichever came first."""
+        headers = [self._come[index].header for index in range(len(self.parts))]
+        frames = [frame for index in range(len(self.parts)) for frame in self._come[index].frames]
+        if len(headers) == 1:
+            (header,) = headers
+            columns = [header.ids, header.labels, header.offsets, header.sizes]
+        else:
+            names = ("ids", "labels", "offsets", "sizes")
+            columns = [np.concatenate([getattr(header, name) for header in headers]) for name in names]
+        records = [piece.records for piece in self.plan.slices]
+        places = [place for part in self.parts for place in part]
+        if places != sorted(places):  # of several daemons
+            came = np.repeat(places, [records[place] for place in places])
+            order = np.argsort(came, kind="stable")
+            columns = [column[order] for column in columns]
+            frames = [frame for _, frame in sorted(zip(places, frames, strict=True), key=lambda pair: pair[0])]
+        ids, labels, offsets, sizes = columns
+        frame_of = np.repeat(np.arange(len(frames)), records)
+        return RawBatch(self.plan.epoch, self.plan.batch, ids, labels, tuple(frames), frame_of, offsets, sizes)
 
 
-def _checked(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, frames: list[memoryview]) -> _Part:
+def _check(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, frames: list[memoryview]) -> None:
     if len(frames) != len(slices):
         raise WireError(f"{len(frames)} frames for {len(slices)} slices")
     if (header.epoch, header.batch) != (plan.epoch, plan.batch):
         raise WireError(f"it says batch {header.batch} of epoch {header.epoch}")
-    if len(header.ids) != sum(piece.records for piece in slices):
+    records = [piece.records for piece in slices]
+    if len(header.ids) != sum(records):
         raise WireError(f"{len(header.ids)} records, more or fewer than were asked for")
-    frame_of = np.repeat(np.arange(len(frames)), [piece.records for piece in slices])
-    ends = np.array([len(frame) for frame in frames])[frame_of]
-    # Compared without a sum of two numbers off the wire, which could wrap.
-    inside = (header.offsets >= 0) & (header.sizes >= 0) & (header.offsets <= ends)
-    if not (inside & (header.sizes <= ends - header.offsets)).all():
+    ends = np.repeat([len(frame) for frame in frames], records)
+    # As unsigned numbers, negative ones are too large; compared without a sum of two off the wire, which could wrap.
+    offsets, sizes = header.offsets.view(np.uint64), header.sizes.view(np.uint64)
+    ends = ends.astype(np.uint64)
+    if (offsets > ends).any() or (sizes > ends - offsets).any():
         raise WireError("an image lies outside of its frame")
-    return _Part(header, frames, frame_of)

@@ -1,31 +1,38 @@
-"""The compute node's end of the service: keeps a window of requests under way and takes what arrives.
+"""The compute node's end of the service: sessions with one or more daemons.
 
 Each stream is a connection of its own. A connection that is lost is made again by ZeroMQ, and what was asked for
-on it is asked for again; an answer that comes twice is dropped by its sequence number.
+on it is asked for again, of another daemon that holds the same shards where there is one; an answer that comes
+twice is dropped by its sequence number.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq
 
-from loaders.errors import LoaderConfigError, StreamError
-from loaders.streaming.batch import Assembly, RawBatch
-from loaders.streaming.errors import WireError
-from loaders.streaming.planner import BatchPlan, Slice
+from loaders.errors import LoaderConfigError, LoaderError, StreamError
+from loaders.streaming.arrivals import Order
+from loaders.streaming.fetch import Fetch, Interrupted, check_window
+from loaders.streaming.memory import keep_freed_memory
+from loaders.streaming.placement import Placement
+from loaders.streaming.planner import BatchPlan, EpochPlan, plan
+from loaders.streaming.session import Session
+from loaders.streaming.source import Source
 from loaders.streaming.stream import Stream
-from loaders.streaming.wire import MAX_PADDING, BatchHeader, Catalog, Get, Hello, Refusal, pack, unpack_reply
+from loaders.streaming.wire import WireFormat
 
-__all__ = ["Fetch", "StreamClient", "Traffic"]
+__all__ = ["StreamClient", "Traffic"]
+
+_MESSAGES = 32
+"""Messages taken of one stream before the next one's turn."""
 
 
 @dataclass(slots=True)
@@ -39,86 +46,161 @@ class Traffic:
     """Time in which the next batch was wanted and had not arrived."""
     asked_again: int = 0
     """Requests that were repeated on a new connection."""
+    moved: int = 0
+    """Requests that were taken to another daemon."""
     stale: int = 0
     """Answers that nobody waited for any more."""
 
 
 class StreamClient:
-    """Connections to one daemon; one thread at a time uses it, except for `interrupt`."""
+    """Connections to daemons; one thread at a time uses it, except for `interrupt`."""
 
-    def __init__(self, endpoint: str, *, streams: int, timeout_s: float, warm_bytes: int = 0) -> None:
-        """Connect every stream, learn what is served, and move `warm_bytes` of padding over all streams together.
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        streams: int,
+        timeout_s: float,
+        keys: Path | str | None = None,
+        warm_bytes: int = 0,
+        wire: WireFormat = "raw",
+    ) -> None:
+        """Connect `streams` streams to every daemon, learn what each serves, and move `warm_bytes` of padding.
+
+        Daemons may hold different shards, or the same ones, of which any then serves.
 
         Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds.
         """
+        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
+            raise LoaderConfigError(f"endpoints={list(self.endpoints)}: expected one or more, each once")
         if not 1 <= streams <= 64:
             raise LoaderConfigError(f"streams={streams}: expected 1 to 64")
         if warm_bytes < 0:
             raise LoaderConfigError(f"warm_bytes={warm_bytes}: expected 0 or more")
         if not timeout_s > 0:
             raise LoaderConfigError(f"timeout_s={timeout_s}: expected more than 0 s")
-        self.endpoint, self._timeout_s = endpoint, timeout_s
+        if wire not in ("raw", "msgpack"):
+            raise LoaderConfigError(f"wire={wire!r}: expected raw or msgpack")
+        keep_freed_memory()
+        self.timeout_s = timeout_s
         self.traffic = Traffic()
-        self._sequence = itertools.count()
+        self.sequence = itertools.count()
+        """Numbers of requests, none of which is used twice."""
+        self._pid = os.getpid()
         self._context = zmq.Context(io_threads=1)
         self._poller = zmq.Poller()
         self._interrupt = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._interrupt, zmq.POLLIN)
-        self._streams: list[Stream] = []
+        self._sessions: list[Session] = []
+        self._polled = time.monotonic()
         self._closed = False
         try:
-            for _ in range(streams):
-                self._streams.append(Stream(self._context, endpoint, timeout_s, self._poller))
-            self.catalog = self._greet(Hello(), 1)
-            """What the daemon serves."""
-            # TCP starts every connection slowly, and a far one for long. Padding opens its window.
-            if per_stream := math.ceil(warm_bytes / streams / MAX_PADDING):
-                self._greet(Hello(MAX_PADDING), per_stream)
+            for endpoint in self.endpoints:
+                self._sessions.append(
+                    Session(
+                        self._context,
+                        self._poller,
+                        endpoint,
+                        streams=streams,
+                        timeout_s=timeout_s,
+                        keys=keys,
+                        warm_bytes=warm_bytes,
+                        wire=wire,
+                    )
+                )
+            self.placement = Placement.of(self.endpoints, [session.catalog for session in self._sessions])
         except BaseException:
             self.close()
             raise
+        self.catalog = self.placement.catalog
+        """What all daemons serve together."""
+        self.sources = tuple(
+            Source(session, places) for session, places in zip(self._sessions, self.placement.places, strict=True)
+        )
 
-    def _greet(self, hello: Hello, times: int) -> Catalog:
-        """Say hello on every stream, so that all are connected before the first batch is asked for."""
-        for stream in self._streams:
-            for sequence in range(times):
-                stream.ask(sequence, pack(hello))
-        catalog: Catalog | None = None
-        deadline = time.monotonic() + self._timeout_s
-        while waiting := [stream for stream in self._streams if stream.under_way]:
-            for stream, frames in self._receive(deadline - time.monotonic()):
-                reply = self._unpack(frames)
-                if not isinstance(reply, Catalog):
-                    raise WireError(f"{self.endpoint} sent a malformed answer: no catalog to a greeting")
-                catalog = reply
-                # Catalogs have no sequence number: any of them answers the greeting that is oldest.
-                stream.done(next(iter(stream.under_way), -1))
-                deadline = time.monotonic() + self._timeout_s
-            if time.monotonic() > deadline:
-                raise StreamError(self._silence(waiting[0]))
-        assert catalog is not None, "there is a stream, and it was greeted"
-        return catalog
+    def plan(self, *, order: Order = "arrival", **arguments: Any) -> EpochPlan:
+        """Plan an epoch over the shards of all daemons; the arguments are those of `planner.plan`.
 
-    def fetch(self, batches: Iterable[BatchPlan], *, window: int) -> Fetch:
-        """Start to fetch batches, at most `window` of them asked for and not yet taken."""
-        if not 1 <= window <= 256:
-            raise LoaderConfigError(f"prefetch_batches={window}: expected 1 to 256")
+        Where batches are to be used as they arrive, all but the last few are of one daemon's shards each, or of
+        those that the same daemons hold, so that a slow daemon delays none that it has no part in.
+        """
+        planned = plan(self.catalog.shard_records, **arguments)
+        return self.grouped(planned) if order == "arrival" else planned
+
+    def grouped(self, planned: EpochPlan) -> EpochPlan:
+        """Return a plan's records in batches of one daemon's shards each, as far as they can be."""
+        groups = self.placement.groups
+        return planned.grouped(groups) if len(set(groups)) > 1 and len(planned) else planned
+
+    def fetch(self, batches: Iterable[BatchPlan], *, window: int, order: Order = "arrival", step: int = 0) -> Fetch:
+        """Start to fetch batches, at most `window` of each daemon asked for and not yet taken.
+
+        Batches are planned epoch after epoch. A `step` above 0 begins with so many batches and asks for so many
+        more with each one taken, until the window is full.
+        """
+        rest = iter(batches)
+        return self.fetch_from(lambda: next(rest, None), window=window, order=order, step=step)
+
+    def fetch_from(
+        self, pull: Callable[[], BatchPlan | None], *, window: int, order: Order = "arrival", step: int = 0
+    ) -> Fetch:
+        """Start to fetch what `pull` returns whenever there is room for another batch; None is nothing for now."""
+        self.check_process()
+        check_window(window, order, step)
         self._interrupted()  # one that came when nothing was under way is of no concern to this fetch
-        return Fetch(self, iter(batches), window)
+        return Fetch(self, pull, window, order, step)
 
     def interrupt(self) -> None:
         """End the fetch that was started last, as if it were finished; may be called from another thread."""
         os.eventfd_write(self._interrupt, 1)
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[Source, Stream, list[zmq.Frame]]]:
+        """Yield what has arrived, waiting for the first message; a stream without frames was lost.
+
+        Adds to what every daemon that is waited for has been silent.
+        """
+        began = time.monotonic()
+        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000) + 1) if timeout_s > 0 else 0))
+        now = time.monotonic()
+        # Time in which nobody looked is not the daemon's, but for a part: silence has to end some time.
+        passed = now - began + min(began - self._polled, self.timeout_s / 4)
+        self._polled = now
+        for source in self.sources:
+            source.silent_s = source.silent_s + passed if source.waited_for else 0.0
+            for stream in source.session.streams:
+                lost = stream.monitor in ready and stream.lost()
+                if not lost and stream.socket not in ready:
+                    continue
+                # Of a connection that was lost, what had arrived is taken before the rest is asked for again.
+                left = _MESSAGES
+                while (lost or left) and (frames := stream.receive()) is not None:
+                    source.silent_s = 0.0
+                    left -= 1
+                    yield source, stream, frames
+                if lost:
+                    yield source, stream, []
+        if self._interrupt in ready and self._interrupted():
+            raise Interrupted
 
     def close(self) -> None:
         """Close every connection; may be called twice."""
         if self._closed:
             return
         self._closed = True
-        for stream in self._streams:
-            stream.close()
+        if os.getpid() != self._pid:  # a fork's sockets are its parent's
+            return
+        for session in self._sessions:
+            session.close()
         self._context.destroy(linger=0)
         os.close(self._interrupt)
+
+    def check_process(self) -> None:
+        """Raise LoaderError in a process that was forked after the client was made."""
+        if os.getpid() != self._pid:
+            raise LoaderError("connections do not survive a fork: make the loader in the process that uses it")
+        if self._closed:
+            raise StreamError("the client is closed: make a new one")
 
     def __enter__(self) -> Self:
         return self
@@ -128,146 +210,8 @@ class StreamClient:
     ) -> None:
         self.close()
 
-    def _ask(self, plan: BatchPlan, slices: tuple[Slice, ...]) -> int:
-        """Ask for a part of a batch on the stream with the fewest requests; return its sequence number."""
-        sequence = next(self._sequence)
-        get = Get(sequence, self.catalog.fingerprint, plan.epoch, plan.batch, slices)
-        min(self._streams, key=lambda stream: len(stream.under_way)).ask(sequence, pack(get))
-        return sequence
-
-    def _receive(self, timeout_s: float) -> Iterator[tuple[Stream, list[zmq.Frame]]]:
-        """Yield one message of every stream that has one, waiting for the first; ask again for what was lost."""
-        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000) + 1) if timeout_s > 0 else 0))
-        for stream in self._streams:
-            lost = stream.monitor in ready and stream.lost()
-            # Of a connection that was lost, what had arrived is taken before the rest is asked for again.
-            while (lost or stream.socket in ready) and (frames := stream.receive()) is not None:
-                yield stream, frames
-                if not lost:
-                    break
-            if lost:
-                self.traffic.asked_again += stream.ask_again()
-
     def _interrupted(self) -> bool:
         try:
             return bool(os.eventfd_read(self._interrupt))
         except BlockingIOError:
             return False
-
-    def _unpack(self, frames: list[zmq.Frame]) -> Catalog | BatchHeader | Refusal:
-        try:
-            return unpack_reply(frames[0].buffer)
-        except WireError as error:
-            raise WireError(f"{self.endpoint} sent a malformed answer: {error}") from error
-
-    def _silence(self, stream: Stream) -> str:
-        """Say what it looks like when nothing has come for the time that is allowed."""
-        return (
-            f"{self.endpoint}: no answer within {self._timeout_s:g} s; {stream.state}. Is the daemon running "
-            "there (python -m loaders.streaming serve), and can this node reach it?"
-        )
-
-
-@dataclass(slots=True)
-class Fetch:
-    """Batches under way, in the order in which they are complete; iterate, or `take` them.
-
-    A batch is asked for in as many parts as there are streams, so that all of them carry the batch that is
-    wanted first, and a connection that has just begun, and is slow yet, holds up no batch alone.
-    """
-
-    _client: StreamClient
-    _left: Iterator[BatchPlan]
-    _window: int
-    _under_way: dict[int, tuple[Assembly, int]] = field(default_factory=dict)
-    _incomplete: int = 0
-    _arrived: deque[RawBatch] = field(default_factory=deque)
-
-    def __post_init__(self) -> None:
-        self._fill()
-
-    def __iter__(self) -> Iterator[RawBatch]:
-        try:
-            while (batch := self.take()) is not None:
-                yield batch
-        finally:
-            self.close()
-
-    def take(self, *, wait: bool = True) -> RawBatch | None:
-        """Return the next batch; None at the end, or when none is there and `wait` is false.
-
-        Raises StreamError naming the daemon: silent for longer than the client's timeout, refusing, or sending
-        what it was not asked for.
-        """
-        client = self._client
-        started = time.monotonic()
-        deadline = started + client._timeout_s
-        while not self._arrived and self._under_way:
-            now = time.monotonic()
-            for stream, frames in client._receive(deadline - now if wait else 0):
-                deadline = time.monotonic() + client._timeout_s
-                self._accept(stream, frames)
-            if client._interrupted():
-                self.close()
-                return None
-            if not wait:
-                break
-            if not self._arrived and time.monotonic() > deadline:
-                slowest = max(client._streams, key=lambda stream: len(stream.under_way))
-                raise StreamError(client._silence(slowest))
-        client.traffic.wait_s += time.monotonic() - started
-        if not self._arrived:
-            return None
-        batch = self._arrived.popleft()
-        self._fill()
-        return batch
-
-    @property
-    def finished(self) -> bool:
-        """Whether every batch has been taken."""
-        return not self._under_way and not self._arrived
-
-    def close(self) -> None:
-        """Forget what is under way; connections that still carry it are made anew."""
-        for stream in self._client._streams:
-            if stream.under_way:
-                stream.reset()
-        self._under_way.clear()
-        self._incomplete = 0
-        self._arrived.clear()
-        self._left = iter(())
-
-    def _fill(self) -> None:
-        while self._incomplete + len(self._arrived) < self._window:
-            plan = next(self._left, None)
-            if plan is None:
-                return
-            count = min(len(plan.slices), len(self._client._streams))
-            assembly = Assembly(plan, count)
-            self._incomplete += 1
-            for index in range(count):
-                self._under_way[self._client._ask(plan, assembly.slices(index))] = (assembly, index)
-
-    def _accept(self, stream: Stream, frames: list[zmq.Frame]) -> None:
-        client = self._client
-        reply = client._unpack(frames)
-        if isinstance(reply, Catalog):  # of a greeting that was repeated on a new connection
-            client.traffic.stale += 1
-            return
-        assembly, index = self._under_way.pop(reply.sequence, (None, 0))
-        if assembly is None:
-            client.traffic.stale += 1
-            return
-        stream.done(reply.sequence)
-        plan = assembly.plan
-        if isinstance(reply, Refusal):
-            raise StreamError(f"{client.endpoint} refused batch {plan.batch} of epoch {plan.epoch}: {reply.reason}")
-        try:
-            assembly.add(index, reply, [frame.buffer for frame in frames[1:]])
-        except WireError as error:
-            raise WireError(f"{client.endpoint} sent a malformed batch {plan.batch}: {error}") from error
-        client.traffic.bytes += sum(len(frame) for frame in frames)
-        if assembly.complete:
-            self._incomplete -= 1
-            self._arrived.append(assembly.batch())
-            client.traffic.batches += 1

@@ -1,149 +1,200 @@
 """The daemon on a storage node: answers requests for slices with views of the mapped shards, without a copy.
 
-It keeps nothing about its clients. Who wants more asks for more, so back-pressure is the client's window,
-and a client or daemon that comes back goes on where it was by asking again.
+One thread reads requests and makes answers, ZeroMQ's threads move the bytes, and a few more wait for the disk. The
+daemon knows nothing of its clients but what is on its way to them. Who wants more asks for more, so back-pressure
+is the client's window, and a client or daemon that comes back goes on where it was by asking again.
 """
 
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
 import zmq
 
-from loaders.errors import StreamError
-from loaders.streaming.errors import WireError
+from loaders.streaming.answers import Answers
+from loaders.streaming.doors import Doors
+from loaders.streaming.keys import KeyPair
+from loaders.streaming.log import Log
+from loaders.streaming.outbox import Outbox
+from loaders.streaming.rss import anonymous_bytes, resident_bytes, trim
+from loaders.streaming.seal import Seals
+from loaders.streaming.served import Served
+from loaders.streaming.signals import StopSignals
 from loaders.streaming.store import ShardStore
-from loaders.streaming.wire import MAX_PADDING, MAX_REQUEST_BYTES, Hello, Refusal, pack, unpack_request
+from loaders.streaming.timestamps import EpochMarks, TimestampLogger
 
 __all__ = ["Daemon", "Served"]
 
-_WAITING_REPLIES = 512
-"""Replies that wait for one client's connection; more are dropped, for that client does not read."""
-_HEARTBEAT_MS = 5_000
-"""How often a silent client is asked for a sign of life, so that the connections of dead ones are closed."""
-_HANDSHAKE_MS = 5_000
-"""How long a connection may take to speak the protocol."""
-
-Log = Callable[..., None]
-
-
-@dataclass(slots=True)
-class Served:
-    """What a daemon counted since it was started."""
-
-    requests: int = 0
-    batches: int = 0
-    bytes: int = 0
-    """Bytes of records handed to the connections."""
-    refused: int = 0
-    """Well-formed requests for what does not exist."""
-    malformed: int = 0
-    """Messages that are no request; they get no answer."""
-    dropped: int = 0
-    """Replies to clients that are gone or do not read."""
+_AT_ONCE = 64
+"""Requests that are read from one door before the others have their turn."""
+_LOOK_MS = 100
+"""How often memory is looked at."""
+_FLUSH_S = 1.0
+"""How often events are written."""
+_LINGER_MS = 5_000
+"""How long a stop waits for what is being sent."""
+_SPARE_BYTES = 160 * 2**20
+"""Memory beyond what the daemon had when it was ready, at which it sheds its connections."""
 
 
 class Daemon:
     """Serves one shard folder at one address until it is stopped."""
 
-    def __init__(self, store: ShardStore, host: str, port: int, *, threads: int, log: Log) -> None:
-        """Listen on host:port, any free port for 0; `threads` move the bytes.
+    def __init__(
+        self,
+        store: ShardStore,
+        host: str,
+        port: int,
+        *,
+        log: Log,
+        threads: int = 1,
+        keys: KeyPair | None = None,
+        encrypt: bool = False,
+        no_auth: bool = False,
+        send_buffer: int | None = None,
+        events: TimestampLogger | None = None,
+    ) -> None:
+        """Listen on host:port, any free port for 0; `threads` of ZeroMQ's move the bytes.
 
-        Raises StreamError naming the address when it cannot be bound.
+        With `keys` only the client whose key they hold is served: the port is a CURVE socket for greetings, and the
+        next one is for requests, open and sealed, or CURVE as well with `encrypt`. Without keys the host has to be
+        a loopback address unless `no_auth` is set. `send_buffer`, in bytes, replaces TCP's own tuning of every
+        connection's buffer. `events` gets a line for every batch, and is closed with the daemon.
+
+        Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a host that others can
+        reach without keys.
         """
-        self._store, self._log = store, log
+        self._log = log
         self.served = Served()
-        self._zeros = memoryview(bytes(MAX_PADDING))
-        self._context = zmq.Context(io_threads=threads)
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IPV6, ":" in host)
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.SNDHWM, _WAITING_REPLIES)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-        address = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        try:
-            self._socket.bind(address)
-        except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
-            raise StreamError(f"cannot listen on {host}:{port}: {zmq.strerror(error.errno or 0)}") from error
-        self.endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        seals = Seals(keys.secret) if keys is not None else None
+        self._events = events
+        self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
+        self._doors = Doors(
+            host,
+            port,
+            threads=threads,
+            keys=keys,
+            seals=seals,
+            encrypt=encrypt,
+            no_auth=no_auth,
+            send_buffer=send_buffer,
+        )
+        self.endpoint = self._doors.endpoint
         """Where clients connect to, such as tcp://10.77.0.1:41234."""
+        self._outbox = Outbox()
+        self._answers = Answers(
+            store,
+            self._doors,
+            self._outbox,
+            self.served,
+            seals=seals,
+            encrypt=encrypt,
+            report=self.report,
+            marks=self._marks,
+            log=log,
+        )
+        self._closed = False
+        self._started = time.monotonic()
+        self._flushed = self._looked = self._started
+        self._memory_limit = anonymous_bytes() + _SPARE_BYTES
 
-    def serve(self, *, until_eof: int | None = None) -> None:
-        """Answer requests until SIGTERM or SIGINT, or until the descriptor `until_eof` is at its end."""
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        with _StopSignals() as stop:
-            poller.register(stop.descriptor, zmq.POLLIN)
-            if until_eof is not None:
-                poller.register(until_eof, zmq.POLLIN)
+    def serve(self, *, until_eof: int | None = None) -> str:
+        """Answer requests until SIGTERM or SIGINT, or until the descriptor `until_eof` is at its end; return which."""
+        with StopSignals() as stop:
+            poller = self._poller(stop, until_eof)
             while True:
-                ready = dict(poller.poll())
+                ready = dict(poller.poll(_LOOK_MS))
                 if stop.descriptor in ready:
-                    return
+                    return "signal"
                 if until_eof in ready and not os.read(until_eof, 4096):  # type: ignore[arg-type]
-                    return
-                if self._socket in ready:
-                    self._answer_waiting()
+                    return "standard input ended"
+                if self._outbox.wake in ready:
+                    os.eventfd_read(self._outbox.wake)
+                self._answers.send_loaded()
+                for door, socket in enumerate(self._doors.sockets):
+                    if socket in ready:
+                        self._read_waiting(door, socket)
+                self._answer_waiting()
+                if self._look():
+                    poller = self._poller(stop, until_eof)
 
     def _answer_waiting(self) -> None:
-        """Answer what has arrived, a bounded number so that a stop is seen under load too."""
-        for _ in range(64):
+        """Answer requests that waited for room; as many as there is room for, but never on and on."""
+        for _ in range(_AT_ONCE):
+            taken = self._outbox.take()
+            if not taken:
+                return
+            for name, request in taken:
+                self._answers.answer(name, request)
+
+    def _poller(self, stop: StopSignals, until_eof: int | None) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(stop.descriptor, zmq.POLLIN)
+        poller.register(self._outbox.wake, zmq.POLLIN)
+        if until_eof is not None:
+            poller.register(until_eof, zmq.POLLIN)
+        for socket in self._doors.sockets:
+            poller.register(socket, zmq.POLLIN)
+        return poller
+
+    def _read_waiting(self, door: int, socket: zmq.Socket[bytes]) -> None:
+        """Take what has arrived, a bounded number so that a stop is seen under load too."""
+        for _ in range(_AT_ONCE):
             try:
-                client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                client, *frames = socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._answer(client, frames)
+            self._answers.take((door, client), frames)
 
-    def _answer(self, client: bytes, frames: list[bytes]) -> None:
-        self.served.requests += 1
-        try:
-            if len(frames) != 1:
-                raise WireError(f"a request of {len(frames)} frames, expected 1")
-            request = unpack_request(frames[0])
-        except WireError as error:
-            self.served.malformed += 1
-            # One line for each power of two: a flood of garbage must not become a flood of log.
-            if self.served.malformed & (self.served.malformed - 1) == 0:
-                self._log("malformed", count=self.served.malformed, reason=str(error))
-            return
-        if isinstance(request, Hello):
-            padding = [self._zeros[: request.padding]] if request.padding else []
-            self._send(client, [pack(self._store.catalog), *padding])
-            return
-        try:
-            if request.fingerprint != self._store.catalog.fingerprint:
-                raise WireError("the shards are not those that this client planned with; start its epoch again")
-            header, records = self._store.batch(request)
-        except WireError as error:
-            self.served.refused += 1
-            self._send(client, [pack(Refusal(request.sequence, str(error)))])
-            return
-        if self._send(client, [pack(header), *records]):
-            self.served.batches += 1
-            self.served.bytes += sum(record.nbytes for record in records)
+    def report(self) -> dict[str, object]:
+        """Return how the daemon is: seconds since its start, open connections, memory, and what it counted."""
+        self._doors.count()
+        return {
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "clients": self._doors.connections,
+            "rejected": self._doors.rejected,
+            "rss_bytes": resident_bytes(),
+            "anonymous_bytes": anonymous_bytes(),
+            "waiting": self._outbox.waiting,
+            **asdict(self.served),
+        }
 
-    def _send(self, client: bytes, frames: list[bytes | memoryview]) -> bool:
-        try:
-            self._socket.send_multipart([client, *frames], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            self.served.dropped += 1
+    def _look(self) -> bool:
+        """Look after memory, connections and events now and then; return whether the sockets are new ones."""
+        now = time.monotonic()
+        if self._marks is not None and now - self._flushed > _FLUSH_S and self._events is not None:
+            self._flushed = now
+            self._events.flush()
+        if now - self._looked < _LOOK_MS * 1e-3:
             return False
+        self._looked = now
+        self._doors.count()
+        found = anonymous_bytes()
+        if found < self._memory_limit:
+            return False
+        # Messages whose end does not come are kept by ZeroMQ and cannot be dropped one by one. Clients connect
+        # again and ask again.
+        self.served.shed += 1
+        self._log("shed", anonymous_bytes=found, limit=self._memory_limit, connections=self._doors.connections)
+        self._doors.reopen()
+        trim()
         return True
 
     def close(self) -> None:
-        """Close the address and every connection."""
-        self._context.destroy(linger=0)
+        """Take nothing more, finish what is being sent within a few seconds, and close every connection."""
+        if self._closed:
+            return
+        self._closed = True
+        self._answers.close()
+        self._doors.close(_LINGER_MS)
+        self._outbox.close()
+        if self._marks is not None and self._events is not None:
+            self._marks.close()
+            self._events.close()
 
     def __enter__(self) -> Self:
         return self
@@ -152,24 +203,3 @@ class Daemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _StopSignals:
-    """Turns SIGTERM and SIGINT into a readable descriptor while it is entered."""
-
-    def __init__(self) -> None:
-        self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def __enter__(self) -> Self:
-        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        os.close(self.descriptor)
-        os.close(self._write)

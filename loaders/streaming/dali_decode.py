@@ -13,7 +13,7 @@ from loaders.base import Batch
 from loaders.dali_image import dali_transform
 from loaders.image import ImageTransform
 from loaders.streaming.batch import RawBatch
-from loaders.streaming.decode import LOOKAHEAD
+from loaders.streaming.decode import LOOKAHEAD, host_labels
 from loaders.streaming.records import explain_failure
 
 if TYPE_CHECKING:
@@ -89,8 +89,7 @@ class DaliDecoder:
             data = torch.utils.dlpack.from_dlpack(images.as_tensor())
             self._pipeline.release_outputs()
             raw = self._pending.popleft()
-            labels = torch.from_numpy(raw.labels.copy())
-            return Batch(raw.ids, data, labels.to(self._device, non_blocking=True), raw.nbytes)
+            return Batch(raw.ids, data, host_labels(raw, self._device), raw.nbytes)
         # Out of the handler, whose traceback would keep the broken pipeline and its threads alive.
         self.close()
         raise explain_failure(suspects, failure)

@@ -14,7 +14,7 @@ from loaders.image import ImageTransform, UndecodableError
 from loaders.streaming.batch import RawBatch
 from loaders.streaming.records import explain_failure
 
-__all__ = ["LOOKAHEAD", "Decoder", "TorchDecoder"]
+__all__ = ["LOOKAHEAD", "Decoder", "TorchDecoder", "host_labels"]
 
 LOOKAHEAD = 2
 """Batches in decoding at once: one more than is needed, so that no thread waits between two."""
@@ -36,7 +36,10 @@ class Decoder(Protocol):
         ...
 
     def collect(self) -> Batch:
-        """Return the oldest batch in decoding; raise SampleError naming the sample that cannot be decoded."""
+        """Return the oldest batch in decoding, on the device or in memory that is pinned for its copy there.
+
+        Raises SampleError naming the sample that cannot be decoded.
+        """
         ...
 
     def reset(self) -> None:
@@ -46,6 +49,12 @@ class Decoder(Protocol):
     def close(self) -> None:
         """End the threads."""
         ...
+
+
+def host_labels(raw: RawBatch, device: torch.device) -> torch.Tensor:
+    """Return a batch's labels in memory of their own, pinned where they are to go to a GPU."""
+    labels = torch.from_numpy(raw.labels.copy())
+    return labels.pin_memory() if device.type == "cuda" else labels
 
 
 class TorchDecoder:
@@ -84,10 +93,7 @@ class TorchDecoder:
                 job.result()
             except UndecodableError as error:
                 raise self._failure(raw, error) from error
-        labels = torch.from_numpy(raw.labels.copy())
-        return Batch(
-            raw.ids, data.to(self._device, non_blocking=True), labels.to(self._device, non_blocking=True), raw.nbytes
-        )
+        return Batch(raw.ids, data, host_labels(raw, self._device), raw.nbytes)
 
     def _failure(self, raw: RawBatch, error: UndecodableError) -> LoaderError:
         return explain_failure([raw], str(error))

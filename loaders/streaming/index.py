@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +21,12 @@ __all__ = [
     "Shard",
     "ShardSet",
     "index_path",
+    "load_index",
+    "load_manifest",
     "save_index",
     "save_manifest",
     "stored_key",
+    "written_whole",
 ]
 
 RECORD = np.dtype(
@@ -33,7 +39,10 @@ RECORD = np.dtype(
         ("id", "<i8"),
     ]
 )
-"""A record: offset and size in the shard, its image's offset in the record and size, label, sample id."""
+"""A record: offset and size in the shard, its image's (or other payload's) offset in the record and size, label, id.
+
+A label of -1 stands for none.
+"""
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -63,39 +72,70 @@ class ShardSet:
         """Number of records in all shards."""
         return sum(len(shard.records) for shard in self.shards)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all shards."""
+        return sum(shard.nbytes for shard in self.shards)
+
     @classmethod
     def open(cls, root: Path) -> ShardSet:
         """Read the manifest and the indexes of a shard folder and check them against the files.
 
         Raises ShardError naming the file that is missing or does not fit.
         """
-        manifest = _manifest(root)
+        manifest = load_manifest(root)
         try:
             key, names = str(manifest["key"]), [str(entry["name"]) for entry in manifest["shards"]]
         except (KeyError, TypeError) as error:
             raise ShardError(f"{root / MANIFEST}: expected `key` and `shards`; convert the data again") from error
+        if not names or len(set(names)) != len(names):
+            raise ShardError(f"{root / MANIFEST}: no shards, or one of them twice; convert the data again")
         return cls(root, key, tuple(_open_shard(root, name) for name in names))
 
 
 def index_path(shard: Path) -> Path:
     """Return where the index of a shard lies."""
-    return shard.with_suffix(".index.npy")
+    # Others name shards name.tfrecord-00000-of-00010: only our own suffix may go without two becoming one.
+    return (
+        shard.with_suffix(".index.npy") if shard.suffix == ".tfrecord" else shard.with_name(f"{shard.name}.index.npy")
+    )
 
 
 def save_index(shard: Path, records: npt.NDArray[Any]) -> None:
-    """Write the index of a shard beside it."""
-    np.save(index_path(shard), records.astype(RECORD, copy=False), allow_pickle=False)
+    """Write the index of a shard beside it, whole or not at all."""
+    with written_whole(index_path(shard)) as file:
+        np.save(file, records.astype(RECORD, copy=False), allow_pickle=False)
 
 
-def save_manifest(root: Path, *, key: str, seed: int, shards: list[Path]) -> None:
+def save_manifest(root: Path, *, key: str, seed: int | None, shards: list[Path], **more: object) -> None:
     """Write the manifest that makes a folder a shard folder."""
     content = {
         "format": _FORMAT,
         "key": key,
         "seed": seed,
+        **more,
         "shards": [{"name": shard.name, "bytes": shard.stat().st_size} for shard in shards],
     }
-    (root / MANIFEST).write_text(json.dumps(content, indent=1) + "\n")
+    with written_whole(root / MANIFEST) as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes its name when the block ends well and its bytes are on the disk."""
+    # Of this process alone: two that write the same file must not write into one another's.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with partial.open("wb", buffering=2**20) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        # A full disk is told of without a name.
+        raise OSError(error.errno, error.strerror, str(error.filename or path)) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def stored_key(root: Path) -> str | None:
@@ -106,14 +146,35 @@ def stored_key(root: Path) -> str | None:
         return None
 
 
-def _manifest(root: Path) -> dict[str, Any]:
+def load_index(shard: Path) -> Shard:
+    """Return a shard with its index, which is checked against the file.
+
+    Raises ShardError naming the file that is missing or does not fit.
+    """
+    where = index_path(shard)
+    try:
+        nbytes = shard.stat().st_size
+        records = np.load(where, allow_pickle=False)
+    except OSError as error:
+        raise ShardError(f"{error.filename or shard}: {error.strerror}; convert or index the data again") from error
+    except (ValueError, EOFError) as error:
+        raise ShardError(f"{where}: {error}; convert or index the data again") from error
+    if not isinstance(records, np.ndarray) or records.dtype != RECORD or records.ndim != 1 or not len(records):
+        raise ShardError(f"{where}: expected one or more records of {RECORD}; convert or index the data again")
+    if not _fits(records, nbytes):
+        raise ShardError(f"{where} does not describe {shard.name} ({nbytes} bytes); convert or index the data again")
+    return Shard(shard, nbytes, records)
+
+
+def load_manifest(root: Path) -> dict[str, Any]:
+    """Return what the manifest of a shard folder says; raises ShardError naming what is wrong with it."""
     path = root / MANIFEST
     try:
         manifest = json.loads(path.read_text())
     except OSError as error:
         raise ShardError(
-            f"{root} is not a shard folder: {path.name} cannot be read ({error.strerror}); "
-            "make one with loaders.streaming.convert"
+            f"{root} is not a shard folder: {path.name} cannot be read ({error.strerror}); make one with "
+            "`python -m loaders.streaming convert`, or `index` where TFRecord files are there already"
         ) from error
     except ValueError as error:
         raise ShardError(f"{path} is not JSON ({error}); convert the data again") from error
@@ -126,28 +187,15 @@ def _open_shard(root: Path, name: str) -> Shard:
     path = root / name
     if path.parent != root or name in ("", ".", ".."):
         raise ShardError(f"{root / MANIFEST}: shard {name!r} is not a file name in the folder")
-    try:
-        nbytes = path.stat().st_size
-        records = np.load(index_path(path), allow_pickle=False)
-    except OSError as error:
-        raise ShardError(f"{error.filename or path}: {error.strerror}; convert the data again") from error
-    except ValueError as error:
-        raise ShardError(f"{index_path(path)}: {error}; convert the data again") from error
-    _check_index(path, nbytes, records)
-    return Shard(path, nbytes, records)
+    return load_index(path)
 
 
-def _check_index(path: Path, nbytes: int, records: npt.NDArray[Any]) -> None:
-    where = index_path(path)
-    if records.dtype != RECORD or records.ndim != 1 or not len(records):
-        raise ShardError(f"{where}: expected one or more records of {RECORD}; convert the data again")
-    ends = records["offset"] + records["size"]
-    contiguous = records["offset"][0] == 0 and bool((records["offset"][1:] == ends[:-1]).all())
-    inside = bool(
-        (records["size"] > 0).all()
-        and (records["image"] >= 0).all()
-        and (records["image_size"] >= 0).all()
-        and (records["image"] + records["image_size"] <= records["size"]).all()
-    )
-    if not contiguous or not inside or ends[-1] != nbytes:
-        raise ShardError(f"{where} does not describe {path.name} ({nbytes} bytes); convert the data again")
+def _fits(records: npt.NDArray[Any], nbytes: int) -> bool:
+    offset, size, image, image_size = (records[name] for name in ("offset", "size", "image", "image_size"))
+    # Each number alone comes first, so that no sum of two can wrap.
+    if not ((offset >= 0) & (offset < nbytes) & (size > 0) & (size <= nbytes)).all():
+        return False
+    if not ((image >= 0) & (image_size >= 0) & (image <= size) & (image_size <= size - image)).all():
+        return False
+    ends = offset + size
+    return bool(offset[0] == 0 and (offset[1:] == ends[:-1]).all() and ends[-1] == nbytes)

@@ -1,150 +1,291 @@
-"""The streaming loader: batches of training samples from a daemon, whatever its distance."""
+"""The streaming loader: batches of training samples from daemons, whatever their distance."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
-
-import torch
+from typing import Any, Literal, Self, cast
 
 from loaders.base import Batch, LoaderStats
 from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
-from loaders.streaming.channel import Channel
+from loaders.streaming.arrivals import Order
+from loaders.streaming.checkpoint import Progress
 from loaders.streaming.client import StreamClient
-from loaders.streaming.decode import LOOKAHEAD, Decoder, TorchDecoder
-from loaders.streaming.planner import BatchPlan, plan
-from loaders.streaming.records import check_records
+from loaders.streaming.engines import Engine, make_decoder
+from loaders.streaming.epochs import Decoded, Fetching, Raw, Running, StageTimes
+from loaders.streaming.fetch import check_window
+from loaders.streaming.planner import EpochPlan, Remainder, plan, share_records
+from loaders.streaming.schedule import Schedule
+from loaders.streaming.timestamps import TimestampLogger
+from loaders.streaming.transfer import SideStream
+from loaders.streaming.wire import WireFormat
 
 __all__ = ["StreamingLoader"]
 
-_READY_BATCHES = 2
-"""Decoded batches that wait for the training step."""
-
 
 class StreamingLoader:
-    """Streams TFRecord slices from a daemon over several connections and decodes them in the background.
+    """Streams TFRecord slices from daemons over several connections and decodes them in the background.
 
-    Up to `prefetch_batches` batches are asked for ahead, which is what hides the distance: their bytes should
-    exceed the link's bandwidth-delay product. Batches come in the order in which they arrive.
+    Up to `prefetch_batches` batches are asked for ahead of each daemon, which is what hides the distance: their
+    bytes should exceed the link's bandwidth-delay product. One thread at a time uses it.
     """
 
     def __init__(
         self,
         *,
-        endpoint: str,
-        transform: ImageTransform,
+        transform: ImageTransform | None = None,
         batch_size: int,
         seed: int,
         device: str = "cpu",
+        endpoint: str | None = None,
+        endpoints: Sequence[str] | None = None,
+        keys: Path | str | None = None,
         streams: int = 2,
         prefetch_batches: int = 8,
-        decode: Literal["dali", "torch"] = "dali",
+        prefetch_step: int = 0,
+        order: Order = "arrival",
+        decode: Engine = "dali",
         num_threads: int = 2,
         slice_records: int = 8,
+        shuffle_window: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        remainder: Remainder | None = None,
+        epochs_ahead: int = 1,
+        epochs: int | None = None,
         warm_bytes: int = 8 * 2**20,
+        wire: WireFormat = "raw",
         timeout_s: float = 30.0,
         limit: int | None = None,
         verify: bool = False,
+        events: Path | str | None = None,
     ) -> None:
-        """Connect to the daemon at `endpoint`, such as tcp://10.77.0.1:41234.
+        """Connect to the daemon at `endpoint`, such as tcp://10.77.0.1:41234, or to those at `endpoints`.
 
-        `decode` names the engine and `num_threads` its threads. A batch is made of runs of `slice_records`
-        neighbouring records. `warm_bytes` of padding are moved when connecting, so that TCP's windows are open when
-        the first batch is asked for; twice the link's bandwidth-delay product is enough. `limit` ends an epoch
-        after so many samples. `verify` checks every record's checksums. A daemon that is silent for `timeout_s`
-        seconds while it is waited for is given up.
+        `keys` is the client's folder of keys, for daemons that serve with keys. Each daemon gets `streams`
+        connections. With `prefetch_step` an epoch begins with so many requests and asks for so many more with each
+        batch, until `prefetch_batches` is reached. `order` is "arrival", first come, first used, or "strict".
 
-        Raises LoaderConfigError for an argument out of range, StreamError when nothing answers.
+        `decode` names the engine and `num_threads` its threads or, of "torch-process", its processes; "raw" hands
+        out RawBatch, not decoded. A batch is made of runs of `slice_records` neighbouring records, or of records
+        shuffled within windows of `shuffle_window`. `rank`, `world_size` and `remainder` share the records among
+        ranks, see `planner.plan`. `limit` ends an epoch after so many samples.
+
+        Requests run on up to `epochs_ahead` epochs into those that come after, of which there are `epochs` in all,
+        or as many as are asked for. `warm_bytes` of padding are moved over each daemon's connections at the
+        beginning, so that TCP's windows are open when the first batch is asked for; twice the link's
+        bandwidth-delay product is enough. `wire` is "raw", or "msgpack" for the paper's way. `verify` checks every
+        record's checksums. A daemon that is silent for `timeout_s` seconds while it is waited for is given up.
+        `events` is a file to which TimestampLogger's lines are appended.
+
+        Raises LoaderConfigError for an argument out of range, StreamError when a daemon does not answer.
         """
-        for name, value in (("num_threads", num_threads), ("batch_size", batch_size), ("slice_records", slice_records)):
-            if value < 1:
-                raise LoaderConfigError(f"{name}={value}: expected 1 or more")
-        if not 1 <= prefetch_batches <= 256:
-            raise LoaderConfigError(f"prefetch_batches={prefetch_batches}: expected 1 to 256")
-        self._batch_size, self._seed, self._slice_records = batch_size, seed, slice_records
-        self._window, self._limit, self._verify = prefetch_batches, limit, verify
-        self._decoder = _decoder(decode, transform, seed, usable_device(device), num_threads, batch_size)
+        where_from = endpoints if endpoint is None else endpoint
+        if where_from is None or (endpoint is not None and endpoints is not None):
+            raise LoaderConfigError("endpoint or endpoints: give one of the two")
+        for name, value, least in (("num_threads", num_threads, 1), ("epochs_ahead", epochs_ahead, 0)):
+            if value < least:
+                raise LoaderConfigError(f"{name}={value}: expected {least} or more")
+        check_window(prefetch_batches, order, prefetch_step)
+        self._settings: dict[str, Any] = {
+            "seed": seed,
+            "slice_records": slice_records,
+            "shuffle_window": shuffle_window,
+            "rank": rank,
+            "world_size": world_size,
+            "remainder": remainder,
+            "limit": limit,
+        }
+        self._batch_size, self._order, self._epochs_ahead, self._epochs = batch_size, order, epochs_ahead, epochs
+        plan([1], batch_size=batch_size, epoch=0, **self._settings)  # refuses what is out of range
+        where = usable_device(device)
+        self._decoder = make_decoder(decode, transform or ImageTransform(), seed, where, num_threads, batch_size)
+        self._side = SideStream(where)
         self._stats = LoaderStats(details={"wait_s": 0.0})
-        self._running: _Running | None = None
-        self._closed = False
+        self._times = StageTimes()
+        self._events: TimestampLogger | None = None
+        self._running: Running | None = None
+        self._progress: Progress | None = None
+        self._resumed = self._closed = False
         try:
-            self._client = StreamClient(endpoint, streams=streams, timeout_s=timeout_s, warm_bytes=warm_bytes)
+            if events is not None:
+                self._events = TimestampLogger(events, rank=rank)
+            self._client = StreamClient(
+                where_from,
+                streams=streams,
+                timeout_s=timeout_s,
+                keys=keys,
+                warm_bytes=warm_bytes,
+                wire=wire,
+            )
         except BaseException:
-            self._decoder.close()
+            self._close_helpers()
             raise
+        self._fetching = Fetching(
+            self._client, prefetch_batches, order, prefetch_step, verify, self._events, self._times
+        )
+        self._settings["catalog"] = self._client.catalog.fingerprint
+        mixing = f"records within windows of {shuffle_window} of them, after " if shuffle_window > 1 else ""
         self.notes: tuple[str, ...] = (
-            f"shuffles runs of {slice_records} samples that are neighbours in the shards, which were shuffled once",
+            f"shuffles {mixing}runs of {slice_records} samples that are neighbours in the shards, which were "
+            "shuffled once",
             f"moves {warm_bytes / 2**20:.3g} MiB of padding before the first epoch to open its connections",
-            *self._decoder.notes,
+            *(self._decoder.notes if self._decoder else ("hands out encoded images, not decoded",)),
         )
 
     def __len__(self) -> int:
-        """Return the number of samples in an epoch."""
-        samples = self._client.catalog.samples
-        return samples if self._limit is None else min(samples, self._limit)
+        """Return the number of this rank's samples in an epoch."""
+        names = ("rank", "world_size", "remainder", "limit")
+        return share_records(self._client.catalog.samples, **{name: self._settings[name] for name in names})
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches as they arrive, every sample exactly once.
+        """Yield the epoch's batches, every sample of this rank exactly once; of an epoch resumed, what was left.
+
+        Batches of decode="raw" are RawBatch. Another call ends the epoch before it, and uses what was asked for
+        ahead if that was whole and this is the next one.
 
         Raises StreamError naming the daemon that is gone or refuses, SampleError naming a sample that cannot be
-        decoded. A daemon that dies and comes back within the timeout costs time only.
+        decoded, WorkerError naming a decoding process that died. A daemon that dies and comes back within the
+        timeout costs time only.
         """
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
-        self._stop()
-        batches = plan(
-            self._client.catalog.shard_records,
-            batch_size=self._batch_size,
-            seed=self._seed,
-            epoch=epoch,
-            slice_records=self._slice_records,
-            limit=self._limit,
-        )
-        running = self._running = _Running(self._client, self._decoder, batches, self._window, verify=self._verify)
+        self._client.check_process()
+        running = self._begin(epoch)
+        planned = running.schedule.plan(epoch)
+        progress = self._progress
+        assert progress is not None, "an epoch has begun"
+        self._log("epoch_start", epoch)
+        whole = False
         try:
-            while True:
-                began = time.perf_counter_ns()
-                batch = running.ready.get()
-                self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
-                if batch is None:
-                    return
-                self._stats.count(batch)
-                yield batch
+            for _ in range(len(planned)):
+                batch = self._next(running)
+                progress.delivered[planned.positions(batch[0])] = True
+                yield batch[1]
+            whole = True
+            self._log("epoch_end", epoch)
         finally:
-            running.stop()
+            if not whole or not self._epochs_ahead:
+                running.stop()
+                self._running = None if self._running is running else self._running
+
+    def _next(self, running: Running) -> tuple[int, Batch]:
+        began = time.perf_counter_ns()
+        item = running.next() if running is self._running else None
+        self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
+        if item is None:
+            raise LoaderError("the loader was closed or another epoch was begun: there are no more batches of this one")
+        number, batch = item
+        # What is raw is handed out as what the protocol names; it counts alike.
+        self._stats.count(cast(Batch, batch))
+        return number, cast(Batch, batch)
+
+    def _begin(self, epoch: int) -> Running:
+        """Return what runs an epoch: what ran the one before, or all anew."""
+        ahead = epoch + self._epochs_ahead
+        last = ahead if self._epochs is None else max(epoch, min(ahead, self._epochs - 1))
+        progress, resumed = self._progress, self._resumed
+        self._resumed = False
+        if resumed and progress is not None and progress.epoch == epoch:
+            self._stop()
+            first = progress.left(plan(self._client.catalog.shard_records, **self._planned(epoch)))
+            first = self._client.grouped(first) if self._order == "arrival" else first
+            self._progress = Progress(epoch, progress.delivered.copy())
+        elif self._running and self.finished == epoch - 1:
+            self._running.schedule.go_on(epoch, last=last)
+            self._progress = Progress.none(self._running.schedule.plan(epoch))
+            return self._running
+        else:
+            self._stop()
+            first = self._plan(epoch)
+            self._progress = Progress.none(first)
+        schedule = Schedule(first, self._plan, last=last)
+        if self._decoder is None:
+            self._running = Raw(self._fetching, schedule)
+        else:
+            self._running = Decoded(self._fetching, schedule, self._decoder, self._side)
+        return self._running
+
+    def _planned(self, epoch: int) -> dict[str, Any]:
+        settings = {name: value for name, value in self._settings.items() if name != "catalog"}
+        return settings | {"batch_size": self._batch_size, "epoch": epoch}
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        return self._client.plan(order=self._order, **self._planned(epoch))
+
+    @property
+    def finished(self) -> int | None:
+        """The epoch that was begun last, if every sample of it was handed out."""
+        return self._progress.epoch if self._progress is not None and self._progress.complete else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the loader has come: the epoch, and what of it was handed out up to now.
+
+        Numbers, text and bytes, so that `torch.save` and pickle keep it. Every rank keeps its own.
+        """
+        if self._progress is None:
+            return {}
+        return self._progress.state(self._settings)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: the next `epoch` of the same number yields what was left.
+
+        Batch size, daemons, streams and engine may be others than they were.
+
+        Raises LoaderConfigError naming a setting on which the order depends and that was another one then.
+        """
+        self._stop()
+        self._progress = Progress.of(state, self._settings) if state else None
+        self._resumed = self._progress is not None
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.
 
-        `wait_s` is the time the caller waited for a batch, `network_wait_s` the time the decoder waited for the
-        network; `wire_bytes` are the frames' bytes, `asked_again` the requests that were repeated after a lost
-        connection and `stale` the answers that came twice.
+        `wait_s` is the time the caller waited for a batch; `network_wait_s` the time in which nothing could be
+        done but wait for the network, `decode_wait_s` for the decoder, `consumer_wait_s` for the caller, and
+        `verify_s` what checksums took. `wire_bytes` are the frames' bytes, `asked_again` the requests that were
+        repeated after a lost connection, `moved` those taken to another daemon, `stale` the answers that came twice.
         """
         traffic = self._client.traffic
         self._stats.details |= {
             "network_wait_s": traffic.wait_s,
+            "decode_wait_s": self._times.decode_wait_s,
+            "consumer_wait_s": self._times.consumer_wait_s,
+            "verify_s": self._times.verify_s,
             "wire_bytes": traffic.bytes,
             "asked_again": traffic.asked_again,
+            "moved": traffic.moved,
             "stale": traffic.stale,
         }
         return self._stats
 
     def close(self) -> None:
-        """End the threads and the connections; may be called twice, and in the middle of an epoch."""
+        """End threads, processes and connections; may be called twice, and in the middle of an epoch."""
+        if self._closed:
+            return
         self._closed = True
         self._stop()
-        self._decoder.close()
+        self._close_helpers()
         self._client.close()
+
+    def _close_helpers(self) -> None:
+        if self._decoder is not None:
+            self._decoder.close()
+        if self._events is not None:
+            self._events.close()
 
     def _stop(self) -> None:
         if self._running is not None:
             self._running.stop()
             self._running = None
+
+    def _log(self, event: Literal["epoch_start", "epoch_end"], epoch: int) -> None:
+        if self._events is not None:
+            self._events.log(event, epoch=epoch)
 
     def __enter__(self) -> Self:
         return self
@@ -153,63 +294,3 @@ class StreamingLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Running:
-    """One epoch under way: a thread that fetches, decodes and keeps a few batches ready."""
-
-    def __init__(
-        self, client: StreamClient, decoder: Decoder, batches: Sequence[BatchPlan], window: int, *, verify: bool
-    ) -> None:
-        self.ready: Channel[Batch] = Channel(_READY_BATCHES)
-        """Decoded batches, then the end or the error."""
-        self._client, self._decoder, self._verify = client, decoder, verify
-        self._fetch = client.fetch(batches, window=window)
-        self._thread = threading.Thread(target=self._run, name="streaming-epoch", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            self._pump()
-        except BaseException as caught:  # noqa: BLE001 - raised again in the thread that consumes
-            error = caught
-        finally:
-            self._fetch.close()
-            self._decoder.reset()
-            self.ready.close(error)
-
-    def _pump(self) -> None:
-        decoder = self._decoder
-        while True:
-            while decoder.pending < LOOKAHEAD:
-                # With a batch in decoding there is something to hand over, so what is not here yet can wait.
-                raw = self._fetch.take(wait=not decoder.pending)
-                if raw is None:
-                    break
-                if self._verify:
-                    check_records(raw)
-                decoder.submit(raw)
-            if not decoder.pending or not self.ready.put(decoder.collect()):
-                return
-
-    def stop(self) -> None:
-        """End the thread; may be called twice."""
-        self.ready.close()
-        if self._thread.is_alive():
-            self._client.interrupt()
-        self._thread.join()
-
-
-def _decoder(
-    name: str, transform: ImageTransform, seed: int, device: torch.device, num_threads: int, batch_size: int
-) -> Decoder:
-    if name == "torch":
-        return TorchDecoder(transform, seed=seed, device=device, num_threads=num_threads)
-    if name == "dali":
-        try:
-            from loaders.streaming.dali_decode import DaliDecoder
-        except ImportError as error:
-            raise LoaderConfigError(f"decode=dali: DALI cannot be imported ({error}); use decode=torch") from error
-        return DaliDecoder(transform, seed=seed, device=device, num_threads=num_threads, batch_size=batch_size)
-    raise LoaderConfigError(f"decode={name!r}: expected dali or torch")

@@ -6,15 +6,22 @@ of neighbouring records of one shard, and a batch is made of slices from all ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias, overload
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError
+from loaders.streaming.runs import Runs, joined
 
-__all__ = ["BatchPlan", "Slice", "plan"]
+__all__ = ["BatchPlan", "EpochPlan", "Remainder", "Slice", "plan", "share_records"]
+
+Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
+"""What becomes of records that cannot be shared equally: some ranks get one more, none does, or some come twice."""
 
 
 class Slice(NamedTuple):
@@ -39,6 +46,72 @@ class BatchPlan:
         return sum(part.records for part in self.slices)
 
 
+class EpochPlan(Sequence[BatchPlan]):
+    """The batches of one rank for one epoch; each is made when it is asked for."""
+
+    def __init__(self, epoch: int, runs: Runs, batch_size: int, *, number: int = 0) -> None:
+        """Pack runs into batches; the first batch has the given number."""
+        self.epoch, self.batch_size, self.number = epoch, batch_size, number
+        self._runs, self._bounds = runs.packed(batch_size)
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> BatchPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[BatchPlan, ...]: ...
+    def __getitem__(self, index: int | slice) -> BatchPlan | tuple[BatchPlan, ...]:
+        if isinstance(index, slice):
+            return tuple(self[place] for place in range(*index.indices(len(self))))
+        place = range(len(self))[index]
+        runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + 1])]
+        slices = map(Slice._make, zip(runs.shard.tolist(), runs.first.tolist(), runs.records.tolist(), strict=True))
+        return BatchPlan(self.epoch, self.number + place, tuple(slices))
+
+    def __iter__(self) -> Iterator[BatchPlan]:
+        return (self[place] for place in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EpochPlan) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def records(self) -> int:
+        """Number of records in all batches."""
+        return self._runs.total
+
+    def positions(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the places of a batch's records in the rank's sequence of the epoch, shape (records,)."""
+        place = number - self.number
+        runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + 1])]
+        spans = zip(runs.position.tolist(), runs.records.tolist(), strict=True)
+        return np.concatenate([np.arange(first, first + records) for first, records in spans])
+
+    def without(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
+        """Return the plan of what is left where `done` marks places in the rank's sequence, numbered from `number`."""
+        return EpochPlan(self.epoch, self._runs.without(done), self.batch_size, number=number)
+
+    def grouped(self, groups: Sequence[int]) -> EpochPlan:
+        """Return the same records in batches of which all but the last few are of one group of shards each.
+
+        `groups` names the group of every shard. As many batches, in the order in which their last records stood.
+        """
+        group = np.asarray(groups, np.int64)[self._runs.shard]
+        batches: list[Runs] = []
+        rest: list[Runs] = []
+        for name in np.unique(group).tolist():
+            runs, bounds = self._runs[group == name].packed(self.batch_size)
+            whole = runs.total // self.batch_size
+            batches += (runs[low:high] for low, high in pairwise(bounds[: whole + 1].tolist()))
+            rest.append(runs[int(bounds[whole]) :])
+        batches.sort(key=lambda runs: int(runs.position[-1]))
+        left = joined(rest) if rest else self._runs
+        batches.append(left[np.argsort(left.position)])
+        return EpochPlan(self.epoch, joined(batches), self.batch_size, number=self.number)
+
+
 def plan(
     shard_records: Sequence[int],
     *,
@@ -46,58 +119,84 @@ def plan(
     seed: int,
     epoch: int,
     slice_records: int = 8,
-    node: int = 0,
-    nodes: int = 1,
+    shuffle_window: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    remainder: Remainder | None = None,
     limit: int | None = None,
-) -> tuple[BatchPlan, ...]:
-    """Return the batches of one compute node for one epoch, from the number of records of every shard.
+) -> EpochPlan:
+    """Return the batches of one rank for one epoch, from the number of records of every shard.
 
-    Every record is in exactly one slice of one node. Nodes get equal shares, one record more or less; a node
-    with a share of n records gets ceil(n / batch_size) batches, of which only the last may be short. `limit`
-    keeps the first so many records of the share. Smaller slices mix better and cost more seeks.
+    Shards are cut into slices of `slice_records` at other places every epoch, and all slices are shuffled; then
+    records are shuffled within windows of `shuffle_window` of them, 0 for none. Smaller slices and a window mix
+    better and cost more frames. `limit` keeps the first so many records of the epoch.
+
+    A rank with a share of n records gets ceil(n / batch_size) batches, of which only the last may be short. Where
+    n cannot be equal for all, `remainder` says what becomes of the rest: "uneven" gives some ranks one record
+    more, "drop" leaves it out (another rest every epoch), "pad" repeats the epoch's first records. It has to be
+    chosen where there are several ranks.
 
     Raises LoaderConfigError for a number out of range.
     """
-    for name, value in (("batch_size", batch_size), ("slice_records", slice_records), ("nodes", nodes)):
+    counts = {"batch_size": batch_size, "slice_records": slice_records, "world_size": world_size}
+    for name, value in counts.items():
         if value < 1:
             raise LoaderConfigError(f"{name}={value}: expected 1 or more")
-    if not 0 <= node < nodes:
-        raise LoaderConfigError(f"node={node}: expected 0 to {nodes - 1}")
+    for name, value in (("seed", seed), ("epoch", epoch), ("shuffle_window", shuffle_window)):
+        if value < 0:
+            raise LoaderConfigError(f"{name}={value}: expected 0 or more")
+    if not 0 <= rank < world_size:
+        raise LoaderConfigError(f"rank={rank}: expected 0 to {world_size - 1}")
+    if remainder not in (None, "uneven", "drop", "pad"):
+        raise LoaderConfigError(f"remainder={remainder!r}: expected uneven, drop or pad")
+    if remainder is None and world_size > 1:
+        raise LoaderConfigError(
+            f"remainder: choose uneven, drop or pad for {world_size} ranks; DDP needs equal counts, so drop or pad"
+        )
     if limit is not None and limit < 1:
         raise LoaderConfigError(f"limit={limit}: expected 1 or more, or none")
-    slices = _shuffled(shard_records, slice_records, np.random.default_rng((seed, epoch)))
-    total = sum(shard_records)
-    start, end = total * node // nodes, total * (node + 1) // nodes
-    if limit is not None:
-        end = min(end, start + limit)
-    return tuple(BatchPlan(epoch, batch, part) for batch, part in enumerate(_pack(slices, start, end, batch_size)))
+    random = np.random.default_rng((seed, epoch))
+    runs = _shuffled(np.asarray(shard_records, np.int64), slice_records, random)
+    if shuffle_window > 1:
+        runs = runs.shuffled_within(shuffle_window, random)
+    shares = [runs.within(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
+    share = shares[0] if len(shares) == 1 else joined(shares)
+    return EpochPlan(epoch, Runs.of(share.shard, share.first, share.records), batch_size)
 
 
-def _shuffled(shard_records: Sequence[int], slice_records: int, random: np.random.Generator) -> list[Slice]:
+def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> Runs:
     """Cut every shard into slices, at other places every epoch, and shuffle all of them."""
-    slices: list[Slice] = []
-    for shard, count in enumerate(shard_records):
-        first = 0
-        end = int(random.integers(1, slice_records + 1))
-        while first < count:
-            slices.append(Slice(shard, first, min(end, count) - first))
-            first, end = min(end, count), end + slice_records
-    return [slices[index] for index in random.permutation(len(slices))]
+    shift = random.integers(1, slice_records + 1, len(counts))
+    slices = np.where(counts > 0, 1 + np.maximum(0, -((shift - counts) // slice_records)), 0)
+    shard = np.repeat(np.arange(len(counts)), slices)
+    index = np.arange(len(shard)) - np.repeat(np.cumsum(slices) - slices, slices)
+    end = np.minimum(shift[shard] + index * slice_records, counts[shard])
+    first = np.where(index == 0, 0, shift[shard] + (index - 1) * slice_records)
+    order = random.permutation(len(shard))
+    return Runs.of(shard[order], first[order], (end - first)[order])
 
 
-def _pack(slices: list[Slice], start: int, end: int, batch_size: int) -> list[tuple[Slice, ...]]:
-    """Pack the records from `start` to `end` into batches, splitting a slice where a batch is full."""
-    batches: list[list[Slice]] = []
-    at, room = 0, 0
-    for whole in slices:
-        first, stop = max(start - at, 0), min(end - at, whole.records)
-        at += whole.records
-        while first < stop:
-            if not room:
-                batches.append([])
-                room = batch_size
-            records = min(stop - first, room)
-            batches[-1].append(Slice(whole.shard, whole.first + first, records))
-            first += records
-            room -= records
-    return [tuple(batch) for batch in batches]
+def share_records(total: int, *, rank: int, world_size: int, remainder: Remainder | None, limit: int | None) -> int:
+    """Return the number of a rank's records in an epoch of a dataset with `total` of them."""
+    return sum(end - start for start, end in _share(total, rank, world_size, remainder, limit))
+
+
+def _share(
+    total: int, rank: int, world_size: int, remainder: Remainder | None, limit: int | None
+) -> list[tuple[int, int]]:
+    """Return the ranges of the epoch's records that are a rank's."""
+    total = total if limit is None else min(total, limit)
+    if remainder != "pad":
+        if remainder == "drop":
+            total -= total % world_size
+        return [(total * rank // world_size, total * (rank + 1) // world_size)]
+    left = math.ceil(total / world_size)
+    start = rank * left
+    ranges = []
+    while left:
+        start %= total
+        end = min(start + left, total)
+        ranges.append((start, end))
+        left -= end - start
+        start = end
+    return ranges or [(0, 0)]

@@ -8,10 +8,12 @@ from loaders.errors import LoaderError, SampleError
 from loaders.image import UndecodableError, decode
 from loaders.streaming.batch import RawBatch
 from loaders.streaming.errors import ShardError
-from loaders.streaming.example import decode_example
+from loaders.streaming.example import ExampleView
 from loaders.streaming.tfrecord import FOOTER_BYTES, HEADER_BYTES, check_record
 
 __all__ = ["check_records", "explain_failure"]
+
+_PATHS = ("image/path", "image/filename", "volume/path", "audio/path")
 
 
 def check_records(raw: RawBatch) -> None:
@@ -49,7 +51,8 @@ def _path(raw: RawBatch, index: int) -> str:
     """Return the path that is stored with a sample, or why there is none."""
     try:
         record = list(_records(raw))[index]
-        path = decode_example(check_record(record, "its record")).get("image/path", [])
+        example = ExampleView(check_record(record, "its record"))
+        path = next((example[name] for name in _PATHS if name in example), [])
     except (ShardError, IndexError) as error:
         return f"damaged: {error}"
     return path[0].decode(errors="replace") if path and isinstance(path[0], bytes) else "no path is stored with it"

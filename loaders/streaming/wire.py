@@ -2,10 +2,14 @@
 
     client                                     daemon
     HELLO                                  ->
-                                           <-  CATALOG (what is served), padding where it was asked for
+                                           <-  CATALOG (what is served), and with keys a GRANT
+    WARM (sequence number, padding)        ->
+                                           <-  WARMED, and so many zeros
     GET (sequence number, slices)          ->
                                            <-  BATCH (what is in the frames), one frame per slice
                                            or  REFUSAL (why not)
+    HEALTH                                 ->
+                                           <-  REPORT (what the daemon counted)
 
 Requests do not depend on one another, so one that was lost is sent again. What arrives is checked here before
 anything else touches it; WireError says what is wrong with it.
@@ -14,173 +18,205 @@ anything else touches it; WireError says what is wrong with it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 import numpy as np
-import numpy.typing as npt
 
 from loaders.streaming.errors import WireError
+from loaders.streaming.messages import (
+    MAX_PADDING,
+    MAX_RECORDS,
+    MAX_REQUEST_BYTES,
+    SESSION_BYTES,
+    SESSION_KEY_BYTES,
+    BatchHeader,
+    Buffer,
+    Catalog,
+    Get,
+    Grant,
+    Health,
+    Hello,
+    Refusal,
+    Reply,
+    Report,
+    Request,
+    Shard,
+    Warm,
+    Warmed,
+    WireFormat,
+)
 from loaders.streaming.planner import Slice
 
 __all__ = [
     "MAX_PADDING",
     "MAX_RECORDS",
     "MAX_REQUEST_BYTES",
+    "SESSION_BYTES",
+    "SESSION_KEY_BYTES",
     "BatchHeader",
+    "Buffer",
     "Catalog",
     "Get",
+    "Grant",
+    "Health",
     "Hello",
     "Refusal",
+    "Reply",
+    "Report",
+    "Request",
+    "Shard",
+    "Warm",
+    "Warmed",
+    "WireFormat",
     "pack",
+    "pack_whole",
+    "unpack_answer",
     "unpack_reply",
     "unpack_request",
 ]
 
-_VERSION = 1
-MAX_RECORDS = 65_536
-"""Most records that one request may ask for."""
-MAX_PADDING = 2**20
-"""Most bytes of zeros that one greeting may ask for."""
-MAX_REQUEST_BYTES = 4 * 2**20
-"""Most bytes of a request; a longer one closes the connection."""
-
-_Ints = npt.NDArray[np.int64]
+_VERSION = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Asks what is served."""
-
-    padding: int = 0
-    """Bytes of zeros, at most MAX_PADDING, that shall follow the answer in a frame of their own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Catalog:
-    """What a daemon serves."""
-
-    fingerprint: str
-    """Changes with the shards' content."""
-    shard_records: tuple[int, ...]
-    """Number of records of every shard."""
-
-    @property
-    def samples(self) -> int:
-        """Number of records in all shards."""
-        return sum(self.shard_records)
-
-
-@dataclass(frozen=True, slots=True)
-class Get:
-    """Asks for one batch."""
-
-    sequence: int
-    """Chosen by the client, repeated in the answer."""
-    fingerprint: str
-    """Of the catalog by which the client planned."""
-    epoch: int
-    batch: int
-    slices: tuple[Slice, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
-    """What is in the frames that follow; arrays of shape (records,), in the order of the slices."""
-
-    sequence: int
-    epoch: int
-    batch: int
-    ids: _Ints
-    labels: _Ints
-    offsets: _Ints
-    """Of each image in its frame, in bytes."""
-    sizes: _Ints
-    """Of each image in bytes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The daemon cannot answer a request."""
-
-    sequence: int
-    reason: str
-
-
-def pack(message: Hello | Catalog | Get | BatchHeader | Refusal) -> bytes:
+def pack(message: Request | Reply | Grant) -> bytes:
     """Return the header frame of a message."""
-    match message:
-        case Hello():
-            fields: tuple[Any, ...] = ("hello", message.padding)
-        case Catalog():
-            fields = ("catalog", message.fingerprint, message.shard_records)
-        case Get():
-            fields = (
-                "get", message.sequence, message.fingerprint, message.epoch, message.batch, message.slices
-            )  # fmt: skip
-        case BatchHeader():
-            arrays = (message.ids, message.labels, message.offsets, message.sizes)
-            packed = (array.astype("<i8", copy=False).tobytes() for array in arrays)
-            fields = ("batch", message.sequence, message.epoch, message.batch, *packed)
-        case Refusal():
-            fields = ("refusal", message.sequence, message.reason)
+    return _packed(_fields(message))
+
+
+def pack_whole(header: BatchHeader, records: Sequence[Buffer]) -> bytes:
+    """Return a batch as one msgpack frame with all its bytes in it, copied."""
+    return _packed((*_fields(header), list(records)))
+
+
+def _packed(fields: tuple[Any, ...]) -> bytes:
     data: bytes = msgpack.packb((_VERSION, *fields))
     return data
 
 
-def unpack_request(data: bytes | memoryview) -> Hello | Get:
+def _fields(message: Request | Reply | Grant) -> tuple[Any, ...]:  # noqa: PLR0911 - one a kind of message
+    match message:
+        case Get():
+            return (
+                "get", message.sequence, message.fingerprint, message.epoch, message.batch, message.slices, message.wire
+            )  # fmt: skip
+        case BatchHeader():
+            columns = np.concatenate((message.ids, message.labels, message.offsets, message.sizes))
+            return (
+                "batch",
+                message.sequence,
+                message.epoch,
+                message.batch,
+                columns.astype("<i8", copy=False).tobytes(),
+            )
+        case Hello():
+            return ("hello",)
+        case Health():
+            return ("health",)
+        case Warm():
+            return ("warm", message.sequence, message.padding)
+        case Warmed():
+            return ("warmed", message.sequence)
+        case Catalog():
+            return ("catalog", message.fingerprint, message.shards)
+        case Grant():
+            return ("grant", message.port, message.encrypted, message.session, message.key)
+        case Refusal():
+            return ("refusal", message.sequence, message.reason)
+        case Report():
+            return ("report", message.fields)
+
+
+def unpack_request(data: Buffer) -> Request:
     """Return what a client asks for, checked for form; WireError when it is malformed."""
     kind, fields = _unpack(data)
-    if kind == "hello" and len(fields) == 1:
-        if _count(fields[0], "padding") > MAX_PADDING:
-            raise WireError(f"hello: at most {MAX_PADDING} bytes of padding")
-        return Hello(fields[0])
-    if kind == "get" and len(fields) == 5:
-        sequence, fingerprint, epoch, batch, slices = fields
-        if not isinstance(slices, list) or not 0 < len(slices) <= MAX_RECORDS:
-            raise WireError(f"get: expected a list of 1 to {MAX_RECORDS} slices")
-        return Get(
-            _count(sequence, "sequence"),
-            _text(fingerprint, "fingerprint"),
-            _count(epoch, "epoch"),
-            _count(batch, "batch"),
-            tuple(_slice(part) for part in slices),
-        )
-    raise WireError(f"no request {kind!r} with {len(fields)} fields")
+    match kind, fields:
+        case "get", [sequence, fingerprint, epoch, batch, slices, wire]:
+            if not isinstance(slices, list) or not 0 < len(slices) <= MAX_RECORDS:
+                raise WireError(f"get: expected a list of 1 to {MAX_RECORDS} slices")
+            if wire not in ("raw", "msgpack"):
+                raise WireError("get: expected raw or msgpack as the wire format")
+            return Get(
+                _count(sequence, "sequence"),
+                _text(fingerprint, "fingerprint"),
+                _count(epoch, "epoch"),
+                _count(batch, "batch"),
+                tuple(_slice(part) for part in slices),
+                wire,
+            )
+        case "warm", [sequence, padding]:
+            if _count(padding, "padding") > MAX_PADDING:
+                raise WireError(f"warm: at most {MAX_PADDING} bytes of padding")
+            return Warm(_count(sequence, "sequence"), padding)
+        case "hello", []:
+            return Hello()
+        case "health", []:
+            return Health()
+    raise WireError(f"no request {kind[:20]!r} with {len(fields)} fields")
 
 
-def unpack_reply(data: bytes | memoryview) -> Catalog | BatchHeader | Refusal:
+def unpack_reply(data: Buffer) -> Reply | Grant:
     """Return what a daemon answers, checked for form; WireError when it is malformed."""
     kind, fields = _unpack(data)
-    if kind == "catalog" and len(fields) == 2:
-        fingerprint, counts = fields
-        if not isinstance(counts, list) or not counts:
-            raise WireError("catalog: expected a list of record counts")
-        return Catalog(_text(fingerprint, "fingerprint"), tuple(_count(value, "shard_records") for value in counts))
-    if kind == "batch" and len(fields) == 7:
-        sequence, epoch, batch, *arrays = fields
-        ids, labels, offsets, sizes = (_ints(array) for array in arrays)
-        if not len(ids) == len(labels) == len(offsets) == len(sizes):
-            raise WireError("batch: ids, labels, offsets and sizes differ in length")
-        return BatchHeader(
-            _count(sequence, "sequence"),
-            _count(epoch, "epoch"),
-            _count(batch, "batch"),
-            ids,
-            labels,
-            offsets,
-            sizes,
-        )
-    if kind == "refusal" and len(fields) == 2:
-        return Refusal(_count(fields[0], "sequence"), _text(fields[1], "reason"))
-    raise WireError(f"no reply {kind!r} with {len(fields)} fields")
+    match kind, fields:
+        case "batch", [_, _, _, _]:
+            return _batch(fields)
+        case "catalog", [fingerprint, shards]:
+            if not isinstance(shards, list) or not shards:
+                raise WireError("catalog: expected a list of shards")
+            return Catalog(_text(fingerprint, "fingerprint"), tuple(_shard(value) for value in shards))
+        case "grant", [port, encrypted, session, key]:
+            if not 0 < _count(port, "port") < 65_536 or not isinstance(encrypted, bool):
+                raise WireError("grant: expected a port, and whether it is encrypted")
+            if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
+                raise WireError(f"grant: expected a session of {SESSION_BYTES} bytes")
+            if not isinstance(key, bytes) or len(key) != SESSION_KEY_BYTES:
+                raise WireError(f"grant: expected a key of {SESSION_KEY_BYTES} bytes")
+            return Grant(port, encrypted, session, key)
+        case "warmed", [sequence]:
+            return Warmed(_count(sequence, "sequence"))
+        case "refusal", [sequence, reason]:
+            return Refusal(_count(sequence, "sequence"), _text(reason, "reason"))
+        case "report", [values]:
+            if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+                raise WireError("report: expected names and numbers")
+            return Report(values)
+    raise WireError(f"no reply {kind[:20]!r} with {len(fields)} fields")
 
 
-def _unpack(data: bytes | memoryview) -> tuple[str, list[Any]]:
+def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply | Grant, list[memoryview]]:
+    """Return an answer and the records that came with it, whichever their wire format.
+
+    Records in frames of their own are views of them. Raises WireError when the first frame is malformed; what the
+    records hold is not looked at.
+    """
+    if len(frames) == 1 and len(frames[0]) > 4:
+        kind, fields = _unpack(frames[0])
+        if kind == "batch" and len(fields) == 5:
+            records = fields.pop()
+            if not isinstance(records, list) or not all(isinstance(record, bytes) for record in records):
+                raise WireError("batch: expected a list of records")
+            return _batch(fields), [memoryview(record) for record in records]
+    if not frames:
+        raise WireError("an answer without a frame")
+    return unpack_reply(frames[0]), [memoryview(frame) for frame in frames[1:]]
+
+
+def _batch(fields: list[Any]) -> BatchHeader:
+    sequence, epoch, batch, columns = fields
+    if not isinstance(columns, bytes) or len(columns) % 32:
+        raise WireError("batch: expected four arrays of 64-bit numbers, of one length")
+    ids, labels, offsets, sizes = np.frombuffer(columns, "<i8").astype(np.int64, copy=False).reshape(4, -1)
+    return BatchHeader(
+        _count(sequence, "sequence"), _count(epoch, "epoch"), _count(batch, "batch"), ids, labels, offsets, sizes
+    )
+
+
+def _unpack(data: Buffer) -> tuple[str, list[Any]]:
     try:
         message = msgpack.unpackb(data)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    # What nests too deeply or has a key that cannot be one ends in these as well.
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"not msgpack: {error}") from error
     if not isinstance(message, list) or len(message) < 2 or message[0] != _VERSION:
         raise WireError(f"not a message of protocol version {_VERSION}")
@@ -201,12 +237,13 @@ def _text(value: object, name: str) -> str:
 
 
 def _slice(value: object) -> Slice:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes) or len(value) != 3:
+    if not isinstance(value, list) or len(value) != 3:
         raise WireError("slice: expected shard, first record and number of records")
     return Slice(_count(value[0], "shard"), _count(value[1], "first"), _count(value[2], "records"))
 
 
-def _ints(value: object) -> _Ints:
-    if not isinstance(value, bytes) or len(value) % 8:
-        raise WireError("batch: expected arrays of 64-bit numbers")
-    return np.frombuffer(value, "<i8").astype(np.int64, copy=False)
+def _shard(value: object) -> Shard:
+    if not isinstance(value, list) or len(value) != 4:
+        raise WireError("shard: expected name, number of records, bytes and digest")
+    name, records, nbytes, digest = value
+    return Shard(_text(name, "name"), _count(records, "records"), _count(nbytes, "nbytes"), _text(digest, "digest"))

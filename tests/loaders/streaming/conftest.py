@@ -4,7 +4,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,8 @@ from PIL import Image
 
 from loaders.base import Samples
 from loaders.streaming.convert import convert
+from loaders.streaming.index import RECORD, save_index, save_manifest
+from loaders.streaming.keys import make_keys
 
 SAMPLES = 61
 """A prime, so that no batch size divides it."""
@@ -48,12 +50,13 @@ def shards(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class DaemonProcess:
     """A daemon as a process of its own, as it runs on a storage node."""
 
-    def __init__(self, root: Path, *, port: int = 0, log: Path | None = None) -> None:
+    def __init__(self, root: Path, *, port: int = 0, log: Path | None = None, options: Sequence[str] = ()) -> None:
         self._log = log.open("a") if log else subprocess.DEVNULL
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "loaders.streaming", "serve", "--until-eof"),
                 *("--root", str(root), "--listen", f"127.0.0.1:{port}"),
+                *options,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -69,6 +72,11 @@ class DaemonProcess:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
+
+    def anonymous_bytes(self) -> int:
+        """Resident bytes that belong to no file."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
 
     def stop(self) -> int:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -90,6 +98,41 @@ def start_daemon() -> Iterator[Callable[..., DaemonProcess]]:
     for daemon in started:
         if daemon.process.poll() is None:
             daemon.kill()
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the keys of one daemon and its client."""
+    folder = tmp_path_factory.mktemp("keys") / "made"
+    make_keys(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def large_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """64 MiB of records of 100 kB, in four shards; what is in them is noise."""
+    return _make_shards(tmp_path_factory.mktemp("large"), shards=4, records=160, size=100_000)
+
+
+@pytest.fixture(scope="session")
+def make_shards() -> Callable[..., Path]:
+    """Makes shard folders: of a root, a number of shards, of records in each, and a record's size."""
+    return _make_shards
+
+
+def _make_shards(root: Path, *, shards: int, records: int, size: int) -> Path:
+    """Make a shard folder of records that are noise, all of one size; the image begins at byte 20."""
+    paths = []
+    for number in range(shards):
+        table = np.zeros(records, RECORD)
+        table["offset"], table["size"] = np.arange(records) * size, size
+        table["image"], table["image_size"] = 20, size - 24
+        table["id"] = np.arange(records) + number * records
+        paths.append(root / f"shard-{number}.tfrecord")
+        paths[-1].write_bytes(np.random.default_rng(number).bytes(records * size))
+        save_index(paths[-1], table)
+    save_manifest(root, key="noise", seed=0, shards=paths)
+    return root
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from loaders.streaming.convert import convert
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice, plan
 from loaders.streaming.records import check_records
-from loaders.streaming.wire import BatchHeader, Catalog, Get, Hello, pack, unpack_request
+from loaders.streaming.wire import BatchHeader, Catalog, Get, Hello, Shard, Warm, Warmed, pack, unpack_request
 
 
 def _plan(client: StreamClient, epoch: int = 0, batch_size: int = 8) -> tuple[BatchPlan, ...]:
@@ -179,14 +179,23 @@ def _false_daemon(answer: Callable[[Get], list[bytes]]) -> Iterator[str]:
         port = router.bind_to_random_port("tcp://127.0.0.1")
         stop = threading.Event()
 
+        def reply(request: object) -> list[bytes]:
+            match request:
+                case Hello():
+                    return [pack(Catalog("x", (Shard("a", 8, 8, "d"),)))]
+                case Warm(sequence, _):
+                    return [pack(Warmed(sequence))]
+                case Get():
+                    return answer(request)
+            raise AssertionError(f"asked for {request}")
+
         def serve() -> None:
             while not stop.is_set():
                 if not router.poll(20):
                     continue
                 client, data = router.recv_multipart()
                 request = unpack_request(data)
-                reply = [pack(Catalog("x", (8,)))] if isinstance(request, Hello) else answer(request)
-                router.send_multipart([client, *reply])
+                router.send_multipart([client, *reply(request)])
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -235,7 +244,7 @@ def test_an_answer_that_comes_twice_is_used_once() -> None:
         part = BatchPlan(0, 0, (Slice(0, 0, 8),))
         fetch = client.fetch([part, part], window=1)
         # The same request again, as after a lost connection.
-        (stream,) = client._streams
+        (stream,) = client.sources[0].session.streams
         stream.socket.send(next(iter(stream.under_way.values())))
         assert fetch.take() is not None
         assert fetch.take() is not None

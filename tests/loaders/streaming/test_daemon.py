@@ -6,16 +6,21 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import zmq
 
+from loaders.base import Samples
 from loaders.streaming.client import StreamClient
+from loaders.streaming.convert import convert
+from loaders.streaming.index import MANIFEST, index_path
 from loaders.streaming.planner import Slice, plan
-from loaders.streaming.wire import Get, Hello, Refusal, pack, unpack_reply
+from loaders.streaming.wire import Catalog, Get, Hello, Refusal, pack, unpack_reply
 
 SERVE = [sys.executable, "-m", "loaders.streaming", "serve"]
 
@@ -64,9 +69,10 @@ def test_a_signal_ends_it_with_status_0_and_a_log_of_what_it_did(
     os.kill(daemon.process.pid, number)
     assert daemon.process.wait(10) == 0
     events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["started", "stopped"]
-    assert events[0]["endpoint"] == daemon.endpoint
-    assert events[1]["batches"] == len(batches) and events[1]["malformed"] == 0
+    assert [event["event"] for event in events] == ["unauthenticated", "started", "stopping", "stopped"]
+    assert events[1]["endpoint"] == daemon.endpoint
+    assert events[2]["reason"] == "signal"
+    assert events[3]["bytes"] == daemon.ready["bytes"] and events[3]["malformed"] == 0
 
 
 def test_it_dies_with_a_parent_that_is_killed(shards: Path) -> None:
@@ -154,3 +160,140 @@ def test_a_client_that_does_not_read_costs_the_daemon_no_memory(daemon) -> None:
             batches = plan(catalog.shard_records, batch_size=8, seed=0, epoch=0)
             assert len(list(client.fetch(batches, window=4))) == len(batches)
         assert process.memory_info().rss - before < 64 * 2**20
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_an_address_that_others_reach_needs_keys_or_a_word(
+    start_daemon: Callable[..., object], shards: Path, host: str
+) -> None:
+    line = _refused("--root", str(shards), "--listen", f"{host}:0")
+    assert "can be reached from other hosts" in line and "--keys" in line and "--no-auth" in line
+    serve = [*SERVE, "--root", str(shards), "--listen", f"{host}:0", "--no-auth", "--until-eof"]
+    process = subprocess.Popen(serve, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline().startswith('{"ready": true')
+    _, log = process.communicate(timeout=20)
+    assert json.loads(log.splitlines()[0]) | {"event": "unauthenticated"} == json.loads(log.splitlines()[0])
+    assert "anyone who can reach the address" in log.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--encrypt"], "--encrypt needs --keys"),
+        (["--keys", "missing"], "missing/daemon.secret cannot be read"),
+        (["--rtt-ms", "30"], "--bandwidth-gbit and --rtt-ms belong together"),
+        (["--rtt-ms", "0", "--bandwidth-gbit", "1"], "more than 0"),
+        (["--events", "/proc/none/events"], "events cannot be written to /proc/none/events"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_line_and_status_2(shards: Path, arguments: list[str], said: str) -> None:
+    assert said in _refused("--root", str(shards), "--listen", "127.0.0.1:0", *arguments)
+
+
+@pytest.mark.parametrize("what", ["shard", "index", "manifest"])
+def test_a_link_out_of_the_folder_is_refused(samples: Samples, tmp_path: Path, what: str) -> None:
+    root = convert(samples, tmp_path / "root", key="a")
+    shard = next(root.glob("*.tfrecord"))
+    path = {"shard": shard, "index": index_path(shard), "manifest": root / MANIFEST}[what]
+    path.rename(tmp_path / path.name)
+    path.symlink_to(tmp_path / path.name)
+    line = _refused("--root", str(root), "--listen", "127.0.0.1:0")
+    assert line == f"error: {path} leads out of the shard folder, to {tmp_path / path.name}: it is not served"
+
+
+def test_a_folder_that_is_itself_a_link_is_served(
+    start_daemon: Callable[..., object], shards: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(shards)
+    assert start_daemon(tmp_path / "link").ready["samples"]
+
+
+def _health(*arguments: str) -> tuple[int, dict[str, object]]:
+    command = [sys.executable, "-m", "loaders.streaming", "health", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_health_tells_how_a_daemon_is(start_daemon: Callable[..., object], shards: Path, keys: Path) -> None:
+    daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
+    status, report = _health("--endpoint", daemon.endpoint, "--keys", str(keys / "client"))
+    assert status == 0 and report["healthy"] is True
+    assert 0 < float(str(report["uptime_s"])) < 60
+    assert report["clients"] == 1 and report["requests"] == 1
+    assert int(str(report["rss_bytes"])) > int(str(report["anonymous_bytes"])) > 2**20
+
+
+def test_health_of_a_daemon_that_does_not_answer_is_status_1(
+    start_daemon: Callable[..., object], shards: Path, keys: Path
+) -> None:
+    daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
+    status, report = _health("--endpoint", daemon.endpoint, "--timeout-s", "0.5")
+    assert status == 1 and report["healthy"] is False and "wants keys" in str(report["reason"])
+    daemon.kill()
+    status, report = _health("--endpoint", daemon.endpoint, "--timeout-s", "0.5", "--keys", str(keys / "client"))
+    assert status == 1 and "it was never reached" in str(report["reason"])
+
+
+@contextmanager
+def _slow(endpoint: str, requests: int) -> Iterator[zmq.Socket[bytes]]:
+    """A client that has asked for 64 MiB a request, of which some is under way, and reads nothing by itself."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as slow:
+        slow.linger = 0
+        slow.rcvhwm = 1
+        slow.rcvbuf = 65_536
+        slow.connect(endpoint)
+        slow.send(pack(Hello()))
+        catalog = unpack_reply(slow.recv())
+        assert isinstance(catalog, Catalog)
+        for sequence in range(requests):
+            slices = tuple(Slice(shard, 0, 160) for shard in range(4))
+            slow.send(pack(Get(sequence, catalog.fingerprint, 0, 0, slices)))
+        assert slow.poll(5000)
+        time.sleep(0.3)
+        yield slow
+
+
+def test_a_stop_finishes_what_is_being_sent(start_daemon: Callable[..., object], large_shards: Path) -> None:
+    daemon = start_daemon(large_shards)
+    with _slow(daemon.endpoint, 3) as slow:
+        os.kill(daemon.process.pid, signal.SIGTERM)
+        time.sleep(0.5)
+        for _ in range(2):  # the second was under way
+            assert slow.poll(5000)
+            _, *records = slow.recv_multipart()
+            assert [len(record) for record in records] == [16_000_000] * 4
+        assert daemon.process.wait(10) == 0
+
+
+def test_a_stop_does_not_wait_on_and_on_for_who_does_not_read(
+    start_daemon: Callable[..., object], large_shards: Path
+) -> None:
+    daemon = start_daemon(large_shards)
+    with _slow(daemon.endpoint, 10):
+        os.kill(daemon.process.pid, signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            daemon.process.wait(2)
+        assert daemon.process.wait(10) == 0
+
+
+def test_events_tell_what_was_sent_when(
+    start_daemon: Callable[..., object], shards: Path, samples: Samples, tmp_path: Path
+) -> None:
+    began = time.time_ns()
+    daemon = start_daemon(shards, options=["--events", str(tmp_path / "events")])
+    with StreamClient(daemon.endpoint, streams=2, timeout_s=10) as client:
+        for epoch in range(2):
+            batches = plan(client.catalog.shard_records, batch_size=8, seed=0, epoch=epoch)
+            assert len(list(client.fetch(batches, window=4))) == len(batches)
+    assert daemon.stop() == 0
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    for epoch in range(2):
+        own = [event for event in events if event["epoch"] == epoch]
+        assert [own[0]["event"], own[-1]["event"]] == ["epoch_start", "epoch_end"]
+        assert {event["event"] for event in own[1:-1]} == {"batch_sent"}
+        assert {event["batch"] for event in own[1:-1]} == set(range(len(batches)))
+        assert sum(event["bytes"] for event in own[1:-1]) == daemon.ready["bytes"]
+    times = [event["t_ns"] for event in events]
+    assert times == sorted(times) and began < times[0] and times[-1] < time.time_ns()
+    assert {event["daemon"] for event in events} == {"127.0.0.1:0"}

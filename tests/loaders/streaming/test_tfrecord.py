@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from nvidia.dali import fn, pipeline_def, tfrecord
 
 from loaders.base import Samples
 from loaders.streaming.errors import ShardError
-from loaders.streaming.example import decode_example, encode_image_example
 from loaders.streaming.index import ShardSet
 from loaders.streaming.tfrecord import check_record, masked_crc32c, read_records, write_record
 
@@ -28,11 +26,6 @@ def _record(payload: bytes) -> bytearray:
 def test_what_is_written_is_read(payloads: list[bytes]) -> None:
     records = [_record(payload) for payload in payloads]
     assert [bytes(check_record(bytes(record), "here")) for record in records] == payloads
-
-
-def test_the_checksum_is_masked_as_the_format_asks() -> None:
-    # rotated right by 15 and increased: 0xE3069283 -> 0x2507C60D + 0xA282EAD8
-    assert masked_crc32c(b"123456789") == 0xC78AB0E5
 
 
 @settings(deadline=None)
@@ -65,33 +58,49 @@ def test_a_damaged_length_asks_for_no_memory(tmp_path: Path) -> None:
         next(read_records(path))
 
 
-@settings(deadline=None)
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**63), 2**63 - 1), st.text(), st.binary(max_size=300))
-def test_an_example_holds_what_was_put_in(sample_id: int, label: int, path: str, image: bytes) -> None:
-    path = path.encode(errors="ignore").decode()
-    payload, image_at = encode_image_example(sample_id=sample_id, label=label, path=path, image=image)
-    assert payload[image_at:] == image
-    assert decode_example(payload) == {
-        "id": [sample_id],
-        "image/class/label": [label],
-        "image/path": [path.encode()],
-        "image/encoded": [image],
-    }
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"\x1f\x8b\x08" + bytes(40), "a compressed file; write it anew without compression"),
+        (b"\xff\xd8\xff\xe0 this is a JPEG file of some bytes", "the file is damaged or no TFRecord"),
+        (b"short", "the file ends within a record's header"),
+    ],
+)
+def test_a_file_that_is_no_tfrecord_is_named(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "a.tfrecord").write_bytes(content)
+    with pytest.raises(ShardError, match=f"a.tfrecord at byte 0: .*{says}"):
+        next(read_records(tmp_path / "a.tfrecord"))
 
 
-def test_packed_and_plain_lists_are_read() -> None:
-    entry = bytes.fromhex("0a0161 1206 1a04 0a02 0a14".replace(" ", ""))  # a: int64 [10, 20] packed
-    plain = bytes.fromhex("0a0162 1206 1a04 080a 0814".replace(" ", ""))  # b: int64 [10, 20]
-    floats = bytes.fromhex("0a0163 1208 1206 0a04 0000803f".replace(" ", ""))  # c: float [1.0] packed
-    features = b"".join(b"\x0a" + bytes([len(part)]) + part for part in (entry, plain, floats))
-    assert decode_example(b"\x0a" + bytes([len(features)]) + features) == {"a": [10, 20], "b": [10, 20], "c": [1.0]}
+def test_a_length_beyond_the_file_asks_for_no_memory(tmp_path: Path) -> None:
+    length = (2**62).to_bytes(8, "little")
+    (tmp_path / "a.tfrecord").write_bytes(length + masked_crc32c(length).to_bytes(4, "little") + bytes(100))
+    with pytest.raises(ShardError, match=f"ends within a record of {2**62} bytes"):
+        next(read_records(tmp_path / "a.tfrecord"))
 
 
-@settings(deadline=None)
-@given(st.binary(max_size=120))
-def test_a_malformed_example_is_an_error_of_ours(payload: bytes) -> None:
-    with suppress(ShardError):
-        decode_example(payload)
+def test_a_payload_in_parts_makes_the_same_record() -> None:
+    buffer = io.BytesIO()
+    size = write_record(buffer, b"head", memoryview(b"payload"), b"")
+    assert buffer.getvalue() == bytes(_record(b"headpayload")) and size == len(buffer.getvalue())
+
+
+def test_records_of_other_sizes_or_number_than_indexed_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(_record(b"first") + _record(b"second"))
+    assert list(read_records(path, [21, 22])) == [b"first", b"second"]
+    with pytest.raises(ShardError, match="at byte 21: a record of 22 bytes, 23 in its index"):
+        list(read_records(path, [21, 23]))
+    for sizes, number in ([21], 1), ([21, 22, 23], 3):
+        with pytest.raises(ShardError, match=f"2 records, {number} in its index"):
+            list(read_records(path, sizes))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ShardError, match=r"gone\.tfrecord: No such file"):
+        next(read_records(tmp_path / "gone.tfrecord"))
+    with pytest.raises(ShardError, match="Is a directory"):
+        next(read_records(tmp_path))
 
 
 def test_another_reader_sees_the_same_samples(shards: Path, samples: Samples, tmp_path: Path) -> None:

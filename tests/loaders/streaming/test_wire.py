@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from contextlib import suppress
 
 import msgpack
@@ -15,36 +17,138 @@ from loaders.streaming.wire import (
     BatchHeader,
     Catalog,
     Get,
+    Grant,
+    Health,
     Hello,
     Refusal,
+    Report,
+    Shard,
+    Warm,
+    Warmed,
     pack,
+    pack_whole,
+    unpack_answer,
     unpack_reply,
     unpack_request,
 )
 
 number = st.integers(0, 2**63 - 1)
+slices = st.lists(st.builds(Slice, number, number, number), min_size=1, max_size=5).map(tuple)
+requests = st.one_of(
+    st.just(Hello()),
+    st.just(Health()),
+    st.builds(Warm, number, st.integers(0, MAX_PADDING)),
+    st.builds(Get, number, st.text(), number, number, slices, st.sampled_from(["raw", "msgpack"])),
+)
+shards = st.builds(Shard, st.text(), number, number, st.text())
+replies = st.one_of(
+    st.builds(
+        Catalog, st.text(), st.lists(st.builds(Shard, st.text(), number, number, st.text()), min_size=1).map(tuple)
+    ),
+    st.builds(
+        Grant,
+        st.integers(1, 65_535),
+        st.booleans(),
+        st.binary(min_size=16, max_size=16),
+        st.binary(min_size=32, max_size=32),
+    ),
+    st.builds(Warmed, number),
+    st.builds(Refusal, number, st.text()),
+    st.builds(Report, st.dictionaries(st.text(), number | st.floats(allow_nan=False) | st.text(), max_size=4)),
+)
 
 
 @settings(deadline=None)
-@given(number, st.text(), number, number, st.lists(st.builds(Slice, number, number, number), min_size=1, max_size=5))
-def test_a_request_arrives_as_it_was_sent(
-    sequence: int, fingerprint: str, epoch: int, batch: int, slices: list[Slice]
+@given(requests)
+def test_a_request_arrives_as_it_was_sent(request: Hello | Health | Warm | Get) -> None:
+    assert unpack_request(pack(request)) == request
+
+
+@settings(deadline=None)
+@given(replies)
+def test_a_reply_arrives_as_it_was_sent(reply: Catalog | Grant | Warmed | Refusal | Report) -> None:
+    assert unpack_reply(pack(reply)) == reply
+    assert unpack_answer([pack(reply), b"more"]) == (reply, [memoryview(b"more")])
+
+
+@settings(deadline=None)
+@given(number, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), st.lists(st.binary(max_size=9), max_size=3))
+def test_a_batch_arrives_as_it_was_sent_in_either_wire_format(
+    sequence: int, values: list[int], records: list[bytes]
 ) -> None:
-    get = Get(sequence, fingerprint, epoch, batch, tuple(slices))
-    assert unpack_request(pack(get)) == get
-    assert unpack_request(pack(Hello(epoch % MAX_PADDING))) == Hello(epoch % MAX_PADDING)
-
-
-@settings(deadline=None)
-@given(number, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5))
-def test_a_reply_arrives_as_it_was_sent(sequence: int, values: list[int]) -> None:
     array = np.array(values, np.int64)
-    reply = unpack_reply(pack(BatchHeader(sequence, 1, 2, array, array + 0, array + 0, array + 0)))
-    assert isinstance(reply, BatchHeader)
-    assert (reply.sequence, reply.epoch, reply.batch) == (sequence, 1, 2)
-    assert all((part == array).all() for part in (reply.ids, reply.labels, reply.offsets, reply.sizes))
-    assert unpack_reply(pack(Refusal(sequence, "why"))) == Refusal(sequence, "why")
-    assert unpack_reply(pack(Catalog("abc", (1, 2)))) == Catalog("abc", (1, 2))
+    header = BatchHeader(sequence, 1, 2, array, array[::-1], array + 0, array + 0)
+    for frames in ([pack(header), *records], [pack_whole(header, records)]):
+        reply, came = unpack_answer(frames)
+        assert isinstance(reply, BatchHeader)
+        assert (reply.sequence, reply.epoch, reply.batch) == (sequence, 1, 2)
+        assert (reply.labels == array[::-1]).all()
+        assert all((part == array).all() for part in (reply.ids, reply.offsets, reply.sizes))
+        assert [bytes(record) for record in came] == records
+
+
+def _valid() -> list[bytes]:
+    array = np.arange(6)
+    header = BatchHeader(3, 1, 2, array, array, array, array)
+    return [
+        pack(Hello()),
+        pack(Health()),
+        pack(Warm(5, 1000)),
+        pack(Get(1, "f" * 32, 2, 3, tuple(Slice(shard, 10 * shard, 8) for shard in range(20)))),
+        pack(Get(2**62, "f", 2, 3, (Slice(2**62, 1, 1),), "msgpack")),
+        pack(Catalog("f" * 32, tuple(Shard(f"shard-{index}", 10, 1000, "d" * 32) for index in range(5)))),
+        pack(Grant(5000, True, bytes(16), bytes(32))),
+        pack(Warmed(7)),
+        pack(header),
+        pack_whole(header, [b"record" * 20, b"other"]),
+        pack(Refusal(1, "why")),
+        pack(Report({"uptime_s": 1.5, "clients": 3})),
+    ]
+
+
+def mutated(count: int, seed: int) -> Iterator[bytes]:
+    """Valid frames with bits flipped, bytes changed, cut out, put in or repeated, or the end cut off."""
+    draw = random.Random(seed)
+    valid = _valid()
+    for _ in range(count):
+        frame = bytearray(draw.choice(valid))
+        for _ in range(draw.randint(1, 4)):
+            at = draw.randrange(len(frame) + 1)
+            match draw.randrange(6):
+                case 0 if at < len(frame):
+                    frame[at] ^= 1 << draw.randrange(8)
+                case 1 if at < len(frame):
+                    frame[at] = draw.choice((0, 0x7F, 0x80, 0xC1, 0xC6, 0xDD, 0xDF, 0xFF))
+                case 2:
+                    del frame[at : at + draw.randrange(1, 9)]
+                case 3:
+                    frame[at:at] = draw.randbytes(draw.randrange(1, 9))
+                case 4:
+                    frame[at:at] = frame[at : at + draw.randrange(1, 40)]
+                case _:
+                    del frame[at:]
+        yield bytes(frame)
+
+
+def rubbish(count: int, seed: int) -> Iterator[bytes]:
+    """Frames of random bytes, every other one begun as a message of ours is."""
+    draw = random.Random(seed)
+    for index in range(count):
+        start = msgpack.packb([2, draw.choice(("get", "batch", "catalog", "warm", "grant", "report"))])[1:]
+        head = bytes([0x90 + draw.randrange(16)]) + start if index % 2 else b""
+        yield head + draw.randbytes(draw.choice((0, 1, 5, 20, 200, 5000)))
+
+
+@pytest.mark.parametrize("frames", [mutated, rubbish])
+@pytest.mark.parametrize("unpack", [unpack_request, unpack_reply, lambda frame: unpack_answer([frame])])
+def test_ten_thousand_frames_that_are_wrong_are_messages_or_errors_of_ours(frames, unpack) -> None:
+    refused = 0
+    for frame in frames(10_000, seed=17):
+        try:
+            unpack(frame)
+        except WireError:
+            refused += 1
+    assert refused > 5_000
 
 
 anything = st.recursive(
@@ -52,8 +156,8 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text() | st.integers(0, 9), inner, max_size=3),
     max_leaves=20,
 )
-kinds = st.sampled_from(["hello", "get", "catalog", "batch", "refusal", "other"])
-near_misses = st.tuples(kinds, st.lists(anything, max_size=8)).map(lambda pair: [1, pair[0], *pair[1]])
+kinds = st.sampled_from(["hello", "health", "warm", "get", "catalog", "grant", "warmed", "batch", "refusal", "report"])
+near_misses = st.tuples(kinds, st.lists(anything, max_size=8)).map(lambda pair: [2, pair[0], *pair[1]])
 
 
 @settings(deadline=None)
@@ -62,22 +166,54 @@ def test_whatever_arrives_is_a_message_or_an_error_of_ours(data: bytes) -> None:
     for unpack in (unpack_request, unpack_reply):
         with suppress(WireError):
             unpack(data)
+    with suppress(WireError):
+        unpack_answer([data, data])
 
 
 @pytest.mark.parametrize(
     "data",
     [
+        b"",
         b"\xdd\xff\xff\xff\xff",  # a list of four thousand million
         b"\xc6\xff\xff\xff\xff",  # four gigabytes
         b"\x91" * 5000,  # lists in lists
-        msgpack.packb([1, "get", True, "", 0, 0, [[0, 0, 1]]]),
-        msgpack.packb([1, "get", 0, "", 0, 0, []]),
-        msgpack.packb([1, "get", 0, "", 0, 0, [[0, -1, 1]]]),
-        msgpack.packb([1, "get", 0, "", 0, 0, ["abc"]]),
-        msgpack.packb([1, "hello", MAX_PADDING + 1]),
+        b"\xdf\x7f\xff\xff\xff" + b"\x00" * 50,
+        msgpack.packb([2, "get", True, "", 0, 0, [[0, 0, 1]], "raw"]),
+        msgpack.packb([2, "get", 0, "", 0, 0, [], "raw"]),
+        msgpack.packb([2, "get", 0, "", 0, 0, [[0, -1, 1]], "raw"]),
+        msgpack.packb([2, "get", 0, "", 0, 0, ["abc"], "raw"]),
+        msgpack.packb([2, "get", 0, "", 0, 0, [[0, 0, 1]], "zip"]),
+        msgpack.packb([2, "get", 0, "", 0, 0, [[0, 0, 1]], ["raw"]]),
+        msgpack.packb([2, "get", 0, "", 0, 0, [[0, 0, 1]]]),
+        msgpack.packb([2, "warm", 0, MAX_PADDING + 1]),
         msgpack.packb([2, "hello", 0]),
+        msgpack.packb([1, "hello"]),
     ],
 )
 def test_a_malformed_request_is_refused(data: bytes) -> None:
     with pytest.raises(WireError):
         unpack_request(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        msgpack.packb([2, "batch", 0, 0, 0, b"1234567"]),
+        msgpack.packb([2, "batch", 0, 0, 0, bytes(24)]),
+        msgpack.packb([2, "batch", 0, 0, 0, bytes(32), ["text"]]),
+        msgpack.packb([2, "catalog", "", []]),
+        msgpack.packb([2, "catalog", "", [["name", 1, 2]]]),
+        msgpack.packb([2, "grant", 0, True, bytes(16), bytes(32)]),
+        msgpack.packb([2, "grant", 1, True, bytes(15), bytes(32)]),
+        msgpack.packb([2, "grant", 1, True, bytes(16), bytes(33)]),
+        msgpack.packb([2, "report", {"a": 1}, 2]),
+    ],
+)
+def test_a_malformed_reply_is_refused(data: bytes) -> None:
+    with pytest.raises(WireError):
+        unpack_answer([data])
+
+
+def test_an_answer_without_a_frame_is_refused() -> None:
+    with pytest.raises(WireError, match="without a frame"):
+        unpack_answer([])

@@ -1,0 +1,164 @@
+"""Epochs under way: raw batches in the consumer's own thread, or decoded ones from a thread beside it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from loaders.base import Batch
+from loaders.streaming.arrivals import Order
+from loaders.streaming.batch import RawBatch
+from loaders.streaming.channel import Channel
+from loaders.streaming.client import StreamClient
+from loaders.streaming.decode import LOOKAHEAD, Decoder
+from loaders.streaming.fetch import Fetch
+from loaders.streaming.records import check_records
+from loaders.streaming.schedule import Schedule
+from loaders.streaming.timestamps import TimestampLogger
+from loaders.streaming.transfer import InFlight, SideStream
+
+__all__ = ["Decoded", "Fetching", "Raw", "Running", "StageTimes"]
+
+_READY_BATCHES = 2
+"""Decoded batches that wait for the training step."""
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Seconds that the stages between network and consumer took or waited."""
+
+    verify_s: float = 0.0
+    """In which checksums were computed."""
+    decode_wait_s: float = 0.0
+    """In which the next decoded batch was waited for."""
+    consumer_wait_s: float = 0.0
+    """In which decoded batches waited, and nothing else was done, because nobody took them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetching:
+    """How batches are fetched."""
+
+    client: StreamClient
+    window: int
+    order: Order
+    step: int
+    verify: bool
+    events: TimestampLogger | None
+    times: StageTimes
+
+    def start(self, schedule: Schedule) -> Fetch:
+        """Start to fetch what is planned."""
+        return self.client.fetch_from(schedule.pull, window=self.window, order=self.order, step=self.step)
+
+    def take(self, fetch: Fetch, *, wait: bool) -> RawBatch | None:
+        """Return the next batch, noted and checked as is asked for."""
+        raw = fetch.take(wait=wait)
+        if raw is None:
+            return None
+        if self.events is not None:
+            nbytes = sum(map(len, raw.frames))
+            self.events.log("batch_received", epoch=raw.epoch, batch=raw.batch, nbytes=nbytes)
+        if self.verify:
+            began = time.perf_counter_ns()
+            check_records(raw)
+            self.times.verify_s += (time.perf_counter_ns() - began) * 1e-9
+        return raw
+
+
+Numbered: TypeAlias = tuple[int, Batch | RawBatch]
+
+
+class Running(Protocol):
+    """One or more epochs under way."""
+
+    schedule: Schedule
+
+    def next(self) -> Numbered | None:
+        """Return the next batch with its number, None once it was stopped."""
+        ...
+
+    def stop(self) -> None:
+        """End it, with all that is under way; may be called twice."""
+        ...
+
+
+class Raw:
+    """Hands batches on as they came, without a thread."""
+
+    def __init__(self, fetching: Fetching, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self._fetching = fetching
+        self._fetch = fetching.start(schedule)
+
+    def next(self) -> Numbered | None:
+        """Return the next batch with its number, None once it was stopped."""
+        raw = self._fetching.take(self._fetch, wait=True)
+        return None if raw is None else (raw.batch, raw)
+
+    def stop(self) -> None:
+        """Drop what is under way; may be called twice."""
+        self.schedule.close()
+        self._fetch.close()
+
+
+class Decoded:
+    """Fetches and decodes in a thread that keeps a few batches ready."""
+
+    def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, side: SideStream) -> None:
+        self.schedule = schedule
+        self._fetching, self._decoder, self._side = fetching, decoder, side
+        self._ready: Channel[tuple[int, InFlight]] = Channel(_READY_BATCHES)
+        self._fetch = fetching.start(schedule)
+        self._thread = threading.Thread(target=self._run, name="streaming-epoch", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Numbered | None:
+        """Return the next batch with its number, None once it was stopped; raise what went wrong in the thread."""
+        item = self._ready.get()
+        return None if item is None else (item[0], item[1].land())
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._pump()
+        except BaseException as caught:  # noqa: BLE001 - raised again in the thread that consumes
+            error = caught
+        finally:
+            self._fetch.close()
+            self._decoder.reset()
+            self._ready.close(error)
+
+    def _pump(self) -> None:
+        decoder, times = self._decoder, self._fetching.times
+        numbers: deque[int] = deque()
+        while True:
+            while decoder.pending < LOOKAHEAD:
+                # With a batch in decoding there is something to hand over, so what is not here yet can wait.
+                raw = self._fetching.take(self._fetch, wait=not decoder.pending)
+                if raw is None:
+                    break
+                decoder.submit(raw)
+                numbers.append(raw.batch)
+            if decoder.pending:
+                began = time.perf_counter_ns()
+                batch = self._side.start(decoder.collect())
+                decoded = time.perf_counter_ns()
+                wanted = self._ready.put((numbers.popleft(), batch))
+                times.decode_wait_s += (decoded - began) * 1e-9
+                times.consumer_wait_s += (time.perf_counter_ns() - decoded) * 1e-9
+                if not wanted:
+                    return
+            elif not self.schedule.wait():
+                return
+
+    def stop(self) -> None:
+        """End the thread; may be called twice."""
+        self.schedule.close()
+        self._ready.close()
+        if self._thread.is_alive():
+            self._fetching.client.interrupt()
+        self._thread.join()

@@ -1,0 +1,29 @@
+"""What a daemon counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Served"]
+
+
+@dataclass(slots=True)
+class Served:
+    """What a daemon counted since it was started."""
+
+    requests: int = 0
+    batches: int = 0
+    bytes: int = 0
+    """Bytes of records handed to the connections."""
+    from_disk: int = 0
+    """Batches of which something was not in the page cache."""
+    refused: int = 0
+    """Well-formed requests for what does not exist."""
+    malformed: int = 0
+    """Messages that are no request; they get no answer."""
+    unsealed: int = 0
+    """Requests on an open data channel without a good seal; they get no answer."""
+    dropped: int = 0
+    """Requests of clients that are gone, or that ask on and on without reading; they get no answer."""
+    shed: int = 0
+    """Times that all connections were closed because unfinished messages filled the memory."""

@@ -1,0 +1,110 @@
+"""The service as a torch dataset: batches for a plain training loop, through DataLoader or without it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch.distributed
+from torch.utils.data import IterableDataset, get_worker_info
+
+from loaders.base import Batch
+from loaders.errors import LoaderError
+from loaders.streaming.loader import StreamingLoader
+
+__all__ = ["StreamDataset"]
+
+
+class StreamDataset(IterableDataset[Batch]):
+    """Batches from streaming daemons; iterate it, or give it to DataLoader with batch_size=None.
+
+    Every iteration is an epoch, numbered from 0 or from what `set_epoch` said. Fetching and decoding go on beside
+    the training loop anyway, so DataLoader's workers gain nothing; with some, each fetches a part of the rank's
+    samples for itself.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        """Take the arguments of StreamingLoader; connections are made when the first batch is asked for.
+
+        `rank` and `world_size` are those of torch.distributed where it is initialised and they are not given.
+        """
+        super().__init__()
+        self._arguments = arguments
+        self._loader: StreamingLoader | None = None
+        self._pid = 0
+        self.epoch = 0
+        """The epoch of the iteration that is under way, or else of the next one."""
+        self._state: Mapping[str, Any] | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        loader = self.loader
+        yield from loader.epoch(self.epoch)
+        self.epoch += 1
+
+    def __len__(self) -> int:
+        """Return the number of this rank's batches in an epoch."""
+        return math.ceil(len(self.loader) / int(self._arguments["batch_size"]))
+
+    @property
+    def loader(self) -> StreamingLoader:
+        """What fetches and decodes in this process, made when it is first asked for."""
+        if self._loader is None or self._pid != os.getpid():  # a fork's connections are its parent's
+            self._loader, self._pid = StreamingLoader(**self._shared()), os.getpid()
+            if self._state:
+                self._loader.load_state_dict(self._state)
+        return self._loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self.epoch = epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how far the dataset has come; what was iterated up to now is not given again.
+
+        Raises LoaderError for DataLoader's workers, which have come further than the training loop.
+        """
+        if get_worker_info() is not None:
+            raise LoaderError("DataLoader's workers are ahead of the training loop: use num_workers=0 with checkpoints")
+        if self._loader is None:
+            return {"epoch": self.epoch, "loader": dict(self._state or {})}
+        done = self._loader.finished == self.epoch
+        return {"epoch": self.epoch + done, "loader": {} if done else self._loader.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state_dict` was called: the next iteration yields what was left of the epoch."""
+        self.epoch, self._state = int(state["epoch"]), state["loader"]
+        if self._loader is not None:
+            self._loader.load_state_dict(self._state or {})
+
+    def close(self) -> None:
+        """End threads, processes and connections."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def __enter__(self) -> StreamDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave connections behind where the dataset is sent to a worker."""
+        return self.__dict__ | {"_loader": None}
+
+    def _shared(self) -> dict[str, Any]:
+        """Return the loader's arguments in this process: a worker of DataLoader takes a share of its rank's."""
+        arguments = dict(self._arguments)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            arguments.setdefault("rank", torch.distributed.get_rank())
+            arguments.setdefault("world_size", torch.distributed.get_world_size())
+        worker = get_worker_info()
+        if worker is not None and worker.num_workers > 1:
+            if self._state:
+                raise LoaderError("a checkpoint cannot be resumed in DataLoader's workers: use num_workers=0")
+            arguments["rank"] = arguments.get("rank", 0) * worker.num_workers + worker.id
+            arguments["world_size"] = arguments.get("world_size", 1) * worker.num_workers
+            arguments.setdefault("remainder", "uneven")
+        return arguments

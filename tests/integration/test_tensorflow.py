@@ -1,0 +1,190 @@
+"""What TensorFlow writes is read here, and what is written here TensorFlow reads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import wave
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from loaders.base import Samples
+from loaders.streaming.client import StreamClient
+from loaders.streaming.convert import audio_folder, coco, convert, convert_source, image_tree, numpy_volumes
+from loaders.streaming.errors import ShardError
+from loaders.streaming.index import ShardSet
+from loaders.streaming.indexer import Features, index_folder
+from loaders.streaming.planner import plan
+from loaders.streaming.records import check_records
+from loaders.streaming.tfrecord import read_records
+from loaders.streaming.verify import verify_folder
+
+REPO = Path(__file__).parents[2]
+PICTURES = 9
+
+
+@pytest.fixture(scope="session")
+def tensorflow() -> Callable[[str, Path], list[dict[str, Any]]]:
+    """Run tensorflow_records.py with a Python that has TensorFlow; it is made where there is none."""
+    made = subprocess.run([REPO / "playbooks/tensorflow.sh"], capture_output=True, text=True, check=False)
+    if made.returncode:
+        raise RuntimeError(f"playbooks/tensorflow.sh could not make an environment:\n{made.stderr[-4000:]}")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(command: str, folder: Path) -> list[dict[str, Any]]:
+        script = Path(__file__).with_name("tensorflow_records.py")
+        argv = [made.stdout.strip(), str(script), command, str(folder)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, env=environment)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return list(json.loads(done.stdout))
+
+    return run
+
+
+def _hash(data: bytes) -> list[object]:
+    return [len(data), hashlib.sha256(data).hexdigest()]
+
+
+def _tree(root: Path) -> Path:
+    for index in range(PICTURES):
+        path = root / f"class_{index % 3}" / f"{index}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(index).integers(0, 256, (20 + index, 30, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    return root
+
+
+def _by_id(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda example: example["id"])
+
+
+def test_tensorflow_reads_every_sample_of_an_image_tree(tensorflow: Any, tmp_path: Path) -> None:
+    source = image_tree(_tree(tmp_path / "tree"))
+    convert_source(source, tmp_path / "out", shard_bytes=5000)
+    found = _by_id(tensorflow("read", tmp_path / "out"))
+    assert len(ShardSet.open(tmp_path / "out").shards) > 1 and len(found) == PICTURES
+    for sample_id, (item, example) in enumerate(zip(source.items, found, strict=True)):
+        image = (tmp_path / "tree" / item.name).read_bytes()
+        assert example["id"] == [sample_id]
+        assert example["image/class/label"] == [item.label] == [example["parsed label"]]
+        assert example["image/path"] == [_hash(item.name.encode())]
+        assert example["image/encoded"] == [_hash(image)]
+        assert example["decoded shape"] == [*np.asarray(Image.open(io.BytesIO(image))).shape]
+
+
+def test_tensorflow_reads_what_the_harness_has_converted(tensorflow: Any, tmp_path: Path) -> None:
+    root = _tree(tmp_path / "tree")
+    paths = tuple(sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg")))
+    sizes = np.array([(root / path).stat().st_size for path in paths])
+    convert(Samples(root, paths, np.full(len(paths), -7), sizes), tmp_path / "out", key="a")
+    found = _by_id(tensorflow("read", tmp_path / "out"))
+    assert [example["image/encoded"] for example in found] == [[_hash((root / path).read_bytes())] for path in paths]
+    assert {example["parsed label"] for example in found} == {-7}
+
+
+def test_tensorflow_reads_boxes(tensorflow: Any, tmp_path: Path) -> None:
+    root = _tree(tmp_path / "coco")
+    content = {
+        "images": [
+            {"id": 5, "file_name": "class_0/0.jpg", "width": 30, "height": 20},
+            {"id": 6, "file_name": "class_1/1.jpg", "width": 30, "height": 21},
+        ],
+        "annotations": [
+            {"id": 1, "image_id": 5, "category_id": 18, "bbox": [3, 5, 6, 10]},
+            {"id": 2, "image_id": 5, "category_id": 3, "bbox": [15, 0, 15, 20]},
+        ],
+        "categories": [{"id": 18, "name": "dog"}, {"id": 3, "name": "car"}],
+    }
+    (root / "boxes.json").write_text(json.dumps(content))
+    convert_source(coco(root, root / "boxes.json"), tmp_path / "out")
+    boxed, without = _by_id(tensorflow("read", tmp_path / "out"))
+    assert boxed["parsed xmin"] == pytest.approx([0.1, 0.5]) and boxed["parsed classes"] == [1, 0]
+    assert boxed["image/object/class/text"] == [_hash(b"dog"), _hash(b"car")]
+    assert without["parsed xmin"] == [] and without["parsed classes"] == [] and without["parsed label"] == -1
+
+
+def test_tensorflow_reads_volumes(tensorflow: Any, tmp_path: Path) -> None:
+    volumes = [
+        np.random.default_rng(0).random((2, 3, 4), np.float32),
+        np.asfortranarray(np.arange(12, dtype=np.int16).reshape(3, 4)),
+        np.arange(5, dtype=">f8") / 3,
+    ]
+    (tmp_path / "in").mkdir()
+    for index, volume in enumerate(volumes):
+        np.save(tmp_path / "in" / f"{index}.npy", volume)
+    convert_source(numpy_volumes(tmp_path / "in"), tmp_path / "out")
+    found = _by_id(tensorflow("read", tmp_path / "out"))
+    assert [example["volume"] for example in found] == [volume.tolist() for volume in volumes]
+
+
+def test_tensorflow_reads_recordings(tensorflow: Any, tmp_path: Path) -> None:
+    (tmp_path / "in/yes").mkdir(parents=True)
+    with wave.open(str(tmp_path / "in/yes/a.wav"), "wb") as file:
+        file.setparams((2, 2, 16_000, 100, "NONE", ""))
+        file.writeframes(bytes(400))
+    convert_source(audio_folder(tmp_path / "in"), tmp_path / "out")
+    (example,) = tensorflow("read", tmp_path / "out")
+    assert example["decoded audio"] == [100, 2, 16_000] and example["label"] == [0]
+
+
+def test_what_tensorflow_wrote_is_indexed_and_read(tensorflow: Any, tmp_path: Path) -> None:
+    told = tensorflow("write", tmp_path)
+    assert len(told) == 21
+    assert index_folder(tmp_path, Features("image/encoded", "image/class/label"), workers=2) == (3, 21)
+    verify_folder(tmp_path)
+    found = []
+    for shard in ShardSet.open(tmp_path).shards:
+        data = shard.path.read_bytes()
+        for row, payload in zip(shard.records, read_records(shard.path), strict=True):
+            start = int(row["offset"] + row["image"])
+            image = data[start : start + row["image_size"]]
+            assert Image.open(io.BytesIO(image)).size == (32, 24) and image in bytes(payload)
+            found.append(
+                {"shard": shard.path.name, "label": int(row["label"]), "image": hashlib.sha256(image).hexdigest()}
+            )
+    assert found == told
+    assert [int(row) for shard in ShardSet.open(tmp_path).shards for row in shard.records["id"]] == list(range(21))
+
+
+def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> None:
+    told = tensorflow("write", tmp_path)
+    index_folder(tmp_path)
+    found = {}
+    argv = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([*argv, "--listen", "127.0.0.1:0"], **pipes) as daemon:
+        endpoint = json.loads(daemon.stdout.readline())["endpoint"]
+        with StreamClient(endpoint, streams=2, timeout_s=20) as client:
+            batches = plan(client.catalog.shard_records, batch_size=4, seed=1, epoch=0)
+            for batch in client.fetch(batches, window=3):
+                check_records(batch)
+                for sample_id, label, image in zip(batch.ids, batch.labels, batch.images(), strict=True):
+                    assert int(sample_id) not in found
+                    found[int(sample_id)] = int(label), hashlib.sha256(image).hexdigest()
+        daemon.stdin.close()
+        assert daemon.wait(20) == 0
+    assert [found[place] for place in range(21)] == [(entry["label"], entry["image"]) for entry in told]
+
+
+def test_the_commands_take_tensorflows_files_as_they_are(tensorflow: Any, tmp_path: Path) -> None:
+    tensorflow("write", tmp_path)
+    for command in ("index", "verify"):
+        argv = [sys.executable, "-m", "loaders.streaming", command, "--root", str(tmp_path)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "21 samples in 3 shards" in done.stdout, done.stderr
+
+
+def test_what_tensorflow_compressed_is_refused_by_name(tensorflow: Any, tmp_path: Path) -> None:
+    tensorflow("compress", tmp_path)
+    for name in ("GZIP", "ZLIB"):
+        with pytest.raises(ShardError, match=rf"{name}\.tfrecord at byte 0: a compressed file; write it anew"):
+            index_folder(tmp_path, pattern=f"{name}.tfrecord")

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError
+from loaders.image import ImageTransform
+from loaders.streaming.checkpoint import Progress
+from loaders.streaming.convert import convert
+from loaders.streaming.loader import StreamingLoader
+from loaders.streaming.planner import plan
+
+ALL = list(range(61))
+
+
+def _loader(endpoint: str, **changed: object) -> StreamingLoader:
+    arguments = {"transform": ImageTransform(size=8), "batch_size": 8, "seed": 5, "timeout_s": 10, "decode": "raw"}
+    return StreamingLoader(endpoint=endpoint, **(arguments | changed))  # type: ignore[arg-type]
+
+
+def _kept(state: dict[str, Any]) -> dict[str, Any]:
+    """A state as it comes back from a file, which may hold nothing but numbers, text and bytes."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    kept: dict[str, Any] = torch.load(file, weights_only=True)
+    return kept
+
+
+@pytest.mark.parametrize("order", ["arrival", "strict"])
+@pytest.mark.parametrize("decode", ["raw", "torch"])
+@pytest.mark.parametrize("taken", [1, 3, 7, 8])
+def test_what_was_given_before_the_break_is_not_given_again(daemon, order: str, decode: str, taken: int) -> None:
+    with _loader(daemon.endpoint, order=order, decode=decode) as loader:
+        list(loader.epoch(0))
+        batches = loader.epoch(1)
+        before = [next(batches).ids.tolist() for _ in range(taken)]
+        state = _kept(loader.state_dict())
+        next(batches, None)  # what is taken after the checkpoint is given again
+    with _loader(daemon.endpoint, order=order, decode=decode, streams=3) as loader:
+        loader.load_state_dict(state)
+        after = [batch.ids.tolist() for batch in loader.epoch(1)]
+        assert len(after) == 8 - taken
+        assert sorted(chain(*before, *after)) == ALL
+        for epoch in (2, 1):  # the one after it, and the same one again
+            assert sorted(i for batch in loader.epoch(epoch) for i in batch.ids.tolist()) == ALL
+    if order == "strict":
+        with _loader(daemon.endpoint, order=order, decode=decode) as loader:
+            assert [batch.ids.tolist() for batch in loader.epoch(1)] == before + after
+
+
+def test_a_resumed_epoch_is_itself_resumed(daemon) -> None:
+    given: list[int] = []
+    state: dict[str, Any] = {}
+    runs = 0
+    while len(given) < 61:
+        with _loader(daemon.endpoint, batch_size=5, prefetch_batches=3) as loader:
+            loader.load_state_dict(state)
+            for batch in islice(loader.epoch(4), 3):
+                given += batch.ids.tolist()
+            state = _kept(loader.state_dict())
+        runs += 1
+    assert sorted(given) == ALL and runs == 5
+    with _loader(daemon.endpoint) as loader:
+        loader.load_state_dict(state)
+        assert list(loader.epoch(4)) == []
+        assert len(list(loader.epoch(5))) == 8
+
+
+def test_batch_size_and_engine_may_be_others_afterwards(daemon) -> None:
+    with _loader(daemon.endpoint, batch_size=7) as loader:
+        epoch = loader.epoch(0)
+        before = [i for _ in range(4) for i in next(epoch).ids.tolist()]
+        state = loader.state_dict()
+    with _loader(daemon.endpoint, batch_size=10, decode="torch", order="strict", prefetch_batches=2) as loader:
+        loader.load_state_dict(state)
+        sizes = [len(batch) for batch in loader.epoch(0)]
+        assert sizes == [10, 10, 10, 3]
+        loader.load_state_dict(state)
+        assert sorted(before + [i for batch in loader.epoch(0) for i in batch.ids.tolist()]) == ALL
+
+
+def test_a_state_that_is_loaded_is_the_state_until_an_epoch_begins(daemon) -> None:
+    with _loader(daemon.endpoint) as loader:
+        assert loader.state_dict() == {}
+        next(loader.epoch(3))
+        state = loader.state_dict()
+    with _loader(daemon.endpoint) as loader:
+        loader.load_state_dict(state)
+        assert loader.state_dict() == state
+        # Another epoch than the one that was broken off begins anew.
+        assert len(list(loader.epoch(0))) == len(list(loader.epoch(3))) == 8
+        loader.load_state_dict({})
+        assert loader.state_dict() == {}
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+def test_every_rank_resumes_its_own(daemon, remainder: str) -> None:
+    given: list[int] = []
+    for rank in range(3):
+        ranked = {"rank": rank, "world_size": 3, "remainder": remainder, "batch_size": 4}
+        with _loader(daemon.endpoint, **ranked) as loader:
+            epoch = loader.epoch(0)
+            given += [i for _ in range(rank + 1) for i in next(epoch).ids.tolist()]
+            state = loader.state_dict()
+        with _loader(daemon.endpoint, **ranked) as loader:
+            loader.load_state_dict(state)
+            given += [i for batch in loader.epoch(0) for i in batch.ids.tolist()]
+    copies = np.bincount(given, minlength=61)
+    assert copies.sum() == {"drop": 60, "pad": 63}[remainder]
+    assert set(copies) <= ({0, 1} if remainder == "drop" else {1, 2})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seed": 6}, "seed was 5 when the checkpoint was made and is 6 now"),
+        ({"slice_records": 4}, "slice_records was 8"),
+        ({"shuffle_window": 16}, "shuffle_window was 0"),
+        ({"limit": 30}, "limit was None"),
+        ({"rank": 1, "world_size": 2, "remainder": "pad"}, "rank was 0"),
+    ],
+)
+def test_a_setting_that_changes_the_order_is_named(daemon, changed: dict[str, object], said: str) -> None:
+    with _loader(daemon.endpoint) as loader:
+        next(loader.epoch(0))
+        state = loader.state_dict()
+    with _loader(daemon.endpoint, **changed) as loader, pytest.raises(LoaderConfigError, match=said):
+        loader.load_state_dict(state)
+
+
+def test_other_data_is_named(daemon, start_daemon: Callable[..., Any], samples: Samples, tmp_path: Path) -> None:
+    with _loader(daemon.endpoint) as loader:
+        next(loader.epoch(0))
+        state = loader.state_dict()
+    other = start_daemon(convert(samples, tmp_path / "other", key="other", seed=9))
+    with _loader(other.endpoint) as loader, pytest.raises(LoaderConfigError, match="catalog was '"):
+        loader.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"version": 9}, "version 9"),
+        ({"delivered": b"junk"}, "damaged"),
+        ({"records": 600}, "damaged"),
+        ({"epoch": None}, "not one of a streaming loader"),
+    ],
+)
+def test_a_damaged_state_is_refused(daemon, changed: dict[str, object], said: str) -> None:
+    with _loader(daemon.endpoint) as loader:
+        next(loader.epoch(0))
+        state = loader.state_dict() | changed
+        with pytest.raises(LoaderConfigError, match=said):
+            loader.load_state_dict(state)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_progress_survives_its_state(counts: list[int], batch_size: int, random: Any) -> None:
+    whole = plan(counts, batch_size=batch_size, seed=1, epoch=2)
+    progress = Progress.none(whole)
+    for batch in whole:
+        if random.random() < 0.5:
+            progress.delivered[whole.positions(batch.batch)] = True
+    again = Progress.of(_kept(progress.state({"seed": 1})), {"seed": 1})
+    assert again.epoch == 2 and (again.delivered == progress.delivered).all()
+    left = again.left(whole)
+    assert left.records == int((~progress.delivered).sum()) and again.complete == (left.records == 0)
+
+
+KILLED = """
+import os, sys
+import torch
+from loaders.streaming import StreamingLoader
+endpoint, path = sys.argv[1:3]
+with StreamingLoader(endpoint=endpoint, batch_size=4, seed=5, decode="raw", timeout_s=20) as loader:
+    if os.path.exists(path):
+        loader.load_state_dict(torch.load(path))
+    for number, batch in enumerate(loader.epoch(0)):
+        torch.save(loader.state_dict(), path + ".new")
+        print(*batch.ids.tolist(), flush=True)
+        os.replace(path + ".new", path)
+        if number == 5:
+            os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_receiver_that_is_killed_goes_on_where_it_was(daemon, tmp_path: Path) -> None:
+    given: list[int] = []
+    for ends in (-signal.SIGKILL, -signal.SIGKILL, 0):
+        command = [sys.executable, "-c", KILLED, daemon.endpoint, str(tmp_path / "state")]
+        process = subprocess.run(command, stdout=subprocess.PIPE, timeout=100, check=False)
+        assert process.returncode == ends
+        given += map(int, process.stdout.split())
+    assert sorted(given) == ALL

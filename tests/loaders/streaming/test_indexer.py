@@ -1,0 +1,287 @@
+"""Indexes of shards that others wrote, and the check of a whole folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError
+from loaders.streaming.errors import ShardError
+from loaders.streaming.example import Feature, encode_example
+from loaders.streaming.index import RECORD, ShardSet, index_path
+from loaders.streaming.indexer import Features, index_folder
+from loaders.streaming.output import OutputError
+from loaders.streaming.tfrecord import write_record
+from loaders.streaming.verify import verify_folder
+
+
+def _shard(path: Path, *examples: dict[str, Feature]) -> Path:
+    with path.open("wb") as file:
+        for example in examples:
+            write_record(file, encode_example(example))
+    return path
+
+
+def _payloads(root: Path) -> list[bytes]:
+    found = []
+    for shard in ShardSet.open(root).shards:
+        data = shard.path.read_bytes()
+        for row in shard.records:
+            start = int(row["offset"] + row["image"])
+            found.append(data[start : start + row["image_size"]])
+    return found
+
+
+def _column(root: Path, name: str) -> list[int]:
+    return [int(value) for shard in ShardSet.open(root).shards for value in shard.records[name]]
+
+
+def test_an_index_made_anew_is_that_of_the_converter(shards: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(shards, tmp_path / "shards")
+    before = {path.name: path.read_bytes() for path in root.glob("*.npy")}
+    (root / "manifest.json").unlink()
+    for path in root.glob("*.npy"):
+        path.unlink()
+    index_folder(root, workers=2)
+    assert {path.name: path.read_bytes() for path in root.glob("*.npy")} == before
+    verify_folder(root)
+
+
+def test_shards_named_as_others_name_them_are_indexed_and_counted_through(tmp_path: Path) -> None:
+    for number in range(3):
+        name = f"train-{number:05d}-of-00003"
+        _shard(
+            tmp_path / name,
+            *({"label": [number], "image/encoded": [f"{number}.{record}".encode()]} for record in range(2)),
+        )
+    _shard(tmp_path / "empty.tfrecord")
+    (tmp_path / "README").write_text("no shard")
+    assert index_folder(tmp_path) == (3, 6)
+    assert _payloads(tmp_path) == [b"0.0", b"0.1", b"1.0", b"1.1", b"2.0", b"2.1"]
+    assert _column(tmp_path, "id") == list(range(6)) and _column(tmp_path, "label") == [0, 0, 1, 1, 2, 2]
+    assert verify_folder(tmp_path).samples == 6
+    assert index_folder(tmp_path) == (3, 6), "its own indexes are taken for shards"
+
+
+def test_features_are_found_by_name(tmp_path: Path) -> None:
+    example: dict[str, Feature] = {
+        "key": [9],
+        "a": [b"first"],
+        "class": [-4],
+        "b": [b"second"],
+        "label": [7],
+        "id": [1],
+    }
+    _shard(tmp_path / "a.tfrecord", example)
+    index_folder(tmp_path, Features("b", "class", "key"))
+    assert (_payloads(tmp_path), _column(tmp_path, "label"), _column(tmp_path, "id")) == ([b"second"], [-4], [9])
+    verify_folder(tmp_path)
+    index_folder(tmp_path, Features("a"))
+    assert (_payloads(tmp_path), _column(tmp_path, "label"), _column(tmp_path, "id")) == ([b"first"], [7], [1])
+
+
+def test_the_only_feature_of_bytes_is_the_payload_and_no_label_is_minus_one(tmp_path: Path) -> None:
+    _shard(tmp_path / "a.tfrecord", {"x": [b"this"], "y": [1.5]})
+    index_folder(tmp_path)
+    assert _payloads(tmp_path) == [b"this"] and _column(tmp_path, "label") == [-1]
+
+
+@pytest.mark.parametrize(
+    ("example", "features", "says"),
+    [
+        ({"a": [b"1"], "b": [b"2"]}, Features(), r"which feature is the payload\? the record has a, b; choose with"),
+        ({}, Features(), r"which feature is the payload\? the record has no features; choose with --payload-feature"),
+        ({"a": [b"1"]}, Features("b"), r"--payload-feature b: there is no such feature; the record has a"),
+        ({"a": [b"1", b"2"]}, Features("a"), r"--payload-feature a: it has 2 values of bytes, not one"),
+        ({"a": [1]}, Features("a"), r"--payload-feature a: it has 0 values of bytes, not one"),
+        ({"a": [b"1"]}, Features(label="l"), r"--label-feature l: there is no such feature"),
+        ({"a": [b"1"], "l": [1, 2]}, Features(label="l"), r"--label-feature l: it is not one whole number"),
+        ({"a": [b"1"], "l": [1.5]}, Features(id="l"), r"--id-feature l: it is not one whole number"),
+    ],
+)
+def test_a_feature_that_is_not_there_is_named(
+    tmp_path: Path, example: dict[str, Feature], features: Features, says: str
+) -> None:
+    _shard(tmp_path / "a.tfrecord", example)
+    with pytest.raises(ShardError, match=rf"a\.tfrecord at byte 0: {says}"):
+        index_folder(tmp_path, features)
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_ids_that_are_there_twice_are_refused(tmp_path: Path) -> None:
+    _shard(tmp_path / "a.tfrecord", {"id": [3], "a": [b"1"]})
+    _shard(tmp_path / "b.tfrecord", {"id": [3], "a": [b"1"]})
+    with pytest.raises(ShardError, match="two records have the id 3; choose with --id-feature"):
+        index_folder(tmp_path)
+    _shard(tmp_path / "b.tfrecord", {"a": [b"1"]})  # without ids in all of them, all are counted
+    index_folder(tmp_path)
+    assert _column(tmp_path, "id") == [0, 1]
+
+
+def test_what_cannot_be_indexed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LoaderConfigError, match="gone: no such folder"):
+        index_folder(tmp_path / "gone")
+    with pytest.raises(ShardError, match=r"no TFRecord file .*choose with --pattern"):
+        index_folder(tmp_path)
+    _shard(tmp_path / "a.tfrecord")
+    with pytest.raises(ShardError, match="none of its 1 TFRecord files has a record"):
+        index_folder(tmp_path)
+    (tmp_path / "a.tfrecord").write_bytes(b"some other file of bytes")
+    with pytest.raises(ShardError, match=r"a\.tfrecord at byte 0: .*damaged or no TFRecord"):
+        index_folder(tmp_path)
+    _shard(tmp_path / "odd name", {"a": [b"1"]})
+    assert index_folder(tmp_path, pattern="odd*") == (1, 1)
+    with pytest.raises(ShardError, match="no TFRecord file"):
+        index_folder(tmp_path / "..", pattern=f"{tmp_path.name}/*")
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_malformed_record_is_indexed_rightly_or_named(tmp_path: Path, data: st.DataObject) -> None:
+    example: dict[str, Feature] = {"label": [7, 8], "image/encoded": [b"payload"], "id": [300], "x": [1.5]}
+    message = bytearray(encode_example(example))
+    for _ in range(data.draw(st.integers(0, 3))):
+        message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
+    with (tmp_path / "a.tfrecord").open("wb") as file:
+        write_record(file, encode_example({"image/encoded": [b"whole"]}))
+        write_record(file, message)
+    try:
+        index_folder(tmp_path)
+    except ShardError as error:
+        assert "a.tfrecord at byte " in str(error)
+    else:
+        assert _payloads(tmp_path)[0] == b"whole" and len(_payloads(tmp_path)) == 2
+        assert verify_folder(tmp_path).samples == 2
+
+
+def test_of_two_that_index_at_once_one_is_told(tmp_path: Path) -> None:
+    _shard(tmp_path / "a.tfrecord", {"a": [b"1"]})
+
+    def again(done: int, total: int) -> None:
+        with pytest.raises(OutputError, match=f"another process makes its shards .process {os.getpid()}"):
+            index_folder(tmp_path)
+
+    assert index_folder(tmp_path, progress=again) == (1, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.index.npy", "a.tfrecord", "manifest.json"]
+
+
+@pytest.fixture
+def copy(shards: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(shards, tmp_path / "copy")
+
+
+def test_a_whole_folder_is_told_with_its_numbers(copy: Path, samples: Samples) -> None:
+    seen: list[tuple[int, int]] = []
+    whole = verify_folder(copy, workers=2, progress=lambda done, total: seen.append((done, total)))
+    shards = ShardSet.open(copy).shards
+    assert (whole.shards, whole.samples) == (len(shards), len(samples))
+    assert whole.nbytes == sum(shard.path.stat().st_size for shard in shards)
+    assert seen == [(done + 1, len(shards)) for done in range(len(shards))]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_damaged_shard_is_named(copy: Path, workers: int) -> None:
+    shards = ShardSet.open(copy).shards
+    for shard, place in ((shards[0], 3), (shards[-1], -1)):
+        at = int(shard.records["offset"][place] + shard.records["size"][place] // 2)
+        data = bytearray(shard.path.read_bytes())
+        data[at] ^= 4
+        shard.path.write_bytes(data)
+    with pytest.raises(ShardError) as raised:
+        verify_folder(copy, workers=workers)
+    lines = str(raised.value).splitlines()
+    assert f"2 of {len(shards)} shards are damaged" in lines[0] and len(lines) == 3
+    offset = shards[0].records["offset"][3]
+    assert f"{shards[0].path} at byte {offset}: the checksum of the record's payload does not match" in lines[1]
+    assert str(shards[-1].path) in lines[2]
+
+
+@pytest.mark.parametrize("column", ["label", "id", "image"])
+def test_an_index_that_says_something_else_than_the_records_is_named(copy: Path, column: str) -> None:
+    shard = ShardSet.open(copy).shards[1]
+    records = np.load(index_path(shard.path))
+    if column == "image":
+        records["image"][2] -= 1
+    else:
+        records[column][2] = 1000
+    np.save(index_path(shard.path), records)
+    with pytest.raises(ShardError, match=rf"{index_path(shard.path).name}: {column} of record 2 is "):
+        verify_folder(copy)
+
+
+def test_an_index_of_other_record_bounds_is_named(copy: Path) -> None:
+    shard = ShardSet.open(copy).shards[0]
+    records = np.load(index_path(shard.path))
+    records["size"][0] += 8
+    records["offset"][1] += 8
+    records["size"][1] -= 8
+    records["image_size"][1] -= 8
+    np.save(index_path(shard.path), records)
+    with pytest.raises(ShardError, match=r"at byte 0: a record of \d+ bytes, \d+ in its index"):
+        verify_folder(copy)
+    np.save(index_path(shard.path), np.array([(0, shard.nbytes, 0, 0, 0, 0)], RECORD))
+    with pytest.raises(ShardError, match="in its index"):
+        verify_folder(copy)
+
+
+def test_numbers_that_would_wrap_are_refused(copy: Path) -> None:
+    shard = ShardSet.open(copy).shards[0]
+    for column, value in (("image", 2**63 - 1), ("image_size", 2**63 - 1), ("size", 2**63 - 1), ("offset", -(2**63))):
+        records = shard.records.copy()
+        records[column][1] = value
+        np.save(index_path(shard.path), records)
+        with pytest.raises(ShardError, match="does not describe"):
+            ShardSet.open(copy)
+
+
+def test_a_shard_that_is_there_twice_is_refused(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["shards"].append(manifest["shards"][0])
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ShardError, match="no shards, or one of them twice"):
+        verify_folder(copy)
+
+
+def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "loaders.streaming", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False)
+
+
+def test_the_commands_index_and_verify_and_tell_what_is_wrong(tmp_path: Path) -> None:
+    _shard(tmp_path / "a.tfrecord", {"picture": [b"1"], "other": [b"2"], "class": [3]})
+    failed = _command("index", "--root", tmp_path)
+    assert failed.returncode == 2
+    assert f"error: {tmp_path}/a.tfrecord at byte 0: which feature is the payload?" in failed.stderr
+    done = _command("index", "--root", tmp_path, "--payload-feature", "picture", "--label-feature", "class")
+    assert done.returncode == 0 and "1 samples in 1 shards" in done.stdout
+    assert _payloads(tmp_path) == [b"1"] and _column(tmp_path, "label") == [3]
+    assert "whole; 1 samples in 1 shards" in _command("verify", "--root", tmp_path).stdout
+    os.truncate(tmp_path / "a.tfrecord", 30)
+    failed = _command("verify", "--root", tmp_path)
+    assert failed.returncode == 2 and "error: " in failed.stderr and "a.index.npy does not describe" in failed.stderr
+
+
+def test_the_commands_import_nothing_heavy_before_they_run() -> None:
+    code = "import loaders.streaming.commands_data, sys; print([m for m in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not any(f"'{name}'" in loaded for name in ("torch", "nvidia", "rich", "pyarrow", "numpy", "PIL"))
+
+
+def test_the_converter_imports_no_engine() -> None:
+    code = (
+        "import loaders.streaming.convert, loaders.streaming.indexer, loaders.streaming.verify, sys;"
+        "print([m for m in sys.modules])"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'numpy'" in loaded
+    assert not any(f"'{name}'" in loaded for name in ("torch", "nvidia", "pyarrow", "PIL", "zmq"))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from loaders.base import Samples
+from loaders.errors import SampleError, WorkerError
+from loaders.image import ImageTransform
+from loaders.streaming.loader import StreamingLoader
+
+SMALL = ImageTransform(size=16)
+ALL = list(range(61))
+
+
+def _loader(endpoint: str, **changed: object) -> StreamingLoader:
+    arguments = {"transform": SMALL, "batch_size": 8, "seed": 5, "timeout_s": 10, "decode": "torch-process"}
+    return StreamingLoader(endpoint=endpoint, **(arguments | changed))  # type: ignore[arg-type]
+
+
+def _workers(process: psutil.Process | None = None) -> list[psutil.Process]:
+    children = (process or psutil.Process()).children()
+    return [child for child in children if "loaders.streaming.decode_worker" in " ".join(child.cmdline())]
+
+
+def _gone(processes: list[psutil.Process]) -> bool:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    return not alive
+
+
+def test_pixels_are_those_of_the_shared_transform_and_are_kept(daemon, samples: Samples) -> None:
+    with _loader(daemon.endpoint, num_threads=2, epochs_ahead=0) as loader:
+        batches = list(loader.epoch(0)) + list(loader.epoch(1))
+        for place, batch in enumerate(batches):
+            assert batch.labels.tolist() == samples.labels[batch.ids].tolist()
+            for sample_id, image in zip(batch.ids.tolist(), batch.data, strict=True):
+                encoded = samples.path(sample_id).read_bytes()
+                assert torch.equal(image, SMALL.apply(encoded, seed=5, epoch=place // 8, sample_id=sample_id))
+        workers = _workers()
+        assert len(workers) == 2
+    assert _gone(workers)
+
+
+@pytest.mark.parametrize("batch_size", [1, 61])
+def test_batches_of_any_size_are_decoded(daemon, batch_size: int) -> None:
+    with _loader(daemon.endpoint, num_threads=3, batch_size=batch_size) as loader:
+        assert sorted(i for batch in loader.epoch(0) for i in batch.ids.tolist()) == ALL
+
+
+def test_a_process_that_is_killed_is_named_and_the_next_epoch_works(daemon) -> None:
+    with _loader(daemon.endpoint, batch_size=1) as loader:
+        epoch = loader.epoch(0)
+        next(epoch)
+        victim = _workers()[0]
+        victim.kill()
+        with pytest.raises(WorkerError, match=rf"decoding process \(pid {victim.pid}\) was killed by signal 9"):
+            list(epoch)
+        assert sorted(i for batch in loader.epoch(1) for i in batch.ids.tolist()) == ALL
+
+
+def test_close_in_the_middle_ends_the_processes_and_leaves_no_memory(
+    daemon, resources: Callable[[], dict[str, int]]
+) -> None:
+    def use() -> dict[str, int]:
+        with _loader(daemon.endpoint, batch_size=2) as loader:
+            epoch = loader.epoch(0)
+            next(epoch)
+            workers = _workers()
+            assert len(workers) == 2
+        assert _gone(workers)
+        return resources()
+
+    shared = sorted(Path("/dev/shm").iterdir())
+    assert use() == use()
+    assert sorted(Path("/dev/shm").iterdir()) == shared
+
+
+def test_an_epoch_left_in_the_middle_leaves_the_processes_for_the_next(daemon) -> None:
+    with _loader(daemon.endpoint, batch_size=2) as loader:
+        workers = _workers()
+        next(loader.epoch(0))
+        assert sorted(i for batch in loader.epoch(2) for i in batch.ids.tolist()) == ALL
+        assert _workers() == workers
+
+
+KILLED = """
+import sys, time
+from loaders.image import ImageTransform
+from loaders.streaming import StreamingLoader
+loader = StreamingLoader(endpoint=sys.argv[1], transform=ImageTransform(size=8), batch_size=2, seed=0,
+                         decode="torch-process", timeout_s=20)
+epoch = loader.epoch(0)
+next(epoch)
+print("running", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_the_one_that_started_them(daemon, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, daemon.endpoint],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=Path(__file__).parents[3],
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"running\n"
+    workers = _workers(psutil.Process(process.pid))
+    assert len(workers) == 2
+    process.send_signal(number)
+    process.wait(20)
+    process.stdout.close()
+    assert _gone(workers)
+
+
+def test_a_sample_that_cannot_be_decoded_is_named(
+    start_daemon: Callable[..., Any], make_shards: Callable[..., Path], tmp_path: Path
+) -> None:
+    noise = start_daemon(make_shards(tmp_path, shards=1, records=9, size=1000))
+    with _loader(noise.endpoint, batch_size=3) as loader:
+        for _ in range(2):
+            began = time.monotonic()
+            with pytest.raises(SampleError, match=r"sample \d \(.*\) cannot be decoded"):
+                list(loader.epoch(0))
+            assert time.monotonic() - began < 30

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError, StreamError
+from loaders.image import ImageTransform
+from loaders.streaming.batch import RawBatch
+from loaders.streaming.client import StreamClient
+from loaders.streaming.convert import convert
+from loaders.streaming.fetch import Fetch
+from loaders.streaming.index import index_path, save_manifest
+from loaders.streaming.loader import StreamingLoader
+from loaders.streaming.records import check_records
+
+Start = Callable[..., Any]
+ARGUMENTS = {"epoch": 0, "batch_size": 4, "seed": 2, "slice_records": 3}
+
+
+def _part(shards: Path, root: Path, which: Sequence[int]) -> Path:
+    """A shard folder with some of the shards of another."""
+    paths = sorted(shards.glob("*.tfrecord"))
+    root.mkdir()
+    chosen = []
+    for place in which:
+        chosen.append(Path(shutil.copy(paths[place], root)))
+        shutil.copy(index_path(paths[place]), root)
+    save_manifest(root, key="part", seed=None, shards=chosen)
+    return root
+
+
+@pytest.fixture
+def halves(shards: Path, tmp_path: Path) -> tuple[Path, Path]:
+    count = len(list(shards.glob("*.tfrecord")))
+    assert count >= 4
+    return _part(shards, tmp_path / "even", range(0, count, 2)), _part(shards, tmp_path / "odd", range(1, count, 2))
+
+
+def _ids(batches: Sequence[RawBatch]) -> list[int]:
+    return sorted(sample_id for batch in batches for sample_id in batch.ids.tolist())
+
+
+def _fetched(client: StreamClient, order: str, **changed: object) -> list[RawBatch]:
+    plan = client.plan(order=order, **(ARGUMENTS | changed))
+    return list(client.fetch(plan, window=3, order=order))
+
+
+@pytest.mark.parametrize("order", ["arrival", "strict"])
+def test_daemons_with_halves_bring_every_sample_once(
+    start_daemon: Start, halves: tuple[Path, Path], samples: Samples, order: str
+) -> None:
+    endpoints = [start_daemon(half).endpoint for half in halves]
+    with StreamClient(endpoints, streams=2, timeout_s=10) as client:
+        for epoch in range(3):
+            batches = _fetched(client, order, epoch=epoch)
+            assert _ids(batches) == list(range(len(samples)))
+            for batch in batches:
+                check_records(batch)
+                for sample_id, image in zip(batch.ids.tolist(), batch.images(), strict=True):
+                    assert image == samples.path(sample_id).read_bytes()
+
+
+@pytest.mark.parametrize("order", ["arrival", "strict"])
+@pytest.mark.parametrize("window", [1, 2, 8])
+def test_epochs_in_one_fetch_are_all_whole(
+    start_daemon: Start, halves: tuple[Path, Path], samples: Samples, order: str, window: int
+) -> None:
+    # The mixed batch at an epoch's end needs room at both daemons, which the next epoch's must not take from it.
+    with StreamClient([start_daemon(half).endpoint for half in halves], streams=2, timeout_s=10) as client:
+        plans = [client.plan(order=order, **(ARGUMENTS | {"epoch": epoch})) for epoch in range(6)]
+        batches = list(client.fetch(chain.from_iterable(plans), window=window, order=order))
+        assert [batch.epoch for batch in batches] == sorted(batch.epoch for batch in batches)
+        for epoch in range(6):
+            assert _ids([batch for batch in batches if batch.epoch == epoch]) == list(range(len(samples)))
+
+
+def test_in_strict_order_batches_do_not_depend_on_who_holds_what(
+    start_daemon: Start, shards: Path, halves: tuple[Path, Path]
+) -> None:
+    def ordered(*roots: Path) -> list[list[int]]:
+        with StreamClient([start_daemon(root).endpoint for root in roots], streams=2, timeout_s=10) as client:
+            return [batch.ids.tolist() for batch in _fetched(client, "strict")]
+
+    assert ordered(shards) == ordered(*halves) == ordered(halves[1], halves[0]) == ordered(shards, halves[1])
+
+
+def test_replicas_share_the_work(start_daemon: Start, shards: Path, samples: Samples) -> None:
+    daemons = [start_daemon(shards) for _ in range(2)]
+    with StreamClient([daemon.endpoint for daemon in daemons], streams=1, timeout_s=10) as client:
+        asked = [0, 0]
+        for place, source in enumerate(client.sources):
+            stream = source.session.streams[0]
+
+            def counted(sequence: int, request: bytes, place: int = place, ask: Any = stream.ask) -> None:
+                asked[place] += 1
+                ask(sequence, request)
+
+            stream.ask = counted  # type: ignore[method-assign]
+        assert _ids(_fetched(client, "arrival")) == list(range(len(samples)))
+        assert min(asked) >= 5, asked
+
+
+def _until(fetch: Fetch, batches: list[RawBatch], enough: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not enough():
+        assert time.monotonic() < deadline, f"{len(batches)} batches"
+        if (batch := fetch.take(wait=False)) is not None:
+            batches.append(batch)
+        time.sleep(0.001)
+
+
+def test_a_slow_daemon_holds_up_no_batch_that_it_has_no_part_in(
+    start_daemon: Start, halves: tuple[Path, Path], samples: Samples
+) -> None:
+    fast, slow = (start_daemon(half) for half in halves)
+    with StreamClient([fast.endpoint, slow.endpoint], streams=2, timeout_s=30) as client:
+        of_fast = {shard for shard, holders in enumerate(client.placement.holders) if holders == (0,)}
+        plan = client.plan(**ARGUMENTS)
+        alone = sum(all(piece.shard in of_fast for piece in batch.slices) for batch in plan)
+        assert alone >= 5
+        slow.process.send_signal(signal.SIGSTOP)
+        fetch = client.fetch(plan, window=2)
+        batches: list[RawBatch] = []
+        try:
+            _until(fetch, batches, lambda: len(batches) == alone)
+        finally:
+            slow.process.send_signal(signal.SIGCONT)
+        while (batch := fetch.take()) is not None:
+            batches.append(batch)
+        assert fetch.finished and _ids(batches) == list(range(len(samples)))
+
+
+def test_a_daemon_that_stays_away_is_named_while_the_other_goes_on(
+    start_daemon: Start, halves: tuple[Path, Path]
+) -> None:
+    here, gone = (start_daemon(half) for half in halves)
+    with StreamClient([here.endpoint, gone.endpoint], streams=2, timeout_s=1.5) as client:
+        fetch = client.fetch(client.plan(**ARGUMENTS), window=2)
+        assert fetch.take() is not None
+        gone.kill()
+        began = time.monotonic()
+        with pytest.raises(StreamError, match=rf"{gone.endpoint}: no answer within 1.5 s"):
+            while fetch.take() is not None:
+                time.sleep(0.1)  # a training step
+        assert time.monotonic() - began < 8
+
+
+@pytest.mark.parametrize("order", ["arrival", "strict"])
+def test_a_daemon_that_comes_back_costs_no_sample(
+    start_daemon: Start, halves: tuple[Path, Path], samples: Samples, order: str
+) -> None:
+    daemons = [start_daemon(half) for half in halves]
+    with StreamClient([daemon.endpoint for daemon in daemons], streams=2, timeout_s=20) as client:
+        fetch = iter(client.fetch(client.plan(order=order, **ARGUMENTS), window=2, order=order))
+        batches = [next(fetch) for _ in range(3)]
+        daemons[1].kill()
+        restart = threading.Timer(0.5, lambda: start_daemon(halves[1], port=daemons[1].port))
+        restart.start()
+        batches += fetch
+        restart.join()
+        assert _ids(batches) == list(range(len(samples)))
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+def test_a_replica_takes_over(start_daemon: Start, shards: Path, samples: Samples, way: str) -> None:
+    daemons = [start_daemon(shards) for _ in range(2)]
+    with StreamClient([daemon.endpoint for daemon in daemons], streams=2, timeout_s=6) as client:
+        fetch = client.fetch(client.plan(**ARGUMENTS), window=2)
+        batches = [fetch.take()]
+        # Stopped first, so that what it was asked for is certainly not answered.
+        os.kill(daemons[0].process.pid, signal.SIGSTOP)
+        batches += [batch for _ in range(2) if (batch := fetch.take()) is not None]
+        if way == "killed":
+            daemons[0].kill()
+        while (batch := fetch.take()) is not None:
+            batches.append(batch)
+        assert _ids([batch for batch in batches if batch]) == list(range(len(samples)))
+        assert client.traffic.moved > 0
+
+
+def test_different_shards_of_one_name_are_refused(
+    start_daemon: Start, shards: Path, samples: Samples, tmp_path: Path
+) -> None:
+    other = convert(samples, tmp_path / "other", key="other", seed=4, shard_bytes=sum(samples.sizes.tolist()) // 4)
+    endpoints = [start_daemon(root).endpoint for root in (shards, other)]
+    with pytest.raises(StreamError, match="serve different shards of the name") as raised:
+        StreamClient(endpoints, streams=1, timeout_s=10)
+    assert all(endpoint in str(raised.value) for endpoint in endpoints)
+
+
+def test_the_same_daemon_twice_is_refused() -> None:
+    with pytest.raises(LoaderConfigError, match="each once"):
+        StreamClient(["tcp://127.0.0.1:1"] * 2, streams=1, timeout_s=1)
+
+
+@pytest.mark.parametrize("order", ["arrival", "strict"])
+def test_the_loader_streams_from_several_daemons(
+    start_daemon: Start, halves: tuple[Path, Path], samples: Samples, order: str
+) -> None:
+    endpoints = [start_daemon(half).endpoint for half in halves]
+    with StreamingLoader(
+        endpoints=endpoints,
+        transform=ImageTransform(size=8),
+        batch_size=8,
+        seed=1,
+        decode="torch",
+        order=order,  # type: ignore[arg-type]
+        timeout_s=10,
+    ) as loader:
+        for epoch in range(3):
+            ids = [sample_id for batch in loader.epoch(epoch) for sample_id in batch.ids.tolist()]
+            assert sorted(ids) == list(range(len(samples)))

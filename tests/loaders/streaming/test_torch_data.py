@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from torch.utils.data import DataLoader
+
+from loaders.errors import LoaderConfigError, LoaderError
+from loaders.image import ImageTransform
+from loaders.streaming.torch_data import StreamDataset
+
+ALL = list(range(61))
+GUIDE = Path(__file__).parents[3] / "docs" / "streaming.md"
+
+
+def _dataset(endpoint: str, **changed: object) -> StreamDataset:
+    arguments = {"transform": ImageTransform(size=8), "batch_size": 8, "seed": 5, "timeout_s": 20, "decode": "torch"}
+    return StreamDataset(endpoint=endpoint, **(arguments | changed))
+
+
+def _ids(batches: Any) -> list[int]:
+    return sorted(i for batch in batches for i in batch.ids.tolist())
+
+
+def test_every_iteration_is_an_epoch(daemon) -> None:
+    with _dataset(daemon.endpoint) as dataset:
+        orders = [tuple(i for batch in dataset for i in batch.ids.tolist()) for _ in range(3)]
+        assert len(set(orders)) == 3 and all(sorted(order) == ALL for order in orders)
+        assert dataset.epoch == 3 and len(dataset) == 8
+        dataset.set_epoch(1)
+        assert _ids(dataset) == ALL
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_dataloader_gives_every_sample_once(daemon, workers: int, start: str) -> None:
+    if not workers and start == "spawn":
+        pytest.skip("without workers nothing is started")
+    with _dataset(daemon.endpoint, streams=1) as dataset:
+        assert len(dataset) == 8  # connects here, which a worker must not use
+        context = start if workers else None
+        loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)
+        assert _ids(loader) == ALL
+
+
+def test_a_dataset_resumes_in_the_middle_and_at_an_epochs_end(daemon) -> None:
+    with _dataset(daemon.endpoint) as dataset:
+        list(dataset)
+        between = dataset.state_dict()
+        batches = iter(dataset)
+        before = [next(batches) for _ in range(3)]
+        middle = dataset.state_dict()
+        for _ in range(5):
+            next(batches)
+        end = dataset.state_dict()  # before the loop knows that there is no more
+    with _dataset(daemon.endpoint) as dataset:
+        dataset.load_state_dict(middle)
+        assert dataset.state_dict() == middle
+        assert dataset.epoch == 1
+        assert _ids([*before, *dataset]) == ALL
+        assert dataset.epoch == 2
+        dataset.load_state_dict(end)
+        assert dataset.epoch == 2 and _ids(dataset) == ALL
+        dataset.load_state_dict(between)
+        assert dataset.epoch == 1 and _ids(dataset) == ALL
+
+
+def test_checkpoints_of_workers_are_refused(daemon) -> None:
+    class Asking(StreamDataset):
+        def __iter__(self) -> Iterator[Any]:
+            yield self.state_dict()
+
+    loader = DataLoader(Asking(endpoint=daemon.endpoint, batch_size=8, seed=0), batch_size=None, num_workers=1)
+    with pytest.raises(LoaderError, match="num_workers=0"):
+        list(loader)
+
+
+def test_ranks_come_from_torch_distributed(daemon, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with _dataset(daemon.endpoint) as dataset:
+            assert _ids(dataset) == ALL
+        with _dataset(daemon.endpoint, world_size=4) as dataset, pytest.raises(LoaderConfigError, match="remainder"):
+            next(iter(dataset))
+        with _dataset(daemon.endpoint, world_size=4, rank=3, remainder="drop") as dataset:
+            assert len(_ids(dataset)) == 15 and len(dataset) == 2
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """The training script of the guide, as a stranger would copy it."""
+    (text,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    assert len([line for line in text.splitlines() if line]) <= 32
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    return path
+
+
+def _train(script: Path, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+
+
+def test_the_guides_script_trains_and_resumes(daemon, script: Path, tmp_path: Path) -> None:
+    state = tmp_path / "checkpoint.pt"
+    first = _train(script, daemon.endpoint, state)
+    said = first.communicate(timeout=120)[0]
+    assert first.returncode == 0
+    assert re.fullmatch(r"(epoch [012]: loss \d+\.\d{3}\n){3}", said)
+    kept = torch.load(state)
+    # As if it had ended after the second epoch.
+    kept["data"]["epoch"] = 2
+    kept["data"]["loader"] = {}
+    torch.save(kept, state)
+    again = _train(script, daemon.endpoint, state)
+    assert re.fullmatch(r"epoch 2: loss \d+\.\d{3}\n", again.communicate(timeout=120)[0])
+    assert again.returncode == 0
+
+
+def test_the_guides_script_uses_keys(
+    start_daemon: Callable[..., Any], shards: Path, keys: Path, script: Path, tmp_path: Path
+) -> None:
+    daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
+    process = _train(script, daemon.endpoint, tmp_path / "state", keys / "client")
+    assert process.communicate(timeout=120)[0].count("epoch") == 3 and process.returncode == 0
