@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from harness.counters import CellCounters
 from harness.errors import CellError
 from harness.events import EventLog
+from harness.targets import instantiate, takes
 from loaders.base import Loader, Samples
 
 __all__ = ["BatchRecord", "main", "measured_epoch", "run_epoch", "save_batches"]
@@ -128,7 +129,6 @@ def main() -> int:
 
 
 def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
-    from harness.targets import instantiate
     from harness.workloads.accelerator import make_step
 
     out = Path(spec["out"])
@@ -172,7 +172,6 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
 
 def make_loader(spec: Mapping[str, Any], workload: Any, device: str, *, warmup: bool = False) -> Any:
     """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone."""
-    from harness.targets import instantiate
 
     common: dict[str, Any] = {
         "transform": workload.transform,
@@ -181,13 +180,27 @@ def make_loader(spec: Mapping[str, Any], workload: Any, device: str, *, warmup: 
         "device": device,
     }
     if spec["loader"]["reads"] == "stream":
-        common["endpoint"] = spec["endpoint"]
-        if warmup:
-            common["limit"] = spec["warmup_samples"]
+        common |= _stream_arguments(spec, warmup=warmup)
     else:
         samples = Samples.load(Path(spec["samples"])).at(Path(spec["data_root"]))
         common["samples"] = samples.first(spec["warmup_samples"]) if warmup else samples
     return instantiate(spec["loader"]["target"], {**common, **spec["loader"]["params"]})
+
+
+def _stream_arguments(spec: Mapping[str, Any], *, warmup: bool) -> dict[str, Any]:
+    endpoints = spec["endpoints"]
+    given: dict[str, Any] = {"endpoint": endpoints[0]} if len(endpoints) == 1 else {"endpoints": endpoints}
+    if spec["keys"] is not None:
+        given["keys"] = spec["keys"]
+    target = spec["loader"]["target"]
+    if takes(target, "epochs"):
+        # It counts from 0, which is the warm-up's; the cell's own are 1 to n.
+        given["epochs"] = 1 if warmup else spec["epochs"] + 1
+    if warmup:
+        given["limit"] = spec["warmup_samples"]
+    elif takes(target, "events"):
+        given["events"] = Path(spec["stream_events"])
+    return given
 
 
 def save_batches(records: list[BatchRecord], epoch: int, path: Path) -> None:

@@ -13,20 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.checks import link_bounds
-from harness.config import Experiment, LoaderSpec
-from harness.daemon import Daemon, serving
+from harness.config import Experiment
 from harness.energy import EnergyAgent, save_readings
 from harness.errors import CellError
-from harness.events import read_events, save_events
+from harness.events import read_events, read_timestamps, save_events
 from harness.measure import epoch_edges, link_joules
 from harness.plan import Cell
+from harness.reach import DataOnNodes, Reached, reach
 from harness.regime import Regime
 from harness.results import Results, write_json
 from harness.talk import CellProcess
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters
+from harness.testbed.state import living_runs
 
 __all__ = ["CellContext", "Watcher", "run_cell"]
+
+_LOADER_EVENTS = "loader-events.jsonl"
 
 
 class Watcher(Protocol):
@@ -49,9 +52,7 @@ class CellContext:
     results: Results
     testbed: Testbed
     agent: EnergyAgent
-    samples_file: Path
-    data_root: Path
-    shards: Path | None
+    data: DataOnNodes
     dataset: Mapping[str, Any]
 
 
@@ -59,7 +60,9 @@ class CellContext:
 class _Outcome:
     """What is learned while a cell runs."""
 
-    mount: str = "none"
+    reached: Reached | None = None
+    other_runs: set[str] = field(default_factory=set)
+    """Runs that were there at the same time."""
     caches: str = ""
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
@@ -81,18 +84,17 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         process.say({"import": ["torch", _module(loader.target), _module(workload.target)]})
         watcher.phase("preparing")
         context.testbed.set_regime(regime)
-        data_root, daemon = _reach_data(context, loader, regime, stack, partial, outcome)
+        reached = outcome.reached = reach(context.data, context.testbed, loader, regime, stack, partial.resolve())
         _hear(process, "imported", deadline)
         watcher.phase("probing the link")
         outcome.before = _probe(context, regime)
         watcher.phase("warming up")
-        process.say(_spec(context, cell, data_root, daemon))
+        process.say(_spec(context, cell, reached))
         try:
-            source = context.data_root if daemon is None or context.shards is None else context.shards
-            _epochs(context, process, source, outcome, watcher, deadline)
+            _epochs(context, process, reached.source, outcome, watcher, deadline)
         except CellError as error:
-            if daemon is not None and (gone := daemon.failure()):
-                raise CellError(f"{gone}; {error}") from error
+            if gone := [failure for daemon in reached.daemons if (failure := daemon.failure())]:
+                raise CellError("; ".join([*gone, str(error)])) from error
             raise
         watcher.phase("probing the link")
         outcome.after = _probe(context, regime)
@@ -100,40 +102,23 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     partial.rename(context.results.cell(cell.cell_id))
 
 
-def _reach_data(
-    context: CellContext,
-    loader: LoaderSpec,
-    regime: Regime,
-    stack: ExitStack,
-    partial: Path,
-    outcome: _Outcome,
-) -> tuple[Path | None, Daemon | None]:
-    if loader.reads == "stream":
-        assert context.shards is not None
-        node = context.testbed.data_node(regime)
-        host = "127.0.0.1" if regime.is_local else node.address
-        outcome.mount = "none: streamed"
-        serve = serving(node, host, context.shards, loader.daemon, partial / "daemon.log")
-        return None, stack.enter_context(serve)
-    mount = stack.enter_context(context.testbed.mount(context.data_root, regime))
-    outcome.mount = mount.kind
-    return mount.path, None
-
-
-def _spec(context: CellContext, cell: Cell, data_root: Path | None, daemon: Daemon | None) -> dict[str, Any]:
+def _spec(context: CellContext, cell: Cell, reached: Reached) -> dict[str, Any]:
     experiment = context.experiment
+    out = context.results.partial(cell.cell_id).resolve()
     loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
     link = context.testbed.link
     local = experiment.regimes[cell.regime].is_local
     return {
         "cell_id": cell.cell_id,
-        "out": str(context.results.partial(cell.cell_id).resolve()),
+        "out": str(out),
         "loader": {"target": loader.target, "params": dict(loader.params), "reads": loader.reads},
         "workload": {"target": workload.target, "params": dict(workload.params)},
         "accelerator": asdict(experiment.accelerator),
-        "samples": str(context.samples_file),
-        "data_root": str(data_root) if data_root else None,
-        "endpoint": daemon.endpoint if daemon else None,
+        "samples": str(reached.samples_file),
+        "data_root": str(reached.root) if reached.root else None,
+        "endpoints": [daemon.endpoint for daemon in reached.daemons],
+        "keys": str(context.data.keys[loader.daemon["module"]].client) if loader.secure else None,
+        "stream_events": str(out / _LOADER_EVENTS) if loader.reads == "stream" else None,
         "seed": cell.seed,
         "epochs": experiment.epochs,
         "warmup_samples": min(experiment.warmup_samples, context.dataset["samples"]),
@@ -153,6 +138,7 @@ def _epochs(
     epoch, before = 0, None
     while True:
         state = process.hear(deadline)
+        outcome.other_runs |= living_runs() - {context.testbed.run_id}
         match state["state"]:
             case "ready":
                 epoch = state["epoch"]
@@ -196,13 +182,15 @@ def _hear(process: CellProcess, state: str, deadline: float) -> None:
 
 
 def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, partial: Path) -> None:
+    assert outcome.reached is not None
     events = read_events(partial / "events.jsonl")
     edges = epoch_edges(events)
     if len(edges) != context.experiment.epochs:
         raise CellError(f"{len(edges)} of {context.experiment.epochs} epochs were recorded")
     span_ns = events[0]["utc_ns"], events[-1]["utc_ns"]
     readings = context.agent.readings(*span_ns)
-    save_events(events, partial / "events.parquet")
+    told = _stream_events(outcome.reached, partial)
+    save_events(sorted([*events, *told], key=lambda event: event["utc_ns"]), partial / "events.parquet")
     parts = sorted(partial.glob("batches-*.parquet"))
     pq.write_table(pa.concat_tables([pq.read_table(p) for p in parts]), partial / "batches.parquet")
     save_readings(readings, partial / "energy.parquet")
@@ -232,8 +220,10 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "regime": asdict(regime),
             "status": "done",
             "dataset": dict(context.dataset),
-            "mount": outcome.mount,
+            "placement": context.data.placed.describe(),
+            "mount": outcome.reached.mount,
             "caches": outcome.caches,
+            "other_runs": sorted(outcome.other_runs),
             "notes": outcome.done["notes"],
             "stats": outcome.done["stats"],
             "accelerator": outcome.done["accelerator"],
@@ -246,8 +236,16 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "clock_offset_ms": 0.0,
         },
     )
-    for path in [*parts, partial / "events.jsonl"]:
-        path.unlink()
+    for path in [*parts, partial / "events.jsonl", partial / _LOADER_EVENTS, *outcome.reached.events]:
+        path.unlink(missing_ok=True)
+
+
+def _stream_events(reached: Reached, partial: Path) -> list[dict[str, Any]]:
+    """Return the timestamps of the loader and of every daemon."""
+    told = read_timestamps(partial / _LOADER_EVENTS, "loader")
+    for daemon, path in zip(reached.daemons, reached.events, strict=True):
+        told += [{"endpoint": daemon.endpoint, **event} for event in read_timestamps(path, "daemon")]
+    return told
 
 
 def _module(target: str) -> str:

@@ -86,6 +86,7 @@ def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
     yield _exactly_once(data, row)
     yield _missed_ticks(data, row, tolerances)
     yield _clock(data, row, tolerances)
+    yield _alone(data, row)
 
 
 def _check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool) -> Check:
@@ -115,14 +116,30 @@ def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Che
             "not measured" if drops is None else f"{drops} dropped",
             UNKNOWN if drops is None else drops == 0,
         )
-    received = epoch.get("rx_bytes")
+    yield from _bytes(data, row, epoch.get("rx_bytes"))
+
+
+def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
+    """Judge what came over the link: all that lies beyond it, and not what lies here."""
+    placement = data.cell.get("placement") or {"kind": "remote"}
+    needed = row.bytes if placement["kind"] == "remote" else int(placement["remote_bytes"])
+    share = "" if needed == row.bytes else f" of {row.bytes}"
     yield _check(
         row,
         "bytes_received",
-        f"≥ {row.bytes} bytes on the data interface (no hidden cache)",
+        f"≥ {needed}{share} bytes on the data interface (no hidden cache)",
         "not measured" if received is None else f"{received} bytes",
-        UNKNOWN if received is None else received >= row.bytes,
+        UNKNOWN if received is None else received >= needed,
     )
+    if share:
+        most = needed + (row.bytes - needed) // 2
+        yield _check(
+            row,
+            "local_bytes",
+            f"≤ {most} bytes on the data interface (what lies on the compute node stays there)",
+            "not measured" if received is None else f"{received} bytes",
+            UNKNOWN if received is None else received <= most,
+        )
 
 
 def _exactly_once(data: CellData, row: EpochRow) -> Check:
@@ -172,6 +189,17 @@ def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
         if event["kind"] == "clock-step" and start["utc_ns"] <= event["t_ns"] <= end["utc_ns"]:
             return _check(row, "clock_offset", expected, event["message"], FAIL)
     return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
+
+
+def _alone(data: CellData, row: EpochRow) -> Check:
+    others = data.cell.get("other_runs") or []
+    return _check(
+        row,
+        "alone",
+        "no other run on this machine: each counts the CPU joules of both",
+        f"{len(others)} other: {', '.join(others)}" if others else "none seen",
+        WARN if others else PASS,
+    )
 
 
 def _spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:

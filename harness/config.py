@@ -6,16 +6,25 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.errors import ConfigError
 from harness.regime import Regime
+from harness.specs import (
+    AcceleratorSpec,
+    Component,
+    EnergySpec,
+    Experiment,
+    LoaderSpec,
+    StoreSpec,
+    TestbedSpec,
+    Tolerances,
+)
 from harness.workloads.accelerator import KINDS
 
 __all__ = [
@@ -32,110 +41,9 @@ __all__ = [
     "experiment_from",
 ]
 
+PLACEMENTS = ("remote", "half", "local")
 # Where a run is stored, not what it measures.
 _NOT_HASHED = ("resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks", "store")
-
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """A class found by its import path, and the arguments that the config gives it."""
-
-    key: str
-    target: str
-    params: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderSpec(Component):
-    """A loader and how it reaches the data."""
-
-    reads: str
-    """'files': the tree, over the mount when remote; 'stream': batches from the daemon on the storage node."""
-    daemon: Mapping[str, Any]
-    """Arguments of the daemon of a loader that is streamed to."""
-
-
-@dataclass(frozen=True, slots=True)
-class AcceleratorSpec:
-    """What runs the training step."""
-
-    kind: str = "auto"
-    model: str = "a100"
-    time_scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class TestbedSpec:
-    """Where the experiment runs."""
-
-    __test__ = False
-
-    kind: Literal["auto", "local", "netns"] = "auto"
-    link: Literal["auto", "netem", "relay"] = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class EnergySpec:
-    """How the energy agents sample."""
-
-    interval_ms: float = 100.0
-    sensors: Any = "auto"
-    estimate: str = "missing"
-    cpu_tdp_w: float | None = None
-    cpu_idle_fraction: float = 0.12
-
-
-@dataclass(frozen=True, slots=True)
-class StoreSpec:
-    """Where energy readings go beside the results folder."""
-
-    kind: Literal["sqlite", "influxdb"] = "sqlite"
-    url: str | None = None
-    org: str | None = None
-    bucket: str | None = None
-    token_file: str | None = None
-    ca: str | None = None
-    spool_limit_mb: float = 1024.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tolerances:
-    """What the validity checks allow."""
-
-    rtt_ms: float = 0.2
-    rtt_pct: float = 5.0
-    rate_pct: float = 10.0
-    missed_ticks_pct: float = 1.0
-    clock_offset_ms: float = 1.0
-    spread_pct: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Experiment:
-    """One question: loaders x workloads x regimes x repeats over one dataset."""
-
-    name: str
-    description: str
-    workloads: Mapping[str, Component]
-    loaders: Mapping[str, LoaderSpec]
-    regimes: Mapping[str, Regime]
-    dataset: Component
-    accelerator: AcceleratorSpec
-    testbed: TestbedSpec
-    energy: EnergySpec
-    store: StoreSpec
-    checks: Tolerances
-    repeats: int
-    epochs: int
-    warmup_samples: int
-    seed: int
-    cell_timeout_s: float
-    figures: tuple[str, ...]
-
-    @property
-    def streams(self) -> bool:
-        """Whether any loader is fed by the daemon, so that shards are needed."""
-        return any(spec.reads == "stream" for spec in self.loaders.values())
 
 
 def config_hash(cfg: DictConfig) -> str:
@@ -178,6 +86,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
         loaders={k: _loader(k, v) for k, v in plain["loaders"].items()},
         regimes={k: _regime(k, v) for k, v in plain["regimes"].items()},
         dataset=_dataset(plain["dataset"], plain["seed"]),
+        placement=plain.get("placement", "remote"),
         accelerator=_section(AcceleratorSpec, "accelerator", plain["accelerator"]),
         testbed=_section(TestbedSpec, "testbed", plain["testbed"]),
         energy=_section(EnergySpec, "energy", plain["energy"]),
@@ -207,6 +116,7 @@ def _plain(cfg: DictConfig) -> dict[str, Any]:
 def _check_choices(experiment: Experiment) -> None:
     for key, value, allowed in (
         ("accelerator.kind", experiment.accelerator.kind, KINDS),
+        ("placement", experiment.placement, PLACEMENTS),
         ("testbed.kind", experiment.testbed.kind, ("auto", "local", "netns")),
         ("testbed.link", experiment.testbed.link, ("auto", "netem", "relay")),
         ("energy.estimate", experiment.energy.estimate, ("off", "missing")),
@@ -281,10 +191,13 @@ def _target(where: str, value: Any) -> tuple[str, dict[str, Any]]:
 def _loader(key: str, value: Any) -> LoaderSpec:
     target, params = _target(f"loaders.{key}", value)
     reads = params.pop("reads", "files")
+    secure = params.pop("secure", False)
+    if not isinstance(secure, bool):
+        raise ConfigError(f"loaders.{key}.secure={secure!r}: expected true or false")
     daemon = params.pop("daemon", None) or {}
     if not isinstance(daemon, dict):
         raise ConfigError(f"loaders.{key}.daemon={daemon!r}: expected a section with keys")
-    return LoaderSpec(key, target, params, str(reads), daemon)
+    return LoaderSpec(key, target, params, str(reads), daemon, secure)
 
 
 def _regime(key: str, value: Any) -> Regime:

@@ -1,24 +1,40 @@
-"""The daemon of a loader that is streamed to, on the node that holds the data."""
+"""The daemon of a loader that is streamed to, on a node that holds data: its options, its keys, its life."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from harness.errors import CellError
+from harness.errors import CellError, ConfigError, TestbedError
+from harness.regime import Regime
+from harness.specs import LoaderSpec
 from harness.talk import first_line
 from harness.testbed.base import Node
 from harness.testbed.process import end_group
 
-__all__ = ["Daemon", "serving"]
+__all__ = ["Daemon", "Keys", "check_daemon", "daemon_flags", "make_keys", "rehearse", "serving"]
 
 _READY_S = 30.0
+_GIVEN = {"--root", "--listen", "--until-eof", "--keys", "--no-auth", "--events", "--bandwidth-gbit", "--rtt-ms"}
+"""Flags that the harness sets; the config may not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one run: what the daemon's hosts get, and what the client gets."""
+
+    daemon: Path
+    client: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +50,78 @@ class Daemon:
         return None if status is None else f"the daemon at {self.endpoint} is gone (status {status})"
 
 
+@cache
+def daemon_flags(module: str) -> frozenset[str]:
+    """Return the flags that `python -m MODULE serve --help` lists; raises ConfigError when it cannot be asked."""
+    done = _command(module, "serve", "--help")
+    if done.returncode:
+        raise ConfigError(f"daemon.module={module}: `python -m {module} serve --help` says: {_last_line(done.stderr)}")
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", done.stdout))
+
+
+def check_daemon(loader: LoaderSpec) -> None:
+    """Raise ConfigError for a key that a loader's daemon does not take, and for keys that it cannot keep safe with."""
+    where = f"loaders.{loader.key}.daemon"
+    module = loader.daemon.get("module")
+    if not isinstance(module, str):
+        raise ConfigError(
+            f"{where}.module={module!r}: expected the module that serves a loader that reads a stream, "
+            "for one loaders.streaming"
+        )
+    known = daemon_flags(module)
+    for key in loader.daemon:
+        if key in ("module", "port"):
+            continue
+        if _flag(key) in _GIVEN:
+            raise ConfigError(f"{where}.{key}: is given by the harness")
+        if _flag(key) not in known:
+            takes = sorted(flag[2:].replace("-", "_") for flag in known - _GIVEN - {"--help"})
+            raise ConfigError(f"{where}.{key}: {module} takes no such key; it takes {', '.join(['port', *takes])}")
+    port = loader.daemon.get("port", 0)
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
+        raise ConfigError(f"{where}.port={port!r}: expected 0 to 65535, 0 for any free one")
+    if loader.secure and "--keys" not in known:
+        raise ConfigError(f"loaders.{loader.key}.secure=true: {module} takes no --keys; set it to false")
+
+
+def rehearse(loader: LoaderSpec, shards: Path) -> None:
+    """Start a loader's daemon on this host and stop it; raises ConfigError with what it says against its config."""
+    options = {**loader.daemon, "port": 0}
+    with tempfile.TemporaryDirectory(prefix="joulefeed-rehearsal-") as folder:
+        keys = make_keys(loader.daemon["module"], Path(folder) / "keys") if loader.secure else None
+        arguments = _arguments("127.0.0.1", shards, options, keys=keys)
+        done = _command(loader.daemon["module"], *arguments)
+    if done.returncode:
+        raise ConfigError(f"loaders.{loader.key}.daemon: the daemon refuses to start: {_last_line(done.stderr)}")
+
+
+def make_keys(module: str, folder: Path) -> Keys:
+    """Make a run's keys in `folder`, which only this user may look into; raises TestbedError when that fails."""
+    done = _command(module, "keygen", str(folder))
+    if done.returncode:
+        raise TestbedError(f"python -m {module} keygen: {_last_line(done.stderr)}")
+    return Keys(folder / "daemon", folder / "client")
+
+
 @contextmanager
-def serving(node: Node, host: str, shards: Path, params: Mapping[str, Any], log: Path) -> Iterator[Daemon]:
-    """Run a daemon over `shards` on `node`, listening on `host` alone; it is ended when the context is left."""
-    options = dict(params)
-    module, port = options.pop("module"), options.pop("port", 0)
-    argv = [sys.executable, "-m", module, "serve", "--until-eof"]
-    argv += ["--root", str(shards), "--listen", f"{host}:{port}"]
-    for key, value in options.items():
-        argv += [f"--{key.replace('_', '-')}", str(value)]
+def serving(
+    node: Node,
+    host: str,
+    shards: Path,
+    params: Mapping[str, Any],
+    log: Path,
+    *,
+    keys: Keys | None = None,
+    events: Path | None = None,
+    regime: Regime | None = None,
+) -> Iterator[Daemon]:
+    """Run a daemon over `shards` on `node`, listening on `host` alone; it is ended when the context is left.
+
+    With `keys` only the run's own client is served. `events` is the file of its timestamps, where it writes one.
+    `regime` is the link to its clients, where there is one, for a daemon that sizes its buffers by it.
+    """
+    given = _arguments(host, shards, params, keys=keys, events=events, regime=regime)
+    argv = [sys.executable, "-m", params["module"], *given]
     with log.open("ab") as file:
         process = node.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
     try:
@@ -50,8 +129,8 @@ def serving(node: Node, host: str, shards: Path, params: Mapping[str, Any], log:
         try:
             endpoint = json.loads(line)["endpoint"]
         except (ValueError, KeyError) as error:
-            said = log.read_text(errors="replace").strip().splitlines()
-            raise CellError(f"the daemon did not start: {said[-1] if said else 'it said nothing'}") from error
+            said = _last_line(log.read_text(errors="replace"))
+            raise CellError(f"the daemon on the {node.role} node did not start: {said}") from error
         yield Daemon(endpoint, process)
     finally:
         if process.stdin is not None:
@@ -59,3 +138,50 @@ def serving(node: Node, host: str, shards: Path, params: Mapping[str, Any], log:
         end_group(process)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _arguments(
+    host: str,
+    shards: Path,
+    params: Mapping[str, Any],
+    *,
+    keys: Keys | None = None,
+    events: Path | None = None,
+    regime: Regime | None = None,
+) -> Sequence[str]:
+    options = dict(params)
+    module, port = options.pop("module"), options.pop("port", 0)
+    known = daemon_flags(module)
+    arguments = ["serve", "--until-eof", "--root", str(shards), "--listen", f"{host}:{port}"]
+    if keys is not None:
+        arguments += ["--keys", str(keys.daemon)]
+    elif "--no-auth" in known and not ip_address(host).is_loopback:
+        arguments += ["--no-auth"]
+    if events is not None and "--events" in known:
+        arguments += ["--events", str(events)]
+    if regime is not None and regime.rate_gbit is not None and {"--bandwidth-gbit", "--rtt-ms"} <= known:
+        arguments += ["--bandwidth-gbit", f"{regime.rate_gbit:g}", "--rtt-ms", f"{regime.rtt_ms:g}"]
+    for key, value in options.items():
+        if isinstance(value, bool):
+            arguments += [_flag(key)] if value else []
+        elif value is not None:
+            arguments += [_flag(key), str(value)]
+    return arguments
+
+
+def _flag(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _command(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of a daemon's module on this host, its standard input at its end."""
+    argv = [sys.executable, "-m", module, *arguments]
+    try:
+        return subprocess.run(argv, input="", capture_output=True, text=True, timeout=_READY_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"daemon.module={module}: no end of `{' '.join(argv[1:])}` in {_READY_S:g} s") from error
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -12,7 +12,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["EventLog", "read_events", "save_events"]
+__all__ = ["EventLog", "read_events", "read_timestamps", "save_events"]
 
 
 class EventLog:
@@ -50,8 +50,19 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def read_timestamps(path: Path, who: str) -> list[dict[str, Any]]:
+    """Return what a loader or its daemon wrote of its batches and epochs, as events: "who.batch_sent" for one.
+
+    Their clock is UTC, as that of the energy readings; they have no monotonic time.
+    """
+    return [
+        {"event": f"{who}.{told.pop('event')}", "utc_ns": told.pop("t_ns"), "mono_ns": None, **told}
+        for told in read_events(path)
+    ]
+
+
 def save_events(events: list[dict[str, Any]], path: Path) -> None:
-    """Write events as Parquet: event, utc_ns, mono_ns, and the rest of each as JSON in `values`."""
+    """Write events as Parquet: event, utc_ns, mono_ns (or null), and the rest of each as JSON in `values`."""
     fixed = ("event", "utc_ns", "mono_ns")
     table = pa.table(
         {

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from harness.config import Experiment
 
@@ -46,7 +47,7 @@ def plan(experiment: Experiment) -> tuple[Cell, ...]:
 
 def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
     seed = experiment.seed + repeat - 1
-    identity = {
+    identity: dict[str, Any] = {
         "loader": asdict(experiment.loaders[loader]),
         "workload": asdict(experiment.workloads[workload]),
         "regime": asdict(experiment.regimes[regime]),
@@ -58,5 +59,10 @@ def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repea
         "repeat": repeat,
         "seed": seed,
     }
+    # What is as it always was stays out, so that an older run's cells are found when it is resumed.
+    if experiment.placement != "remote":
+        identity["placement"] = experiment.placement
+    if not identity["loader"]["secure"]:
+        del identity["loader"]["secure"]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return Cell(f"{loader}-{workload}-{regime}-r{repeat}-{digest}", loader, workload, regime, repeat, seed)

@@ -18,7 +18,9 @@ from energymon import EnergyError
 from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
 from harness.config import Experiment, config_hash, differences
+from harness.daemon import Keys, check_daemon, make_keys, rehearse
 from harness.datasets import DatasetHandle
+from harness.datasets.placement import HALF_SHARDS, PlacedData, place
 from harness.energy import EnergyAgent
 from harness.errors import ConfigError, DatasetError, HarnessError, Interrupted, ResultsError
 from harness.ledger import Ledger
@@ -26,19 +28,23 @@ from harness.measure import epoch_rows
 from harness.plan import Cell, plan
 from harness.progress import Progress
 from harness.provenance import provenance
+from harness.reach import DataOnNodes
 from harness.report import render
 from harness.report.figures import check_figures
 from harness.results import Results, write_json, write_whole
 from harness.signals import signals_held
-from harness.targets import check_arguments, instantiate
-from harness.testbed import clean, open_testbed
+from harness.specs import LoaderSpec
+from harness.targets import check_arguments, instantiate, takes
+from harness.testbed import Testbed, clean, open_testbed
+from harness.testbed.state import RunNames, state_root
 from harness.workloads.accelerator import choose_kind
 from loaders.errors import LoaderError
 
 __all__ = ["Outcome", "run"]
 
 # Given by the harness to every loader; the config may not set them.
-_GIVEN = {"samples", "endpoint", "transform", "batch_size", "seed", "device"}
+_GIVEN = {"samples", "endpoint", "endpoints", "keys", "events", "epochs"}
+_GIVEN |= {"transform", "batch_size", "seed", "device"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,10 @@ def run(
             progress.note(f"removed what a dead run had left: {removed}")
         cache = Path(cfg.cache_dir).expanduser()
         handle = _open_dataset(experiment, cache, progress)
-        shards = _open_shards(handle, cache, progress) if experiment.streams else None
+        placed, shards = _place(experiment, handle, cache, progress)
+        for loader in experiment.loaders.values():
+            if loader.reads == "stream" and shards is not None:
+                rehearse(loader, shards)
         results = _results(cfg, experiment, handle.content_hash)
         on_folder(results.folder)
         ledger = Ledger(results.ledger)
@@ -72,6 +81,9 @@ def run(
         todo = [cell for cell in cells if not results.is_done(cell.cell_id)]
         samples_file = results.folder / "samples.parquet"
         handle.samples.save(samples_file)
+        split_file = results.folder / "placement.parquet" if placed.split else None
+        if split_file is not None:
+            placed.seen_from_compute(handle.samples).save(split_file)
         failures: dict[str, str] = {}
         try:
             if todo:
@@ -100,9 +112,10 @@ def run(
                     "skipped": len(handle.skipped),
                     "content_hash": handle.content_hash,
                 }
-                context = CellContext(
-                    experiment, results, testbed, agent, samples_file, handle.samples.root, shards, dataset
+                data = DataOnNodes(
+                    handle.samples.root, samples_file, split_file, shards, placed, _keys(experiment, testbed)
                 )
+                context = CellContext(experiment, results, testbed, agent, data, dataset)
                 failures = _run_cells(context, todo, ledger, progress, already=len(cells) - len(todo))
         except BaseException:
             with signals_held():
@@ -180,11 +193,8 @@ def _check_targets(experiment: Experiment) -> None:
             if param in _GIVEN:
                 raise ConfigError(f"loaders.{key}.{param}: is given by the harness; set it on the workload or the run")
         check_arguments(f"loaders.{key}", loader.target, loader.params)
-        if loader.reads == "stream" and not isinstance(loader.daemon.get("module"), str):
-            raise ConfigError(
-                f"loaders.{key}.daemon.module={loader.daemon.get('module')!r}: "
-                "expected the module that serves a loader that reads a stream, for one loaders.streaming"
-            )
+        if loader.reads == "stream":
+            _check_stream(experiment, loader)
     for key, workload in experiment.workloads.items():
         check_arguments(f"workloads.{key}", workload.target, workload.params)
         name = instantiate(workload.target, workload.params).name
@@ -214,13 +224,37 @@ def _open_dataset(experiment: Experiment, cache: Path, progress: Progress) -> Da
     return handle
 
 
-def _open_shards(handle: DatasetHandle, cache: Path, progress: Progress) -> Path:
+def _check_stream(experiment: Experiment, loader: LoaderSpec) -> None:
+    check_daemon(loader)
+    for wanted, key, why in (
+        (loader.secure, "keys", f"loaders.{loader.key}.secure=true"),
+        (experiment.placement == "half", "endpoints", "placement=half"),
+    ):
+        if wanted and not takes(loader.target, key):
+            raise ConfigError(f"{why}: {loader.target} takes no {key}")
+
+
+def _place(
+    experiment: Experiment, handle: DatasetHandle, cache: Path, progress: Progress
+) -> tuple[PlacedData, Path | None]:
+    """Return where the samples lie, and the folder of all shards where any are needed."""
     from harness.datasets.shards import open_shards
 
-    try:
-        return open_shards(handle, cache, progress.dataset)
-    except LoaderError as error:
-        raise DatasetError(str(error)) from error
+    half = experiment.placement == "half"
+    shards = None
+    if half or experiment.streams:
+        try:
+            shards = open_shards(handle, cache, progress.dataset, HALF_SHARDS if half else 1)
+        except LoaderError as error:
+            raise DatasetError(str(error)) from error
+    return place(experiment.placement, handle, shards, cache, progress.dataset), shards
+
+
+def _keys(experiment: Experiment, testbed: Testbed) -> dict[str, Keys]:
+    """Make the run's keys, in its own folder, which goes with it."""
+    modules = {loader.daemon["module"] for loader in experiment.loaders.values() if loader.secure}
+    folder = RunNames(testbed.run_id, state_root()).folder
+    return {module: make_keys(module, folder / f"keys-{n}") for n, module in enumerate(sorted(modules))}
 
 
 def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str) -> Results:

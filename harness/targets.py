@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.errors import ConfigError
 
-__all__ = ["check_arguments", "find", "instantiate"]
+__all__ = ["check_arguments", "find", "instantiate", "takes"]
 
 
 def find(target: str) -> Any:
@@ -45,6 +45,12 @@ def _check_value(where: str, value: Any, default: Any) -> None:
             if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
                 raise ConfigError(f"{where}={value!r}: expected {word}, such as {default!r}")
             return
+
+
+def takes(target: str, key: str) -> bool:
+    """Return whether a section's class takes a key."""
+    parameters = inspect.signature(find(target)).parameters
+    return key in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def instantiate(target: str, params: Mapping[str, Any]) -> Any:

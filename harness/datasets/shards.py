@@ -19,15 +19,17 @@ _RECORD_SLACK: Final = 512
 """Bytes of a record and its index beside the image."""
 
 
-def open_shards(handle: DatasetHandle, cache: Path, progress: Progress) -> Path:
-    """Return the folder of a dataset's shards, converted unless the same ones are there.
+def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: int = 1) -> Path:
+    """Return the folder of a dataset's shards, at least about `least` of them, converted unless the same are there.
 
     Raises DatasetError when the cache cannot be written or lacks room, SampleError when a file changed.
     """
-    text = f"{handle.content_hash}:{_SEED}:{_SHARD_BYTES}"
+    total = int(handle.samples.sizes.sum())
+    shard_bytes = min(_SHARD_BYTES, -(-total // least)) if least > 1 else _SHARD_BYTES
+    text = f"{handle.content_hash}:{_SEED}:{shard_bytes}"
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     out = cache / "shards" / f"{handle.name}-{key}"
-    needed = int(handle.samples.sizes.sum()) + _RECORD_SLACK * len(handle.samples)
+    needed = total + _RECORD_SLACK * len(handle.samples)
     with only_builder(out, progress):
         if stored_key(out) != key:
             check_room(out.parent, needed)
@@ -37,6 +39,6 @@ def open_shards(handle: DatasetHandle, cache: Path, progress: Progress) -> Path:
                 out,
                 key=key,
                 seed=_SEED,
-                shard_bytes=_SHARD_BYTES,
+                shard_bytes=shard_bytes,
                 progress=lambda done, total: progress(f"converting {handle.name} to shards", done, total),
             )

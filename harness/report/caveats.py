@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.report.folder import Cell, Results
-from harness.report.labels import joules, percent, spell
+from harness.report.labels import joules, megabytes, percent, spell
 from harness.report.rows import DOMAINS
 from harness.report.summary import Group, Stat
 
@@ -52,8 +52,10 @@ def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
         *_accelerator(results),
         *_energy(groups),
         *_skipped(results),
+        *_placement(results),
         *_mounts(results),
         *_link(results),
+        *_other_runs(results),
         *_notes(results),
     ]
     return tuple(sorted(found, key=lambda caveat: not caveat.weakens))
@@ -101,6 +103,31 @@ def _skipped(results: Results) -> Iterable[Caveat]:
         named = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
         many = f"{len(files)} broken files were" if len(files) > 1 else "1 broken file was"
         yield Caveat("dataset", f"{many} left out for every loader: {named}.", weakens=True)
+
+
+def _placement(results: Results) -> Iterable[Caveat]:
+    if results.placement == "local":
+        yield Caveat("placement", "All samples lie on the compute node, whatever the link.", weakens=False)
+    if results.placement != "half":
+        return
+    far = next((cell.placement for cell in results.cells if cell.placement), {})
+    total = next((row.samples for row in results.rows if row.samples), None)
+    if far and total:
+        here = total - int(far["remote_samples"])
+        yield Caveat(
+            "placement",
+            f"{here} of {total} samples lie on the compute node, the same for every loader; the rest "
+            f"({megabytes(float(far['remote_bytes']))}) comes over the link.",
+            weakens=False,
+        )
+
+
+def _other_runs(results: Results) -> Iterable[Caveat]:
+    crowded = [check for check in results.checks if check.rule == "alone" and check.verdict == "warn"]
+    if crowded:
+        many = "1 epoch" if len(crowded) == 1 else f"{len(crowded)} epochs"
+        text = f"Another run was on this machine during {many}: each counts the CPU joules of both."
+        yield Caveat("energy", text, weakens=True)
 
 
 def _mounts(results: Results) -> Iterable[Caveat]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report import published
 from harness.report.folder import Results
+from harness.report.published import figure_of
 from harness.report.summary import Group, find, ratio
 
 __all__ = ["Slowdown", "slowdowns"]
@@ -23,7 +23,7 @@ class Slowdown:
     ours: float | None
     """Ratio of the medians; None when either is missing."""
     paper: float | None
-    """The same ratio of EMLIO's figure 5; None where the paper has no such loader or regime."""
+    """The same ratio of the paper's figure; None where the paper has no such loader or regime."""
     trusted: bool
     """Whether both medians come from valid rows."""
 
@@ -44,14 +44,12 @@ def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: 
     at_near = find(groups, workload, near, loader)
     at_far = find(groups, workload, far, loader)
     ours = ratio(at_far.time_s, at_near.time_s) if at_near and at_far else None
-    known = published.EPOCH_S.get(loader, {}) if workload == published.WORKLOAD else {}
-    near_rtt, far_rtt = (
-        published.matching_rtt_ms(results.rtt_ms(regime), local=results.is_local(regime)) for regime in (near, far)
-    )
-    paper = (
-        known[far_rtt] / known[near_rtt]
-        if far_rtt is not None and near_rtt is not None and far_rtt in known and near_rtt in known
-        else None
-    )
+    paper = figure_of(results)
+    known = [
+        paper.seconds(loader, paper.matching_rtt_ms(results.rtt_ms(regime), local=results.is_local(regime)))
+        for regime in (near, far)
+        if workload == paper.workload
+    ]
+    theirs = known[1] / known[0] if len(known) == 2 and known[0] and known[1] else None
     trusted = bool(at_near and at_far and at_near.trusted and at_far.trusted)
-    return Slowdown(loader, far, near, ours, paper, trusted)
+    return Slowdown(loader, far, near, ours, theirs, trusted)

@@ -36,6 +36,8 @@ class Cell:
     """Why the cell failed or was interrupted; empty otherwise."""
     mount: str
     """How the compute node reached the files: nfs4, sshfs, local; empty when unknown."""
+    placement: Json
+    """Kind, and samples and bytes that lie on the storage node; empty when unknown."""
     accelerator: str
     """The accelerator's label; empty when unknown."""
     citations: tuple[str, ...]
@@ -105,6 +107,11 @@ class Results:
             return "streaming"
         streamed = (key for key in self.loaders if _mapping(configs.get(key)).get("reads") == "stream")
         return next(streamed, None)
+
+    @property
+    def placement(self) -> str:
+        """Where the samples of regimes with a link lay: remote, half or local."""
+        return str(self.config.get("placement") or "remote")
 
     @property
     def emulated(self) -> bool:
@@ -206,6 +213,7 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str]) -> Cell:
         state=state,
         reason="" if state == "done" else _failure_text(failure),
         mount=str(stored.get("mount") or ""),
+        placement=_mapping(stored.get("placement")),
         accelerator=str(accelerator.get("label") or ""),
         citations=tuple(str(accelerator[key]) for key in ("citation", "power_citation") if accelerator.get(key)),
         notes=tuple(str(note) for note in stored.get("notes") or ()),

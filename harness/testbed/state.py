@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness.errors import TestbedError
 
-__all__ = ["RunNames", "RunState", "abandoned_runs", "state_root"]
+__all__ = ["RunNames", "RunState", "abandoned_runs", "living_runs", "state_root"]
 
 NAMESPACES = Path("/run/netns")
 """Where `ip netns` keeps the namespaces that have a name."""
@@ -139,6 +139,24 @@ def abandoned_runs() -> Iterator[RunState]:
         names = RunNames(state_file.stem, root)
         if RUN_ID.fullmatch(names.run_id) and (state := RunState.take_over(names, wait=False)):
             yield state
+
+
+def living_runs() -> set[str]:
+    """Return the ids of this user's runs whose owners live."""
+    found = set()
+    for state_file in state_root().glob(f"*{SUFFIX}"):
+        try:
+            descriptor = os.open(state_file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            # Shared, so that it is in nobody's way: only a living owner's lock excludes it.
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found.add(state_file.stem)
+        finally:
+            os.close(descriptor)
+    return found
 
 
 def state_root() -> Path:

@@ -69,6 +69,33 @@ def test_a_fault_of_the_link_makes_the_row_invalid(link, rule, remote):
     assert rule in valid
 
 
+@pytest.mark.parametrize(
+    ("kind", "needed", "received", "verdicts_"),
+    [
+        ("half", 1500, 1600, ("pass", "pass")),
+        ("half", 1500, 1499, ("fail", "pass")),
+        ("half", 1500, 2900, ("pass", "fail")),
+        ("half", 1500, None, ("unknown", "unknown")),
+        ("local", 0, 200, ("pass", "pass")),
+        ("local", 0, 2900, ("pass", "fail")),
+        ("remote", 3000, 2999, ("fail", None)),
+    ],
+)
+def test_what_lies_beyond_the_link_comes_over_it_and_what_lies_here_does_not(kind, needed, received, verdicts_, remote):
+    data = remote(epochs=[{"epoch": 1, "rx_bytes": received, "drops": 0}])
+    placement = {"kind": kind, "remote_samples": 3, "remote_bytes": needed}
+    rules = verdicts(replace(data, cell={**data.cell, "placement": placement}))[1]
+    assert (rules["bytes_received"], rules.get("local_bytes")) == verdicts_
+
+
+def test_another_run_at_the_same_time_warns_and_leaves_the_row_valid(stored):
+    data = stored()
+    crowded = replace(data, cell={**data.cell, "other_runs": ["abc123"]})
+    valid, rules = verdicts(crowded)
+    assert (valid, rules["alone"]) == ("valid", "warn")
+    assert verdicts(data)[1]["alone"] == "pass"
+
+
 @pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 4], [0, 1, 2, 3, 4, 9], [0, 1, 2, 3, 4, -1]])
 def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
     data = stored()

@@ -1,12 +1,17 @@
 """A composed config becomes checked data, or one message that names the key."""
 
+from pathlib import Path
+
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
+import conf
 from harness.config import config_hash, experiment_from
 from harness.errors import ConfigError
+
+EXPERIMENTS = Path(conf.__file__).parent / "experiment"
 
 
 def composed(*overrides: str) -> DictConfig:
@@ -14,12 +19,22 @@ def composed(*overrides: str) -> DictConfig:
         return compose("config", overrides=list(overrides))
 
 
-@pytest.mark.parametrize("name", ["smoke", "wan30ms", "emlio_fig5"])
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS.glob("*.yaml")))
 def test_every_shipped_experiment_is_valid(name):
     experiment = experiment_from(composed(f"+experiment={name}"))
     assert experiment.name == name
-    assert set(experiment.loaders) == {"pytorch", "dali", "streaming"}
+    assert {"dali", "streaming"} <= set(experiment.loaders)
     assert experiment.description
+
+
+def test_the_paper_s_figures_ask_what_they_ask():
+    one, two, half = (experiment_from(composed(f"+experiment=emlio_fig{n}")) for n in (7, 8, 10))
+    assert [regime.rtt_ms for regime in one.regimes.values()] == [0.1, 1, 10, 30]
+    assert [regime.rtt_ms for regime in two.regimes.values()] == [0.1, 1]
+    assert [e.loaders["streaming"].params["streams"] for e in (one, two)] == [1, 2]
+    assert [e.loaders["streaming"].daemon["threads"] for e in (one, two)] == [1, 2]
+    assert {e.dataset.key for e in (one, two)} == {"synthetic_2mb"}
+    assert (one.placement, two.placement, half.placement) == ("remote", "remote", "half")
 
 
 def test_any_part_is_one_override_away():
@@ -65,6 +80,8 @@ def test_a_dataset_root_takes_the_place_of_the_generated_data():
         ("testbed.kind=moon", "testbed.kind"),
         ("checks.rtt_pct=-5", "checks.rtt_pct"),
         ("store.kind=tape", "store.kind"),
+        ("placement=moon", "placement"),
+        ("+loaders.dali.secure=maybe", "loaders.dali.secure"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key(override, key):

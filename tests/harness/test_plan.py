@@ -44,3 +44,9 @@ def test_a_cells_id_changes_with_its_own_config_only():
     changed = {key for key in before if before[key] != after[key]}
     assert {loader for loader, _, _ in changed} == {"pytorch"}
     assert len({*before.values()}) == len(before)
+
+
+def test_a_cell_s_id_follows_where_the_data_lies():
+    ids = [plan(experiment(f"placement={kind}"))[0].cell_id for kind in ("remote", "half", "local")]
+    assert len(set(ids)) == 3
+    assert ids[0] == plan(experiment())[0].cell_id

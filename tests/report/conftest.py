@@ -16,6 +16,7 @@ from harness.report.rows import COLUMNS
 REGIMES = {
     "local": {"rtt_ms": 0, "rate_gbit": None, "jitter_ms": 0.0, "loss_pct": 0.0},
     "lan_0_1ms": {"rtt_ms": 0.1, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
+    "lan_1ms": {"rtt_ms": 1, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "lan_10ms": {"rtt_ms": 10, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "wan_30ms": {"rtt_ms": 30, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
 }
@@ -44,6 +45,9 @@ class FolderBuilder:
         energy_source: str = ESTIMATED,
         scatter: float = 0.02,
         accelerator: str = "emulated: A100",
+        streams: int = 2,
+        placement: str = "remote",
+        dataset: str = "harness.datasets.imagenet_like.ImagenetLike",
     ) -> None:
         self.folder = folder
         self.accelerator: dict[str, object] = {"label": accelerator, "emulated": accelerator.startswith("emulated")}
@@ -53,14 +57,18 @@ class FolderBuilder:
             "name": name,
             "description": "PyTorch, DALI and the streaming daemon: seconds and joules per epoch",
             "workloads": {"resnet50": {"batch_size": 32}},
-            "loaders": {key: TARGETS[key] for key in loaders},
+            "loaders": {key: dict(TARGETS[key]) for key in loaders},
             "regimes": {key: dict(REGIMES[key]) for key in regimes},
             "repeats": repeats,
             "epochs": 1,
             "seed": 0,
-            "dataset": {"name": "imagenet_small", "samples": 500},
+            "dataset": {"_target_": dataset, "name": "imagenet_small", "samples": 500},
+            "placement": placement,
             "figures": ["emlio_fig5"],
         }
+        if "streaming" in loaders:
+            self.config["loaders"]["streaming"]["streams"] = streams
+        self.placement = {"kind": placement, "remote_samples": 251, "remote_bytes": 28_900_000}
         random_ = random.Random(7)
         self.cells: dict[str, dict[str, Any]] = {}
         self.rows: dict[str, dict[str, Any]] = {}
@@ -84,6 +92,7 @@ class FolderBuilder:
             "workload": "resnet50",
             "regime": {"name": regime, **REGIMES[regime]},
             "repeat": repeat,
+            "placement": self.placement,
             "mount": "local" if local else ("sshfs" if loader != "streaming" else "none: streamed"),
             "notes": ["crop parameters are drawn by DALI's own generator"] if loader == "dali" else [],
             "accelerator": self.accelerator,

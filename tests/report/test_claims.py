@@ -66,3 +66,51 @@ def test_another_workload_judges_nothing_of_resnet_50(build):
     for name in ("config.yaml", "plan.json", "epochs.csv"):
         (folder / name).write_text((folder / name).read_text().replace("resnet50", "vgg19"))
     assert {claim.reason for claim in verdicts(folder).values()} == {"no ResNet-50 row"}
+
+
+SYNTHETIC = "harness.datasets.synthetic.Synthetic"
+
+
+def times(builder, loader, seconds):
+    """Give every epoch of a loader its regime's seconds."""
+    for regime, duration_s in seconds.items():
+        for cell_id in builder.ids(loader=loader, regime=regime):
+            builder.rows[cell_id]["duration_s"] = duration_s
+    return builder
+
+
+def test_one_stream_is_slower_than_dali_when_near_or_the_claim_does_not_hold(build):
+    def folder(near_s):
+        builder = build(regimes=("lan_0_1ms", "lan_1ms", "wan_30ms"), streams=1, dataset=SYNTHETIC)
+        times(builder, "dali", {"lan_0_1ms": 2.0, "lan_1ms": 2.0})
+        return times(builder, "streaming", {"lan_0_1ms": near_s, "lan_1ms": 2.5, "wan_30ms": 2.5}).write()
+
+    held, not_held = (one(verdicts(folder(near_s)), "Over one stream") for near_s in (2.2, 1.0))
+    assert (held.verdict, held.actual) == (HOLDS, "1.10×, 1.25×")
+    assert not_held.verdict == NOT_HELD
+    assert "slices of the mapped file" in not_held.reason
+    assert one(verdicts(folder(2.2)), "varies").claim.endswith("from 1 to 30 ms.")
+
+
+def test_two_streams_lead_twofold_at_both_round_trips(build):
+    def folder(at_1ms):
+        builder = build(regimes=("lan_0_1ms", "lan_1ms"), dataset=SYNTHETIC)
+        times(builder, "dali", {"lan_0_1ms": 5.0, "lan_1ms": 5.0})
+        return times(builder, "streaming", {"lan_0_1ms": 2.0, "lan_1ms": at_1ms}).write()
+
+    assert one(verdicts(folder(2.0)), "throughput").verdict == HOLDS
+    assert one(verdicts(folder(2.6)), "throughput").verdict == NOT_HELD
+    assert one(verdicts(folder(2.0)), "less energy").reason == "the accelerator is emulated"
+
+
+def test_a_half_local_dataset_is_compared_with_the_paper_s_own_half(build):
+    builder = build(regimes=("lan_0_1ms", "lan_10ms", "wan_30ms"), placement="half")
+    times(builder, "dali", {"lan_0_1ms": 2.3, "lan_10ms": 14.2, "wan_30ms": 41.5})
+    times(builder, "streaming", {"lan_0_1ms": 2.2, "lan_10ms": 2.2, "wan_30ms": 2.2})
+    claims = verdicts(builder.write())
+    assert (one(claims, "At 10 ms", "DALI").actual, one(claims, "At 10 ms", "DALI").expected) == ("6.45×", "6.42×")
+    assert one(claims, "At 30 ms DALI").expected == "18.7×"
+    assert one(claims, "18 times as long").verdict == HOLDS
+    assert one(claims, "At 0.1 ms the streaming").expected == "by 3.6 %"
+    assert one(claims, "less energy").expected == "44 %"
+    assert not any("PyTorch" in claim for claim in claims)

@@ -129,7 +129,7 @@ def test_a_run_without_joules_is_drawn_without_them(build):
 def test_an_unknown_figure_is_named_with_what_there_is(build):
     builder = build()
     builder.config["figures"] = ["fig99"]
-    with pytest.raises(ResultsError, match=r"no figure 'fig99'; expected emlio_fig5"):
+    with pytest.raises(ResultsError, match=r"no figure 'fig99'; expected emlio_fig10, emlio_fig5"):
         render(builder.write())
 
 
@@ -163,3 +163,39 @@ def test_the_command_draws_a_folder_and_refuses_another_with_one_line(build, tmp
     assert main([str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert read_results(folder).name == "wan30ms"
+
+
+def drawn_text(builder, figure):
+    builder.config["figures"] = [figure]
+    folder = builder.write()
+    render(folder)
+    return " ".join(ET.parse(folder / f"figures/{figure}.svg").getroot().itertext()), page(folder)
+
+
+@pytest.mark.parametrize(("figure", "streams"), [("emlio_fig7", 1), ("emlio_fig8", 2)])
+def test_a_figure_of_which_the_paper_s_text_has_no_numbers_says_so_and_shows_none(build, figure, streams):
+    dataset = "harness.datasets.synthetic.Synthetic"
+    text, whole = drawn_text(build(loaders=("dali", "streaming"), streams=streams, dataset=dataset), figure)
+    assert f"figure {figure[-1]}: its text gives no numbers" in text
+    assert "(paper" not in text
+    assert "has no numbers in its text" in whole
+
+
+def test_the_sharded_figure_holds_the_paper_s_values_and_says_what_lay_where(build):
+    regimes = ("lan_0_1ms", "lan_10ms", "wan_30ms")
+    text, whole = drawn_text(build(regimes=regimes, placement="half"), "emlio_fig10")
+    for words in ("4150", "222", "DRAM joules", "half of them local", "(paper 18.0×)"):
+        assert words in text
+    assert "249 of 500 samples lie on the compute node" in whole
+
+
+def test_a_run_that_was_not_alone_is_told_beside_the_energy(build):
+    builder = build()
+    builder.checks.append(
+        {"cell_id": builder.ids()[0], "epoch": 0, "rule": "alone", "expected": "no other run",
+         "actual": "1 other: x", "verdict": "warn"}
+    )  # fmt: skip
+    builder.config["figures"] = []
+    folder = builder.write()
+    render(folder)
+    assert "Another run was on this machine during 1 epoch" in page(folder)

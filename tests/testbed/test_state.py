@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import TestbedError
 from harness.testbed import state as state_module
-from harness.testbed.state import RunNames, RunState, abandoned_runs, state_root
+from harness.testbed.state import RunNames, RunState, abandoned_runs, living_runs, state_root
 
 OWNER = """
 import sys
@@ -104,3 +104,14 @@ def test_state_root_open_to_others_is_refused(tmp_path, monkeypatch):
     (tmp_path / "joulefeed").chmod(0o777)
     with pytest.raises(TestbedError, match="belongs to this user alone"):
         state_root()
+
+
+def test_a_run_is_told_as_living_while_its_owner_lives_and_looking_takes_nothing(root, owner):
+    assert living_runs() == {"owner1"}
+    mine = RunState.create("mine1")
+    assert living_runs() == {"owner1", "mine1"}
+    mine.forget()
+    owner.kill()
+    owner.wait()
+    assert living_runs() == set()
+    assert [state.names.run_id for state in abandoned_runs()] == ["owner1"]

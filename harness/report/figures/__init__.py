@@ -20,7 +20,7 @@ from harness.report.folder import Results
 
 __all__ = ["Drawn", "check_figures", "draw_figures"]
 
-_SHARED = {"marks", "slots", "style"}
+_SHARED = {"epochs", "marks", "slots", "style"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -66,9 +66,9 @@ def stack(axes: Axes, x: float, parts: Mapping[str, float], estimated: frozenset
         base += parts[domain]
 
 
-def legend_handles(groups: Sequence[Group]) -> list[Patch | Line2D]:
-    """Return the legend's entries for what the groups hold."""
-    shown = [domain for domain in DOMAINS if any(domain in group.domain_j for group in groups)]
+def legend_handles(groups: Sequence[Group], paper: Collection[str] = ()) -> list[Patch | Line2D]:
+    """Return the legend's entries for what the groups hold, and for the domains of a paper's bars beside them."""
+    shown = [domain for domain in DOMAINS if domain in paper or any(domain in group.domain_j for group in groups)]
     handles: list[Patch | Line2D] = [
         Patch(facecolor=DOMAIN_COLOURS[domain], label=f"{DOMAIN_NAMES[domain]} joules") for domain in shown
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.report import published
 from harness.report.folder import Results
 from harness.report.labels import regime_labels, rtt
+from harness.report.published import PaperFigure
 from harness.report.summary import Group, find
 
 __all__ = ["Slot", "our_slots", "paper_slots"]
@@ -39,20 +39,21 @@ def our_slots(results: Results, groups: Sequence[Group], workload: str) -> tuple
     )
 
 
-def paper_slots(results: Results) -> tuple[Slot, ...]:
+def paper_slots(results: Results, paper: PaperFigure) -> tuple[Slot, ...]:
     """Return a slot for every loader of the paper that the run has, in the regimes that both have.
 
-    Where they have no regime in common, all of the paper's are taken.
+    Where they have no regime in common, all of the paper's are taken. Empty where the paper's text has no values.
     """
     matching = (
-        published.matching_rtt_ms(results.rtt_ms(regime), local=results.is_local(regime)) for regime in results.regimes
+        paper.matching_rtt_ms(results.rtt_ms(regime), local=results.is_local(regime)) for regime in results.regimes
     )
-    regimes = [rtt_ms for rtt_ms in dict.fromkeys(matching) if rtt_ms is not None] or published.RTT_MS
+    regimes = [rtt_ms for rtt_ms in dict.fromkeys(matching) if rtt_ms is not None] or paper.rtt_ms
     return _placed(
         Slot(0.0, loader, rtt(rtt_ms) if rtt_ms else "local", paper_rtt_ms=rtt_ms)
         for loader in results.loaders
-        if loader in published.EPOCH_S
+        if loader in paper.epoch_s
         for rtt_ms in regimes
+        if rtt_ms in paper.epoch_s[loader]
     )
 
 

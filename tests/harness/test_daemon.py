@@ -1,0 +1,109 @@
+"""The daemon's config is refused before anything starts, in the words of its own command line."""
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.daemon import check_daemon, daemon_flags, make_keys, rehearse, serving
+from harness.datasets import DatasetHandle
+from harness.datasets.shards import open_shards
+from harness.errors import CellError, ConfigError
+from harness.specs import LoaderSpec
+from harness.testbed.base import Node
+from loaders.base import Samples
+
+MODULE = "loaders.streaming"
+SECURE = "--keys" in daemon_flags(MODULE)
+
+
+def loader(**daemon):
+    options = {"module": MODULE, "threads": 1, "port": 0} | daemon
+    return LoaderSpec("streaming", "loaders.streaming.StreamingLoader", {}, "stream", options)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tree")
+    for n in range(8):
+        (root / f"{n}.jpg").write_bytes(bytes(100))
+    samples = Samples(root, tuple(f"{n}.jpg" for n in range(8)), np.zeros(8, np.int64), np.full(8, 100))
+    return open_shards(DatasetHandle("tree", samples, (), "abc", {}), root / "cache", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("daemon", "told"),
+    [
+        ({"treads": 2}, r"daemon\.treads: loaders\.streaming takes no such key; it takes port, .*threads"),
+        ({"thread": 2}, r"daemon\.thread: loaders\.streaming takes no such key"),
+        ({"root": "/tmp"}, r"daemon\.root: is given by the harness"),
+        ({"until_eof": True}, r"daemon\.until_eof: is given by the harness"),
+        ({"keys": "/tmp"}, r"daemon\.keys: is given by the harness"),
+        ({"no_auth": True}, r"daemon\.no_auth: is given by the harness"),
+        ({"port": "x"}, r"daemon\.port='x'"),
+        ({"port": 70000}, r"daemon\.port=70000"),
+        ({"module": None}, r"daemon\.module=None: expected the module"),
+        ({"module": "loaders.tape"}, r"daemon\.module=loaders\.tape: .*No module named"),
+    ],
+)
+def test_a_key_that_the_daemon_does_not_take_is_named(daemon, told):
+    with pytest.raises(ConfigError, match=told):
+        check_daemon(loader(**daemon))
+
+
+def test_every_key_of_the_shipped_config_passes():
+    check_daemon(loader())
+
+
+def test_a_daemon_that_knows_no_keys_cannot_be_secure(tmp_path, monkeypatch):
+    (tmp_path / "plain_daemon.py").write_text(
+        "import argparse\np = argparse.ArgumentParser()\n"
+        "s = p.add_subparsers().add_parser('serve')\ns.add_argument('--root')\np.parse_args()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(ConfigError, match=r"loaders\.streaming\.secure=true: plain_daemon takes no --keys"):
+        check_daemon(replace(loader(), daemon={"module": "plain_daemon"}, secure=True))
+
+
+@pytest.mark.parametrize("value", [0, "many"])
+def test_a_value_that_the_daemon_refuses_is_told_in_its_words(shards, value):
+    with pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: the daemon refuses to start: .*threads"):
+        rehearse(loader(threads=value), shards)
+
+
+def test_a_daemon_that_can_start_is_rehearsed_and_gone(shards):
+    rehearse(replace(loader(), secure=SECURE), shards)
+
+
+def test_a_daemon_that_does_not_start_fails_with_what_it_said(shards, tmp_path):
+    node = Node("storage", "test")
+    with (
+        pytest.raises(CellError, match=r"storage node did not start: .*threads"),
+        serving(node, "127.0.0.1", shards, loader(threads=0).daemon, tmp_path / "log"),
+    ):
+        pass
+
+
+@pytest.mark.skipif(not SECURE, reason="the daemon knows no keys")
+def test_keys_are_the_user_s_alone_and_each_side_has_its_own_half(tmp_path):
+    keys = make_keys(MODULE, tmp_path / "keys")
+    for path in (tmp_path / "keys", keys.daemon, keys.client):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    files = [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
+    assert files
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+    secrets = {path.read_bytes() for path in keys.daemon.iterdir() if "secret" in path.name}
+    assert secrets.isdisjoint(path.read_bytes() for path in keys.client.iterdir())
+
+
+def test_options_are_flags_and_what_is_off_is_left_out(shards, tmp_path):
+    flag = next((name for name in ("encrypt",) if f"--{name}" in daemon_flags(MODULE)), None)
+    options = loader(**({flag: False} if flag else {})).daemon
+    with serving(Node("storage", "test"), "127.0.0.1", shards, options, tmp_path / "log") as daemon:
+        argv = Path(f"/proc/{daemon.process.pid}/cmdline").read_bytes().split(b"\0")
+        assert b"False" not in argv and b"--threads" in argv
+        assert daemon.failure() is None
+    assert daemon.process.returncode is not None

@@ -1,0 +1,37 @@
+"""What a loader and its daemons write of their batches stands among the cell's events, on the same clock."""
+
+import json
+
+from harness.collect import _events
+from harness.events import EventLog, read_events, read_timestamps, save_events
+from harness.measure import epoch_edges
+
+
+def test_timestamps_become_events_of_whoever_wrote_them_and_a_torn_line_is_left_out(tmp_path):
+    path = tmp_path / "daemon.jsonl"
+    whole = {"t_ns": 17, "event": "batch_sent", "epoch": 1, "batch": 3, "bytes": 900}
+    path.write_text(json.dumps(whole) + "\n" + '{"t_ns": 18, "event": "epo')
+    assert read_timestamps(path, "daemon") == [
+        {"event": "daemon.batch_sent", "utc_ns": 17, "mono_ns": None, "epoch": 1, "batch": 3, "bytes": 900}
+    ]
+    assert read_timestamps(tmp_path / "none.jsonl", "daemon") == []
+
+
+def test_epochs_of_the_loader_are_not_taken_for_the_cell_s_own_and_survive_storing(tmp_path):
+    with EventLog(tmp_path / "events.jsonl") as log:
+        log.add("epoch_start", epoch=1)
+        log.add("epoch_end", epoch=1, duration_ns=5)
+    own = read_events(tmp_path / "events.jsonl")
+    theirs = tmp_path / "loader.jsonl"
+    theirs.write_text(
+        "".join(
+            json.dumps({"t_ns": own[0]["utc_ns"] + 1, "event": e, "epoch": 1}) + "\n"
+            for e in ("epoch_start", "epoch_end")
+        )
+    )
+    save_events(sorted([*own, *read_timestamps(theirs, "loader")], key=lambda e: e["utc_ns"]), tmp_path / "e.parquet")
+    stored = _events(tmp_path / "e.parquet")
+    assert [e["event"] for e in stored] == ["epoch_start", "loader.epoch_start", "loader.epoch_end", "epoch_end"]
+    start, end = epoch_edges(stored)[1]
+    assert (start["mono_ns"], end["duration_ns"]) == (own[0]["mono_ns"], 5)
+    assert stored[1]["mono_ns"] is None

@@ -1,0 +1,74 @@
+"""A cell reaches its data on whichever node it lies, and what was made for it is gone afterwards."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.datasets import DatasetHandle
+from harness.datasets.placement import HALF_SHARDS, place
+from harness.datasets.shards import open_shards
+from harness.reach import DataOnNodes, reach
+from harness.regime import Regime
+from harness.specs import LoaderSpec
+from harness.testbed.local import LocalTestbed
+from harness.testbed.state import RunNames, state_root
+from loaders.base import Samples
+
+LOCAL = Regime("local", 0.0, None)
+FILES = LoaderSpec("pytorch", "loaders.pytorch.PyTorchLoader", {}, "files", {})
+STREAM = LoaderSpec(
+    "streaming", "loaders.streaming.StreamingLoader", {}, "stream", {"module": "loaders.streaming", "threads": 1}
+)
+
+
+@pytest.fixture
+def testbed():
+    with LocalTestbed("reachtest", [LOCAL]) as opened:
+        yield opened
+
+
+@pytest.fixture
+def data(tmp_path):
+    def make(kind):
+        root = tmp_path / "tree"
+        root.mkdir()
+        for n in range(40):
+            (root / f"{n}.jpg").write_bytes(n.to_bytes(1, "big") * 1000)
+        samples = Samples(root, tuple(f"{n}.jpg" for n in range(40)), np.zeros(40, np.int64), np.full(40, 1000))
+        handle = DatasetHandle("tree", samples, (), "abc", {})
+        shards = open_shards(handle, tmp_path / "cache", lambda *_: None, HALF_SHARDS)
+        placed = place(kind, handle, shards, tmp_path / "cache", lambda *_: None)
+        samples.save(tmp_path / "samples.parquet")
+        split = tmp_path / "placement.parquet" if placed.split else None
+        if split is not None:
+            placed.seen_from_compute(samples).save(split)
+        return DataOnNodes(root, tmp_path / "samples.parquet", split, shards, placed, {})
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["remote", "half", "local"])
+def test_every_file_is_read_below_one_root_and_the_root_is_gone_afterwards(kind, data, testbed, tmp_path):
+    before = set(RunNames("reachtest", state_root()).folder.iterdir())
+    with ExitStack() as stack:
+        reached = reach(data(kind), testbed, FILES, LOCAL, stack, tmp_path)
+        seen = Samples.load(reached.samples_file).at(reached.root)
+        assert [seen.path(n).read_bytes()[0] for n in range(40)] == list(range(40))
+        if kind == "half":
+            assert {path.parts[-2] for path in map(Path, seen.paths)} == {"local", "remote"}
+    assert set(RunNames("reachtest", state_root()).folder.iterdir()) <= before | {
+        RunNames("reachtest", state_root()).folder / "tmp"
+    }
+    assert (tmp_path / "tree" / "39.jpg").exists()
+
+
+@pytest.mark.parametrize(("kind", "daemons"), [("remote", 1), ("half", 2), ("local", 1)])
+def test_every_node_that_has_samples_has_a_daemon_while_the_cell_lasts(kind, daemons, data, testbed, tmp_path):
+    with ExitStack() as stack:
+        reached = reach(data(kind), testbed, STREAM, LOCAL, stack, tmp_path)
+        assert len({daemon.endpoint for daemon in reached.daemons}) == daemons
+        assert [daemon.failure() for daemon in reached.daemons] == [None] * daemons
+        assert reached.root is None
+    assert all(daemon.failure() for daemon in reached.daemons)
