@@ -21,7 +21,7 @@ from harness.datasets.cache import building, only_builder, storage_errors
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.errors import DatasetError
 from loaders.base import Samples
-from loaders.streaming.index import Shard, ShardSet, index_path, save_manifest, stored_key
+from loaders.streaming.shards.index import Shard, ShardSet, index_path, save_manifest, stored_key
 
 __all__ = ["HALF_SHARDS", "PlacedData", "Role", "place", "split"]
 

@@ -8,8 +8,8 @@ from typing import Final
 
 from harness.datasets.cache import check_room, only_builder, storage_errors
 from harness.datasets.handle import DatasetHandle, Progress
-from loaders.streaming.convert import convert
-from loaders.streaming.index import stored_key
+from loaders.streaming.shards.convert import convert
+from loaders.streaming.shards.index import stored_key
 
 __all__ = ["open_shards"]
 

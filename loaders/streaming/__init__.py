@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from loaders.streaming.batch import RawBatch
-    from loaders.streaming.client import StreamClient
-    from loaders.streaming.daemon import Daemon
+    from loaders.streaming.daemon.daemon import Daemon
     from loaders.streaming.errors import ShardError, WireError
-    from loaders.streaming.fetch import Fetch
-    from loaders.streaming.index import ShardSet
     from loaders.streaming.loader import StreamingLoader
     from loaders.streaming.planner import BatchPlan, EpochPlan, Slice, plan
-    from loaders.streaming.session import Session, health
+    from loaders.streaming.receiver.batch import RawBatch
+    from loaders.streaming.receiver.client import StreamClient
+    from loaders.streaming.receiver.fetch import Fetch
+    from loaders.streaming.receiver.session import Session, health
+    from loaders.streaming.shards.index import ShardSet
     from loaders.streaming.timestamps import TimestampLogger
     from loaders.streaming.torch_data import StreamDataset
 
@@ -40,20 +40,20 @@ __all__ = [
 # Imported when asked for: the daemon has no use for torch and DALI, which take seconds to import.
 _MODULES: Final = {
     "BatchPlan": "planner",
-    "Daemon": "daemon",
+    "Daemon": "daemon.daemon",
     "EpochPlan": "planner",
-    "Fetch": "fetch",
-    "RawBatch": "batch",
-    "Session": "session",
+    "Fetch": "receiver.fetch",
+    "RawBatch": "receiver.batch",
+    "Session": "receiver.session",
     "ShardError": "errors",
-    "ShardSet": "index",
+    "ShardSet": "shards.index",
     "Slice": "planner",
-    "StreamClient": "client",
+    "StreamClient": "receiver.client",
     "StreamDataset": "torch_data",
     "StreamingLoader": "loader",
     "TimestampLogger": "timestamps",
     "WireError": "errors",
-    "health": "session",
+    "health": "receiver.session",
     "plan": "planner",
 }
 

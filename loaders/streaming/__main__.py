@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from loaders.errors import LoaderError, StreamError
-from loaders.streaming import commands_data
-from loaders.streaming.log import log
+from loaders.streaming.daemon.log import log
+from loaders.streaming.shards.commands import add_commands
 
 _LISTEN = "127.0.0.1:5557"
 
@@ -24,7 +24,7 @@ def main(argv: list[str] | None = None) -> int:
     _add_serve(commands)
     _add_health(commands)
     _add_keygen(commands)
-    commands_data.add_commands(commands)
+    add_commands(commands)
     arguments = parser.parse_args(argv)
     try:
         status: int | None = arguments.run(arguments)
@@ -109,11 +109,11 @@ def _add_keygen(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.buffers import send_buffer
-    from loaders.streaming.daemon import Daemon
-    from loaders.streaming.doors import is_loopback
+    from loaders.streaming.daemon.buffers import send_buffer
+    from loaders.streaming.daemon.daemon import Daemon
+    from loaders.streaming.daemon.doors import is_loopback
+    from loaders.streaming.daemon.store import ShardStore
     from loaders.streaming.keys import load_daemon_keys
-    from loaders.streaming.store import ShardStore
     from loaders.streaming.timestamps import TimestampLogger
 
     host, port = _address(arguments.listen)
@@ -161,7 +161,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _health(arguments: argparse.Namespace) -> int:
-    from loaders.streaming.session import health
+    from loaders.streaming.receiver.session import health
 
     if not arguments.timeout_s > 0:
         raise StreamError(f"--timeout-s {arguments.timeout_s:g}: expected more than 0")

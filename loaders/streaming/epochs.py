@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from loaders.base import Batch
-from loaders.streaming.arrivals import Order
-from loaders.streaming.batch import RawBatch
 from loaders.streaming.channel import Channel
-from loaders.streaming.client import StreamClient
-from loaders.streaming.decode import LOOKAHEAD, Decoder
-from loaders.streaming.fetch import Fetch
-from loaders.streaming.records import check_records
+from loaders.streaming.decoding.records import check_records
+from loaders.streaming.decoding.threads import LOOKAHEAD, Decoder
+from loaders.streaming.decoding.transfer import InFlight, SideStream
+from loaders.streaming.receiver.arrivals import Order
+from loaders.streaming.receiver.batch import RawBatch
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.receiver.fetch import Fetch
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
-from loaders.streaming.transfer import InFlight, SideStream
 
 __all__ = ["Decoded", "Fetching", "Raw", "Running", "StageTimes"]
 

@@ -12,17 +12,17 @@ from loaders.base import Batch, LoaderStats
 from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
-from loaders.streaming.arrivals import Order
 from loaders.streaming.checkpoint import Progress
-from loaders.streaming.client import StreamClient
-from loaders.streaming.engines import Engine, make_decoder
+from loaders.streaming.decoding.engines import Engine, make_decoder
+from loaders.streaming.decoding.transfer import SideStream
 from loaders.streaming.epochs import Decoded, Fetching, Raw, Running, StageTimes
-from loaders.streaming.fetch import check_window
 from loaders.streaming.planner import EpochPlan, Remainder, plan, share_records
+from loaders.streaming.protocol.wire import WireFormat
+from loaders.streaming.receiver.arrivals import Order
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.receiver.fetch import check_window
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
-from loaders.streaming.transfer import SideStream
-from loaders.streaming.wire import WireFormat
 
 __all__ = ["StreamingLoader"]
 

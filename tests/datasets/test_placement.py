@@ -12,7 +12,7 @@ from harness.datasets.placement import HALF_SHARDS, place, split
 from harness.datasets.shards import open_shards
 from harness.errors import DatasetError
 from loaders.base import Samples
-from loaders.streaming.index import RECORD, Shard, ShardSet
+from loaders.streaming.shards.index import RECORD, Shard, ShardSet
 
 
 def quiet(*_):

@@ -18,15 +18,15 @@ import pytest
 from PIL import Image
 
 from loaders.base import Samples
-from loaders.streaming.client import StreamClient
-from loaders.streaming.convert import audio_folder, coco, convert, convert_source, image_tree, numpy_volumes
+from loaders.streaming.decoding.records import check_records
 from loaders.streaming.errors import ShardError
-from loaders.streaming.index import ShardSet
-from loaders.streaming.indexer import Features, index_folder
 from loaders.streaming.planner import plan
-from loaders.streaming.records import check_records
-from loaders.streaming.tfrecord import read_records
-from loaders.streaming.verify import verify_folder
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.shards.convert import audio_folder, coco, convert, convert_source, image_tree, numpy_volumes
+from loaders.streaming.shards.index import ShardSet
+from loaders.streaming.shards.indexer import Features, index_folder
+from loaders.streaming.shards.tfrecord import read_records
+from loaders.streaming.shards.verify import verify_folder
 
 REPO = Path(__file__).parents[2]
 PICTURES = 9

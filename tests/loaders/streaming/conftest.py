@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from loaders.base import Samples
-from loaders.streaming.convert import convert
-from loaders.streaming.index import RECORD, save_index, save_manifest
 from loaders.streaming.keys import make_keys
+from loaders.streaming.shards.convert import convert
+from loaders.streaming.shards.index import RECORD, save_index, save_manifest
 
 SAMPLES = 61
 """A prime, so that no batch size divides it."""

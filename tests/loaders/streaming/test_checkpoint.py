@@ -19,9 +19,9 @@ from loaders.base import Samples
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
 from loaders.streaming.checkpoint import Progress
-from loaders.streaming.convert import convert
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.planner import plan
+from loaders.streaming.shards.convert import convert
 
 ALL = list(range(61))
 

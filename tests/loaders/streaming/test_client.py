@@ -16,13 +16,13 @@ import zmq
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, StreamError
-from loaders.streaming.batch import RawBatch
-from loaders.streaming.client import StreamClient
-from loaders.streaming.convert import convert
+from loaders.streaming.decoding.records import check_records
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice, plan
-from loaders.streaming.records import check_records
-from loaders.streaming.wire import BatchHeader, Catalog, Get, Hello, Shard, Warm, Warmed, pack, unpack_request
+from loaders.streaming.protocol.wire import BatchHeader, Catalog, Get, Hello, Shard, Warm, Warmed, pack, unpack_request
+from loaders.streaming.receiver.batch import RawBatch
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.shards.convert import convert
 
 
 def _plan(client: StreamClient, epoch: int = 0, batch_size: int = 8) -> tuple[BatchPlan, ...]:

@@ -9,11 +9,11 @@ import pytest
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.convert import convert
 from loaders.streaming.errors import ShardError
-from loaders.streaming.example import decode_example
-from loaders.streaming.index import RECORD, ShardSet, index_path
-from loaders.streaming.tfrecord import check_record, read_records
+from loaders.streaming.shards.convert import convert
+from loaders.streaming.shards.example import decode_example
+from loaders.streaming.shards.index import RECORD, ShardSet, index_path
+from loaders.streaming.shards.tfrecord import check_record, read_records
 
 
 def _ids(root: Path) -> list[int]:

@@ -17,11 +17,11 @@ import pytest
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, WorkerError
-from loaders.streaming.convert import convert, convert_source, image_tree
-from loaders.streaming.index import ShardSet
-from loaders.streaming.output import OutputError
-from loaders.streaming.parallel import each
-from loaders.streaming.verify import verify_folder
+from loaders.streaming.shards.convert import convert, convert_source, image_tree
+from loaders.streaming.shards.index import ShardSet
+from loaders.streaming.shards.output import OutputError
+from loaders.streaming.shards.parallel import each
+from loaders.streaming.shards.verify import verify_folder
 
 SAMPLES = 1500
 

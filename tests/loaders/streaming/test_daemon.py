@@ -16,11 +16,11 @@ import pytest
 import zmq
 
 from loaders.base import Samples
-from loaders.streaming.client import StreamClient
-from loaders.streaming.convert import convert
-from loaders.streaming.index import MANIFEST, index_path
 from loaders.streaming.planner import Slice, plan
-from loaders.streaming.wire import Catalog, Get, Hello, Refusal, pack, unpack_reply
+from loaders.streaming.protocol.wire import Catalog, Get, Hello, Refusal, pack, unpack_reply
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.shards.convert import convert
+from loaders.streaming.shards.index import MANIFEST, index_path
 
 SERVE = [sys.executable, "-m", "loaders.streaming", "serve"]
 

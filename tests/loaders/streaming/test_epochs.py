@@ -16,11 +16,11 @@ import torch
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
-from loaders.streaming.batch import RawBatch
-from loaders.streaming.client import StreamClient
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.planner import Slice
-from loaders.streaming.source import Source
+from loaders.streaming.receiver.batch import RawBatch
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.receiver.source import Source
 
 engines = pytest.mark.parametrize("decode", ["torch", "raw"])
 ALL = list(range(61))
@@ -248,7 +248,10 @@ def test_ctrl_c_in_the_middle_leaves_a_loader_that_works(daemon, decode: str) ->
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
     process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    try:
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert said == "True\n" and process.returncode == 0
 
 

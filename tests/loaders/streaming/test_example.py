@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.streaming.errors import ShardError
-from loaders.streaming.example import ExampleView, Feature, decode_example, encode_example, example_head
+from loaders.streaming.shards.example import ExampleView, Feature, decode_example, encode_example, example_head
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _FLOAT32 = st.floats(width=32, allow_nan=False)

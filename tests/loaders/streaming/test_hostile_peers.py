@@ -18,8 +18,8 @@ import pytest
 import zmq
 
 from loaders.streaming.planner import Slice
-from loaders.streaming.session import Session, health
-from loaders.streaming.wire import BatchHeader, Hello, pack
+from loaders.streaming.protocol.wire import BatchHeader, Hello, pack
+from loaders.streaming.receiver.session import Session, health
 
 MIB = 2**20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)

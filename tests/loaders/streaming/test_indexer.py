@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError
 from loaders.streaming.errors import ShardError
-from loaders.streaming.example import Feature, encode_example
-from loaders.streaming.index import RECORD, ShardSet, index_path
-from loaders.streaming.indexer import Features, index_folder
-from loaders.streaming.output import OutputError
-from loaders.streaming.tfrecord import write_record
-from loaders.streaming.verify import verify_folder
+from loaders.streaming.shards.example import Feature, encode_example
+from loaders.streaming.shards.index import RECORD, ShardSet, index_path
+from loaders.streaming.shards.indexer import Features, index_folder
+from loaders.streaming.shards.output import OutputError
+from loaders.streaming.shards.tfrecord import write_record
+from loaders.streaming.shards.verify import verify_folder
 
 
 def _shard(path: Path, *examples: dict[str, Feature]) -> Path:
@@ -272,14 +272,15 @@ def test_the_commands_index_and_verify_and_tell_what_is_wrong(tmp_path: Path) ->
 
 
 def test_the_commands_import_nothing_heavy_before_they_run() -> None:
-    code = "import loaders.streaming.commands_data, sys; print([m for m in sys.modules])"
+    code = "import loaders.streaming.shards.commands, sys; print([m for m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not any(f"'{name}'" in loaded for name in ("torch", "nvidia", "rich", "pyarrow", "numpy", "PIL"))
 
 
 def test_the_converter_imports_no_engine() -> None:
     code = (
-        "import loaders.streaming.convert, loaders.streaming.indexer, loaders.streaming.verify, sys;"
+        "import sys, loaders.streaming.shards.convert, loaders.streaming.shards.indexer;"
+        "import loaders.streaming.shards.verify;"
         "print([m for m in sys.modules])"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

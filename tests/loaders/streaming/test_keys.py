@@ -17,9 +17,9 @@ import zmq
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
 from loaders.streaming.planner import Slice
-from loaders.streaming.seal import Sealer, Seals, password
-from loaders.streaming.session import Session, health
-from loaders.streaming.wire import BatchHeader, Catalog, Get, Grant, Health, Hello, Warm, pack, unpack_reply
+from loaders.streaming.protocol.seal import Sealer, Seals, password
+from loaders.streaming.protocol.wire import BatchHeader, Catalog, Get, Grant, Health, Hello, Warm, pack, unpack_reply
+from loaders.streaming.receiver.session import Session, health
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def _loader(endpoint: str, **changed: object) -> StreamingLoader:
 
 def _workers(process: psutil.Process | None = None) -> list[psutil.Process]:
     children = (process or psutil.Process()).children()
-    return [child for child in children if "loaders.streaming.decode_worker" in " ".join(child.cmdline())]
+    return [child for child in children if "loaders.streaming.decoding.worker" in " ".join(child.cmdline())]
 
 
 def _gone(processes: list[psutil.Process]) -> bool:
@@ -116,8 +116,11 @@ def test_processes_end_with_the_one_that_started_them(daemon, number: signal.Sig
     workers = _workers(psutil.Process(process.pid))
     assert len(workers) == 2
     process.send_signal(number)
-    process.wait(20)
-    process.stdout.close()
+    try:
+        process.wait(20)
+    finally:
+        process.kill()
+        process.stdout.close()
     assert _gone(workers)
 
 

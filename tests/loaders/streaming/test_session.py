@@ -11,10 +11,8 @@ import zmq
 
 from loaders.errors import StreamError
 from loaders.streaming.errors import WireError
-from loaders.streaming.index import ShardSet
 from loaders.streaming.planner import Slice
-from loaders.streaming.session import Session, health
-from loaders.streaming.wire import (
+from loaders.streaming.protocol.wire import (
     BatchHeader,
     Catalog,
     Grant,
@@ -26,6 +24,8 @@ from loaders.streaming.wire import (
     pack,
     unpack_request,
 )
+from loaders.streaming.receiver.session import Session, health
+from loaders.streaming.shards.index import ShardSet
 
 
 @contextmanager

@@ -15,13 +15,13 @@ import pytest
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.image import ImageTransform
-from loaders.streaming.batch import RawBatch
-from loaders.streaming.client import StreamClient
-from loaders.streaming.convert import convert
-from loaders.streaming.fetch import Fetch
-from loaders.streaming.index import index_path, save_manifest
+from loaders.streaming.decoding.records import check_records
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.records import check_records
+from loaders.streaming.receiver.batch import RawBatch
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.receiver.fetch import Fetch
+from loaders.streaming.shards.convert import convert
+from loaders.streaming.shards.index import index_path, save_manifest
 
 Start = Callable[..., Any]
 ARGUMENTS = {"epoch": 0, "batch_size": 4, "seed": 2, "slice_records": 3}

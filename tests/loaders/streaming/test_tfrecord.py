@@ -11,8 +11,8 @@ from nvidia.dali import fn, pipeline_def, tfrecord
 
 from loaders.base import Samples
 from loaders.streaming.errors import ShardError
-from loaders.streaming.index import ShardSet
-from loaders.streaming.tfrecord import check_record, masked_crc32c, read_records, write_record
+from loaders.streaming.shards.index import ShardSet
+from loaders.streaming.shards.tfrecord import check_record, intact_records, masked_crc32c, read_records, write_record
 
 
 def _record(payload: bytes) -> bytearray:
@@ -130,3 +130,18 @@ def test_another_reader_sees_the_same_samples(shards: Path, samples: Samples, tm
     for index, sample_id in enumerate(seen):
         assert np.array(encoded.at(index)).tobytes() == samples.path(sample_id).read_bytes()
         assert int(np.array(labels.at(index))[0]) == samples.labels[sample_id]
+
+
+def test_whole_records_in_a_row_are_counted() -> None:
+    file = io.BytesIO()
+    sizes = [write_record(file, bytes([number]) * (number * 37)) for number in range(5)]
+    data = file.getvalue()
+    assert intact_records(memoryview(data)) == 5
+    assert intact_records(memoryview(b"")) == 0
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        whole = next(n for n in range(5) if sum(sizes[: n + 1]) > place)
+        assert intact_records(memoryview(damaged)) == whole
+        cut = next((n for n in range(5) if sum(sizes[: n + 1]) > place), 5)
+        assert intact_records(memoryview(data)[:place]) == cut

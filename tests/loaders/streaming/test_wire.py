@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import Slice
-from loaders.streaming.wire import (
+from loaders.streaming.protocol.wire import (
     MAX_PADDING,
     BatchHeader,
     Catalog,

@@ -1,0 +1,208 @@
+"""From requests to answers: what is asked for is found, read from disk where it has to be, and handed to ZeroMQ."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import zmq
+
+from loaders.streaming.daemon.constant import send_constant
+from loaders.streaming.daemon.doors import CONTROL, Doors
+from loaders.streaming.daemon.log import Log
+from loaders.streaming.daemon.outbox import Name, Outbox, Place
+from loaders.streaming.daemon.served import Served
+from loaders.streaming.daemon.store import Answer, ShardStore
+from loaders.streaming.errors import WireError
+from loaders.streaming.protocol.seal import Seals
+from loaders.streaming.protocol.wire import (
+    MAX_PADDING,
+    Buffer,
+    Get,
+    Grant,
+    Health,
+    Hello,
+    Refusal,
+    Report,
+    Warm,
+    Warmed,
+    pack,
+    pack_whole,
+    unpack_request,
+)
+from loaders.streaming.timestamps import EpochMarks
+
+__all__ = ["Answers"]
+
+_LOADERS = 8
+"""Threads that wait for the disk; a disk with a queue is faster."""
+_FRAME_BYTES = 256
+"""What a frame costs in memory beside its bytes."""
+_WHOLE_BYTES = 32 * 2**20
+"""Most bytes of records that are serialised whole."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """An answer on its way to a client."""
+
+    name: Name
+    get: Get
+    answer: Answer
+    place: Place
+    failed: str = ""
+    """Why it cannot be sent."""
+
+
+class Answers:
+    """Answers requests; one thread uses it."""
+
+    def __init__(
+        self,
+        store: ShardStore,
+        doors: Doors,
+        outbox: Outbox,
+        served: Served,
+        *,
+        seals: Seals | None,
+        encrypt: bool,
+        report: Callable[[], dict[str, object]],
+        marks: EpochMarks | None,
+        log: Log,
+    ) -> None:
+        self._store, self._doors, self._outbox, self._served = store, doors, outbox, served
+        self._seals, self._encrypt, self._report, self._marks, self._log = seals, encrypt, report, marks, log
+        self._zeros = memoryview(bytes(MAX_PADDING))
+        self._disk = ThreadPoolExecutor(_LOADERS, thread_name_prefix="streaming-disk")
+        self._loaded: deque[_Batch] = deque()
+
+    def send_loaded(self) -> None:
+        """Send what has been read from disk since."""
+        while self._loaded:
+            self._send_batch(self._loaded.popleft())
+
+    def take(self, name: Name, frames: list[bytes]) -> None:
+        """Answer a request that has arrived, or have it wait until its client has room for the answer."""
+        self._served.requests += 1
+        sealed = self._seals is not None and name[0] != CONTROL
+        if len(frames) != 1 + sealed:
+            self._malformed(f"a request of {len(frames)} frames, expected {1 + sealed}")
+        elif sealed and self._seals is not None and not self._seals.good(*frames):
+            self._served.unsealed += 1
+        elif self._outbox.room(name):
+            self.answer(name, frames[0])
+        elif not self._outbox.wait(name, frames[0]):
+            self._served.dropped += 1
+
+    def _malformed(self, reason: str) -> None:
+        self._served.malformed += 1
+        # One line for each power of two: a flood of garbage must not become a flood of log.
+        if self._served.malformed & (self._served.malformed - 1) == 0:
+            self._log("malformed", count=self._served.malformed, reason=reason)
+
+    def answer(self, name: Name, data: Buffer) -> None:
+        """Answer a request now."""
+        try:
+            request = unpack_request(data)
+        except WireError as error:
+            self._malformed(str(error))
+            return
+        greeting = name[0] == CONTROL
+        requests = not greeting or self._seals is None
+        match request:
+            case Get() if requests:
+                self._answer_get(name, request)
+            case Warm() if requests:
+                self._send_small(name, pack(Warmed(request.sequence)), self._zeros[: request.padding])
+            case Hello() if greeting:
+                self._send_small(name, pack(self._store.catalog), *self._grant())
+            case Health() if greeting:
+                self._send_small(name, pack(Report(self._report())))
+            case _:
+                self._malformed("a request on the wrong channel")
+
+    def _answer_get(self, name: Name, get: Get) -> None:
+        try:
+            if get.fingerprint != self._store.catalog.fingerprint:
+                raise WireError("the shards are not those that this client planned with; start its epoch again")
+            answer = self._store.answer(get)
+            if get.wire == "msgpack" and answer.nbytes > _WHOLE_BYTES:
+                raise WireError(f"{answer.nbytes} bytes in one msgpack frame, at most {_WHOLE_BYTES}: ask for less")
+        except WireError as error:
+            self._refuse(name, get, str(error))
+            return
+        overhead = _FRAME_BYTES * (1 + len(answer.records)) + 32 * len(answer.header.ids)
+        owned = overhead + (answer.nbytes if get.wire == "msgpack" else 0)
+        place = self._outbox.place(name, nbytes=overhead + answer.nbytes, owned=owned)
+        batch = _Batch(name, get, answer, place)
+        if answer.resident():
+            self._send_batch(batch)
+        else:
+            self._served.from_disk += 1
+            self._disk.submit(self._load, batch)
+
+    def _load(self, batch: _Batch) -> None:
+        """Wait for the disk; runs in a thread of its own."""
+        try:
+            batch.answer.load()
+        except OSError as error:
+            batch.failed = f"the records cannot be read from disk: {error.strerror}"
+        self._loaded.append(batch)
+        os.eventfd_write(self._outbox.wake, 1)
+
+    def _send_batch(self, batch: _Batch) -> None:
+        name, get, answer = batch.name, batch.get, batch.answer
+        if batch.failed:
+            self._log("unreadable", batch=get.batch, epoch=get.epoch, reason=batch.failed)
+            self._refuse(name, get, batch.failed)
+            return
+        if get.wire == "msgpack":
+            sent = self._send(name, batch.place, pack_whole(answer.header, answer.records))
+        elif sent := self._send(name, batch.place, pack(answer.header), more=True):
+            socket, last = self._doors.sockets[name[0]], len(answer.spans) - 1
+            for index, (pages, start, end) in enumerate(answer.spans):
+                send_constant(socket, pages.address + start, end - start, more=index < last)
+        if sent:
+            self._served.batches += 1
+            self._served.bytes += answer.nbytes
+            if self._marks is not None:
+                self._marks.sent(get.epoch, get.batch, len(answer.header.ids), answer.nbytes)
+
+    def _refuse(self, name: Name, get: Get, reason: str) -> None:
+        self._served.refused += 1
+        self._send_small(name, pack(Refusal(get.sequence, reason)))
+
+    def _send_small(self, name: Name, data: bytes, *more: Buffer) -> None:
+        nbytes = len(data) + sum(len(frame) for frame in more)
+        place = self._outbox.place(name, nbytes=nbytes + _FRAME_BYTES, owned=len(data) + _FRAME_BYTES)
+        if self._send(name, place, data, more=bool(more)):
+            for index, frame in enumerate(more, 1):
+                self._doors.sockets[name[0]].send(frame, zmq.SNDMORE if index < len(more) else 0, copy=False)
+
+    def _send(self, name: Name, place: Place, first: bytes, *, more: bool = False) -> bool:
+        """Hand an answer's first frame to ZeroMQ; return False when the client is gone."""
+        door, client = name
+        socket = self._doors.sockets[door]
+        try:
+            socket.send(client, zmq.SNDMORE | zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self._served.dropped += 1 + self._outbox.gone(name)
+            return False
+        socket.send(zmq.Frame(place.hold(first), copy=False), zmq.SNDMORE if more else 0, copy=False)
+        return True
+
+    def _grant(self) -> list[bytes]:
+        if self._seals is None:
+            return []
+        session, key = self._seals.session()
+        return [pack(Grant(self._doors.data_port(), self._encrypt, session, key))]
+
+    def close(self) -> None:
+        """Stop to read from disk; what has not been sent is not."""
+        self._disk.shutdown(cancel_futures=True)
+        self._loaded.clear()

@@ -1,0 +1,205 @@
+"""The daemon on a storage node: answers requests for slices with views of the mapped shards, without a copy.
+
+One thread reads requests and makes answers, ZeroMQ's threads move the bytes, and a few more wait for the disk. The
+daemon knows nothing of its clients but what is on its way to them. Who wants more asks for more, so back-pressure
+is the client's window, and a client or daemon that comes back goes on where it was by asking again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from loaders.streaming.daemon.answers import Answers
+from loaders.streaming.daemon.doors import Doors
+from loaders.streaming.daemon.log import Log
+from loaders.streaming.daemon.outbox import Outbox
+from loaders.streaming.daemon.rss import anonymous_bytes, resident_bytes, trim
+from loaders.streaming.daemon.served import Served
+from loaders.streaming.daemon.signals import StopSignals
+from loaders.streaming.daemon.store import ShardStore
+from loaders.streaming.keys import KeyPair
+from loaders.streaming.protocol.seal import Seals
+from loaders.streaming.timestamps import EpochMarks, TimestampLogger
+
+__all__ = ["Daemon", "Served"]
+
+_AT_ONCE = 64
+"""Requests that are read from one door before the others have their turn."""
+_LOOK_MS = 100
+"""How often memory is looked at."""
+_FLUSH_S = 1.0
+"""How often events are written."""
+_LINGER_MS = 5_000
+"""How long a stop waits for what is being sent."""
+_SPARE_BYTES = 160 * 2**20
+"""Memory beyond what the daemon had when it was ready, at which it sheds its connections."""
+
+
+class Daemon:
+    """Serves one shard folder at one address until it is stopped."""
+
+    def __init__(
+        self,
+        store: ShardStore,
+        host: str,
+        port: int,
+        *,
+        log: Log,
+        threads: int = 1,
+        keys: KeyPair | None = None,
+        encrypt: bool = False,
+        no_auth: bool = False,
+        send_buffer: int | None = None,
+        events: TimestampLogger | None = None,
+    ) -> None:
+        """Listen on host:port, any free port for 0; `threads` of ZeroMQ's move the bytes.
+
+        With `keys` only the client whose key they hold is served: the port is a CURVE socket for greetings, and the
+        next one is for requests, open and sealed, or CURVE as well with `encrypt`. Without keys the host has to be
+        a loopback address unless `no_auth` is set. `send_buffer`, in bytes, replaces TCP's own tuning of every
+        connection's buffer. `events` gets a line for every batch, and is closed with the daemon.
+
+        Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a host that others can
+        reach without keys.
+        """
+        self._log = log
+        self.served = Served()
+        seals = Seals(keys.secret) if keys is not None else None
+        self._events = events
+        self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
+        self._doors = Doors(
+            host,
+            port,
+            threads=threads,
+            keys=keys,
+            seals=seals,
+            encrypt=encrypt,
+            no_auth=no_auth,
+            send_buffer=send_buffer,
+        )
+        self.endpoint = self._doors.endpoint
+        """Where clients connect to, such as tcp://10.77.0.1:41234."""
+        self._outbox = Outbox()
+        self._answers = Answers(
+            store,
+            self._doors,
+            self._outbox,
+            self.served,
+            seals=seals,
+            encrypt=encrypt,
+            report=self.report,
+            marks=self._marks,
+            log=log,
+        )
+        self._closed = False
+        self._started = time.monotonic()
+        self._flushed = self._looked = self._started
+        self._memory_limit = anonymous_bytes() + _SPARE_BYTES
+
+    def serve(self, *, until_eof: int | None = None) -> str:
+        """Answer requests until SIGTERM or SIGINT, or until the descriptor `until_eof` is at its end; return which."""
+        with StopSignals() as stop:
+            poller = self._poller(stop, until_eof)
+            while True:
+                ready = dict(poller.poll(_LOOK_MS))
+                if stop.descriptor in ready:
+                    return "signal"
+                if until_eof in ready and not os.read(until_eof, 4096):  # type: ignore[arg-type]
+                    return "standard input ended"
+                if self._outbox.wake in ready:
+                    os.eventfd_read(self._outbox.wake)
+                self._answers.send_loaded()
+                for door, socket in enumerate(self._doors.sockets):
+                    if socket in ready:
+                        self._read_waiting(door, socket)
+                self._answer_waiting()
+                if self._look():
+                    poller = self._poller(stop, until_eof)
+
+    def _answer_waiting(self) -> None:
+        """Answer requests that waited for room; as many as there is room for, but never on and on."""
+        for _ in range(_AT_ONCE):
+            taken = self._outbox.take()
+            if not taken:
+                return
+            for name, request in taken:
+                self._answers.answer(name, request)
+
+    def _poller(self, stop: StopSignals, until_eof: int | None) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(stop.descriptor, zmq.POLLIN)
+        poller.register(self._outbox.wake, zmq.POLLIN)
+        if until_eof is not None:
+            poller.register(until_eof, zmq.POLLIN)
+        for socket in self._doors.sockets:
+            poller.register(socket, zmq.POLLIN)
+        return poller
+
+    def _read_waiting(self, door: int, socket: zmq.Socket[bytes]) -> None:
+        """Take what has arrived, a bounded number so that a stop is seen under load too."""
+        for _ in range(_AT_ONCE):
+            try:
+                client, *frames = socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._answers.take((door, client), frames)
+
+    def report(self) -> dict[str, object]:
+        """Return how the daemon is: seconds since its start, open connections, memory, and what it counted."""
+        self._doors.count()
+        return {
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "clients": self._doors.connections,
+            "rejected": self._doors.rejected,
+            "rss_bytes": resident_bytes(),
+            "anonymous_bytes": anonymous_bytes(),
+            "waiting": self._outbox.waiting,
+            **asdict(self.served),
+        }
+
+    def _look(self) -> bool:
+        """Look after memory, connections and events now and then; return whether the sockets are new ones."""
+        now = time.monotonic()
+        if self._marks is not None and now - self._flushed > _FLUSH_S and self._events is not None:
+            self._flushed = now
+            self._events.flush()
+        if now - self._looked < _LOOK_MS * 1e-3:
+            return False
+        self._looked = now
+        self._doors.count()
+        found = anonymous_bytes()
+        if found < self._memory_limit:
+            return False
+        # Messages whose end does not come are kept by ZeroMQ and cannot be dropped one by one. Clients connect
+        # again and ask again.
+        self.served.shed += 1
+        self._log("shed", anonymous_bytes=found, limit=self._memory_limit, connections=self._doors.connections)
+        self._doors.reopen()
+        trim()
+        return True
+
+    def close(self) -> None:
+        """Take nothing more, finish what is being sent within a few seconds, and close every connection."""
+        if self._closed:
+            return
+        self._closed = True
+        self._answers.close()
+        self._doors.close(_LINGER_MS)
+        self._outbox.close()
+        if self._marks is not None and self._events is not None:
+            self._marks.close()
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

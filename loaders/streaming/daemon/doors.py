@@ -1,0 +1,165 @@
+"""The daemon's sockets: one door for everything, or with keys one for greetings and the next for requests."""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from loaders.errors import LoaderConfigError, StreamError
+from loaders.streaming.daemon.gate import Gate
+from loaders.streaming.keys import KeyPair
+from loaders.streaming.protocol.seal import Seals
+from loaders.streaming.protocol.wire import MAX_REQUEST_BYTES
+
+__all__ = ["CONTROL", "DATA", "Doors", "is_loopback"]
+
+CONTROL, DATA = 0, 1
+"""Places of the doors; without keys there is the first alone, which does for both."""
+
+_HEARTBEAT_MS = 5_000
+"""How often a silent client is asked for a sign of life, so that the connections of dead ones are closed."""
+_HANDSHAKE_MS = 5_000
+"""How long a connection may take to speak the protocol."""
+_STALLED_MS = 120_000
+"""After how long a connection is closed whose other end takes no bytes."""
+_PORTS_TRIED = 32
+"""A free port needs a free one next to it."""
+_REBIND_S = 5.0
+
+
+class Doors:
+    """Listening sockets, and how many connections they have."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        threads: int,
+        keys: KeyPair | None,
+        seals: Seals | None,
+        encrypt: bool,
+        no_auth: bool,
+        send_buffer: int | None,
+    ) -> None:
+        """Listen on host:port, and with keys on the port after it.
+
+        Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a host other than a
+        loopback address without keys and without `no_auth`.
+        """
+        if keys is None and not no_auth and not is_loopback(host):
+            raise LoaderConfigError(
+                f"{host} can be reached from other hosts, and without keys anyone there could read the shards: "
+                "give --keys DIR (made by `python -m loaders.streaming keygen`), or --no-auth to allow it"
+            )
+        self._host, self._keys, self._encrypt, self._send_buffer = host, keys, encrypt, send_buffer
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=threads)
+        self._gate: Gate | None = None
+        self.sockets: list[zmq.Socket[bytes]] = []
+        self.monitors: list[zmq.Socket[bytes]] = []
+        self.connections = 0
+        """Connections that are open."""
+        try:
+            if keys is not None and seals is not None:
+                self._gate = Gate(self._context, keys, seals)
+            self._open(port)
+        except BaseException:
+            self.close(0)
+            raise
+        self.port = int(self.sockets[CONTROL].getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.endpoint = self.sockets[CONTROL].getsockopt_string(zmq.LAST_ENDPOINT)
+        """Where clients connect to, such as tcp://10.77.0.1:41234."""
+
+    @property
+    def rejected(self) -> int:
+        """Connections that were turned away because of their key."""
+        return self._gate.rejected if self._gate else 0
+
+    def data_port(self) -> int:
+        """Return the port for requests."""
+        return self.port + len(self.sockets) - 1
+
+    def count(self) -> None:
+        """Read what became of connections."""
+        for monitor in self.monitors:
+            while monitor.poll(0):
+                event = recv_monitor_message(monitor)["event"]
+                self.connections += 1 if event == zmq.EVENT_ACCEPTED else -1
+
+    def reopen(self) -> None:
+        """Close every connection and listen again where we did; raises StreamError when that cannot be done."""
+        self._shut(0)
+        deadline = time.monotonic() + _REBIND_S
+        while True:
+            try:
+                self._open(self.port)
+            except StreamError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)  # ZeroMQ closes its sockets in a thread of its own
+            else:
+                return
+
+    def close(self, linger_ms: int) -> None:
+        """Take no more connections, send what is under way for at most `linger_ms`, and close."""
+        self._shut(linger_ms)
+        if self._gate is not None:
+            self._gate.close()
+        self._context.term()
+
+    def _open(self, port: int) -> None:
+        count = 1 if self._keys is None else 2
+        for _ in range(1 if port or count == 1 else _PORTS_TRIED):
+            try:
+                first = self._bind(CONTROL, port)
+                for door in range(1, count):
+                    self._bind(door, first + door)
+            except zmq.ZMQError as error:
+                self._shut(0)
+                failed = error
+            else:
+                return
+        where = f"{self._host}:{port}" + (f" and the port after it, {port + 1}" if count == 2 else "")
+        raise StreamError(f"cannot listen on {where}: {zmq.strerror(failed.errno or 0)}") from failed
+
+    def _bind(self, door: int, port: int) -> int:
+        socket = self._context.socket(zmq.ROUTER)
+        self.sockets.append(socket)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, ":" in self._host)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        # The outbox bounds what is under way, in bytes.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        socket.setsockopt(zmq.TCP_MAXRT, _STALLED_MS)
+        if self._send_buffer is not None:
+            socket.setsockopt(zmq.SNDBUF, self._send_buffer)
+        if self._keys is not None:
+            if door == CONTROL or self._encrypt:
+                self._keys.secure_daemon(socket, "streaming")
+            else:
+                socket.setsockopt(zmq.PLAIN_SERVER, 1)
+                socket.setsockopt_string(zmq.ZAP_DOMAIN, "streaming")
+                socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.monitors.append(socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
+        socket.bind(f"tcp://{host}:{port or '*'}")
+        return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+    def _shut(self, linger_ms: int) -> None:
+        while self.sockets:
+            socket = self.sockets.pop()
+            socket.disable_monitor()
+            socket.close(linger=linger_ms)
+        self.monitors.clear()
+        self.connections = 0
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a numeric address can be reached from this host alone."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback

@@ -1,0 +1,165 @@
+"""Shards mapped into memory, and the slices of a request as views of them."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.streaming.daemon.pages import Pages
+from loaders.streaming.errors import ShardError, WireError
+from loaders.streaming.planner import Slice
+from loaders.streaming.protocol.wire import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
+from loaders.streaming.shards.index import MANIFEST, ShardSet, index_path
+
+__all__ = ["Answer", "ShardStore"]
+
+_Ints = npt.NDArray[np.int64]
+
+
+class Answer(NamedTuple):
+    """What a request asks for."""
+
+    header: BatchHeader
+    records: list[memoryview]
+    """A view of a mapped shard for every slice."""
+    spans: list[tuple[Pages, int, int]]
+    """Where every view begins and ends in which file."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records."""
+        return sum(end - start for _, start, end in self.spans)
+
+    def resident(self) -> bool:
+        """Return whether all records are in memory."""
+        return all(pages.resident(start, end) for pages, start, end in self.spans)
+
+    def load(self) -> None:
+        """Read all records from disk into memory, and return when they are there; OSError where it fails."""
+        for pages, start, end in self.spans:
+            pages.load(start, end)
+
+
+class ShardStore:
+    """The mapped shards of one folder; threads may share it."""
+
+    def __init__(self, root: Path) -> None:
+        """Map every shard; raises ShardError naming what is missing, does not fit or lies outside of `root`."""
+        _refuse_outside(root, [root / MANIFEST])
+        shards = sorted(ShardSet.open(root).shards, key=lambda shard: shard.path.name)
+        _refuse_outside(root, [path for shard in shards for path in (shard.path, index_path(shard.path))])
+        self._maps = []
+        described = []
+        for shard in shards:
+            self._maps.append(_map(shard.path, shard.nbytes))
+            digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)
+            digest.update(shard.records.tobytes())
+            described.append(Shard(shard.path.name, len(shard.records), shard.nbytes, digest.hexdigest()))
+        names = hashlib.blake2b(digest_size=16)
+        for one in described:
+            names.update(f"{one.name}\0{one.digest}\0".encode())
+        self.catalog = Catalog(names.hexdigest(), tuple(described))
+        """What is served."""
+        self.nbytes = sum(shard.nbytes for shard in described)
+        """Bytes of all shards."""
+        self._views = [memoryview(mapped) for mapped in self._maps]
+        self._pages = [Pages(view) for view in self._views]
+        self._counts = self.catalog.shard_records
+        self._base: _Ints = np.concatenate([[0], np.cumsum(self._counts)]).astype(np.int64)
+        # One matrix of all records, so that a request is answered by one indexing whatever its number of slices.
+        records = np.concatenate([shard.records for shard in shards])
+        begins, images = records["offset"], records["offset"] + records["image"]
+        columns = (records["id"], records["label"], images, records["image_size"], begins, begins + records["size"])
+        self._columns: _Ints = np.stack(columns).astype(np.int64, copy=False)
+
+    def answer(self, request: Get) -> Answer:
+        """Return what a request asks for, not copied and not read yet.
+
+        Raises WireError naming the slice that does not exist.
+        """
+        slices = self._checked(request)
+        if len(slices) == 1:
+            ((shard, first, count),) = slices
+            row = int(self._base[shard]) + first
+            columns = self._columns[:, row : row + count]
+            starts, ends = columns[4, :1], columns[5, -1:]
+            offsets = columns[2] - starts[0]
+        else:
+            columns, starts, ends, counts = self._rows(slices)
+            offsets = columns[2] - np.repeat(starts, counts)
+        records, spans = [], []
+        for part, start, end in zip(slices, starts.tolist(), ends.tolist(), strict=True):
+            records.append(self._views[part.shard][start:end])
+            spans.append((self._pages[part.shard], start, end))
+        header = BatchHeader(
+            request.sequence, request.epoch, request.batch, columns[0], columns[1], offsets, columns[3]
+        )
+        return Answer(header, records, spans)
+
+    def _rows(self, slices: tuple[Slice, ...]) -> tuple[_Ints, _Ints, _Ints, _Ints]:
+        """Return the columns of all records of some slices; the begins, ends and numbers of records of the slices."""
+        shards, firsts, counts = np.array(slices, np.int64).T
+        before = np.cumsum(counts) - counts
+        indices = np.repeat(self._base[shards] + firsts - before, counts)
+        columns = self._columns[:, indices + np.arange(len(indices))]
+        return columns, columns[4, before], columns[5, before + counts - 1], counts
+
+    def _checked(self, request: Get) -> tuple[Slice, ...]:
+        counts, total = self._counts, 0
+        for shard, first, records in request.slices:
+            if shard >= len(counts):
+                raise WireError(f"shard {shard} does not exist: there are {len(counts)}")
+            if records < 1 or first + records > counts[shard]:
+                raise WireError(
+                    f"shard {shard} has {counts[shard]} records: there are no {records} from record {first} on"
+                )
+            total += records
+        if total > MAX_RECORDS:
+            raise WireError(f"batch {request.batch}: more than {MAX_RECORDS} records")
+        return request.slices
+
+    def close(self) -> None:
+        """Unmap the shards, once nothing refers to their records any more."""
+        self._views.clear()
+        with suppress(BufferError):  # a view is left somewhere; the map goes with it
+            while self._maps:
+                self._maps.pop().close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _refuse_outside(root: Path, paths: list[Path]) -> None:
+    """Raise ShardError for a path that leads out of the folder, as a symbolic link may."""
+    real = root.resolve()
+    for path in paths:
+        if path.resolve().parent != real:
+            raise ShardError(f"{path} leads out of the shard folder, to {path.resolve()}: it is not served")
+
+
+def _map(path: Path, nbytes: int) -> mmap.mmap:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ShardError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size != nbytes:
+            raise ShardError(f"{path}: expected a file of {nbytes} bytes; convert the data again")
+        return mmap.mmap(file, nbytes, access=mmap.ACCESS_READ)
+    finally:
+        os.close(file)

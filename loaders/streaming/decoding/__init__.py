@@ -1,0 +1,1 @@
+"""From raw batches to tensors: engines, and the way to a GPU."""

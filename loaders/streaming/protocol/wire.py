@@ -1,0 +1,249 @@
+"""The protocol between client and daemon: msgpack headers, records as raw frames after them.
+
+    client                                     daemon
+    HELLO                                  ->
+                                           <-  CATALOG (what is served), and with keys a GRANT
+    WARM (sequence number, padding)        ->
+                                           <-  WARMED, and so many zeros
+    GET (sequence number, slices)          ->
+                                           <-  BATCH (what is in the frames), one frame per slice
+                                           or  REFUSAL (why not)
+    HEALTH                                 ->
+                                           <-  REPORT (what the daemon counted)
+
+Requests do not depend on one another, so one that was lost is sent again. What arrives is checked here before
+anything else touches it; WireError says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from loaders.streaming.errors import WireError
+from loaders.streaming.planner import Slice
+from loaders.streaming.protocol.messages import (
+    MAX_PADDING,
+    MAX_RECORDS,
+    MAX_REQUEST_BYTES,
+    SESSION_BYTES,
+    SESSION_KEY_BYTES,
+    BatchHeader,
+    Buffer,
+    Catalog,
+    Get,
+    Grant,
+    Health,
+    Hello,
+    Refusal,
+    Reply,
+    Report,
+    Request,
+    Shard,
+    Warm,
+    Warmed,
+    WireFormat,
+)
+
+__all__ = [
+    "MAX_PADDING",
+    "MAX_RECORDS",
+    "MAX_REQUEST_BYTES",
+    "SESSION_BYTES",
+    "SESSION_KEY_BYTES",
+    "BatchHeader",
+    "Buffer",
+    "Catalog",
+    "Get",
+    "Grant",
+    "Health",
+    "Hello",
+    "Refusal",
+    "Reply",
+    "Report",
+    "Request",
+    "Shard",
+    "Warm",
+    "Warmed",
+    "WireFormat",
+    "pack",
+    "pack_whole",
+    "unpack_answer",
+    "unpack_reply",
+    "unpack_request",
+]
+
+_VERSION = 2
+
+
+def pack(message: Request | Reply | Grant) -> bytes:
+    """Return the header frame of a message."""
+    return _packed(_fields(message))
+
+
+def pack_whole(header: BatchHeader, records: Sequence[Buffer]) -> bytes:
+    """Return a batch as one msgpack frame with all its bytes in it, copied."""
+    return _packed((*_fields(header), list(records)))
+
+
+def _packed(fields: tuple[Any, ...]) -> bytes:
+    data: bytes = msgpack.packb((_VERSION, *fields))
+    return data
+
+
+def _fields(message: Request | Reply | Grant) -> tuple[Any, ...]:  # noqa: PLR0911 - one a kind of message
+    match message:
+        case Get():
+            return (
+                "get", message.sequence, message.fingerprint, message.epoch, message.batch, message.slices, message.wire
+            )  # fmt: skip
+        case BatchHeader():
+            columns = np.concatenate((message.ids, message.labels, message.offsets, message.sizes))
+            return (
+                "batch",
+                message.sequence,
+                message.epoch,
+                message.batch,
+                columns.astype("<i8", copy=False).tobytes(),
+            )
+        case Hello():
+            return ("hello",)
+        case Health():
+            return ("health",)
+        case Warm():
+            return ("warm", message.sequence, message.padding)
+        case Warmed():
+            return ("warmed", message.sequence)
+        case Catalog():
+            return ("catalog", message.fingerprint, message.shards)
+        case Grant():
+            return ("grant", message.port, message.encrypted, message.session, message.key)
+        case Refusal():
+            return ("refusal", message.sequence, message.reason)
+        case Report():
+            return ("report", message.fields)
+
+
+def unpack_request(data: Buffer) -> Request:
+    """Return what a client asks for, checked for form; WireError when it is malformed."""
+    kind, fields = _unpack(data)
+    match kind, fields:
+        case "get", [sequence, fingerprint, epoch, batch, slices, wire]:
+            if not isinstance(slices, list) or not 0 < len(slices) <= MAX_RECORDS:
+                raise WireError(f"get: expected a list of 1 to {MAX_RECORDS} slices")
+            if wire not in ("raw", "msgpack"):
+                raise WireError("get: expected raw or msgpack as the wire format")
+            return Get(
+                _count(sequence, "sequence"),
+                _text(fingerprint, "fingerprint"),
+                _count(epoch, "epoch"),
+                _count(batch, "batch"),
+                tuple(_slice(part) for part in slices),
+                wire,
+            )
+        case "warm", [sequence, padding]:
+            if _count(padding, "padding") > MAX_PADDING:
+                raise WireError(f"warm: at most {MAX_PADDING} bytes of padding")
+            return Warm(_count(sequence, "sequence"), padding)
+        case "hello", []:
+            return Hello()
+        case "health", []:
+            return Health()
+    raise WireError(f"no request {kind[:20]!r} with {len(fields)} fields")
+
+
+def unpack_reply(data: Buffer) -> Reply | Grant:
+    """Return what a daemon answers, checked for form; WireError when it is malformed."""
+    kind, fields = _unpack(data)
+    match kind, fields:
+        case "batch", [_, _, _, _]:
+            return _batch(fields)
+        case "catalog", [fingerprint, shards]:
+            if not isinstance(shards, list) or not shards:
+                raise WireError("catalog: expected a list of shards")
+            return Catalog(_text(fingerprint, "fingerprint"), tuple(_shard(value) for value in shards))
+        case "grant", [port, encrypted, session, key]:
+            if not 0 < _count(port, "port") < 65_536 or not isinstance(encrypted, bool):
+                raise WireError("grant: expected a port, and whether it is encrypted")
+            if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
+                raise WireError(f"grant: expected a session of {SESSION_BYTES} bytes")
+            if not isinstance(key, bytes) or len(key) != SESSION_KEY_BYTES:
+                raise WireError(f"grant: expected a key of {SESSION_KEY_BYTES} bytes")
+            return Grant(port, encrypted, session, key)
+        case "warmed", [sequence]:
+            return Warmed(_count(sequence, "sequence"))
+        case "refusal", [sequence, reason]:
+            return Refusal(_count(sequence, "sequence"), _text(reason, "reason"))
+        case "report", [values]:
+            if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+                raise WireError("report: expected names and numbers")
+            return Report(values)
+    raise WireError(f"no reply {kind[:20]!r} with {len(fields)} fields")
+
+
+def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply | Grant, list[memoryview]]:
+    """Return an answer and the records that came with it, whichever their wire format.
+
+    Records in frames of their own are views of them. Raises WireError when the first frame is malformed; what the
+    records hold is not looked at.
+    """
+    if len(frames) == 1 and len(frames[0]) > 4:
+        kind, fields = _unpack(frames[0])
+        if kind == "batch" and len(fields) == 5:
+            records = fields.pop()
+            if not isinstance(records, list) or not all(isinstance(record, bytes) for record in records):
+                raise WireError("batch: expected a list of records")
+            return _batch(fields), [memoryview(record) for record in records]
+    if not frames:
+        raise WireError("an answer without a frame")
+    return unpack_reply(frames[0]), [memoryview(frame) for frame in frames[1:]]
+
+
+def _batch(fields: list[Any]) -> BatchHeader:
+    sequence, epoch, batch, columns = fields
+    if not isinstance(columns, bytes) or len(columns) % 32:
+        raise WireError("batch: expected four arrays of 64-bit numbers, of one length")
+    ids, labels, offsets, sizes = np.frombuffer(columns, "<i8").astype(np.int64, copy=False).reshape(4, -1)
+    return BatchHeader(
+        _count(sequence, "sequence"), _count(epoch, "epoch"), _count(batch, "batch"), ids, labels, offsets, sizes
+    )
+
+
+def _unpack(data: Buffer) -> tuple[str, list[Any]]:
+    try:
+        message = msgpack.unpackb(data)
+    # What nests too deeply or has a key that cannot be one ends in these as well.
+    except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
+        raise WireError(f"not msgpack: {error}") from error
+    if not isinstance(message, list) or len(message) < 2 or message[0] != _VERSION:
+        raise WireError(f"not a message of protocol version {_VERSION}")
+    return _text(message[1], "kind"), message[2:]
+
+
+def _count(value: object, name: str) -> int:
+    # msgpack's True is an int to Python.
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise WireError(f"{name}: expected a whole number from 0 to 2**63 - 1")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str):
+        raise WireError(f"{name}: expected text")
+    return value
+
+
+def _slice(value: object) -> Slice:
+    if not isinstance(value, list) or len(value) != 3:
+        raise WireError("slice: expected shard, first record and number of records")
+    return Slice(_count(value[0], "shard"), _count(value[1], "first"), _count(value[2], "records"))
+
+
+def _shard(value: object) -> Shard:
+    if not isinstance(value, list) or len(value) != 4:
+        raise WireError("shard: expected name, number of records, bytes and digest")
+    name, records, nbytes, digest = value
+    return Shard(_text(name, "name"), _count(records, "records"), _count(nbytes, "nbytes"), _text(digest, "digest"))

@@ -1,0 +1,1 @@
+"""The compute node's end: sessions with daemons, and batches under way."""

@@ -1,0 +1,114 @@
+"""A batch as it comes over the wire, in parts that are checked and joined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.streaming.errors import WireError
+from loaders.streaming.planner import BatchPlan, Slice
+from loaders.streaming.protocol.wire import BatchHeader
+
+__all__ = ["Assembly", "RawBatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class RawBatch:
+    """One batch as it came: records in frames, and where the images are in them."""
+
+    epoch: int
+    batch: int
+    ids: npt.NDArray[np.int64]
+    """Sample ids, shape (n,)."""
+    labels: npt.NDArray[np.int64]
+    """Classes, shape (n,)."""
+    frames: tuple[memoryview, ...]
+    """Whole TFRecord records, one frame per slice."""
+    frame_of: npt.NDArray[np.int64]
+    """Which frame holds each sample, shape (n,)."""
+    offsets: npt.NDArray[np.int64]
+    """Of each image in its frame, in bytes, shape (n,)."""
+    sizes: npt.NDArray[np.int64]
+    """Of each image in bytes, shape (n,)."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Encoded bytes of the images."""
+        return int(self.sizes.sum())
+
+    def images(self) -> list[memoryview]:
+        """Return the encoded image of every sample, not copied."""
+        places = zip(self.frame_of.tolist(), self.offsets.tolist(), self.sizes.tolist(), strict=True)
+        return [self.frames[frame][offset : offset + size] for frame, offset, size in places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    header: BatchHeader
+    frames: list[memoryview]
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A batch that was asked for in parts, some of which have arrived."""
+
+    plan: BatchPlan
+    parts: tuple[tuple[int, ...], ...]
+    """The slices of each part, by their places in the plan, in ascending order."""
+    _come: dict[int, _Part] = field(default_factory=dict)
+
+    def slices(self, index: int) -> tuple[Slice, ...]:
+        """Return the slices of one part."""
+        return tuple(self.plan.slices[place] for place in self.parts[index])
+
+    def add(self, index: int, header: BatchHeader, frames: list[memoryview]) -> None:
+        """Add the answer for one part; raise WireError when it is not what was asked for."""
+        _check(self.plan, self.slices(index), header, frames)
+        self._come[index] = _Part(header, frames)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every part has arrived."""
+        return len(self._come) == len(self.parts)
+
+    def batch(self) -> RawBatch:
+        """Join the parts in the order of the plan, whichever came first."""
+        headers = [self._come[index].header for index in range(len(self.parts))]
+        frames = [frame for index in range(len(self.parts)) for frame in self._come[index].frames]
+        if len(headers) == 1:
+            (header,) = headers
+            columns = [header.ids, header.labels, header.offsets, header.sizes]
+        else:
+            names = ("ids", "labels", "offsets", "sizes")
+            columns = [np.concatenate([getattr(header, name) for header in headers]) for name in names]
+        records = [piece.records for piece in self.plan.slices]
+        places = [place for part in self.parts for place in part]
+        if places != sorted(places):  # of several daemons
+            came = np.repeat(places, [records[place] for place in places])
+            order = np.argsort(came, kind="stable")
+            columns = [column[order] for column in columns]
+            frames = [frame for _, frame in sorted(zip(places, frames, strict=True), key=lambda pair: pair[0])]
+        ids, labels, offsets, sizes = columns
+        frame_of = np.repeat(np.arange(len(frames)), records)
+        return RawBatch(self.plan.epoch, self.plan.batch, ids, labels, tuple(frames), frame_of, offsets, sizes)
+
+
+def _check(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, frames: list[memoryview]) -> None:
+    if len(frames) != len(slices):
+        raise WireError(f"{len(frames)} frames for {len(slices)} slices")
+    if (header.epoch, header.batch) != (plan.epoch, plan.batch):
+        raise WireError(f"it says batch {header.batch} of epoch {header.epoch}")
+    records = [piece.records for piece in slices]
+    if len(header.ids) != sum(records):
+        raise WireError(f"{len(header.ids)} records, more or fewer than were asked for")
+    ends = np.repeat([len(frame) for frame in frames], records)
+    # As unsigned numbers, negative ones are too large; compared without a sum of two off the wire, which could wrap.
+    offsets, sizes = header.offsets.view(np.uint64), header.sizes.view(np.uint64)
+    ends = ends.astype(np.uint64)
+    if (offsets > ends).any() or (sizes > ends - offsets).any():
+        raise WireError("an image lies outside of its frame")

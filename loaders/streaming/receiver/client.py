@@ -1,0 +1,217 @@
+"""The compute node's end of the service: sessions with one or more daemons.
+
+Each stream is a connection of its own. A connection that is lost is made again by ZeroMQ, and what was asked for
+on it is asked for again, of another daemon that holds the same shards where there is one; an answer that comes
+twice is dropped by its sequence number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+
+from loaders.errors import LoaderConfigError, LoaderError, StreamError
+from loaders.streaming.planner import BatchPlan, EpochPlan, plan
+from loaders.streaming.protocol.wire import WireFormat
+from loaders.streaming.receiver.arrivals import Order
+from loaders.streaming.receiver.fetch import Fetch, Interrupted, check_window
+from loaders.streaming.receiver.memory import keep_freed_memory
+from loaders.streaming.receiver.placement import Placement
+from loaders.streaming.receiver.session import Session
+from loaders.streaming.receiver.source import Source
+from loaders.streaming.receiver.stream import Stream
+
+__all__ = ["StreamClient", "Traffic"]
+
+_MESSAGES = 32
+"""Messages taken of one stream before the next one's turn."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What a client counted since it was made."""
+
+    batches: int = 0
+    bytes: int = 0
+    """Bytes of all frames taken, headers included."""
+    wait_s: float = 0.0
+    """Time in which the next batch was wanted and had not arrived."""
+    asked_again: int = 0
+    """Requests that were repeated on a new connection."""
+    moved: int = 0
+    """Requests that were taken to another daemon."""
+    stale: int = 0
+    """Answers that nobody waited for any more."""
+
+
+class StreamClient:
+    """Connections to daemons; one thread at a time uses it, except for `interrupt`."""
+
+    def __init__(
+        self,
+        endpoints: str | Sequence[str],
+        *,
+        streams: int,
+        timeout_s: float,
+        keys: Path | str | None = None,
+        warm_bytes: int = 0,
+        wire: WireFormat = "raw",
+    ) -> None:
+        """Connect `streams` streams to every daemon, learn what each serves, and move `warm_bytes` of padding.
+
+        Daemons may hold different shards, or the same ones, of which any then serves.
+
+        Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds.
+        """
+        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
+            raise LoaderConfigError(f"endpoints={list(self.endpoints)}: expected one or more, each once")
+        if not 1 <= streams <= 64:
+            raise LoaderConfigError(f"streams={streams}: expected 1 to 64")
+        if warm_bytes < 0:
+            raise LoaderConfigError(f"warm_bytes={warm_bytes}: expected 0 or more")
+        if not timeout_s > 0:
+            raise LoaderConfigError(f"timeout_s={timeout_s}: expected more than 0 s")
+        if wire not in ("raw", "msgpack"):
+            raise LoaderConfigError(f"wire={wire!r}: expected raw or msgpack")
+        keep_freed_memory()
+        self.timeout_s = timeout_s
+        self.traffic = Traffic()
+        self.sequence = itertools.count()
+        """Numbers of requests, none of which is used twice."""
+        self._pid = os.getpid()
+        self._context = zmq.Context(io_threads=1)
+        self._poller = zmq.Poller()
+        self._interrupt = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poller.register(self._interrupt, zmq.POLLIN)
+        self._sessions: list[Session] = []
+        self._polled = time.monotonic()
+        self._closed = False
+        try:
+            for endpoint in self.endpoints:
+                self._sessions.append(
+                    Session(
+                        self._context,
+                        self._poller,
+                        endpoint,
+                        streams=streams,
+                        timeout_s=timeout_s,
+                        keys=keys,
+                        warm_bytes=warm_bytes,
+                        wire=wire,
+                    )
+                )
+            self.placement = Placement.of(self.endpoints, [session.catalog for session in self._sessions])
+        except BaseException:
+            self.close()
+            raise
+        self.catalog = self.placement.catalog
+        """What all daemons serve together."""
+        self.sources = tuple(
+            Source(session, places) for session, places in zip(self._sessions, self.placement.places, strict=True)
+        )
+
+    def plan(self, *, order: Order = "arrival", **arguments: Any) -> EpochPlan:
+        """Plan an epoch over the shards of all daemons; the arguments are those of `planner.plan`.
+
+        Where batches are to be used as they arrive, all but the last few are of one daemon's shards each, or of
+        those that the same daemons hold, so that a slow daemon delays none that it has no part in.
+        """
+        planned = plan(self.catalog.shard_records, **arguments)
+        return self.grouped(planned) if order == "arrival" else planned
+
+    def grouped(self, planned: EpochPlan) -> EpochPlan:
+        """Return a plan's records in batches of one daemon's shards each, as far as they can be."""
+        groups = self.placement.groups
+        return planned.grouped(groups) if len(set(groups)) > 1 and len(planned) else planned
+
+    def fetch(self, batches: Iterable[BatchPlan], *, window: int, order: Order = "arrival", step: int = 0) -> Fetch:
+        """Start to fetch batches, at most `window` of each daemon asked for and not yet taken.
+
+        Batches are planned epoch after epoch. A `step` above 0 begins with so many batches and asks for so many
+        more with each one taken, until the window is full.
+        """
+        rest = iter(batches)
+        return self.fetch_from(lambda: next(rest, None), window=window, order=order, step=step)
+
+    def fetch_from(
+        self, pull: Callable[[], BatchPlan | None], *, window: int, order: Order = "arrival", step: int = 0
+    ) -> Fetch:
+        """Start to fetch what `pull` returns whenever there is room for another batch; None is nothing for now."""
+        self.check_process()
+        check_window(window, order, step)
+        self._interrupted()  # one that came when nothing was under way is of no concern to this fetch
+        return Fetch(self, pull, window, order, step)
+
+    def interrupt(self) -> None:
+        """End the fetch that was started last, as if it were finished; may be called from another thread."""
+        os.eventfd_write(self._interrupt, 1)
+
+    def receive(self, timeout_s: float) -> Iterator[tuple[Source, Stream, list[zmq.Frame]]]:
+        """Yield what has arrived, waiting for the first message; a stream without frames was lost.
+
+        Adds to what every daemon that is waited for has been silent.
+        """
+        began = time.monotonic()
+        ready = dict(self._poller.poll(max(0, int(timeout_s * 1000) + 1) if timeout_s > 0 else 0))
+        now = time.monotonic()
+        # Time in which nobody looked is not the daemon's, but for a part: silence has to end some time.
+        passed = now - began + min(began - self._polled, self.timeout_s / 4)
+        self._polled = now
+        for source in self.sources:
+            source.silent_s = source.silent_s + passed if source.waited_for else 0.0
+            for stream in source.session.streams:
+                lost = stream.monitor in ready and stream.lost()
+                if not lost and stream.socket not in ready:
+                    continue
+                # Of a connection that was lost, what had arrived is taken before the rest is asked for again.
+                left = _MESSAGES
+                while (lost or left) and (frames := stream.receive()) is not None:
+                    source.silent_s = 0.0
+                    left -= 1
+                    yield source, stream, frames
+                if lost:
+                    yield source, stream, []
+        if self._interrupt in ready and self._interrupted():
+            raise Interrupted
+
+    def close(self) -> None:
+        """Close every connection; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() != self._pid:  # a fork's sockets are its parent's
+            return
+        for session in self._sessions:
+            session.close()
+        self._context.destroy(linger=0)
+        os.close(self._interrupt)
+
+    def check_process(self) -> None:
+        """Raise LoaderError in a process that was forked after the client was made."""
+        if os.getpid() != self._pid:
+            raise LoaderError("connections do not survive a fork: make the loader in the process that uses it")
+        if self._closed:
+            raise StreamError("the client is closed: make a new one")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _interrupted(self) -> bool:
+        try:
+            return bool(os.eventfd_read(self._interrupt))
+        except BlockingIOError:
+            return False

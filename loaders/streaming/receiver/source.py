@@ -1,0 +1,96 @@
+"""One of the daemons that a client asks: what it holds, how much it has to answer, how long it has been silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from loaders.streaming.planner import Slice
+from loaders.streaming.receiver.session import Session
+from loaders.streaming.receiver.stream import Stream
+
+__all__ = ["Source"]
+
+
+@dataclass(slots=True)
+class Source:
+    """A daemon with its streams."""
+
+    session: Session
+    places: dict[int, int]
+    """From a shard's place in the merged catalog to its place in this daemon's."""
+    silent_s: float = 0.0
+    """How long it has been waited for without a sign."""
+    batches: int = 0
+    """Batches of which it has a part and that nobody has taken."""
+    _nbytes: dict[int, int] = field(default_factory=dict)
+    """Of every request under way, by its sequence number, about."""
+    _on: dict[int, int] = field(default_factory=dict)
+    """The stream of every request under way."""
+    _loads: list[int] = field(default_factory=list)
+    """Bytes under way of every stream."""
+
+    def __post_init__(self) -> None:
+        self._loads = [0] * len(self.session.streams)
+
+    @property
+    def connected(self) -> bool:
+        """Whether one of its streams is."""
+        return any(stream.connected for stream in self.session.streams)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes under way, about."""
+        return sum(self._loads)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether a request has no answer."""
+        return bool(self._nbytes)
+
+    @property
+    def sequences(self) -> list[int]:
+        """The requests under way."""
+        return list(self._nbytes)
+
+    def reluctance(self, allowed: int) -> tuple[bool, int]:
+        """Order daemons that have the same shards: those with room first, then those with little under way."""
+        return self.batches >= allowed, self.nbytes
+
+    def holds(self, slices: Iterable[Slice]) -> bool:
+        """Return whether it has the shards of all slices."""
+        return all(piece.shard in self.places for piece in slices)
+
+    def ask(self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int) -> None:
+        """Ask for slices, about so many bytes, on the stream that has the least under way."""
+        if not self._nbytes:
+            self.silent_s = 0.0
+        own = tuple(Slice(self.places[piece.shard], piece.first, piece.records) for piece in slices)
+        request = self.session.request(sequence, epoch, batch, own)
+        place = self._loads.index(min(self._loads))
+        self._loads[place] += nbytes
+        self._nbytes[sequence], self._on[sequence] = nbytes, place
+        self.session.streams[place].ask(sequence, request)
+
+    def done(self, sequence: int) -> None:
+        """Forget a request."""
+        place = self._on.pop(sequence)
+        self._loads[place] -= self._nbytes.pop(sequence)
+        self.session.streams[place].done(sequence)
+
+    def reset(self) -> None:
+        """Drop everything that is under way, with the connections that carry it."""
+        for stream in self.session.streams:
+            if stream.under_way:
+                stream.reset()
+        self._nbytes.clear()
+        self._on.clear()
+        self._loads = [0] * len(self._loads)
+        self.batches, self.silent_s = 0, 0.0
+
+    def silence(self) -> str:
+        """Say what it looks like that nothing has come for so long."""
+        return self.session.silence(self._busiest())
+
+    def _busiest(self) -> Stream:
+        return max(self.session.streams, key=lambda stream: len(stream.under_way))

@@ -1,0 +1,155 @@
+"""One connection to a daemon, and what has been asked for on it."""
+
+from __future__ import annotations
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from loaders.errors import StreamError
+from loaders.streaming.keys import KeyPair
+from loaders.streaming.protocol.seal import Sealer, password
+
+__all__ = ["Stream"]
+
+_RECONNECT_MS = 100
+_RECONNECT_MAX_MS = 1_000
+_HEARTBEAT_S = 1.0
+"""How often the daemon is asked for a sign of life."""
+_EVENTS = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+
+
+class Stream:
+    """A ZeroMQ connection that knows which of its requests have no answer yet."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        timeout_s: float,
+        poller: zmq.Poller,
+        *,
+        keys: KeyPair | None = None,
+        session: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        """Start to connect; the sockets are registered with `poller`.
+
+        With `keys` the connection is a CURVE one; with `session`, its name and key, requests are sealed.
+        """
+        self._context, self._endpoint, self._timeout_s, self._poller = context, endpoint, timeout_s, poller
+        self._keys, self._session = keys, session
+        self.under_way: dict[int, bytes] = {}
+        """Requests without an answer, by sequence number."""
+        self._open()
+
+    def _open(self) -> None:
+        self.connected = False
+        """Whether the handshake succeeded and the connection has not been lost since, as far as `lost` has read."""
+        self.state = "it was never reached"
+        """What is known of the connection, in words."""
+        self.refused = False
+        """Whether the daemon refused this side's key."""
+        self._sealer = Sealer(*self._session) if self._session else None
+        self.socket = self._context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.IPV6, 1)
+        if self._keys is not None:
+            self._keys.secure_client(self.socket)
+        elif self._session is not None:
+            name, key = self._session
+            self.socket.setsockopt(zmq.PLAIN_USERNAME, name.hex().encode())
+            self.socket.setsockopt(zmq.PLAIN_PASSWORD, password(key))
+        # The window bounds what is under way; a limit here could only stop a request from being repeated.
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
+        self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
+        # A link that fails without a word is noticed by silence, well before the caller's own patience ends.
+        self.socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * min(_HEARTBEAT_S, self._timeout_s / 6)))
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * self._timeout_s / 3))
+        self.monitor = self.socket.get_monitor_socket(_EVENTS)
+        try:
+            self.socket.connect(self._endpoint)
+        except zmq.ZMQError as error:
+            self.socket.disable_monitor()
+            self.socket.close(linger=0)
+            raise StreamError(
+                f"{self._endpoint}: cannot connect to such an address: {zmq.strerror(error.errno or 0)}"
+            ) from error
+        self._poller.register(self.socket, zmq.POLLIN)
+        self._poller.register(self.monitor, zmq.POLLIN)
+
+    def ask(self, sequence: int, request: bytes) -> None:
+        """Send a request, or have it sent once connected."""
+        self.under_way[sequence] = request
+        self._send(request)
+
+    def _send(self, request: bytes) -> None:
+        if self._sealer is None:
+            self.socket.send(request)
+        else:
+            self.socket.send_multipart((request, self._sealer.seal(request)))
+
+    def done(self, sequence: int) -> None:
+        """Note that a request has its answer."""
+        self.under_way.pop(sequence, None)
+
+    def lost(self) -> bool:
+        """Read what happened to the connection; return whether one that had carried requests is gone."""
+        lost = False
+        while self.monitor.poll(0):
+            event = recv_monitor_message(self.monitor)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.connected = True
+                self.state = "it is connected and silent"
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self.refused = True
+                self.state = "it does not know this client's key"
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                self.state = self._mismatch()
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                self.state = "it broke the connection off before it was made" + (
+                    ", as a daemon does whose key is another one" if self._keys else ""
+                )
+            # Nothing was sent on a connection whose handshake failed: its requests wait for the next one.
+            elif event == zmq.EVENT_DISCONNECTED and self.connected:
+                self.connected = False
+                self.state = "the connection was lost and not restored"
+                lost = True
+        return lost
+
+    def _mismatch(self) -> str:
+        if self._keys is None:
+            return "it speaks another protocol, or wants keys (keys=DIR)"
+        return "it speaks another protocol, or serves without keys"
+
+    def receive(self) -> list[zmq.Frame] | None:
+        """Return a message that has arrived, None where there is none."""
+        try:
+            return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+
+    def ask_again(self) -> int:
+        """Send everything that has no answer yet once more; return how many requests that is."""
+        for request in self.under_way.values():
+            self._send(request)
+        return len(self.under_way)
+
+    def reset(self) -> None:
+        """Drop the connection with all that is under way on it, and make a new one."""
+        self.close()
+        self.under_way.clear()
+        self._open()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._poller.unregister(self.socket)
+        self._poller.unregister(self.monitor)
+        self.socket.disable_monitor()
+        self.socket.close(linger=0)

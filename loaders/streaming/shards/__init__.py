@@ -1,0 +1,1 @@
+"""Folders of TFRecord shards: written, indexed and verified."""

@@ -1,0 +1,134 @@
+"""Commands that make and check shard folders: convert, index, verify."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# What reads and writes data is imported by the command that needs it: the daemon has no use for it.
+if TYPE_CHECKING:
+    from loaders.streaming.shards.convert import Source
+
+__all__ = ["add_commands"]
+
+_KINDS = ("image-tree", "coco", "numpy", "audio")
+_MIB = 2**20
+_MAX_DEFAULT_WORKERS = 32
+
+
+def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add the commands; each sets `run`, which takes the parsed arguments and raises LoaderError."""
+    convert = commands.add_parser("convert", help="make a shard folder of image trees, COCO, NumPy volumes or audio")
+    convert.add_argument("--from", dest="kind", required=True, choices=_KINDS, help="what the source holds")
+    convert.add_argument("source", type=Path, metavar="SRC", help="folder of the source")
+    convert.add_argument("--out", type=Path, required=True, metavar="DIR", help="shard folder to make")
+    convert.add_argument("--seed", type=int, default=0, help="of the order of the samples (default: %(default)s)")
+    convert.add_argument("--shard-mib", type=int, default=64, help="most MiB of a shard (default: %(default)s)")
+    convert.add_argument("--replace", action="store_true", help="replace shards that are in DIR already")
+    convert.add_argument("--annotations", type=Path, metavar="FILE", help="COCO's JSON file")
+    convert.add_argument("--images", type=Path, metavar="FOLDER", help="folder of COCO's images")
+    convert.set_defaults(run=_convert)
+
+    index = commands.add_parser("index", help="make a folder of TFRecord files that others wrote a shard folder")
+    index.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder of TFRecord files")
+    index.add_argument("--payload-feature", metavar="NAME", help="feature of the sample's bytes (default: a usual one)")
+    index.add_argument("--label-feature", metavar="NAME", help="feature of its label (default: a usual one, or -1)")
+    index.add_argument("--id-feature", metavar="NAME", help="feature of its id (default: `id`, or counted through)")
+    index.add_argument("--pattern", help="names of the files (default: *.tfrecord, *-of-* and alike)")
+    index.set_defaults(run=_index)
+
+    verify = commands.add_parser("verify", help="check every checksum and index of a shard folder")
+    verify.add_argument("--root", type=Path, required=True, metavar="DIR", help="shard folder")
+    verify.set_defaults(run=_verify)
+
+    for command in (convert, index, verify):
+        command.add_argument(
+            "--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)"
+        )
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    from loaders.errors import LoaderConfigError
+    from loaders.streaming.shards.bar import progress_bar
+    from loaders.streaming.shards.convert import convert_source
+    from loaders.streaming.shards.output import OutputError
+
+    if arguments.shard_mib < 1:
+        raise LoaderConfigError(f"--shard-mib {arguments.shard_mib}: expected 1 or more")
+    if arguments.seed < 0:
+        raise LoaderConfigError(f"--seed {arguments.seed}: expected 0 or more")
+    began = time.monotonic()
+    source = _source(arguments)
+    _say(
+        f"{len(source.items)} samples listed in {arguments.source}"
+        + (f", {len(source.classes)} classes" if source.classes else "")
+        + (f"; {source.ignored} other files left out" if source.ignored else "")
+    )
+    try:
+        with progress_bar("converting") as progress:
+            done = convert_source(
+                source,
+                arguments.out.resolve(),
+                seed=arguments.seed,
+                shard_bytes=arguments.shard_mib * _MIB,
+                workers=arguments.workers,
+                replace=arguments.replace,
+                progress=progress,
+            )
+    except KeyboardInterrupt as stop:
+        raise OutputError("stopped; run the same command again: it goes on with the shards that are whole") from stop
+    _say(
+        f"{arguments.out}: {done.samples} samples"
+        + (f", {done.taken_over} of them from before" if done.taken_over else "")
+        + f", {time.monotonic() - began:.1f} s"
+    )
+
+
+def _source(arguments: argparse.Namespace) -> Source:
+    from loaders.errors import LoaderConfigError
+    from loaders.streaming.shards.convert import KINDS, coco
+
+    root = arguments.source.absolute()
+    if arguments.kind == "coco":
+        return coco(root, arguments.annotations, arguments.images)
+    if arguments.annotations or arguments.images:
+        raise LoaderConfigError(f"--annotations and --images are for --from coco, not {arguments.kind}")
+    return KINDS[arguments.kind](root)
+
+
+def _index(arguments: argparse.Namespace) -> None:
+    from loaders.streaming.shards.bar import progress_bar
+    from loaders.streaming.shards.indexer import Features, index_folder
+    from loaders.streaming.shards.output import output_errors
+
+    features = Features(arguments.payload_feature, arguments.label_feature, arguments.id_feature)
+    root = arguments.root.absolute()
+    with progress_bar("indexing") as progress, output_errors(root):
+        shards, samples = index_folder(
+            root, features, pattern=arguments.pattern, workers=arguments.workers, progress=progress
+        )
+    _say(f"{arguments.root}: {samples} samples in {shards} shards")
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    from loaders.streaming.shards.bar import progress_bar
+    from loaders.streaming.shards.verify import verify_folder
+
+    began = time.monotonic()
+    with progress_bar("verifying") as progress:
+        whole = verify_folder(arguments.root.absolute(), workers=arguments.workers, progress=progress)
+    seconds = time.monotonic() - began
+    _say(
+        f"{arguments.root}: whole; {whole.samples} samples in {whole.shards} shards, {whole.nbytes / 1e6:.1f} MB, "
+        f"{whole.nbytes / 1e6 / seconds:.0f} MB/s"
+    )
+
+
+def _say(text: str) -> None:
+    # Names of files need not be text.
+    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
+    sys.stdout.flush()

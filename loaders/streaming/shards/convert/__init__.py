@@ -1,0 +1,144 @@
+"""From files to a folder of TFRecord shards: image trees, COCO, NumPy volumes and recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from loaders.errors import LoaderConfigError
+from loaders.streaming.shards.convert.audio import audio_folder
+from loaders.streaming.shards.convert.coco import coco
+from loaders.streaming.shards.convert.images import image_tree
+from loaders.streaming.shards.convert.job import run_job
+from loaders.streaming.shards.convert.plan import content_key
+from loaders.streaming.shards.convert.source import Content, Item, Source, read_file
+from loaders.streaming.shards.convert.volumes import numpy_volumes
+from loaders.streaming.shards.index import MANIFEST, stored_key
+from loaders.streaming.shards.output import OutputError, output_errors
+
+if TYPE_CHECKING:
+    from loaders.base import Samples
+
+__all__ = [
+    "KINDS",
+    "SHARD_BYTES",
+    "Converted",
+    "OutputError",
+    "Source",
+    "audio_folder",
+    "coco",
+    "convert",
+    "convert_source",
+    "image_tree",
+    "numpy_volumes",
+]
+
+SHARD_BYTES: Final = 64 * 2**20
+"""Bytes of a shard at most, if no single sample is larger."""
+
+KINDS: Final[dict[str, Callable[[Path], Source]]] = {
+    "image-tree": image_tree,
+    "coco": coco,
+    "numpy": numpy_volumes,
+    "audio": audio_folder,
+}
+"""How each kind of source is listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What became of a conversion."""
+
+    out: Path
+    samples: int
+    taken_over: int
+    """Samples whose shards were there already."""
+
+
+def convert_source(
+    source: Source,
+    out: Path,
+    *,
+    seed: int = 0,
+    shard_bytes: int = SHARD_BYTES,
+    workers: int = 1,
+    replace: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Converted:
+    """Write the samples, shuffled by `seed`, into TFRecord shards; the same bytes for any number of workers.
+
+    One that was killed goes on with the shards that are whole. A folder of the same shards is left as it is; one of
+    others is replaced only if `replace`. `progress` is called with (samples done, samples in all).
+
+    Raises SampleError naming the sample that cannot be read or has changed, OutputError naming the folder or
+    file that cannot be written and what to do, WorkerError when a process was killed.
+    """
+    _check_apart(source.root, out)
+    key = content_key(source, seed=seed, shard_bytes=shard_bytes)
+    with output_errors(out):
+        there = (out / MANIFEST).is_file()
+        if there and not replace and stored_key(out) != key:
+            raise OutputError(f"{out}: it holds other shards, or damaged ones; choose another folder or --replace")
+        if there and not replace and _is_newer(source, out / MANIFEST):
+            raise OutputError(f"{source.root}: it changed after {out} was made of it; convert anew with --replace")
+        taken_over = run_job(
+            source,
+            out,
+            key=key,
+            seed=seed,
+            shard_bytes=shard_bytes,
+            workers=workers,
+            keep=True,
+            again=replace,
+            progress=progress,
+        )
+    return Converted(out, len(source.items), taken_over)
+
+
+def convert(
+    samples: Samples,
+    out: Path,
+    *,
+    key: str,
+    seed: int = 0,
+    shard_bytes: int = SHARD_BYTES,
+    workers: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write the samples, shuffled by `seed`, into TFRecord shards of at most `shard_bytes` and return `out`.
+
+    A folder whose stored key is equal is left as it is, shards under another key are replaced. The folder appears
+    whole or not at all, and readers of an older one keep what they have open. `progress` is called with (samples
+    done, samples in all).
+
+    Raises SampleError naming the sample that cannot be read or has changed, OSError when `out` cannot be
+    written, OutputError when something else is there or another process converts to it, LoaderConfigError
+    without samples.
+    """
+    if not len(samples):
+        raise LoaderConfigError(f"nothing to convert: {samples.root} has no samples")
+    if stored_key(out) == key:
+        return out
+    sizes, labels = samples.sizes.tolist(), samples.labels.tolist()
+    items = tuple(
+        Item(name, label, size, 0, size) for name, label, size in zip(samples.paths, labels, sizes, strict=True)
+    )
+    source = Source("samples", samples.root, items, "image/class/label", "image/path", _read_sample)
+    run_job(source, out, key=key, seed=seed, shard_bytes=shard_bytes, workers=workers, progress=progress)
+    return out
+
+
+def _read_sample(root: Path, item: Item, sample_id: int) -> Content:
+    return Content("image/encoded", read_file(root / item.name, sample_id, item.size))
+
+
+def _is_newer(source: Source, manifest: Path) -> bool:
+    return max(item.mtime_ns for item in source.items) > manifest.stat().st_mtime_ns
+
+
+def _check_apart(root: Path, out: Path) -> None:
+    root, out = root.resolve(), out.resolve()
+    if out.is_relative_to(root) or root.is_relative_to(out):
+        raise OutputError(f"{out}: it and the source, {root}, lie in one another; choose a folder elsewhere")

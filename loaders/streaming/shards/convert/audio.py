@@ -1,0 +1,86 @@
+"""Folders of recordings: root/class/name.wav, or files without classes in the root, stored as they are encoded.
+
+Transcripts in files *.trans.txt, a name and a text a line as LibriSpeech has them, are stored with their recordings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from loaders.errors import LoaderConfigError, SampleError
+from loaders.streaming.shards.convert.images import listed
+from loaders.streaming.shards.convert.source import Content, Item, Source, classes_of, files_below, read_file
+from loaders.streaming.shards.example import Feature
+
+__all__ = ["audio_folder"]
+
+_MAGIC = {
+    ".wav": (b"RIFF", b"RF64"),
+    ".flac": (b"fLaC",),
+    ".ogg": (b"OggS",),
+    ".opus": (b"OggS",),
+    ".mp3": (b"ID3", b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2", b"\xff\xe3", b"\xff\xe2"),
+}
+_TRANSCRIPTS = ".trans.txt"
+
+
+def audio_folder(root: Path) -> Source:
+    """List the recordings below a folder; a label is the place of its class folder among all, in order.
+
+    Raises LoaderConfigError naming what is missing or in the way.
+    """
+    found, ignored = [], 0
+    texts: dict[str, str] = {}
+    transcribed: set[str] = set()
+    for name, path in files_below(root):
+        if path.suffix.lower() in _MAGIC:
+            found.append((name, path))
+        elif name.endswith(_TRANSCRIPTS):
+            transcribed.add(str(path.parent))
+            texts.update(_transcripts(path))
+        else:
+            ignored += 1
+    if not found:
+        raise LoaderConfigError(f"{root}: no recording below it ({', '.join(_MAGIC)}); expected class/name.wav")
+    classes = classes_of(root, [name for name, _ in found])
+    labels = {name: label for label, name in enumerate(classes)}
+    items = []
+    for name, path in found:
+        features: dict[str, Feature] = {"audio/format": [path.suffix.lower()[1:].encode()]}
+        if str(path.parent) in transcribed:
+            key = str(path.with_suffix(""))
+            if key not in texts:
+                raise LoaderConfigError(f"{path}: the transcripts (*{_TRANSCRIPTS}) beside it have no line for it")
+            features["audio/text"] = [texts[key].encode()]
+        items.append(replace(listed(name, path, labels.get(name.partition("/")[0], -1)), features=features))
+    return Source("audio", root, tuple(items), "label", "audio/path", _read, classes, ignored)
+
+
+def _transcripts(path: Path) -> dict[str, str]:
+    """Return the texts of a file by the recordings' paths without suffix."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoaderConfigError(f"{path}: {error}; restore it or take it away") from error
+    pairs = (line.strip().partition(" ") for line in lines if line.strip())
+    return {str(path.parent / name): text.strip() for name, _, text in pairs}
+
+
+def _read(root: Path, item: Item, sample_id: int) -> Content:
+    path = root / item.name
+    recording = read_file(path, sample_id, item.size)
+    magic = _MAGIC[path.suffix.lower()]
+    if not recording.startswith(magic):
+        raise SampleError(
+            f"sample {sample_id}, {path}: no {path.suffix.lower()[1:]} file "
+            f"({recording[:8].hex(' ') or 'empty'}); restore it or take it away"
+        )
+    # A writer that did not know the length yet left 0 or all ones.
+    stated = int.from_bytes(recording[4:8], "little")
+    if recording.startswith(b"RIFF") and stated != 0xFFFFFFFF and stated + 8 > len(recording):
+        raise SampleError(
+            f"sample {sample_id}, {path}: cut short at {len(recording)} of {stated + 8} bytes; "
+            "restore it or take it away"
+        )
+    return Content("audio/encoded", recording, item.features)

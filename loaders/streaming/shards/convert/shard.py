@@ -1,0 +1,67 @@
+"""One shard: its samples read, written as TFRecord, and indexed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from loaders.errors import SampleError
+from loaders.streaming.errors import ShardError
+from loaders.streaming.shards.convert.source import Content, Item
+from loaders.streaming.shards.example import example_head
+from loaders.streaming.shards.index import RECORD, save_index, written_whole
+from loaders.streaming.shards.tfrecord import HEADER_BYTES, write_record
+
+__all__ = ["ShardTask", "write_shard"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """All that a process needs to write one shard."""
+
+    path: Path
+    root: Path
+    ids: tuple[int, ...]
+    items: tuple[Item, ...]
+    """The samples with these ids, in the shard's order."""
+    label_feature: str
+    path_feature: str
+    read: Callable[[Path, Item, int], Content]
+
+
+def write_shard(task: ShardTask, progress: Callable[[int], None] | None = None) -> int:
+    """Write a shard and then its index, each whole or not at all, and return the number of its samples.
+
+    `progress` is called with the samples done. Raises SampleError naming the sample that cannot be read, OSError
+    naming the file that cannot be written.
+    """
+    records: list[tuple[int, int, int, int, int, int]] = []
+    offset = 0
+    with written_whole(task.path) as file:
+        for sample_id, item in zip(task.ids, task.items, strict=True):
+            content = task.read(task.root, item, sample_id)
+            head = _head(task, item, sample_id, content)
+            size = write_record(file, head, content.payload)
+            records.append((offset, size, HEADER_BYTES + len(head), len(content.payload), item.label, sample_id))
+            offset += size
+            if progress is not None:
+                progress(len(records))
+    save_index(task.path, np.array(records, RECORD))
+    return len(records)
+
+
+def _head(task: ShardTask, item: Item, sample_id: int, content: Content) -> bytes:
+    features = {
+        "id": [sample_id],
+        task.label_feature: [item.label],
+        task.path_feature: [os.fsencode(item.name)],
+        **content.features,
+    }
+    try:
+        return example_head(features, content.payload_name, len(content.payload))
+    except ShardError as error:
+        raise SampleError(f"sample {sample_id}, {task.root / item.name}: {error}") from error

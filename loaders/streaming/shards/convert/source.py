@@ -1,0 +1,120 @@
+"""What a converter reads: items that are listed first, and read one by one when their shard is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from loaders.errors import LoaderConfigError, SampleError
+from loaders.streaming.shards.example import Feature
+
+__all__ = ["Content", "Item", "Source", "classes_of", "files_below", "read_file", "source_folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One sample as it was listed."""
+
+    name: str
+    """Its file relative to the source, '/' between parts."""
+    label: int
+    """-1 where there is none."""
+    size: int
+    """Bytes of the file when it was listed."""
+    mtime_ns: int
+    payload_size: int
+    """Bytes of the payload, as far as the listing tells; shards are divided by it."""
+    features: dict[str, Feature] = field(default_factory=dict)
+    """What else is stored with the sample."""
+    companion: str | None = None
+    """Another file that is stored with the sample, relative to the source."""
+    companion_size: int = 0
+    """Its bytes when it was listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """One sample as it is stored."""
+
+    payload_name: str
+    payload: bytes | memoryview
+    features: Mapping[str, Feature] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The samples of one kind below a folder; a sample's id is its position."""
+
+    kind: str
+    root: Path
+    items: tuple[Item, ...]
+    label_feature: str
+    """The int64 feature that holds the label."""
+    path_feature: str
+    """The bytes feature that holds the item's name."""
+    read: Callable[[Path, Item, int], Content]
+    """From the root, the item and its id; a function of a module, so that other processes can call it."""
+    classes: tuple[str, ...] = ()
+    """Names of the labels 0, 1, …, where they are known."""
+    ignored: int = 0
+    """Files that are not of this kind by their names."""
+
+
+def source_folder(root: Path) -> Path:
+    """Return the folder to read; raises LoaderConfigError when it is not one."""
+    if not root.is_dir():
+        problem = "it is not a folder" if root.exists() else "there is no such folder"
+        raise LoaderConfigError(f"{root}: {problem}; name the folder that holds the data")
+    return root
+
+
+def files_below(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the relative name and the path of every file below a folder in the order of names, hidden ones left out.
+
+    Links are followed, but into no folder a second time. Raises LoaderConfigError naming a folder that cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise LoaderConfigError(f"{error.filename}: {error.strerror}; make it readable or take it away") from error
+
+    found: list[tuple[str, Path]] = []
+    seen: set[tuple[int, int]] = set()
+    for folder, inner, files in os.walk(source_folder(root), onerror=refuse, followlinks=True):
+        here = Path(folder).stat()
+        if (here.st_dev, here.st_ino) in seen:
+            inner.clear()
+            continue
+        seen.add((here.st_dev, here.st_ino))
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
+        below = Path(folder).relative_to(root)
+        found.extend(((below / name).as_posix(), Path(folder, name)) for name in files if not name.startswith("."))
+    yield from sorted(found)
+
+
+def classes_of(root: Path, names: list[str]) -> tuple[str, ...]:
+    """Return the folders right below the root that hold the files, in order; none where the files lie in the root.
+
+    Raises LoaderConfigError when some files are in such folders and some are not.
+    """
+    loose = [name for name in names if "/" not in name]
+    classes = tuple(sorted({name.partition("/")[0] for name in names if "/" in name}))
+    if loose and classes:
+        raise LoaderConfigError(
+            f"{root / loose[0]}: it lies beside class folders such as {classes[0]}; move it into one of them or away"
+        )
+    return classes
+
+
+def read_file(path: Path, sample_id: int, size: int) -> bytes:
+    """Return a file's bytes; raises SampleError when it cannot be read or is not of the size that was listed."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise SampleError(f"sample {sample_id}, {path}: {error.strerror}; restore it or take it away") from error
+    if len(content) != size:
+        raise SampleError(
+            f"sample {sample_id}, {path}: {len(content)} bytes, {size} when the tree was scanned; scan it again"
+        )
+    return content
