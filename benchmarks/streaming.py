@@ -1,0 +1,280 @@
+"""The streaming service against iperf3 on the same link in the same minute; needs root and iperf3.
+
+Prints a line per demand (asked, measured, verdict) and exits 1 when one falls short. Ours and iperf3 take turns, and
+medians are compared, for neighbours on the host come and go. `--quick` takes some eight minutes and leaves cells out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+from streaming_receiver import Received
+from streaming_rig import LOCAL, Keys, Rig, Shards, make_shards, open_rig, open_star, split
+
+from harness.errors import TestbedError
+from harness.testbed.link import LinkKind
+from loaders.streaming.keys import make_keys
+
+STREAMS = 8
+SMALL, LARGE = 100_000, 2_000_000
+GOODPUT_RTT_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
+GOODPUT_GBIT = (1.0, 5.0)
+FIGURE_RTT_MS = (0.1, 1.0, 10.0, 30.0)
+MEMORY_MB = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the table; `met` is None where nothing is asked."""
+
+    what: str
+    asked: str
+    measured: str
+    met: bool | None
+
+
+class Bench:
+    """Shards and links, made when they are first wanted."""
+
+    def __init__(self, temporary: Path, cache: Path | None, kind: LinkKind, *, quick: bool) -> None:
+        self.quick, self._temporary, self._folder, self._kind = quick, temporary, cache or temporary, kind
+        self._stack = ExitStack()
+
+    @cached_property
+    def rig(self) -> Rig:
+        """Two namespaces and a link."""
+        return self._stack.enter_context(open_rig(self._kind))
+
+    @cached_property
+    def keys(self) -> Keys:
+        """The key that a daemon beyond loopback asks for."""
+        return Keys(*make_keys(self._temporary / "keys"))
+
+    @cached_property
+    def small(self) -> Shards:
+        """Samples of 100 kB, half a gigabyte."""
+        return make_shards(self._folder, SMALL, 512_000_000)
+
+    @cached_property
+    def large(self) -> Shards:
+        """Samples of 2 MB, half a gigabyte."""
+        return make_shards(self._folder, LARGE, 512_000_000)
+
+    @cached_property
+    def epoch(self) -> Shards:
+        """An epoch of at least 20 s at 1 Gbit/s, or of 5 s where it has to be quick."""
+        return make_shards(self._folder, SMALL, 650_000_000 if self.quick else 2_600_000_000)
+
+    def close(self) -> None:
+        """Remove the links."""
+        self._stack.close()
+
+
+def window(rtt_ms: float, rate_gbit: float, batch_bytes: int) -> int:
+    """Return how many batches under way fill the link: two a stream, what is on it, twice that in queues."""
+    on_the_link = rate_gbit * 1e9 / 8 * rtt_ms / 1e3
+    return min(256, 2 * STREAMS + round(3 * on_the_link / batch_bytes))
+
+
+def ratios(values: list[float], digits: int = 3) -> str:
+    """Write a median and the range."""
+    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def goodput_cell(bench: Bench, rtt_ms: float, rate_gbit: float, asked: float) -> Line:
+    """Take turns with iperf3 on one link."""
+    rig, seconds = bench.rig, 2 if bench.quick else 5
+    omit_s = 1 + round(20 * rtt_ms / 1e3)
+    rig.set(rtt_ms, rate_gbit)
+    ours, theirs = [], []
+    with rig.daemon(bench.small, bench.keys) as daemon:
+        for _ in range(2 if bench.quick else 3):
+            under_way = window(rtt_ms, rate_gbit, 32 * SMALL)
+            ours.append(rig.receive([daemon], streams=STREAMS, window=under_way, seconds=seconds, omit_s=omit_s).gbit)
+            theirs.append(rig.iperf(flows=STREAMS, seconds=seconds, omit_s=omit_s).gbit)
+    ratio = median(ours) / median(theirs)
+    return Line(
+        f"goodput over iperf3's, {rate_gbit:g} Gbit/s, {rtt_ms:g} ms",
+        f">= {asked:.2f}",
+        f"{ratio:.3f} ({median(ours):.3f} of {median(theirs):.3f} Gbit/s)",
+        ratio >= asked,
+    )
+
+
+def goodput(bench: Bench) -> Iterator[Line]:
+    """Fill the link as iperf3 does."""
+    for rate_gbit in GOODPUT_GBIT:
+        for rtt_ms in (0.1, 30.0) if bench.quick else GOODPUT_RTT_MS:
+            yield goodput_cell(bench, rtt_ms, rate_gbit, 0.97)
+
+
+def fast(bench: Bench) -> Iterator[Line]:
+    """Share two cores at 10 Gbit/s with the link's own relay."""
+    yield goodput_cell(bench, 0.1, 10.0, 0.80)
+
+
+def distance(bench: Bench) -> Iterator[Line]:
+    """Compare epochs near and far."""
+    rig, seen = bench.rig, dict[float, list[Received]]()
+    with rig.daemon(bench.epoch, bench.keys) as daemon:
+        for _ in range(1 if bench.quick else 3):
+            for rtt_ms in (0.1, 30.0, 150.0):
+                rig.set(rtt_ms, 1.0)
+                under_way = window(rtt_ms, 1.0, 32 * SMALL)
+                warm_bytes = round(2 * rtt_ms / 1e3 * 1e9 / 8)
+                got = rig.receive([daemon], streams=STREAMS, window=under_way, warm_bytes=warm_bytes)
+                seen.setdefault(rtt_ms, []).append(got)
+    near_s = median(got.seconds for got in seen[0.1])
+    for rtt_ms, most in ((30.0, 1.02), (150.0, 1.05)):
+        ratio = median(got.seconds for got in seen[rtt_ms]) / near_s
+        what = f"epoch of {near_s:.1f} s: {rtt_ms:g} ms over 0.1 ms"
+        yield Line(what, f"<= {most:.2f}", f"{ratio:.3f}", ratio <= most)
+
+
+def distance_cpu(bench: Bench) -> Iterator[Line]:
+    """Compare the CPU's cost near and far, in short turns: a neighbour on the host moves it by a third."""
+    rig = bench.rig
+    ours: dict[float, list[float]] = {0.1: [], 30.0: []}
+    theirs: dict[float, list[float]] = {0.1: [], 30.0: []}
+    with rig.daemon(bench.small, bench.keys) as daemon:
+        for _ in range(3 if bench.quick else 8):
+            for rtt_ms, costs in ours.items():
+                rig.set(rtt_ms, 1.0)
+                under_way = window(rtt_ms, 1.0, 32 * SMALL)
+                costs.append(rig.receive([daemon], streams=STREAMS, window=under_way, seconds=3, omit_s=1).cpu_s_per_gb)
+                theirs[rtt_ms].append(rig.iperf(flows=STREAMS, seconds=3).cpu_s_per_gb)
+    ratio, theirs_ratio = (median(by[30.0]) / median(by[0.1]) for by in (ours, theirs))
+    measured = f"{ratio:.3f} ({median(ours[30.0]):.3f} s at 30 ms; iperf3 {theirs_ratio:.3f})"
+    yield Line("CPU per GB at 1 Gbit/s: 30 ms over 0.1 ms", "<= 1.10", measured, ratio <= 1.10)
+
+
+def cpu(bench: Bench) -> Iterator[Line]:
+    """Compare the CPU's cost on plain loopback, where nothing else takes time."""
+    ways: list[tuple[str, dict[str, object], Keys | None, tuple[str, ...], float | None]] = [
+        ("checksums checked", {"verify": True}, None, (), 1.5),
+        ("checksums, keys", {"verify": True}, bench.keys, (), None),
+        ("no checksums", {}, None, (), None),
+        ("wire=msgpack, checksums", {"verify": True, "wire": "msgpack"}, None, (), None),
+        ("encrypted, checksums", {"verify": True}, bench.keys, ("--encrypt",), None),
+    ]
+    ours: dict[str, list[Received]] = {name: [] for name, *_ in ways}
+    theirs = []
+    for _ in range(2 if bench.quick else 5):
+        for name, orders, keys, options, _ in ways:
+            with LOCAL.daemon(bench.small, keys, *options) as daemon:
+                got = LOCAL.receive([daemon], streams=STREAMS, window=2 * STREAMS, seconds=2, omit_s=1, **orders)
+            ours[name].append(got)
+        theirs.append(LOCAL.iperf(flows=STREAMS, seconds=2))
+    iperf = median(each.cpu_s_per_gb for each in theirs)
+    yield Line("iperf3's CPU per GB, loopback", "", ratios([each.cpu_s_per_gb for each in theirs]) + " s", None)
+    for name, *_, most in ways:
+        cost = median(got.cpu_s_per_gb for got in ours[name])
+        speed = median(got.gbit for got in ours[name]) / 8
+        what, measured = f"CPU/GB over iperf3's: {name}", f"{cost / iperf:.2f} ({cost:.3f} s, {speed:.1f} GB/s)"
+        yield Line(what, f"<= {most}" if most else "", measured, None if most is None else cost / iperf <= most)
+
+
+def figures(bench: Bench) -> Iterator[Line]:
+    """Measure the paper's figures 7 and 8: sample sizes and streams, by distance."""
+    for name, shards, batch_size in (("100 kB", bench.small, 32), ("2 MB", bench.large, 8)):
+        for streams in (1, 2):
+            times = []
+            with bench.rig.daemon(shards, bench.keys) as daemon:
+                for rtt_ms in (0.1, 30.0) if bench.quick else FIGURE_RTT_MS:
+                    bench.rig.set(rtt_ms, 5.0)
+                    got = bench.rig.receive(
+                        [daemon],
+                        streams=streams,
+                        batch_size=batch_size,
+                        slice_records=min(8, batch_size),
+                        window=window(rtt_ms, 5.0, batch_size * shards.sample_bytes),
+                        warm_bytes=round(2 * rtt_ms / 1e3 * 5e9 / 8),
+                    )
+                    times.append(f"{got.seconds:.2f} s at {rtt_ms:g} ms")
+            yield Line(f"0.5 GB of {name}, {streams} stream{'s'[: streams - 1]}, 5 Gbit/s", "", ", ".join(times), None)
+
+
+def memory(bench: Bench) -> Iterator[Line]:
+    """Watch the daemon's memory over epochs, and with a reader that asks and does not take."""
+    with LOCAL.daemon(bench.small, None) as daemon:
+        after = LOCAL.receive([daemon], streams=STREAMS, window=16, epochs=10).anonymous_mb
+    yield Line("daemon's memory over ten epochs, MB", f"<= {MEMORY_MB}", ratios(after, 0), max(after) <= MEMORY_MB)
+    for wire in ("raw", "msgpack"):
+        with LOCAL.daemon(bench.small, None) as daemon:
+            orders = {"streams": STREAMS, "window": 256, "stop_reading": True, "seconds": 5.0, "wire": wire}
+            (after_stop,) = LOCAL.receive([daemon], **orders).anonymous_mb
+        what = f"daemon's memory, reader that stopped, {wire}, MB"
+        yield Line(what, f"<= {MEMORY_MB}", f"{after_stop:.0f}", after_stop <= MEMORY_MB)
+
+
+def daemons(bench: Bench) -> Iterator[Line]:
+    """Receive from several daemons, each behind a capped link of its own."""
+    parts = split(bench.small, 3)
+    seen: dict[int, list[float]] = {1: [], 2: [], 3: []}
+    theirs: dict[int, list[float]] = {1: [], 2: [], 3: []}
+    seconds = 2 if bench.quick else 4
+    with open_star(3, rate_gbit=1.0) as star:
+        for count in (1, 2, 3) * (2 if bench.quick else 3):
+            rigs = star[:count]
+            with ExitStack() as stack:
+                pairs = zip(rigs, parts, strict=False)
+                served = [stack.enter_context(rig.daemon(part, bench.keys)) for rig, part in pairs]
+                got = star[0].receive(served, streams=4, window=8, seconds=seconds, omit_s=1)
+            seen[count].append(got.gbit)
+            theirs[count].append(Rig.iperf_together(rigs, flows=4, seconds=seconds, omit_s=1))
+    for count in (2, 3):
+        linear, theirs_linear = (median(by[count]) / median(by[1]) / count for by in (seen, theirs))
+        measured = f"{linear:.3f} ({median(seen[count]):.3f} Gbit/s; iperf3 {theirs_linear:.3f})"
+        yield Line(f"{count} daemons, 1 Gbit/s each: of linear", ">= 0.95", measured, linear >= 0.95)
+
+
+PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
+    each.__name__: each for each in (goodput, fast, distance, distance_cpu, cpu, figures, memory, daemons)
+}
+
+
+def main() -> int:
+    """Measure and print; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer cells and repeats")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser.add_argument("--kind", choices=("auto", "netem", "relay"), default="auto", help="kind of link")
+    parser.add_argument("--cache", type=Path, help="folder in which the shards stay (default: a temporary one)")
+    options = parser.parse_args()
+    if shutil.which("iperf3") is None:
+        sys.exit("benchmarks/streaming.py: iperf3 is not installed: apt-get install iperf3")
+    short = 0
+    # Shards lie in memory: no disk is measured, and nobody's dropping of caches.
+    memory_folder = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        prefix="joulefeed-streaming-", dir=memory_folder if memory_folder.is_dir() else None
+    ) as temporary:
+        bench = Bench(Path(temporary), options.cache, options.kind, quick=options.quick)
+        try:
+            print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
+            print(f"{'demand':<50}{'asked':<10}{'measured':<46}verdict")
+            for name in options.only or PARTS:
+                for line in PARTS[name](bench):
+                    verdict = "" if line.met is None else "met" if line.met else "SHORT"
+                    print(f"{line.what:<50}{line.asked:<10}{line.measured:<46}{verdict}", flush=True)
+                    short += line.met is False
+        except TestbedError as error:
+            print(f"benchmarks/streaming.py: {error}", file=sys.stderr)
+            return error.exit_status
+        finally:
+            bench.close()
+    return 1 if short else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""The receiver of benchmarks/streaming.py as a process of its own, on the compute node.
+
+It reads its orders as one JSON object from standard input and prints one JSON object: seconds, bytes and CPU of
+the window that was measured, and the seconds of every epoch. Orders and answers are `Orders` and `Received`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from loaders.streaming import RawBatch, StreamClient
+from loaders.streaming.decoding.records import check_records
+from loaders.streaming.planner import BatchPlan
+
+STOP_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What to receive, and how."""
+
+    endpoints: list[str]
+    streams: int = 8
+    """Connections to every daemon."""
+    window: int = 16
+    """Batches under way, for every daemon."""
+    batch_size: int = 32
+    slice_records: int = 8
+    warm_bytes: int = 0
+    seconds: float = 0.0
+    """Receive epoch after epoch for so long, after `omit_s`; 0 for whole epochs."""
+    omit_s: float = 0.0
+    """What is received in these first seconds is not counted."""
+    epochs: int = 1
+    verify: bool = False
+    """Check both checksums of every record."""
+    pids: list[int] = field(default_factory=list)
+    """The daemons' processes, whose CPU time counts."""
+    keys: str | None = None
+    wire: Literal["raw", "msgpack"] = "raw"
+    stop_reading: bool = False
+    """Ask for a full window, and never take what comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What was measured."""
+
+    seconds: float
+    nbytes: int
+    """Bytes of records."""
+    receiver_cpu_s: float
+    daemon_cpu_s: float
+    epoch_s: list[float]
+    anonymous_mb: list[float]
+    """Most memory of a daemon that is no file's, after every epoch."""
+    samples: int
+
+    @property
+    def gbit(self) -> float:
+        """Goodput in Gbit/s."""
+        return 8e-9 * self.nbytes / self.seconds
+
+    @property
+    def cpu_s_per_gb(self) -> float:
+        """CPU seconds of daemon and receiver per GB of records."""
+        return 1e9 * (self.receiver_cpu_s + self.daemon_cpu_s) / self.nbytes
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Return the CPU seconds that all living threads of the processes have used, system calls included."""
+    total_ns = 0
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                total_ns += int((thread / "schedstat").read_text().split()[0])
+    return total_ns * 1e-9
+
+
+def anonymous_mb(pids: list[int]) -> float:
+    """Return the most resident memory, in MB, that one of the processes has beyond the files that it maps."""
+    most_kib = 0
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines)
+        most_kib = max(most_kib, int(fields["RssAnon"].split()[0]))
+    return most_kib * 1024e-6
+
+
+def plans(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[BatchPlan]:
+    """Yield the batches of epoch after epoch."""
+    for epoch in epochs:
+        yield from client.plan(epoch=epoch, batch_size=orders.batch_size, seed=0, slice_records=orders.slice_records)
+
+
+def taken(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[RawBatch]:
+    """Yield the batches as they arrive, checked where that is ordered."""
+    fetch = client.fetch(plans(client, orders, epochs), window=orders.window)
+    try:
+        while (batch := fetch.take()) is not None:
+            if orders.verify:
+                check_records(batch)
+            yield batch
+    finally:
+        fetch.close()
+
+
+def receive(orders: Orders) -> Received:
+    """Do what is ordered."""
+    me = [os.getpid()]
+    with StreamClient(
+        orders.endpoints,
+        streams=orders.streams,
+        timeout_s=30,
+        keys=orders.keys,
+        warm_bytes=orders.warm_bytes,
+        wire=orders.wire,
+    ) as client:
+        if orders.stop_reading:
+            fetch = client.fetch(plans(client, orders, itertools.count()), window=orders.window)
+            time.sleep(orders.seconds)
+            memory = [anonymous_mb(orders.pids)]
+            fetch.close()
+            return Received(orders.seconds, 0, 0.0, 0.0, [], memory, 0)
+        if orders.seconds:
+            batches = taken(client, orders, itertools.count())
+            begin = time.perf_counter() + orders.omit_s
+            while time.perf_counter() < begin:
+                next(batches)
+            nbytes = samples = 0
+            before = (cpu_s(me), cpu_s(orders.pids))
+            started = time.perf_counter()
+            end = started + orders.seconds
+            while (now := time.perf_counter()) < end:
+                batch = next(batches)
+                nbytes += sum(len(frame) for frame in batch.frames)
+                samples += len(batch)
+            own, daemons = cpu_s(me) - before[0], cpu_s(orders.pids) - before[1]
+            batches.close()  # type: ignore[attr-defined]
+            return Received(now - started, nbytes, own, daemons, [], [anonymous_mb(orders.pids)], samples)
+        times, memory, nbytes, samples = [], [], 0, 0
+        before = (cpu_s(me), cpu_s(orders.pids))
+        for epoch in range(orders.epochs):
+            started = time.perf_counter()
+            for batch in taken(client, orders, iter([epoch])):
+                nbytes += sum(len(frame) for frame in batch.frames)
+                samples += len(batch)
+            times.append(time.perf_counter() - started)
+            memory.append(anonymous_mb(orders.pids))
+        own, daemons = cpu_s(me) - before[0], cpu_s(orders.pids) - before[1]
+        return Received(sum(times), nbytes, own, daemons, times, memory, samples)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(receive(Orders(**json.load(sys.stdin))))))

@@ -1,0 +1,264 @@
+"""What benchmarks/streaming.py measures with: namespaces, links, shards, daemons, receivers and iperf3."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from streaming_receiver import Orders, Received
+
+from harness.errors import TestbedError
+from harness.regime import Regime
+from harness.testbed.link import COMPUTE_ADDRESS, STORAGE_ADDRESS, Link, LinkKind, open_link
+from harness.testbed.link.namespace import run_in
+from harness.testbed.link.tcp import tune_tcp
+from loaders.base import Samples
+from loaders.streaming.shards.convert import convert
+from loaders.streaming.shards.index import ShardSet, index_path, save_manifest
+
+HERE = Path(__file__).resolve().parent
+LOOPBACK = "127.0.0.1"
+IPERF_PORT = 5201
+PATIENCE_S = 180.0
+SHARDS = 24
+RECORD_BYTES = 256
+"""What a record has beside its image, at most."""
+NICE = -10
+"""Without the right to it, `nice` says so and goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shards:
+    """A shard folder in the page cache."""
+
+    root: Path
+    sample_bytes: int
+    nbytes: int
+
+
+def make_shards(folder: Path, sample_bytes: int, total_bytes: int) -> Shards:
+    """Write shards of so many bytes in all; every sample's image is the same file, its record is not."""
+    count = max(1, total_bytes // sample_bytes)
+    tree = folder / f"tree-{sample_bytes}"
+    tree.mkdir(parents=True, exist_ok=True)
+    (tree / "image.bin").write_bytes(np.random.default_rng(0).bytes(sample_bytes))
+    samples = Samples(tree, ("image.bin",) * count, np.zeros(count, np.int64), np.full(count, sample_bytes))
+    # As many shards as two and three daemons can share evenly.
+    shard_bytes = -(-count // SHARDS) * (sample_bytes + RECORD_BYTES)
+    out = folder / f"shards-{sample_bytes}-{count}"
+    root = convert(samples, out, key=f"{sample_bytes}x{count}", shard_bytes=shard_bytes)
+    for shard in root.glob("*.tfrecord"):
+        shard.read_bytes()
+    return Shards(root, sample_bytes, count * sample_bytes)
+
+
+def split(shards: Shards, parts: int) -> list[Shards]:
+    """Return folders that have the shards in equal parts, as hard links."""
+    whole = ShardSet.open(shards.root).shards
+    folders = []
+    for index in range(parts):
+        mine = whole[index::parts]
+        folder = shards.root.with_name(f"{shards.root.name}-{index}-of-{parts}")
+        if not folder.is_dir():
+            folder.mkdir()
+            for path in (path for each in mine for path in (each.path, index_path(each.path))):
+                (folder / path.name).hardlink_to(path)
+            save_manifest(folder, key=folder.name, seed=0, shards=[folder / each.path.name for each in mine])
+        folders.append(Shards(folder, shards.sample_bytes, sum(each.nbytes for each in mine)))
+    return folders
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where processes run: a network namespace, or the machine's own."""
+
+    address: str = LOOPBACK
+    namespace: str | None = None
+
+    def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a process here; what is measured goes before what else runs on the machine."""
+        enter = ["nice", "-n", str(NICE), *(["nsenter", f"--net={self.namespace}", "--"] if self.namespace else [])]
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        return subprocess.Popen([*enter, *argv], text=True, env=environment, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where the halves of a key lie."""
+
+    daemon: Path
+    client: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """A daemon that serves."""
+
+    endpoint: str
+    pid: int
+    keys: Path | None
+    """The key with which a client is let in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iperf:
+    """What iperf3 reached."""
+
+    gbit: float
+    cpu_s_per_gb: float
+    """CPU seconds of server and client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """A storage and a compute side; `link` is None on plain loopback."""
+
+    storage: Place
+    compute: Place
+    link: Link | None = None
+
+    def set(self, rtt_ms: float, rate_gbit: float) -> None:
+        """Give the link a round trip and a cap."""
+        assert self.link is not None
+        self.link.set(Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, rate_gbit))
+
+    @contextlib.contextmanager
+    def daemon(self, shards: Shards, keys: Keys | None, *options: str) -> Iterator[Daemon]:
+        """Serve the shards on the storage side, to clients that have the key; to anyone on loopback without one."""
+        serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(shards.root)]
+        locked = ["--keys", str(keys.daemon)] if keys else []
+        argv = [*serve, "--listen", f"{self.storage.address}:0", *locked, *options]
+        process = self.storage.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise TestbedError(f"the daemon ended: {' '.join(argv)}")
+            yield Daemon(json.loads(line)["endpoint"], process.pid, keys.client if keys else None)
+        finally:
+            process.kill()
+            process.wait()
+
+    def receive(self, daemons: Sequence[Daemon], **orders: Any) -> Received:
+        """Receive on the compute side."""
+        keys = daemons[0].keys
+        wanted = Orders(
+            [each.endpoint for each in daemons],
+            pids=[each.pid for each in daemons],
+            keys=str(keys) if keys else None,
+            **orders,
+        )
+        argv = [sys.executable, str(HERE / "streaming_receiver.py")]
+        process = self.compute.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            said, _ = process.communicate(json.dumps(asdict(wanted)), timeout=PATIENCE_S)
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode:
+            raise TestbedError(f"the receiver ended with status {process.returncode}")
+        return Received(**json.loads(said))
+
+    def iperf(self, *, flows: int, seconds: float, omit_s: float = 0.0) -> Iperf:
+        """Send from storage to compute as iperf3 does."""
+        return _iperf_ended(*self._start_iperf(flows, seconds, omit_s))
+
+    @staticmethod
+    def iperf_together(rigs: Sequence[Rig], *, flows: int, seconds: float, omit_s: float = 0.0) -> float:
+        """Send over several links at a time; return the sum in Gbit/s."""
+        started = [rig._start_iperf(flows, seconds, omit_s) for rig in rigs]
+        return sum(_iperf_ended(*pair).gbit for pair in started)
+
+    def _start_iperf(
+        self, flows: int, seconds: float, omit_s: float
+    ) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+        where = ["-p", str(IPERF_PORT)]
+        server = self.compute.popen(
+            ["iperf3", "-s", "-1", "-B", self.compute.address, *where],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        time.sleep(0.3)
+        shape = ["-P", str(flows), "-t", f"{seconds:.0f}", *(["-O", f"{omit_s:.0f}"] if omit_s else [])]
+        client = ["iperf3", "-c", self.compute.address, *where, "--json", *shape]
+        return server, self.storage.popen(client, stdout=subprocess.PIPE)
+
+
+def _iperf_ended(server: subprocess.Popen[str], client: subprocess.Popen[str]) -> Iperf:
+    try:
+        said, client_cpu_s = _ended(client)
+        report = json.loads(said)
+        if "error" in report:
+            raise TestbedError(f"iperf3: {report['error']}")
+        _, server_cpu_s = _ended(server)
+    finally:
+        for process in (server, client):
+            if process.returncode is None:
+                process.kill()
+                process.wait()
+    gigabytes = sum(each["sum"]["bytes"] for each in report["intervals"]) * 1e-9
+    gbit = report["end"]["sum_received"]["bits_per_second"] * 1e-9
+    return Iperf(gbit, (client_cpu_s + server_cpu_s) / gigabytes)
+
+
+def _ended(process: subprocess.Popen[str]) -> tuple[str, float]:
+    """Return what a process of one thread wrote, and its CPU seconds."""
+    said = process.stdout.read() if process.stdout else ""
+    # The dead process' record is read before it is buried. A sibling's death is not awaited.
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    used_ns = int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
+    process.wait()
+    return said, used_ns * 1e-9
+
+
+@contextlib.contextmanager
+def namespaces(*roles: str) -> Iterator[list[str]]:
+    """Make network namespaces and remove them again; yields their paths."""
+    run_id = uuid.uuid4().hex[:8]
+    with contextlib.ExitStack() as stack:
+        names = [f"jfb-{run_id}-{role}" for role in roles]
+        for name in names:
+            subprocess.run(["ip", "netns", "add", name], check=True)
+            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
+        yield [f"/run/netns/{name}" for name in names]
+
+
+@contextlib.contextmanager
+def open_rig(kind: LinkKind) -> Iterator[Rig]:
+    """Open two namespaces with a link between them."""
+    with namespaces("storage", "compute") as (storage, compute), open_link(storage, compute, kind=kind) as link:
+        yield Rig(Place(STORAGE_ADDRESS, storage), Place(COMPUTE_ADDRESS, compute), link)
+
+
+@contextlib.contextmanager
+def open_star(count: int, *, rate_gbit: float) -> Iterator[list[Rig]]:
+    """Open a compute namespace with a capped link of its own to each of `count` storage namespaces."""
+    with namespaces("compute", *(f"storage{index}" for index in range(count))) as (compute, *storages):
+        rigs = []
+        for index, storage in enumerate(storages):
+            near, far, interface = f"10.78.{index}.2", f"10.78.{index}.1", f"jf{index}"
+            peer = ["peer", "name", interface, "netns", Path(storage).name]
+            run_in(compute, ["ip", "link", "add", interface, "type", "veth", *peer])
+            for namespace, address in ((compute, near), (storage, far)):
+                tune_tcp(namespace)
+                run_in(namespace, ["ip", "address", "add", f"{address}/30", "dev", interface])
+                run_in(namespace, ["ip", "link", "set", interface, "up"])
+                shape = ["rate", f"{round(rate_gbit * 1e9)}bit", "burst", "256kb", "limit", "1gb"]
+                run_in(namespace, ["tc", "qdisc", "add", "dev", interface, "root", "tbf", *shape])
+            rigs.append(Rig(Place(far, storage), Place(near, compute)))
+        yield rigs
+
+
+LOCAL = Rig(Place(), Place())
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -1,0 +1,370 @@
+"""Parts of the streaming service die, stall and lose one another at random points; every id comes exactly once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import runpy
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.errors import TestbedError
+from harness.regime import Regime
+from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
+from loaders.base import Samples
+from loaders.streaming.keys import make_keys
+from loaders.streaming.shards.convert import convert
+
+SAMPLES, BATCH_SIZE, EPOCHS = 301, 8, 2
+BATCHES = EPOCHS * -(-SAMPLES // BATCH_SIZE)
+LAST_STRIKE = BATCHES // 2
+"""A part is struck when at most so many batches have come, so that there is enough left to ask for."""
+TIMEOUT_S = 20.0
+ROUND_S = 60.0
+
+RECEIVER = """
+import pickle, time
+from loaders.errors import LoaderError
+from loaders.streaming import StreamingLoader
+
+if namespace:
+    from harness.testbed.link.namespace import enter
+    enter(namespace)
+done = pickle.loads(checkpoint.read_bytes()) if checkpoint.exists() else {"ids": [[]], "state": {}}
+try:
+    with StreamingLoader(decode="raw", batch_size=8, seed=0, epochs=epochs, warm_bytes=0, **arguments) as loader:
+        loader.load_state_dict(done["state"])
+        for epoch in range(len(done["ids"]) - 1, epochs):
+            for batch in loader.epoch(epoch):
+                done["ids"][epoch] += batch.ids.tolist()
+                done["state"] = loader.state_dict()
+                checkpoint.with_suffix(".new").write_bytes(pickle.dumps(done))
+                checkpoint.with_suffix(".new").rename(checkpoint)
+                answers.send(("batch", sum(map(len, done["ids"]))))
+                time.sleep(0.01)
+            done["ids"].append([])
+        answers.send(("finished", loader.stats().details["asked_again"]))
+except LoaderError as error:
+    answers.send(("error", f"{type(error).__name__}: {error}"))
+"""
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+# What takes seconds to import is imported once, and not by every receiver.
+_PROCESSES.set_forkserver_preload(["loaders.streaming.loader"])
+
+
+class Receiver:
+    """A training process that saves a checkpoint with every batch, and may be killed and started again."""
+
+    def __init__(self, script: Path, **what: object) -> None:
+        self.answers, theirs = _PROCESSES.Pipe(duplex=False)
+        self.process = _PROCESSES.Process(
+            target=runpy.run_path, args=(str(script),), kwargs={"init_globals": {"answers": theirs, **what}}
+        )
+        self.process.start()
+        theirs.close()
+
+    def until(self, batches: int) -> None:
+        """Wait until so many batches have come, those before it was started included."""
+        while True:
+            kind, said = self.hear()
+            assert kind == "batch", said
+            if int(said) >= batches * BATCH_SIZE:
+                return
+
+    def end(self) -> tuple[str, str | int]:
+        """Return the last that it says."""
+        while (heard := self.hear())[0] == "batch":
+            pass
+        self.process.join(ROUND_S)
+        return heard
+
+    def hear(self) -> tuple[str, str | int]:
+        """Return the next that it says: how many samples have come, how it finished, or its error."""
+        assert self.answers.poll(ROUND_S), "the receiver says nothing"
+        kind, said = self.answers.recv()
+        return str(kind), said
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.answers.close()
+
+
+class Round:
+    """Two epochs from one daemon, with what is needed to disturb them."""
+
+    def __init__(
+        self,
+        shards: Path,
+        folder: Path,
+        *,
+        host: str = "127.0.0.1",
+        namespaces: tuple[str, ...] = (),
+        locked: bool = False,
+    ) -> None:
+        self._shards, self._host = shards, host
+        self._storage, self._compute = namespaces or (None, None)
+        self._keys = make_keys(folder / "keys") if locked else None
+        self._script = folder / "receiver.py"
+        self._script.write_text(RECEIVER)
+        self._checkpoint = folder / "checkpoint"
+        self._daemons: list[subprocess.Popen[str]] = []
+        self._receivers: list[Receiver] = []
+        self.daemon, self.port = self._start_daemon(0)
+        self.endpoint = f"tcp://{host}:{self.port}"
+
+    def _start_daemon(self, port: int) -> tuple[subprocess.Popen[str], int]:
+        enter = ["nsenter", f"--net={self._storage}"] if self._storage else []
+        serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(self._shards)]
+        who = ["--keys", str(self._keys[0])] if self._keys else ["--no-auth"] if self._storage else []
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        argv = [*enter, *serve, "--listen", f"{self._host}:{port}", *who]
+        daemon = subprocess.Popen(argv, text=True, **pipes)
+        self._daemons.append(daemon)
+        assert daemon.stdout is not None
+        return daemon, int(json.loads(daemon.stdout.readline())["endpoint"].rpartition(":")[2])
+
+    def kill_daemon(self) -> None:
+        self.daemon.kill()
+        self.daemon.communicate()
+
+    def restart_daemon(self) -> None:
+        self.daemon, port = self._start_daemon(self.port)
+        assert port == self.port
+
+    def leave_unanswered(self) -> None:
+        """Stop the daemon for as long as it takes that the receiver has asked for what nobody answers."""
+        self.daemon.send_signal(signal.SIGSTOP)
+        time.sleep(0.3)
+
+    def receive(self, *, endpoint: str | None = None, timeout_s: float = TIMEOUT_S) -> Receiver:
+        arguments = {"endpoint": endpoint or self.endpoint, "streams": 3, "prefetch_batches": 6, "timeout_s": timeout_s}
+        if self._keys:
+            arguments["keys"] = self._keys[1]
+        what = {"checkpoint": self._checkpoint, "namespace": self._compute, "epochs": EPOCHS, "arguments": arguments}
+        self._receivers.append(Receiver(self._script, **what))
+        return self._receivers[-1]
+
+    def finish(self, receiver: Receiver) -> int:
+        """Check that every epoch brings every id exactly once; return how many requests were repeated."""
+        kind, said = receiver.end()
+        assert kind == "finished", said
+        done = pickle.loads(self._checkpoint.read_bytes())
+        assert [sorted(ids) for ids in done["ids"]] == [list(range(SAMPLES))] * EPOCHS
+        return int(said)
+
+    def close(self) -> None:
+        for receiver in self._receivers:
+            receiver.kill()
+        for daemon in self._daemons:
+            if daemon.poll() is None:
+                daemon.kill()
+                daemon.communicate()
+
+
+class Forwarder:
+    """Passes connections on to a port, and can cut all of them off."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._start(self._accept)
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        dying, self._open = self._open, []
+        for each in dying:
+            # Lingering for no time makes the kernel send a reset.
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    @staticmethod
+    def _start(run: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=run, args=arguments, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._open += [near, far]
+                self._start(self._pass, near, far)
+                self._start(self._pass, far, near)
+
+    @staticmethod
+    def _pass(source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tree")
+    chance = np.random.default_rng(0)
+    (root / "image.bin").write_bytes(chance.bytes(20_000))
+    samples = Samples(root, ("image.bin",) * SAMPLES, np.zeros(SAMPLES, np.int64), np.full(SAMPLES, 20_000))
+    return convert(samples, root / "shards", key="a", shard_bytes=3_000_000)
+
+
+@pytest.fixture
+def rounds(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Round]]:
+    """Begin rounds that end with the test."""
+    begun: list[Round] = []
+
+    def begin(**options: object) -> Round:
+        begun.append(Round(shards, tmp_path, **options))  # type: ignore[arg-type]
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()
+
+
+Rounds = Callable[..., Round]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_daemon_that_is_killed_and_comes_back_costs_no_sample(rounds: Rounds, seed: int) -> None:
+    chance, run = random.Random(seed), rounds(locked=seed > 3)
+    receiver = run.receive()
+    for earliest in (1, LAST_STRIKE // 2) if seed < 2 else (1,):
+        receiver.until(earliest + chance.randrange(LAST_STRIKE // 2))
+        if seed % 2:
+            run.leave_unanswered()
+        run.kill_daemon()
+        time.sleep(chance.uniform(0, 0.5))
+        run.restart_daemon()
+    asked_again = run.finish(receiver)
+    assert asked_again or not seed % 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_receiver_that_is_killed_goes_on_from_its_checkpoint(rounds: Rounds, seed: int) -> None:
+    chance, run = random.Random(seed), rounds(locked=seed > 2)
+    for strike in sorted(chance.sample(range(1, BATCHES - 2), 3)):
+        receiver = run.receive()
+        receiver.until(strike)
+        time.sleep(chance.uniform(0, 0.02))
+        receiver.kill()
+    run.finish(run.receive())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_daemon_and_receiver_that_die_together_go_on_together(rounds: Rounds, seed: int) -> None:
+    chance, run = random.Random(seed), rounds(locked=bool(seed))
+    receiver = run.receive()
+    receiver.until(chance.randint(1, LAST_STRIKE))
+    run.kill_daemon()
+    receiver.kill()
+    receiver = run.receive()
+    time.sleep(chance.uniform(0, 0.5))
+    run.restart_daemon()
+    run.finish(receiver)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_connections_that_are_cut_are_made_again(rounds: Rounds, seed: int) -> None:
+    chance, run = random.Random(seed), rounds()
+    forwarder = Forwarder(run.port)
+    receiver = run.receive(endpoint=forwarder.endpoint)
+    receiver.until(chance.randint(1, LAST_STRIKE))
+    if seed % 2:
+        run.leave_unanswered()
+    forwarder.cut()
+    run.daemon.send_signal(signal.SIGCONT)
+    asked_again = run.finish(receiver)
+    assert asked_again or not seed % 2
+    forwarder.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_daemon_that_stalls_for_three_seconds_costs_no_sample(rounds: Rounds, seed: int) -> None:
+    chance, run = random.Random(seed), rounds(locked=seed == 1)
+    # In the last round the receiver finds it dead after two seconds of silence, and connects anew.
+    receiver = run.receive(timeout_s=6.0 if seed == 2 else TIMEOUT_S)
+    receiver.until(chance.randint(1, LAST_STRIKE))
+    run.daemon.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    run.daemon.send_signal(signal.SIGCONT)
+    asked_again = run.finish(receiver)
+    assert asked_again or seed != 2
+
+
+@pytest.mark.parametrize("way", ["killed", "stopped"])
+def test_a_daemon_that_does_not_come_back_is_named_within_the_timeout(rounds: Rounds, way: str) -> None:
+    run, timeout_s = rounds(), 3.0
+    receiver = run.receive(timeout_s=timeout_s)
+    receiver.until(5)
+    run.daemon.send_signal(signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+    died = time.monotonic()
+    kind, said = receiver.end()
+    assert kind == "error"
+    assert "StreamError" in str(said) and run.endpoint in str(said)
+    # What had arrived is delivered first, a batch every 10 ms.
+    assert time.monotonic() - died < 2 * timeout_s
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[tuple[str, ...]]:
+    """Two namespaces with a link of 10 ms and 1 Gbit/s between them."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("needs root and iproute2 for network namespaces")
+    names = [f"jf-fault{os.getpid():x}-{role}" for role in ("storage", "compute")]
+    for name in names:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        paths = tuple(f"/run/netns/{name}" for name in names)
+        try:
+            opened = open_link(*paths)
+        except TestbedError as error:
+            pytest.skip(str(error))
+        with opened:
+            opened.set(Regime("wan_10ms", rtt_ms=10, rate_gbit=1))
+            yield paths
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("side", "seed"), [("storage", 0), ("compute", 1)])
+def test_a_link_that_is_down_for_five_seconds_costs_no_sample(
+    rounds: Rounds, namespaces: tuple[str, ...], side: str, seed: int
+) -> None:
+    run = rounds(host=STORAGE_ADDRESS, namespaces=namespaces, locked=bool(seed))
+    receiver = run.receive()
+    receiver.until(random.Random(seed).randint(1, LAST_STRIKE))
+    name = Path(namespaces[side == "compute"]).name
+    interface = ["ip", "-n", name, "link", "set", INTERFACE]
+    subprocess.run([*interface, "down"], check=True)
+    time.sleep(5)
+    subprocess.run([*interface, "up"], check=True)
+    run.finish(receiver)
