@@ -214,7 +214,7 @@ def test_a_killed_worker_fails_its_cell_alone(harness, tmp_path, leaves_nothing)
         ("loaders.pytorch._target_=no.such.Loader", "cannot be imported"),
         ("resume=nothing", "no run with a plan.json"),
         ("loaders.pytorch.num_workers=two", "expected a whole number"),
-        ("loaders.streaming.daemon.daemon.module=null", "daemon.module"),
+        ("loaders.streaming.daemon.module=null", "daemon.module"),
         ("figures=[nope]", "nope"),
         ("accelerator=cuda", "accelerator"),
     ],
@@ -235,7 +235,7 @@ def test_a_taken_port_fails_the_cell_with_the_port(harness, tmp_path):
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run(harness(f"loaders.streaming.daemon.daemon.port={port}", "~loaders.dali", "~loaders.pytorch"))
+        done = run(harness(f"loaders.streaming.daemon.port={port}", "~loaders.dali", "~loaders.pytorch"))
     assert done.returncode == 3
     assert str(port) in done.stderr
 

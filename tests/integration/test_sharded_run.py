@@ -124,8 +124,8 @@ def test_a_run_beside_another_warns_of_it_in_every_row(start, folder):
 
 
 def test_a_key_that_the_daemon_does_not_take_is_refused_before_anything_is_made(start, folder):
-    process = start("+experiment=smoke", "+loaders.streaming.daemon.daemon.treads=2")
+    process = start("+experiment=smoke", "+loaders.streaming.daemon.treads=2")
     _, said = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "loaders.streaming.daemon.daemon.treads" in said
+    assert "loaders.streaming.daemon.treads" in said
     assert not folder.exists()
