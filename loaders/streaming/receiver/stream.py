@@ -113,9 +113,9 @@ class Stream:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self.state = self._mismatch()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                self.state = "it broke the connection off before it was made" + (
-                    ", as a daemon does whose key is another one" if self._keys else ""
-                )
+                # A mismatch looks like this where the daemon's end of the connection came first.
+                cause = "whose key is another one" if self._keys else "that wants keys (keys=DIR)"
+                self.state = f"it broke the connection off before it was made, as a daemon does {cause}"
             # Nothing was sent on a connection whose handshake failed: its requests wait for the next one.
             elif event == zmq.EVENT_DISCONNECTED and self.connected:
                 self.connected = False

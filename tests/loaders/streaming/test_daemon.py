@@ -228,7 +228,7 @@ def test_health_of_a_daemon_that_does_not_answer_is_status_1(
     start_daemon: Callable[..., object], shards: Path, keys: Path
 ) -> None:
     daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
-    status, report = _health("--endpoint", daemon.endpoint, "--timeout-s", "0.5")
+    status, report = _health("--endpoint", daemon.endpoint, "--timeout-s", "3")
     assert status == 1 and report["healthy"] is False and "wants keys" in str(report["reason"])
     daemon.kill()
     status, report = _health("--endpoint", daemon.endpoint, "--timeout-s", "0.5", "--keys", str(keys / "client"))
