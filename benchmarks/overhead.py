@@ -23,11 +23,11 @@ import pandas as pd
 import psutil
 
 from harness.cell import measured_epoch, save_batches
-from harness.config import EnergySpec
 from harness.counters import CellCounters
 from harness.datasets.imagenet_like import ImagenetLike
 from harness.energy import EnergyAgent
 from harness.events import EventLog, read_events
+from harness.specs import EnergySpec
 from harness.workloads.accelerator import make_step
 from harness.workloads.resnet50 import ResNet50
 from loaders.pytorch import PyTorchLoader

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.checks import link_bounds
-from harness.config import Experiment
 from harness.energy import EnergyAgent, save_readings
 from harness.errors import CellError
 from harness.events import read_events, read_timestamps, save_events
@@ -22,6 +21,7 @@ from harness.plan import Cell
 from harness.reach import DataOnNodes, Reached, reach
 from harness.regime import Regime
 from harness.results import Results, write_json
+from harness.specs import Experiment
 from harness.talk import CellProcess
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from harness.config import Tolerances
 from harness.measure import CellData, EpochRow, epoch_edges
 from harness.regime import Regime
+from harness.specs import Tolerances
 
 __all__ = ["Check", "LinkBound", "judge", "link_bounds"]
 

@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 
 from energymon import Reading
 from harness.checks import Check, judge
-from harness.config import Tolerances
 from harness.errors import HarnessError, ResultsError
 from harness.measure import CellData, EpochBatches, EpochRow, epoch_rows
 from harness.results import Results, write_json, write_whole
+from harness.specs import Tolerances
 
 __all__ = ["collect", "load_cell", "main"]
 

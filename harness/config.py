@@ -27,19 +27,7 @@ from harness.specs import (
 )
 from harness.workloads.accelerator import KINDS
 
-__all__ = [
-    "AcceleratorSpec",
-    "Component",
-    "EnergySpec",
-    "Experiment",
-    "LoaderSpec",
-    "StoreSpec",
-    "TestbedSpec",
-    "Tolerances",
-    "config_hash",
-    "differences",
-    "experiment_from",
-]
+__all__ = ["config_hash", "differences", "experiment_from"]
 
 PLACEMENTS = ("remote", "half", "local")
 # Where a run is stored, not what it measures.

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energymon import Event, Reading, SqliteStore
-from harness.config import EnergySpec, StoreSpec
 from harness.errors import TestbedError
+from harness.specs import EnergySpec, StoreSpec
 from harness.talk import first_line
 from harness.testbed.process import dying_with_parent, end_group, run_environment
 

@@ -8,7 +8,7 @@ import random
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.config import Experiment
+from harness.specs import Experiment
 
 __all__ = ["Cell", "plan"]
 

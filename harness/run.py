@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from energymon import EnergyError
 from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
-from harness.config import Experiment, config_hash, differences
+from harness.config import config_hash, differences
 from harness.daemon import Keys, check_daemon, make_keys, rehearse
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import HALF_SHARDS, PlacedData, place
@@ -33,7 +33,7 @@ from harness.report import render
 from harness.report.figures import check_figures
 from harness.results import Results, write_json, write_whole
 from harness.signals import signals_held
-from harness.specs import LoaderSpec
+from harness.specs import Experiment, LoaderSpec
 from harness.targets import check_arguments, instantiate, takes
 from harness.testbed import Testbed, clean, open_testbed
 from harness.testbed.state import RunNames, state_root

@@ -17,7 +17,7 @@ from loaders.streaming.decoding.engines import Engine, make_decoder
 from loaders.streaming.decoding.transfer import SideStream
 from loaders.streaming.epochs import Decoded, Fetching, Raw, Running, StageTimes
 from loaders.streaming.planner import EpochPlan, Remainder, plan, share_records
-from loaders.streaming.protocol.wire import WireFormat
+from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import check_window

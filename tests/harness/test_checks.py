@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from harness.checks import judge
-from harness.config import Tolerances
 from harness.measure import epoch_rows
+from harness.specs import Tolerances
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
 PROBE = {"rtt_ms_median": 30.1, "rate_gbit": 0.98}

@@ -17,8 +17,7 @@ from loaders.streaming.daemon.outbox import Name, Outbox, Place
 from loaders.streaming.daemon.served import Served
 from loaders.streaming.daemon.store import Answer, ShardStore
 from loaders.streaming.errors import WireError
-from loaders.streaming.protocol.seal import Seals
-from loaders.streaming.protocol.wire import (
+from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     Buffer,
     Get,
@@ -29,10 +28,9 @@ from loaders.streaming.protocol.wire import (
     Report,
     Warm,
     Warmed,
-    pack,
-    pack_whole,
-    unpack_request,
 )
+from loaders.streaming.protocol.seal import Seals
+from loaders.streaming.protocol.wire import pack, pack_whole, unpack_request
 from loaders.streaming.timestamps import EpochMarks
 
 __all__ = ["Answers"]

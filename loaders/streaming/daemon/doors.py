@@ -11,8 +11,8 @@ from zmq.utils.monitor import recv_monitor_message
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.daemon.gate import Gate
 from loaders.streaming.keys import KeyPair
+from loaders.streaming.protocol.messages import MAX_REQUEST_BYTES
 from loaders.streaming.protocol.seal import Seals
-from loaders.streaming.protocol.wire import MAX_REQUEST_BYTES
 
 __all__ = ["CONTROL", "DATA", "Doors", "is_loopback"]
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from loaders.streaming.protocol.wire import Buffer
+from loaders.streaming.protocol.messages import Buffer
 
 __all__ = ["Name", "Outbox", "Place"]
 

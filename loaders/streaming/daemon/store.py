@@ -17,7 +17,7 @@ import numpy.typing as npt
 from loaders.streaming.daemon.pages import Pages
 from loaders.streaming.errors import ShardError, WireError
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.wire import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
+from loaders.streaming.protocol.messages import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
 from loaders.streaming.shards.index import MANIFEST, ShardSet, index_path
 
 __all__ = ["Answer", "ShardStore"]

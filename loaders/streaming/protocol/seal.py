@@ -13,7 +13,7 @@ import os
 import struct
 from collections import OrderedDict
 
-from loaders.streaming.protocol.wire import SESSION_BYTES, SESSION_KEY_BYTES, Buffer
+from loaders.streaming.protocol.messages import SESSION_BYTES, SESSION_KEY_BYTES, Buffer
 
 __all__ = ["Sealer", "Seals", "password"]
 

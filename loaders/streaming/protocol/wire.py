@@ -28,7 +28,6 @@ from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     MAX_RECORDS,
-    MAX_REQUEST_BYTES,
     SESSION_BYTES,
     SESSION_KEY_BYTES,
     BatchHeader,
@@ -45,36 +44,9 @@ from loaders.streaming.protocol.messages import (
     Shard,
     Warm,
     Warmed,
-    WireFormat,
 )
 
-__all__ = [
-    "MAX_PADDING",
-    "MAX_RECORDS",
-    "MAX_REQUEST_BYTES",
-    "SESSION_BYTES",
-    "SESSION_KEY_BYTES",
-    "BatchHeader",
-    "Buffer",
-    "Catalog",
-    "Get",
-    "Grant",
-    "Health",
-    "Hello",
-    "Refusal",
-    "Reply",
-    "Report",
-    "Request",
-    "Shard",
-    "Warm",
-    "Warmed",
-    "WireFormat",
-    "pack",
-    "pack_whole",
-    "unpack_answer",
-    "unpack_reply",
-    "unpack_request",
-]
+__all__ = ["pack", "pack_whole", "unpack_answer", "unpack_reply", "unpack_request"]
 
 _VERSION = 2
 

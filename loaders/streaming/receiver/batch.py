@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice
-from loaders.streaming.protocol.wire import BatchHeader
+from loaders.streaming.protocol.messages import BatchHeader
 
 __all__ = ["Assembly", "RawBatch"]
 

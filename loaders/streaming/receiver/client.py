@@ -20,7 +20,7 @@ import zmq
 
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
 from loaders.streaming.planner import BatchPlan, EpochPlan, plan
-from loaders.streaming.protocol.wire import WireFormat
+from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
 from loaders.streaming.receiver.fetch import Fetch, Interrupted, check_window
 from loaders.streaming.receiver.memory import keep_freed_memory

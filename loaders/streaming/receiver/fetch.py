@@ -14,7 +14,7 @@ import zmq
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan
-from loaders.streaming.protocol.wire import BatchHeader, Refusal
+from loaders.streaming.protocol.messages import BatchHeader, Refusal
 from loaders.streaming.receiver.arrivals import Arrivals, AsArrived, AsPlanned, Order
 from loaders.streaming.receiver.batch import Assembly, RawBatch
 from loaders.streaming.receiver.source import Source

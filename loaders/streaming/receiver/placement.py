@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from loaders.errors import StreamError
-from loaders.streaming.protocol.wire import Catalog, Shard
+from loaders.streaming.protocol.messages import Catalog, Shard
 
 __all__ = ["Placement"]
 

@@ -16,7 +16,7 @@ from loaders.errors import StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.wire import (
+from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     Buffer,
     Catalog,
@@ -30,9 +30,8 @@ from loaders.streaming.protocol.wire import (
     Warm,
     Warmed,
     WireFormat,
-    pack,
-    unpack_answer,
 )
+from loaders.streaming.protocol.wire import pack, unpack_answer
 from loaders.streaming.receiver.stream import Stream
 
 __all__ = ["Session", "health"]

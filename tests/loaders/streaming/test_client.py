@@ -19,7 +19,8 @@ from loaders.errors import LoaderConfigError, SampleError, StreamError
 from loaders.streaming.decoding.records import check_records
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice, plan
-from loaders.streaming.protocol.wire import BatchHeader, Catalog, Get, Hello, Shard, Warm, Warmed, pack, unpack_request
+from loaders.streaming.protocol.messages import BatchHeader, Catalog, Get, Hello, Shard, Warm, Warmed
+from loaders.streaming.protocol.wire import pack, unpack_request
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.convert import convert

@@ -17,8 +17,9 @@ import zmq
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
 from loaders.streaming.planner import Slice
+from loaders.streaming.protocol.messages import BatchHeader, Catalog, Get, Grant, Health, Hello, Warm
 from loaders.streaming.protocol.seal import Sealer, Seals, password
-from loaders.streaming.protocol.wire import BatchHeader, Catalog, Get, Grant, Health, Hello, Warm, pack, unpack_reply
+from loaders.streaming.protocol.wire import pack, unpack_reply
 from loaders.streaming.receiver.session import Session, health
 
 

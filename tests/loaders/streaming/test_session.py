@@ -12,18 +12,8 @@ import zmq
 from loaders.errors import StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.wire import (
-    BatchHeader,
-    Catalog,
-    Grant,
-    Hello,
-    Refusal,
-    Shard,
-    Warm,
-    Warmed,
-    pack,
-    unpack_request,
-)
+from loaders.streaming.protocol.messages import BatchHeader, Catalog, Grant, Hello, Refusal, Shard, Warm, Warmed
+from loaders.streaming.protocol.wire import pack, unpack_request
 from loaders.streaming.receiver.session import Session, health
 from loaders.streaming.shards.index import ShardSet
 

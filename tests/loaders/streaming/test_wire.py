@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.wire import (
+from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     BatchHeader,
     Catalog,
@@ -25,12 +25,8 @@ from loaders.streaming.protocol.wire import (
     Shard,
     Warm,
     Warmed,
-    pack,
-    pack_whole,
-    unpack_answer,
-    unpack_reply,
-    unpack_request,
 )
+from loaders.streaming.protocol.wire import pack, pack_whole, unpack_answer, unpack_reply, unpack_request
 
 number = st.integers(0, 2**63 - 1)
 slices = st.lists(st.builds(Slice, number, number, number), min_size=1, max_size=5).map(tuple)
