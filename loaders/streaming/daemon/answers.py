@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import zmq
 
-from loaders.streaming.daemon.constant import send_constant
 from loaders.streaming.daemon.doors import CONTROL, Doors
 from loaders.streaming.daemon.log import Log
 from loaders.streaming.daemon.outbox import Name, Outbox, Place
@@ -160,9 +159,11 @@ class Answers:
         if get.wire == "msgpack":
             sent = self._send(name, batch.place, pack_whole(answer.header, answer.records))
         elif sent := self._send(name, batch.place, pack(answer.header), more=True):
-            socket, last = self._doors.sockets[name[0]], len(answer.spans) - 1
-            for index, (pages, start, end) in enumerate(answer.spans):
-                send_constant(socket, pages.address + start, end - start, more=index < last)
+            socket, last = self._doors.sockets[name[0]], len(answer.records) - 1
+            for index, records in enumerate(answer.records):
+                # A frame of its own, for `send` copies what is small.
+                frame = zmq.Frame(records, copy=False)
+                socket.send(frame, zmq.SNDMORE if index < last else 0, copy=False)
         if sent:
             self._served.batches += 1
             self._served.bytes += answer.nbytes

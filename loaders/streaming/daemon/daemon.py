@@ -31,13 +31,13 @@ __all__ = ["Daemon", "Served"]
 
 _AT_ONCE = 64
 """Requests that are read from one door before the others have their turn."""
-_LOOK_MS = 100
-"""How often memory is looked at."""
+_LOOK_MS = 25
+"""How often memory is looked at; a peer on loopback can send 100 MB in that time."""
 _FLUSH_S = 1.0
 """How often events are written."""
 _LINGER_MS = 5_000
 """How long a stop waits for what is being sent."""
-_SPARE_BYTES = 160 * 2**20
+_SPARE_BYTES = 112 * 2**20
 """Memory beyond what the daemon had when it was ready, at which it sheds its connections."""
 
 

@@ -29,8 +29,7 @@ class Pages:
 
     def __init__(self, view: memoryview) -> None:
         """Look after the pages of a view of the whole file."""
-        self.address = int(np.frombuffer(view, np.uint8).ctypes.data)
-        """Where the file begins in memory."""
+        self._address = int(np.frombuffer(view, np.uint8).ctypes.data)
         self._nbytes = len(view)
         self._blocks: dict[int, tuple[float, bool]] = {}
 
@@ -42,7 +41,7 @@ class Pages:
 
     def load(self, start: int, end: int) -> None:
         """Read the bytes from `start` to `end` from disk, and return when they are in memory; OSError if it fails."""
-        address, nbytes = _whole_pages(self.address + start, end - start)
+        address, nbytes = _whole_pages(self._address + start, end - start)
         _libc.madvise(address, nbytes, mmap.MADV_WILLNEED)
         # An older kernel has no such advice, and reads a page when it is touched.
         if _libc.madvise(address, nbytes, _MADV_POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
@@ -58,7 +57,7 @@ class Pages:
         return whole
 
     def _found(self, start: int, end: int) -> bool:
-        address, nbytes = _whole_pages(self.address + start, end - start)
+        address, nbytes = _whole_pages(self._address + start, end - start)
         count = -(-nbytes // _PAGE)
         found = ctypes.create_string_buffer(count)
         if _libc.mincore(address, nbytes, found):
