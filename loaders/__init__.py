@@ -10,20 +10,25 @@ if TYPE_CHECKING:
     from loaders.dali import DaliLoader
     from loaders.errors import LoaderConfigError, LoaderError, SampleError, StreamError, WorkerError
     from loaders.image import ImageTransform
+    from loaders.pipeline import Item, Pipeline, Tensors, Transform
     from loaders.pytorch import PyTorchLoader
 
 __all__ = [
     "Batch",
     "DaliLoader",
     "ImageTransform",
+    "Item",
     "Loader",
     "LoaderConfigError",
     "LoaderError",
     "LoaderStats",
+    "Pipeline",
     "PyTorchLoader",
     "SampleError",
     "Samples",
     "StreamError",
+    "Tensors",
+    "Transform",
     "WorkerError",
 ]
 
@@ -32,10 +37,14 @@ _MODULES: Final = {
     "Batch": "base",
     "DaliLoader": "dali",
     "ImageTransform": "image",
+    "Item": "pipeline",
     "Loader": "base",
     "LoaderStats": "base",
+    "Pipeline": "pipeline",
     "PyTorchLoader": "pytorch",
     "Samples": "base",
+    "Tensors": "pipeline",
+    "Transform": "pipeline",
 }
 
 

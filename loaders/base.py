@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,9 @@ class Samples:
     labels: npt.NDArray[np.int64]
     """Class of each sample, shape (n,)."""
     sizes: npt.NDArray[np.int64]
-    """Encoded size of each sample in bytes, shape (n,)."""
+    """Encoded size of each sample in bytes, all its files together, shape (n,)."""
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    """What else a dataset knows of each sample, by name: transcripts, boxes, the file of a segmentation."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -42,11 +44,12 @@ class Samples:
 
     def first(self, count: int) -> Samples:
         """Return the first `count` samples, their ids unchanged."""
-        return Samples(self.root, self.paths[:count], self.labels[:count], self.sizes[:count])
+        columns = {name: column[:count] for name, column in self.columns.items()}
+        return Samples(self.root, self.paths[:count], self.labels[:count], self.sizes[:count], columns)
 
     def save(self, path: Path) -> None:
-        """Write paths, labels and sizes as Parquet; the root is the schema's metadata."""
-        table = pa.table({"path": list(self.paths), "label": self.labels, "size": self.sizes})
+        """Write paths, labels, sizes and the other columns as Parquet; the root is the schema's metadata."""
+        table = pa.table({"path": list(self.paths), "label": self.labels, "size": self.sizes, **self.columns})
         pq.write_table(table.replace_schema_metadata({"root": str(self.root)}), path)
 
     @classmethod
@@ -59,6 +62,7 @@ class Samples:
             tuple(table["path"].to_pylist()),
             table["label"].to_numpy().astype(np.int64),
             table["size"].to_numpy().astype(np.int64),
+            {name: table[name].combine_chunks() for name in table.column_names[3:]},
         )
 
 
@@ -69,11 +73,15 @@ class Batch:
     ids: npt.NDArray[np.int64]
     """Sample ids, shape (n,)."""
     data: torch.Tensor
-    """Normalised images, float32, shape (n, 3, H, W), on the loader's device."""
+    """What the model takes, on the loader's device; for images float32 of shape (n, 3, H, W)."""
     labels: torch.Tensor
-    """Classes, int64, shape (n,), on the loader's device."""
+    """What it is to answer, on the loader's device; for classification int64 of shape (n,)."""
     nbytes: int
     """Encoded bytes of the batch's samples, as stored."""
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What else the workload's loss needs, by name, on the loader's device."""
+    work_s: npt.NDArray[np.float64] | None = None
+    """Seconds from reading to the last transform of every sample, shape (n,); None where the engine does not tell."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -1,4 +1,4 @@
-"""What the loaders of single files share: reading a sample, and finding the one that failed."""
+"""What the loaders of files share: checked arguments, and finding the image that failed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import torch
 from loaders.base import Samples
 from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.image import ImageTransform, UndecodableError, decode
+from loaders.image import decode
+from loaders.pipeline import UndecodableError, sample_error
 
-__all__ = ["check_arguments", "encoded_bytes", "find_bad_sample", "load_sample", "read_sample"]
+__all__ = ["check_arguments", "encoded_bytes", "find_bad_sample"]
 
 _SEARCHERS: Final = 16
 """Threads that re-read suspects; far storage answers many reads as fast as one."""
@@ -39,34 +40,14 @@ def encoded_bytes(samples: Samples, ids: npt.NDArray[np.int64]) -> int:
     return int(samples.sizes[ids].sum())
 
 
-def read_sample(samples: Samples, sample_id: int) -> bytes:
-    """Return one sample's file, whole; raise SampleError that names it."""
-    try:
-        return samples.path(sample_id).read_bytes()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise SampleError(f"sample {sample_id} ({samples.path(sample_id)}) cannot be read: {reason}") from error
-
-
-def load_sample(samples: Samples, sample_id: int, *, transform: ImageTransform, seed: int, epoch: int) -> torch.Tensor:
-    """Read and transform one sample, float32 of shape (3, size, size); raise SampleError that names it."""
-    encoded = read_sample(samples, sample_id)
-    try:
-        return transform.apply(encoded, seed=seed, epoch=epoch, sample_id=sample_id)
-    except UndecodableError as error:
-        raise _undecodable(samples, sample_id, error) from error
-
-
 def find_bad_sample(samples: Samples, suspects: Iterable[int]) -> SampleError | None:
-    """Read and decode the suspects anew; return the error of the first that fails, None if none does."""
+    """Read and decode the suspects, all images, anew; return the error of the first that fails, None if none does."""
 
     def check(sample_id: int) -> SampleError | None:
         try:
-            decode(read_sample(samples, sample_id))
-        except UndecodableError as error:
-            return _undecodable(samples, sample_id, error)
-        except SampleError as error:
-            return error
+            decode(samples.path(sample_id).read_bytes())
+        except (OSError, UndecodableError) as error:
+            return sample_error(samples, sample_id, "read", error)
         return None
 
     pool = ThreadPoolExecutor(_SEARCHERS, thread_name_prefix="bad-sample-search")
@@ -74,7 +55,3 @@ def find_bad_sample(samples: Samples, suspects: Iterable[int]) -> SampleError | 
         return next((error for error in pool.map(check, suspects) if error is not None), None)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _undecodable(samples: Samples, sample_id: int, error: UndecodableError) -> SampleError:
-    return SampleError(f"sample {sample_id} ({samples.path(sample_id)}) cannot be decoded: {error}")

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from loaders.errors import LoaderError
+from loaders.base import Samples
+from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
 
-__all__ = ["ATTEMPTS", "Crop", "ImageTransform", "UndecodableError", "decode", "epoch_order"]
+__all__ = ["ATTEMPTS", "Crop", "ImageTransform", "decode", "epoch_order"]
 
 ATTEMPTS: Final = 10
 """Crops tried before the central one is taken, as torchvision's RandomResizedCrop tries them."""
@@ -27,10 +29,6 @@ _ORDER: Final = 0
 _CROP: Final = 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
 _MASK: Final = (1 << 64) - 1
-
-
-class UndecodableError(LoaderError):
-    """Encoded bytes are not a whole image of a known format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +113,87 @@ class ImageTransform:
         high = min(height, math.floor(width / self.ratio[0] + 0.5))
         return Crop((width - wide) // 2, (height - high) // 2, wide, high, flip)
 
+    def flipped(self, *, seed: int, epoch: int, sample_id: int) -> bool:
+        """Return whether one sample is mirrored in one epoch."""
+        last = _uniform(seed, epoch, _CROP, np.array([sample_id], np.int64), 4 * ATTEMPTS + 1)[0, -1]
+        return bool(last < self.flip)
+
     def crop_box(self, *, seed: int, epoch: int, sample_id: int, width: int, height: int) -> Crop:
         """Return the crop of one sample in one epoch."""
         draw = self.draws(seed=seed, epoch=epoch, ids=np.array([sample_id], np.int64))[0]
         return self.crop(draw, width, height)
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """Crop, flip and normalisation as the steps of a pipeline."""
+        return _RandomResizedCrop(self), _RandomHorizontalFlip(self), _Normalize(self)
+
+    def read(self, samples: Samples, sample_id: int) -> bytes:
+        """Return the encoded image."""
+        return read_file(samples, sample_id)
+
+    def decode(
+        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+    ) -> tuple[Image.Image, dict[str, Any]]:
+        """Return the RGB image and its class."""
+        return decode(encoded), {"label": int(samples.labels[sample_id])}
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        """Return float32 images of shape (n, 3, size, size) and int64 classes of shape (n,)."""
+        labels = torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
+        return Tensors(torch.stack([item.data for item in items]), labels, {})
 
     def apply(self, encoded: bytes | memoryview, *, seed: int, epoch: int, sample_id: int) -> torch.Tensor:
         """Decode and transform one encoded image; return float32 of shape (3, size, size).
 
         Raises UndecodableError for bytes that are not a whole image.
         """
-        image = decode(encoded)
-        crop = self.crop_box(seed=seed, epoch=epoch, sample_id=sample_id, width=image.width, height=image.height)
+        item = Item(sample_id, seed, epoch, decode(encoded))
+        for transform in self.transforms:
+            item = transform(item)
+        data: torch.Tensor = item.data
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomResizedCrop:
+    of: ImageTransform
+    name: str = "RandomResizedCrop"
+
+    def __call__(self, item: Item) -> Item:
+        width, height = item.data.size
+        crop = self.of.crop_box(seed=item.seed, epoch=item.epoch, sample_id=item.id, width=width, height=height)
         # Cropped before it is resized, as torchvision and DALI do: resize(box=) would let pixels from beyond
         # the edge of the crop into the filter.
-        cut = image.crop(crop.box)
-        small = cut.resize((self.size, self.size), Image.Resampling.BILINEAR)
-        if crop.flip:
-            small = small.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        pixels = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
-        planes = pixels.view(self.size, self.size, 3).permute(2, 0, 1)
-        factor = torch.tensor([1 / (255 * std) for std in self.std]).view(3, 1, 1)
-        offset = torch.tensor([mean / std for mean, std in zip(self.mean, self.std, strict=True)]).view(3, 1, 1)
-        return planes.to(torch.float32, memory_format=torch.contiguous_format).mul_(factor).sub_(offset)
+        item.data = item.data.crop(crop.box).resize((self.of.size, self.of.size), Image.Resampling.BILINEAR)
+        return item
+
+
+@dataclass(frozen=True, slots=True)
+class _RandomHorizontalFlip:
+    of: ImageTransform
+    name: str = "RandomHorizontalFlip"
+
+    def __call__(self, item: Item) -> Item:
+        if self.of.flipped(seed=item.seed, epoch=item.epoch, sample_id=item.id):
+            item.data = item.data.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return item
+
+
+@dataclass(frozen=True, slots=True)
+class _Normalize:
+    of: ImageTransform
+    name: str = "Normalize"
+
+    def __call__(self, item: Item) -> Item:
+        size, mean, std = self.of.size, self.of.mean, self.of.std
+        pixels = torch.frombuffer(bytearray(item.data.tobytes()), dtype=torch.uint8)
+        planes = pixels.view(size, size, 3).permute(2, 0, 1)
+        factor = torch.tensor([1 / (255 * each) for each in std]).view(3, 1, 1)
+        offset = torch.tensor([middle / each for middle, each in zip(mean, std, strict=True)]).view(3, 1, 1)
+        floats = planes.to(torch.float32, memory_format=torch.contiguous_format)
+        item.data = floats.mul_(factor).sub_(offset)
+        return item
 
 
 def decode(encoded: bytes | memoryview) -> Image.Image:

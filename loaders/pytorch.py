@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader over single files: worker processes that read, decode and transform with PIL."""
+"""PyTorch's DataLoader over files: worker processes that read, decode and transform samples."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError, SampleError, WorkerError
-from loaders.files import check_arguments, encoded_bytes, load_sample
-from loaders.image import ImageTransform, epoch_order
+from loaders.files import check_arguments, encoded_bytes
+from loaders.image import epoch_order
+from loaders.pipeline import Item, Pipeline, Tensors, load_item
 from loaders.torch_workers import WorkerDeaths, begin_worker, dead_worker, end_workers, explained, in_main_thread
 
 __all__ = ["PyTorchLoader"]
 
 _Key = tuple[int, int]
 """Epoch and sample id: persistent workers learn the epoch from what they are asked for."""
-_Item = tuple[int, torch.Tensor] | SampleError
-_Collated = tuple[npt.NDArray[np.int64], torch.Tensor] | SampleError
+_Loaded = tuple[Item, int] | SampleError
+"""An item, and the nanoseconds that it took."""
+_Collated = tuple[npt.NDArray[np.int64], Tensors, npt.NDArray[np.float64]] | SampleError
+"""Ids, tensors, and the seconds that every sample took."""
 
 
 class PyTorchLoader:
-    """Reads image files with `torch.utils.data.DataLoader` and its worker processes."""
+    """Reads files with `torch.utils.data.DataLoader` and its worker processes."""
 
     notes: tuple[str, ...] = ()
 
@@ -41,7 +43,7 @@ class PyTorchLoader:
         self,
         *,
         samples: Samples,
-        transform: ImageTransform,
+        transform: Pipeline,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -67,9 +69,9 @@ class PyTorchLoader:
         self._batches = _EpochBatches(len(samples), batch_size, seed)
         with _any_number_of_workers():
             self._torch: DataLoader[Any] | None = DataLoader(
-                _ImageFiles(samples, transform, seed),
+                _Files(samples, transform, seed),
                 batch_sampler=self._batches,
-                collate_fn=_collate,
+                collate_fn=functools.partial(_collate, transform),
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor if num_workers else None,
                 persistent_workers=persistent_workers and num_workers > 0,
@@ -146,32 +148,34 @@ class PyTorchLoader:
         if isinstance(collated, SampleError):
             self.close()
             raise collated
-        ids, data = collated
-        labels = torch.from_numpy(self._samples.labels[ids])
+        ids, tensors, work_s = collated
+        device = self._device
         return Batch(
             ids,
-            data.to(self._device, non_blocking=True),
-            labels.to(self._device),
+            tensors.data.to(device, non_blocking=True),
+            tensors.labels.to(device, non_blocking=True),
             encoded_bytes(self._samples, ids),
+            {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.extra.items()},
+            work_s,
         )
 
 
-class _ImageFiles(Dataset[_Item]):
-    """Gives a sample's tensor, or the error that names it: an error raised here would lose its wording."""
+class _Files(Dataset[_Loaded]):
+    """Gives an item, or the error that names the sample: an error raised here would lose its wording."""
 
-    def __init__(self, samples: Samples, transform: ImageTransform, seed: int) -> None:
+    def __init__(self, samples: Samples, pipeline: Pipeline, seed: int) -> None:
         self._samples = samples
-        self._transform = transform
+        self._pipeline = pipeline
         self._seed = seed
 
-    def __getitem__(self, key: _Key) -> _Item:
+    def __getitem__(self, key: _Key) -> _Loaded:
         epoch, sample_id = key
+        began = time.perf_counter_ns()
         try:
-            return sample_id, load_sample(
-                self._samples, sample_id, transform=self._transform, seed=self._seed, epoch=epoch
-            )
+            item = load_item(self._pipeline, self._samples, sample_id, seed=self._seed, epoch=epoch)
         except SampleError as error:
             return error
+        return item, time.perf_counter_ns() - began
 
 
 class _EpochBatches(Sampler[list[_Key]]):
@@ -196,15 +200,20 @@ class _EpochBatches(Sampler[list[_Key]]):
         return order
 
 
-def _collate(items: list[_Item]) -> _Collated:
-    """Stack a batch, inside the worker; the first sample that failed stands for the whole batch."""
-    ids, images = [], []
-    for item in items:
-        if isinstance(item, SampleError):
-            return item
-        ids.append(item[0])
-        images.append(item[1])
-    return np.array(ids, np.int64), torch.stack(images)
+def _collate(pipeline: Pipeline, loaded: list[_Loaded]) -> _Collated:
+    """Collate a batch, inside the worker; the first sample that failed stands for the whole batch."""
+    items, work_s = [], []
+    for one in loaded:
+        if isinstance(one, SampleError):
+            return one
+        items.append(one[0])
+        work_s.append(one[1] * 1e-9)
+    ids = [item.id for item in items]
+    try:
+        tensors = pipeline.collate(items)
+    except Exception as error:  # noqa: BLE001 - told as the batch's error
+        return SampleError(f"samples {ids} cannot be collated: {type(error).__name__}: {error}")
+    return np.array(ids, np.int64), tensors, np.array(work_s)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ need cc      || { add gcc; add libc6-dev; }
 need openssl || add openssl
 need sshd    || add openssh-server
 need ssh     || add openssh-client
+need ffmpeg  || add ffmpeg
 need sshfs   || add sshfs
 need fusermount3 || add fuse3
 need ps      || add procps

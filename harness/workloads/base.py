@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from loaders.image import ImageTransform
+    from loaders.base import Batch
+    from loaders.pipeline import Pipeline
 
 __all__ = ["Workload"]
 
 
 class Workload(Protocol):
-    """A model, its batch, and the transform that its samples go through."""
+    """A model, its batch, its loss, and what its samples go through; a frozen dataclass that Hydra makes."""
 
     @property
     def name(self) -> str:
@@ -26,20 +27,27 @@ class Workload(Protocol):
         ...
 
     @property
-    def image_size(self) -> int:
-        """Height and width of a sample in pixels."""
+    def input_size(self) -> int | None:
+        """Edge of a sample as the model takes it, in pixels or voxels; None where samples differ in length."""
         ...
 
     @property
-    def num_classes(self) -> int:
-        """Classes that the model tells apart; labels are below it."""
-        ...
-
-    @property
-    def transform(self) -> ImageTransform:
-        """What a loader does to a sample after it is decoded."""
+    def transform(self) -> Pipeline:
+        """What a loader does to a sample."""
         ...
 
     def model(self) -> torch.nn.Module:
         """Return the model with fresh weights, on the CPU."""
+        ...
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the loss of a batch that is on the model's device, a scalar."""
+        ...
+
+    def check(self, batch: Batch) -> None:
+        """Raise CellError for a batch that the model cannot take, a label without a class for one."""
+        ...
+
+    def example(self) -> Batch:
+        """Return a made-up batch of the workload's size on the CPU, the same every time."""
         ...

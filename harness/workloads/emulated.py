@@ -27,9 +27,9 @@ class EmulatedStep:
         self.seconds_per_sample = published.seconds_per_sample * time_scale
         """Duration of a step per sample of its batch, in seconds."""
         self.label = f"emulated: {MODELS[model]}"
-        if workload.image_size != published.image_size:
-            # Steps are published for one size of images, and how they scale with it is not.
-            self.label += f" at {published.image_size} pixels"
+        if workload.input_size != published.input_size:
+            # Steps are published for one size of samples, and how they scale with it is not.
+            self.label += f" at {published.input_size} pixels"
         if time_scale != 1.0:
             self.label += f", {time_scale:g} times its published step"
         self.citation: str | None = published.citation

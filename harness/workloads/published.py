@@ -15,8 +15,8 @@ class PublishedStep:
 
     seconds: float
     batch_size: int
-    image_size: int
-    """Pixels."""
+    input_size: int
+    """Edge of a sample in pixels or voxels."""
     citation: str
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from harness.errors import CellError
 from harness.workloads.published import BoardPower
 
 if TYPE_CHECKING:
@@ -21,9 +21,9 @@ _WARM_UP_STEPS: Final = {"cuda": 3, "cpu": 1}
 
 
 class TrainingStep:
-    """Forward, cross entropy, backward and a step of SGD with momentum.
+    """Forward, the workload's loss, backward and a step of SGD with momentum.
 
-    On CUDA in bfloat16 (autocast) with channels last, as ImageNet training is usually run there.
+    On CUDA in bfloat16 (autocast), with channels last for images, as training is usually run there.
     """
 
     emulated = False
@@ -33,45 +33,46 @@ class TrainingStep:
     def __init__(self, workload: Workload, device: str, seed: int) -> None:
         self.kind = self.device = device
         self.label = "cpu" if device == "cpu" else f"cuda: {torch.cuda.get_device_name()}"
+        self.losses: list[torch.Tensor] = []
+        """The loss of every step since the warm-up, each a scalar on the device."""
         self._workload = workload
-        self._layout = torch.channels_last if device == "cuda" else torch.contiguous_format
         # Weights are drawn on the CPU, so that a seed means the same ones on every device.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = workload.model()
-        self._model = model.to(device).to(memory_format=self._layout).train()
-        self._loss = torch.nn.CrossEntropyLoss()
+        self._model = model.to(device).train()
+        if device == "cuda":
+            self._model = self._model.to(memory_format=torch.channels_last)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
 
     def __call__(self, batch: Batch) -> None:
         """Train on one batch; returns when the device is done.
 
-        Raises CellError for a label that the model has no class for.
+        Raises CellError for a batch that the model cannot take.
         """
-        highest = int(batch.labels.max())
-        if highest >= self._workload.num_classes:
-            # On CUDA the loss would end the whole context instead of raising.
-            raise CellError(
-                f"workload {self._workload.name}: a sample has label {highest}, and num_classes="
-                f"{self._workload.num_classes}; set num_classes to the dataset's number of classes"
-            )
-        self._train(batch.data, batch.labels)
+        self._workload.check(batch)
+        self.losses.append(self._train(batch))
 
     def warm_up(self) -> None:
-        """Train on random batches of the workload's size, so that memory is allocated and kernels are chosen."""
-        size = self._workload.image_size
-        shape = (self._workload.batch_size, 3, size, size)
-        data = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(self.device)
-        labels = torch.zeros(shape[0], dtype=torch.int64, device=self.device)
+        """Train on a made-up batch of the workload's size, so that memory is allocated and kernels are chosen."""
+        made_up = self._workload.example()
+        there = replace(
+            made_up,
+            data=made_up.data.to(self.device),
+            labels=made_up.labels.to(self.device),
+            extra={name: tensor.to(self.device) for name, tensor in made_up.extra.items()},
+        )
         for _ in range(_WARM_UP_STEPS[self.kind]):
-            self._train(data, labels)
+            self._train(there)
 
-    def _train(self, data: torch.Tensor, labels: torch.Tensor) -> None:
-        images = data.to(memory_format=self._layout, non_blocking=True)
+    def _train(self, batch: Batch) -> torch.Tensor:
+        if self.device == "cuda" and batch.data.ndim == 4:
+            batch = replace(batch, data=batch.data.to(memory_format=torch.channels_last, non_blocking=True))
         self._optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda"):
-            loss = self._loss(self._model(images), labels)
-        loss.backward()
+            loss = self._workload.loss(self._model, batch)
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         if self.device == "cuda":
             torch.cuda.synchronize()
+        return loss.detach()

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from loaders.errors import LoaderError
-from loaders.image import ImageTransform, UndecodableError, decode, epoch_order
+from loaders.image import ImageTransform, decode, epoch_order
+from loaders.pipeline import UndecodableError
 
 SIDES = st.integers(1, 4000)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loaders.errors import LoaderError, SampleError
-from loaders.image import UndecodableError, decode
+from loaders.image import decode
+from loaders.pipeline import UndecodableError
 from loaders.streaming.errors import ShardError
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.shards.example import ExampleView

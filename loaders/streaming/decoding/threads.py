@@ -10,7 +10,8 @@ import torch
 
 from loaders.base import Batch
 from loaders.errors import LoaderError
-from loaders.image import ImageTransform, UndecodableError
+from loaders.image import ImageTransform
+from loaders.pipeline import UndecodableError
 from loaders.streaming.decoding.records import explain_failure
 from loaders.streaming.receiver.batch import RawBatch
 

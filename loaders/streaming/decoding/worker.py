@@ -17,7 +17,8 @@ import msgpack
 import numpy as np
 import torch
 
-from loaders.image import ImageTransform, UndecodableError
+from loaders.image import ImageTransform
+from loaders.pipeline import UndecodableError
 
 __all__ = ["LENGTH", "main", "pixel_bytes"]
 

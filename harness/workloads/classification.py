@@ -1,0 +1,79 @@
+"""What workloads that tell images apart have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from harness.errors import CellError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from loaders.base import Batch
+    from loaders.image import ImageTransform
+
+__all__ = ["Classification"]
+
+_SMALLEST: Final = 32
+"""The networks halve their input five times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """Training of an image classifier on random crops; subclasses have the model."""
+
+    batch_size: int
+    image_size: int = 224
+    """Height and width of the crops in pixels."""
+    num_classes: int = 1000
+    name: str = "classification"
+
+    def __post_init__(self) -> None:
+        for key, least in (("batch_size", 1), ("image_size", _SMALLEST), ("num_classes", 2)):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"workloads.{self.name}.{key}={value!r}: expected a whole number, {least} or more")
+
+    @property
+    def input_size(self) -> int:
+        """Height and width of the crops in pixels."""
+        return self.image_size
+
+    @property
+    def transform(self) -> ImageTransform:
+        """Random resized crop, flip and normalisation, as ImageNet training has them."""
+        from loaders.image import ImageTransform
+
+        return ImageTransform(size=self.image_size)
+
+    def model(self) -> torch.nn.Module:
+        """Return the model with fresh weights, on the CPU."""
+        raise NotImplementedError
+
+    def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
+        """Return the cross entropy."""
+        import torch
+
+        return torch.nn.functional.cross_entropy(model(batch.data), batch.labels)
+
+    def check(self, batch: Batch) -> None:
+        """Raise CellError for a label that the model has no class for."""
+        highest = int(batch.labels.max())
+        if highest >= self.num_classes:
+            # On CUDA the loss would end the whole context instead of raising.
+            raise CellError(
+                f"workload {self.name}: a sample has label {highest}, and num_classes={self.num_classes}; "
+                "set num_classes to the dataset's number of classes"
+            )
+
+    def example(self) -> Batch:
+        """Return noise of class 0."""
+        import numpy as np
+        import torch
+
+        from loaders.base import Batch
+
+        shape = (self.batch_size, 3, self.image_size, self.image_size)
+        data = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        return Batch(np.arange(shape[0]), data, torch.zeros(shape[0], dtype=torch.int64), 0)

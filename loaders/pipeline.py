@@ -1,0 +1,155 @@
+"""What is done to a sample between its file and its batch: defined once a workload, run by every loader."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from loaders.base import Samples
+from loaders.errors import LoaderError, SampleError
+
+__all__ = [
+    "Item",
+    "Pipeline",
+    "StageTimes",
+    "Tensors",
+    "Transform",
+    "UndecodableError",
+    "load_item",
+    "read_file",
+    "sample_error",
+]
+
+
+class UndecodableError(LoaderError):
+    """What was read is not whole, or of no known format."""
+
+
+@dataclass(slots=True)
+class Item:
+    """One sample on its way through a pipeline."""
+
+    id: int
+    seed: int
+    epoch: int
+    data: Any
+    """As decoded at first; a tensor after the last transform."""
+    target: dict[str, Any] = field(default_factory=dict)
+    """What the sample is to be recognised as, by names that are the pipeline's own."""
+
+    def generator(self, name: str) -> np.random.Generator:
+        """Return the random numbers of the transform `name` for this sample in this epoch.
+
+        They depend on nothing else, so no loader, worker, order of samples or order of transforms changes them.
+        """
+        return np.random.Generator(np.random.SFC64([self.seed, self.epoch, self.id, zlib.crc32(name.encode())]))
+
+
+class Transform(Protocol):
+    """One step of a pipeline; a frozen dataclass, for it is pickled and compared by value."""
+
+    @property
+    def name(self) -> str:
+        """The step's name as the papers' tables have it, RandomCrop for one; unique in its pipeline."""
+        ...
+
+    def __call__(self, item: Item) -> Item:
+        """Return the item with data and target after this step; the one that was given may be changed."""
+        ...
+
+
+class Tensors(NamedTuple):
+    """The tensors of one batch, whose first dimension counts its samples unless said otherwise."""
+
+    data: torch.Tensor
+    """What the model takes."""
+    labels: torch.Tensor
+    """What it is to answer."""
+    extra: dict[str, torch.Tensor]
+    """What else the workload's loss needs, by name; empty for classification."""
+
+
+@runtime_checkable
+class Pipeline(Protocol):
+    """Reading, decoding, transforms and collation of one workload's samples."""
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The steps between decoding and collation, in order."""
+        ...
+
+    def read(self, samples: Samples, sample_id: int) -> Any:
+        """Return one sample as it is stored; raises OSError."""
+        ...
+
+    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+        """Return data and target of what was read; raises UndecodableError."""
+        ...
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        """Join transformed items, in their order; the tensors share no memory with them."""
+        ...
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Nanoseconds that one sample spent in every stage: read, decode, then the transforms by name."""
+
+    ns: dict[str, int] = field(default_factory=dict)
+
+    def add(self, stage: str, began_ns: int) -> int:
+        """Add the time since `began_ns` to a stage; return now, in ns of the monotonic clock."""
+        now = time.perf_counter_ns()
+        self.ns[stage] = self.ns.get(stage, 0) + now - began_ns
+        return now
+
+    def seconds(self) -> Mapping[str, float]:
+        """Return the stages' times in seconds."""
+        return {stage: ns * 1e-9 for stage, ns in self.ns.items()}
+
+
+def read_file(samples: Samples, sample_id: int) -> bytes:
+    """Return one sample's file, whole; the `read` of pipelines whose samples are one file each."""
+    return samples.path(sample_id).read_bytes()
+
+
+def load_item(
+    pipeline: Pipeline, samples: Samples, sample_id: int, *, seed: int, epoch: int, times: StageTimes | None = None
+) -> Item:
+    """Read, decode and transform one sample; raise SampleError naming it and the stage that failed."""
+    now = time.perf_counter_ns()
+    stage = "read"
+    try:
+        encoded = pipeline.read(samples, sample_id)
+        now = times.add(stage, now) if times else now
+        stage = "decode"
+        data, target = pipeline.decode(encoded, samples, sample_id)
+        del encoded
+        now = times.add(stage, now) if times else now
+        item = Item(sample_id, seed, epoch, data, target)
+        del data
+        for transform in pipeline.transforms:
+            stage = transform.name
+            item = transform(item)
+            now = times.add(stage, now) if times else now
+    except Exception as error:
+        raise sample_error(samples, sample_id, stage, error) from error
+    return item
+
+
+def sample_error(samples: Samples, sample_id: int, stage: str, error: Exception) -> SampleError:
+    """Return the error that names a sample and the stage in which it failed."""
+    if isinstance(error, SampleError):
+        return error
+    who = f"sample {sample_id} ({samples.path(sample_id)})"
+    if stage == "read" and isinstance(error, OSError):
+        return SampleError(f"{who} cannot be read: {error.strerror or error}")
+    if isinstance(error, UndecodableError):
+        return SampleError(f"{who} cannot be decoded: {error}")
+    return SampleError(f"{who} failed in {stage}: {type(error).__name__}: {error}")
