@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class Orders:
     keys: str | None = None
     wire: Literal["raw", "msgpack"] = "raw"
     stop_reading: bool = False
-    """Ask for a full window, and never take what comes."""
+    """Ask for a full window, and take nothing off the sockets any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,28 @@ def taken(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterat
         fetch.close()
 
 
+def stop_reading(orders: Orders) -> Received:
+    """Ask for a full window in a process that then stands still, its socket buffers filling; watch the daemons."""
+    child = os.fork()
+    if child == 0:
+        with StreamClient(
+            orders.endpoints, streams=orders.streams, timeout_s=30, keys=orders.keys, wire=orders.wire
+        ) as client:
+            client.fetch(plans(client, orders, itertools.count()), window=orders.window)
+            time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGSTOP)
+    try:
+        time.sleep(orders.seconds)
+        return Received(orders.seconds, 0, 0.0, 0.0, [], [anonymous_mb(orders.pids)], 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def receive(orders: Orders) -> Received:
     """Do what is ordered."""
+    if orders.stop_reading:
+        return stop_reading(orders)
     me = [os.getpid()]
     with StreamClient(
         orders.endpoints,
@@ -125,12 +146,6 @@ def receive(orders: Orders) -> Received:
         warm_bytes=orders.warm_bytes,
         wire=orders.wire,
     ) as client:
-        if orders.stop_reading:
-            fetch = client.fetch(plans(client, orders, itertools.count()), window=orders.window)
-            time.sleep(orders.seconds)
-            memory = [anonymous_mb(orders.pids)]
-            fetch.close()
-            return Received(orders.seconds, 0, 0.0, 0.0, [], memory, 0)
         if orders.seconds:
             batches = taken(client, orders, itertools.count())
             begin = time.perf_counter() + orders.omit_s
