@@ -16,6 +16,8 @@ import pytest
 # Small enough for a test: few images, one repeat, steps of no length.
 SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
@@ -202,31 +204,51 @@ def test_a_killed_worker_fails_its_cell_alone(harness, tmp_path, leaves_nothing)
     assert {r["loader"] for r in rows(tmp_path)} == {"streaming"}
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("+experiment=nowhere", "wan30ms"),
-        ("loaders.pytorch.workers=3", "workers"),
-        ("+loaders.pytorch.workers=3", "takes no such key"),
-        ("regimes.local.rtt_ms=-1", "regimes.local.rtt_ms"),
-        ("workloads.resnet50.batch_size=4096", "larger than the dataset"),
-        ("dataset.root=/no/such/place", "dataset.root"),
-        ("loaders.pytorch._target_=no.such.Loader", "cannot be imported"),
-        ("resume=nothing", "no run with a plan.json"),
-        ("loaders.pytorch.num_workers=two", "expected a whole number"),
-        ("loaders.streaming.daemon.module=null", "daemon.module"),
-        ("figures=[nope]", "nope"),
-        ("accelerator=cuda", "accelerator"),
-    ],
-)
-def test_bad_input_is_one_message_and_no_run(harness, tmp_path, override, message):
-    command = harness(override)
-    if override.startswith("+experiment"):
-        command.remove("+experiment=smoke")
-    done = run(command)
-    assert done.returncode in (1, 2)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
+BAD = {
+    "+experiment=nowhere": "wan30ms",
+    "loaders.pytorch.workers=3": "workers",
+    "+loaders.pytorch.workers=3": "takes no such key",
+    "regimes.local.rtt_ms=-1": "regimes.local.rtt_ms",
+    "workloads.resnet50.batch_size=4096": "larger than the dataset",
+    "dataset.root=/no/such/place": "dataset.root",
+    "loaders.pytorch._target_=no.such.Loader": "cannot be imported",
+    "resume=nothing": "no run with a plan.json",
+    "loaders.pytorch.num_workers=two": "expected a whole number",
+    "loaders.streaming.daemon.module=null": "daemon.module",
+    "figures=[nope]": "nope",
+    "accelerator=cuda": "accelerator",
+}
+"""Overrides, and what the message has to have in it."""
+
+# Importing takes longer than refusing, so one process imports and its children are given a command each.
+IMPORTED_ONCE = """
+import json, os, sys
+import torch
+import loaders.dali, loaders.pytorch, loaders.streaming.loader
+from harness import run
+from harness.cli import main
+for number, argv in enumerate(json.load(sys.stdin)):
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(f"stderr-{number}", os.O_WRONLY | os.O_CREAT), 2)
+        sys.argv[1:] = argv
+        main()
+        sys.exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_bad_input_is_one_message_and_no_run(harness, tmp_path):
+    commands = [
+        harness(override)[3 + override.startswith("+experiment") :] for override in BAD
+    ]  # without `python -m harness`, nor an experiment beside the bad one
+    done = run([sys.executable, "-c", IMPORTED_ONCE], input=json.dumps(commands), cwd=tmp_path, env=ENVIRONMENT)
+    assert not done.stderr
+    for number, (status, message) in enumerate(zip(done.stdout.split(), BAD.values(), strict=True)):
+        said = (tmp_path / f"stderr-{number}").read_text()
+        assert status in ("1", "2"), said
+        assert message in said
+        assert "Traceback" not in said
     assert not list((tmp_path / "results").glob("2*"))
 
 
