@@ -97,12 +97,19 @@ class LoaderStats:
     """Encoded bytes of the samples that were yielded."""
     details: dict[str, float] = field(default_factory=dict)
     """Figures of this loader alone; keys carry their unit."""
+    skipped: dict[int, str] = field(default_factory=dict)
+    """Why samples were left out under on_error=skip, by their ids; `details["skipped_samples"]` counts every time."""
 
     def count(self, batch: Batch) -> None:
         """Add a batch that is about to be yielded."""
         self.batches += 1
         self.samples += len(batch)
         self.bytes += batch.nbytes
+
+    def skip(self, sample_id: int, why: str) -> None:
+        """Add a sample that failed and is left out."""
+        self.skipped[sample_id] = why
+        self.details["skipped_samples"] = self.details.get("skipped_samples", 0.0) + 1
 
 
 class Loader(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LoaderConfigError", "LoaderError", "SampleError", "StreamError", "WorkerError"]
+__all__ = ["LoaderConfigError", "LoaderError", "SampleError", "SampleTimeoutError", "StreamError", "WorkerError"]
 
 
 class LoaderError(Exception):
@@ -15,6 +15,10 @@ class LoaderConfigError(LoaderError):
 
 class SampleError(LoaderError):
     """A sample cannot be read or decoded; the message names its id and file."""
+
+
+class SampleTimeoutError(SampleError):
+    """A sample has not come back within `sample_timeout_s`; the message names it, its stage and its worker."""
 
 
 class WorkerError(LoaderError):

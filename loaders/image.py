@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,6 +25,9 @@ __all__ = ["ATTEMPTS", "Crop", "ImageTransform", "decode", "epoch_order"]
 
 ATTEMPTS: Final = 10
 """Crops tried before the central one is taken, as torchvision's RandomResizedCrop tries them."""
+
+# A few of ImageNet's files have damaged EXIF data, which no pixel depends on.
+warnings.filterwarnings("ignore", message="(Possibly )?[Cc]orrupt EXIF data", category=UserWarning)
 
 _ORDER: Final = 0
 _CROP: Final = 1
@@ -203,6 +207,8 @@ def decode(encoded: bytes | memoryview) -> Image.Image:
     """
     try:
         with Image.open(io.BytesIO(encoded)) as image:
+            if image.mode.startswith("I;16"):  # which PIL would cut off at 255
+                return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
     except UnidentifiedImageError as error:
         raise UndecodableError(f"not a whole image: {len(encoded)} bytes of no known format") from error

@@ -10,12 +10,13 @@ import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from harness.datasets.cache import building, only_builder, storage_errors
 from harness.datasets.handle import DatasetHandle, Progress
@@ -57,11 +58,18 @@ class PlacedData:
         }
 
     def seen_from_compute(self, samples: Samples) -> Samples:
-        """Return the samples with paths below `local/` and `remote/`, one root for both."""
-        paths = (
-            f"{'local' if here else 'remote'}/{path}" for here, path in zip(self.on_compute, samples.paths, strict=True)
-        )
-        return Samples(samples.root, tuple(paths), samples.labels, samples.sizes)
+        """Return the samples with paths below `local/` and `remote/`, one root for both.
+
+        The columns whose names end in `_path` are such paths too.
+        """
+        columns = {
+            name: pa.array(self._seen(column.to_pylist())) if name.endswith("_path") else column
+            for name, column in samples.columns.items()
+        }
+        return replace(samples, paths=tuple(self._seen(samples.paths)), columns=columns)
+
+    def _seen(self, paths: Sequence[str]) -> list[str]:
+        return [f"{'local' if here else 'remote'}/{path}" for here, path in zip(self.on_compute, paths, strict=True)]
 
 
 def place(kind: str, handle: DatasetHandle, shards: Path | None, cache: Path, progress: Progress) -> PlacedData:

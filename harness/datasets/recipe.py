@@ -5,23 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from statistics import NormalDist
-from typing import Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from harness.datasets.any_recipe import Content
+from harness.datasets.collage import sheets
 from harness.datasets.jpeg import encode_to_size
-from harness.datasets.scene import paint
+from harness.datasets.photograph import photograph
 from harness.datasets.style import Style
-from harness.datasets.texture import Textures
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Recipe"]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Raised with every change that alters a picture, so that no older tree is taken for a new one."""
 
 _BITS_PER_PIXEL: Final = 4.9
@@ -45,6 +50,7 @@ class Recipe:
     sigma: float
     """Deviation of ln(size)."""
     seed: int
+    noun: ClassVar[str] = "pictures"
 
     def key(self) -> str:
         """Return 16 hex digits that tell this recipe from any other."""
@@ -65,16 +71,30 @@ class Recipe:
         middle = math.log(self.mean_bytes) - self.sigma**2 / 2
         return np.exp(middle + self.sigma * z).astype(np.int64)
 
-    @property
+    @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
         """Class of every sample, shape (samples,)."""
         return np.arange(self.samples, dtype=np.int64) * self.classes // self.samples
 
     def paths(self) -> tuple[str, ...]:
         """Return class/name.jpg of every sample; sorted, they stand in the order of their ids."""
-        return tuple(
-            f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg" for sample_id, label in enumerate(self.labels.tolist())
-        )
+        return tuple(_path(sample_id, label) for sample_id, label in enumerate(self.labels.tolist()))
+
+    def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
+        """Yield path and bytes of one sample's only file."""
+        yield _path(sample_id, int(self.labels[sample_id])), self.image(sample_id)
+
+    def common(self) -> Iterator[tuple[str, Content]]:
+        """Yield nothing: every file is a sample's."""
+        yield from ()
+
+    def columns(self) -> Mapping[str, pa.Array]:
+        """Return nothing: a picture has its class alone."""
+        return {}
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return nothing beside the recipe's own values."""
+        return {}
 
     def image(self, sample_id: int) -> bytes:
         """Return one sample as a JPEG file."""
@@ -95,14 +115,13 @@ class Recipe:
         ratios, shares = zip(*_SHAPES, strict=True)
         ratio = float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.02))
         width, height = max(16, round(math.sqrt(area * ratio))), max(16, round(math.sqrt(area / ratio)))
-        detail = float(self.sizes[sample_id]) * 8 / (width * height) / _BITS_PER_PIXEL
         style = _style(self.seed, int(self.labels[sample_id]))
-        return paint(rng, style, _textures(self.seed), width=width, height=height, detail=detail)
+        cut = sheets(self.seed, self.mean_bytes * 8 / _BITS_PER_PIXEL)
+        return photograph(rng, style, cut, width=width, height=height)
 
 
-@lru_cache(maxsize=1)
-def _textures(seed: int) -> Textures:
-    return Textures.make(seed)
+def _path(sample_id: int, label: int) -> str:
+    return f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg"
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""Lists a real tree of class/…/name.jpg."""
+"""Lists a real tree of class/…/name.jpg, or of other files in folders."""
 
 from __future__ import annotations
 
@@ -13,16 +13,36 @@ from typing import Final
 
 from harness.errors import DatasetError
 
-__all__ = ["ImageFile", "Listing", "list_tree"]
+__all__ = ["IMAGES", "ImageFile", "Kind", "Listing", "list_tree"]
 
-_SUFFIXES: Final = (".jpg", ".jpeg", ".png")
 _THREADS: Final = 16
 """Far storage lists many folders as fast as one."""
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """Which files of a tree are samples, and how messages speak of them."""
+
+    noun: str
+    suffixes: tuple[str, ...]
+    """In lower case; files may have any."""
+    layout: str
+    """Of a path below the root."""
+    hint: str
+    """What else is to be known of the layout."""
+
+
+IMAGES: Final = Kind(
+    "images",
+    (".jpg", ".jpeg", ".png"),
+    "class/name.jpg",
+    " (or .jpeg, .png, in any case), for ImageNet the folder that holds n01440764 and its like",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFile:
-    """A file that its name says is an image."""
+    """A file that its name says is a sample, an image for one."""
 
     path: str
     """Relative to the root, '/' between parts."""
@@ -40,9 +60,9 @@ class Listing:
     files: tuple[ImageFile, ...]
     """In the order of their paths."""
     classes: tuple[str, ...]
-    """Folders that hold images, in order; a label is a position here."""
+    """Folders of the root that hold samples, in order; a label is a position here."""
     ignored: int
-    """Files that are no images by their names."""
+    """Files that are no samples by their names."""
 
     def fingerprint(self) -> str:
         """Return a hash of every path, size and time of change."""
@@ -52,34 +72,35 @@ class Listing:
         return digest.hexdigest()[:16]
 
 
-def list_tree(root: Path) -> Listing:
-    """List the images under the class folders of a root; hidden files and folders are passed over.
+def list_tree(root: Path, kind: Kind = IMAGES) -> Listing:
+    """List the samples under the folders of a root; hidden files and folders are passed over.
 
-    Raises DatasetError naming dataset.root when it is missing, no folder, not readable, or without images.
+    Raises DatasetError naming dataset.root when it is missing, no folder, not readable, or without samples.
     """
     try:
         top = _entries(root)
     except FileNotFoundError as error:
-        raise DatasetError(f"dataset.root={root}: does not exist; expected a folder of class/name.jpg") from error
+        raise DatasetError(f"dataset.root={root}: does not exist; expected a folder of {kind.layout}") from error
     except NotADirectoryError as error:
-        raise DatasetError(f"dataset.root={root}: is a file; expected a folder of class/name.jpg") from error
+        raise DatasetError(f"dataset.root={root}: is a file; expected a folder of {kind.layout}") from error
     except OSError as error:
         raise _unreadable(root, root, error) from error
     folders = [entry for entry in top if _is_folder(entry)]
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="list-tree") as pool:
         try:
-            found = list(pool.map(lambda entry: _Class.read(root, entry), folders))
+            found = list(pool.map(lambda entry: _Class.read(root, entry, kind), folders))
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
     found = [one for one in found if one.files]
-    loose = sum(_is_image(entry) for entry in top if not _is_folder(entry))
+    loose = sum(_is_sample(entry, kind) for entry in top if not _is_folder(entry))
     if not found:
-        held = f"its {loose} images are in no class folder" if loose else "holds no images"
-        raise DatasetError(
-            f"dataset.root={root}: {held}; expected class/name.jpg (or .jpeg, .png, in any case), "
-            "for ImageNet the folder that holds n01440764 and its like"
+        held = (
+            f"its {loose} {kind.noun} are in no {kind.layout.split('/')[0]} folder"
+            if loose
+            else f"holds no {kind.noun}"
         )
+        raise DatasetError(f"dataset.root={root}: {held}; expected {kind.layout}{kind.hint}")
     files = [
         ImageFile(path, label, status.st_size, status.st_mtime_ns)
         for label, one in enumerate(found)
@@ -96,12 +117,12 @@ class _Class:
     ignored: int
 
     @classmethod
-    def read(cls, root: Path, entry: os.DirEntry[str]) -> _Class:
+    def read(cls, root: Path, entry: os.DirEntry[str], kind: Kind) -> _Class:
         files: list[tuple[str, os.stat_result]] = []
         ignored = 0
         for path, file in _walk(root, entry.name, set()):
             status = _stat(file)
-            if _is_image(file) and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            if _is_sample(file, kind) and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                 files.append((path, status))
             else:
                 ignored += 1
@@ -139,8 +160,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(_SUFFIXES)
+def _is_sample(entry: os.DirEntry[str], kind: Kind) -> bool:
+    return entry.name.lower().endswith(kind.suffixes)
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result:

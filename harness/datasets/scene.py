@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
-from harness.datasets.shapes import leaf_outlines, leaf_radii, ridge_outline
-from harness.datasets.style import Style, sky_colour
+from harness.datasets.shapes import leaf_outlines, leaf_radii
+from harness.datasets.style import Style
 from harness.datasets.texture import Field, Textures
 
 __all__ = ["paint"]
@@ -73,18 +73,14 @@ def paint(
 def _arrange(rng: np.random.Generator, style: Style, width: int, height: int) -> _Surfaces:
     """Lay the surfaces out from back to front."""
     side = min(width, height)
-    palette, sky = style.palette(rng, _LAYERS), sky_colour(rng)
+    palette = style.palette(rng, _LAYERS)
     outlines, circles = _outlines(rng, style, width, height)
-    leaves, ridges = len(circles), len(outlines) - len(circles)
+    leaves = len(circles)
     sharp_from = 1
-    if ridges:
-        # The farther a ridge, the more of the sky's light lies over it.
-        distance = np.linspace(0.8, 0.1, ridges)[:, None]
-        palette[1 : ridges + 1] = distance * sky + (1 - distance) * palette[1 : ridges + 1]
-    elif rng.random() < 0.5:
+    if rng.random() < 0.5:
         # Many close-ups have little depth of field: what lies behind the subject is out of focus.
         sharp_from = max(1, int(leaves * rng.uniform(0.15, 0.5)))
-    seen = _backdrop(rng, palette, sky if ridges else None, width, height)
+    seen = _backdrop(rng, palette, width, height)
     if sharp_from > 1:
         behind = _drawn(outlines[: sharp_from - 1], 1, width, height)
         seen = _laid_over(seen, behind, palette).filter(ImageFilter.BoxBlur(side * float(rng.uniform(0.008, 0.02))))
@@ -92,9 +88,9 @@ def _arrange(rng: np.random.Generator, style: Style, width: int, height: int) ->
     seen = _laid_over(seen, index, palette)
     lens = seen.filter(ImageFilter.BoxBlur(side / 375.0 * float(rng.uniform(0.3, 0.7))))
     centres = np.zeros((3, _LAYERS), np.float32)
-    centres[:, ridges + 1 : ridges + 1 + leaves] = circles.T
+    centres[:, 1 : 1 + leaves] = circles.T
     centres[:, :sharp_from] = 0.0
-    return _Surfaces(np.asarray(lens), index, _shadows(rng, index, ridges), centres)
+    return _Surfaces(np.asarray(lens), index, _shadows(rng, index), centres)
 
 
 def _drawn(outlines: list[npt.NDArray[np.float64]], first: int, width: int, height: int) -> Pixels:
@@ -117,7 +113,7 @@ def _laid_over(backdrop: Image.Image, index: Pixels, palette: Field) -> Image.Im
     return Image.fromarray(over.view(np.uint8).reshape(*index.shape, 4), mode="RGBX")
 
 
-def _shadows(rng: np.random.Generator, index: Pixels, ridges: int) -> Pixels:
+def _shadows(rng: np.random.Generator, index: Pixels) -> Pixels:
     """Return the depth of the shadows that leaves throw on what is behind them, in levels of 128."""
     side = min(index.shape)
     dy, dx = (round(float(shift)) for shift in side * 0.015 * rng.normal(0, 1, 2))
@@ -126,7 +122,7 @@ def _shadows(rng: np.random.Generator, index: Pixels, ridges: int) -> Pixels:
     to_y, from_y, to_x, from_x = (slice(max(0, d), min(0, d) or None) for d in (dy, -dy, dx, -dx))
     caster[to_y, to_x] = index[from_y, from_x]
     depth = rng.integers(25, 60, _LAYERS, dtype=np.uint8)
-    depth[: ridges + 1] = 0  # no hill throws a shadow on the sky
+    depth[0] = 0
     hard = np.where(caster > index, np.take(depth, caster), np.uint8(0))
     return np.asarray(Image.fromarray(hard).filter(ImageFilter.BoxBlur(side * 0.008)))
 
@@ -134,34 +130,20 @@ def _shadows(rng: np.random.Generator, index: Pixels, ridges: int) -> Pixels:
 def _outlines(
     rng: np.random.Generator, style: Style, width: int, height: int
 ) -> tuple[list[npt.NDArray[np.float64]], npt.NDArray[np.float32]]:
-    """Return the outlines from back to front, ridges first, and x, y and 1 / radius of those that are leaves."""
+    """Return the outlines from back to front, and x, y and 1 / radius of each."""
     side = min(width, height)
     count = int(np.clip(rng.normal(110, 25) * style.crowding, 20, 240))
     radius = side * leaf_radii(rng, count)
     x, y = rng.uniform(0, width, count), rng.uniform(0, height, count)
-    outlines: list[npt.NDArray[np.float64]] = []
-    if style.horizon is not None:
-        top = height * float(np.clip(style.horizon + rng.normal(0, 0.06), 0.15, 0.8))
-        for depth in np.linspace(0.0, 1.0, int(rng.integers(2, 5))):
-            outlines.append(ridge_outline(rng, width, height, top + float(depth) * 0.5 * (height - top)))
-        # On the ground, what is lower in the picture is nearer, so larger and in front.
-        y = np.sort(top + (height * 1.1 - top) * rng.beta(1.3, 1.0, count))
-        radius = radius * (0.15 + 0.85 * (y - top) / (height - top))
-    else:
-        radius = radius[np.argsort(-radius * rng.lognormal(0, 0.5, count))]
-    outlines += list(leaf_outlines(rng, style.roundness, x, y, radius))
+    radius = radius[np.argsort(-radius * rng.lognormal(0, 0.5, count))]
+    outlines = list(leaf_outlines(rng, style.roundness, x, y, radius))
     return outlines, np.stack((x, y, 1 / radius), axis=1).astype(np.float32)
 
 
-def _backdrop(rng: np.random.Generator, palette: Field, sky: Field | None, width: int, height: int) -> Image.Image:
-    """Return, in RGBX, the sky, or what a close-up has behind its subject: a soft field of a few colours."""
-    rows, columns = 5, 7
-    if sky is None:
-        patches = palette[rng.integers(0, _LAYERS, (rows, columns))]
-        patches = 0.5 * patches + 0.5 * patches.mean((0, 1))
-    else:
-        towards_zenith = np.linspace(-30.0, 25.0, rows)[:, None, None]
-        patches = (sky + towards_zenith + rng.normal(0, 7, (rows, columns, 1))).astype(np.float32)
+def _backdrop(rng: np.random.Generator, palette: Field, width: int, height: int) -> Image.Image:
+    """Return, in RGBX, what a close-up has behind its subject: a soft field of a few colours."""
+    patches = palette[rng.integers(0, _LAYERS, (5, 7))]
+    patches = 0.5 * patches + 0.5 * patches.mean((0, 1))
     small = Image.fromarray(np.clip(patches, 0, 255).astype(np.uint8))
     return small.resize((width, height), Image.Resampling.BILINEAR).convert("RGBX")
 
@@ -198,7 +180,7 @@ def _relief(rng: np.random.Generator, style: Style, textures: Textures, index: P
     slope *= np.float32(1.0 / max(1e-6, float(slope.std())))
     roughness = rng.gamma(3.0, 7.0 * detail, _LAYERS).astype(np.float32)
     mottling = rng.gamma(2.0, 5.0, _LAYERS).astype(np.float32)
-    # The backdrop is sky, or out of focus.
+    # The backdrop is out of focus.
     roughness[0] *= 0.25
     mottling[0] *= 0.5
     relief: Field = slope * np.take(roughness, index)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["leaf_outlines", "leaf_radii", "ridge_outline"]
+__all__ = ["clipped", "leaf_outlines", "leaf_radii", "ridge_outline"]
 
 Array = npt.NDArray[np.float64]
 
@@ -50,6 +50,28 @@ def leaf_outlines(rng: np.random.Generator, roundness: float, x: Array, y: Array
     across, along = reach * np.cos(angles), reach * np.sin(angles) * stretch
     cos, sin = np.cos(turn), np.sin(turn)
     return np.stack((x[:, None] + across * cos - along * sin, y[:, None] + across * sin + along * cos), axis=2)
+
+
+def clipped(outline: Array, width: float, height: float) -> Array:
+    """Return the part of an outline inside a picture, shape (corners, 2); empty where none is.
+
+    Sutherland and Hodgman's algorithm (Communications of the ACM 17(1), 1974), an edge of the picture at a time.
+    """
+    for axis, bound, sign in ((0, 0.0, 1), (0, width, -1), (1, 0.0, 1), (1, height, -1)):
+        inside = sign * (outline[:, axis] - bound) >= 0
+        if inside.all():
+            continue
+        kept: list[Array] = []
+        for here, after in zip(range(len(outline)), [*range(1, len(outline)), 0], strict=True):
+            if inside[here]:
+                kept.append(outline[here])
+            if inside[here] != inside[after]:
+                share = (bound - outline[here, axis]) / (outline[after, axis] - outline[here, axis])
+                crossing = outline[here] + share * (outline[after] - outline[here])
+                crossing[axis] = bound
+                kept.append(crossing)
+        outline = np.array(kept).reshape(-1, 2)
+    return outline
 
 
 def ridge_outline(rng: np.random.Generator, width: int, height: int, level: float) -> Array:

@@ -8,6 +8,7 @@ from typing import Final
 
 from harness.datasets.cache import check_room, only_builder, storage_errors
 from harness.datasets.handle import DatasetHandle, Progress
+from harness.errors import DatasetError
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import stored_key
 
@@ -22,8 +23,14 @@ _RECORD_SLACK: Final = 512
 def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: int = 1) -> Path:
     """Return the folder of a dataset's shards, at least about `least` of them, converted unless the same are there.
 
-    Raises DatasetError when the cache cannot be written or lacks room, SampleError when a file changed.
+    Raises DatasetError when the cache cannot be written or lacks room, or for samples of several files, SampleError
+    when a file changed.
     """
+    if more := [name for name in handle.samples.columns if name.endswith("_path")]:
+        raise DatasetError(
+            f"{handle.name}: a sample is several files ({', '.join(more)} beside its own), and a record of a shard "
+            "holds one; leave out the loaders that stream (~loaders.streaming) and placement=half"
+        )
     total = int(handle.samples.sizes.sum())
     shard_bytes = min(_SHARD_BYTES, -(-total // least)) if least > 1 else _SHARD_BYTES
     text = f"{handle.content_hash}:{_SEED}:{shard_bytes}"

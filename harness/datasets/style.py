@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from harness.datasets.texture import Field
 
-__all__ = ["Style", "sky_colour"]
+__all__ = ["Style"]
 
 _Array = npt.NDArray[np.float64]
 
@@ -55,13 +55,6 @@ class Style:
         saturation = np.clip(rng.beta(1.8, 4.0, count) + vivid * 0.4, 0.0, 0.95)
         value = np.clip(rng.beta(3.0, 2.4, count), 0.12, 0.97)
         return _rgb(hue, saturation, value)
-
-
-def sky_colour(rng: np.random.Generator) -> Field:
-    """Draw the colour of a sky, from overcast to clear, now and then at dusk."""
-    hue = 0.07 if rng.random() < 0.15 else 0.58
-    saturation, value = rng.beta(1.5, 3.0), rng.uniform(0.6, 0.95)
-    return _rgb(np.array([hue + rng.normal(0, 0.015)]), np.array([saturation]), np.array([value])).reshape(3)
 
 
 def _rgb(hue: _Array, saturation: _Array, value: _Array) -> Field:

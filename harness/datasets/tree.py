@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.cache import storage_errors
 from harness.datasets.checks import check_count, check_name
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.scan import ImageFile, Listing, list_tree
-from harness.datasets.verify import defects
+from harness.datasets.verdicts import shown, verdicts
 from harness.errors import ConfigError, DatasetError
 
 __all__ = ["ImageTree"]
-
-_VERSION: Final = 1
-"""Raised when files are judged in another way, so that no older verdict is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ class ImageTree:
 
         root = Path(self.root).expanduser().absolute()
         listing = self._limited(list_tree(root))
-        broken = _verdicts(listing, cache, f"checking {self.name}", progress)
+        broken = verdicts(listing, cache, f"checking {self.name}", progress)
         if broken and self.on_error == "raise":
             raise _broken(root, listing.files, broken)
         kept = [file for position, file in enumerate(listing.files) if position not in broken]
@@ -70,7 +63,7 @@ class ImageTree:
             np.array([file.label for file in kept], np.int64),
             np.array([file.size for file in kept], np.int64),
         )
-        skipped = tuple(_shown(listing.files[position].path) for position in sorted(broken))
+        skipped = tuple(shown(listing.files[position].path) for position in sorted(broken))
         return DatasetHandle(
             self.name, samples, skipped, _content_hash(kept), self._description(listing, samples.sizes)
         )
@@ -94,34 +87,11 @@ class ImageTree:
         }
 
 
-def _verdicts(listing: Listing, cache: Path, what: str, progress: Progress) -> dict[int, str]:
-    """Return what is wrong with broken files by position, from the cache when the tree is as it was."""
-    key = hashlib.sha256(f"{_VERSION}\0{listing.root}\0{listing.fingerprint()}".encode()).hexdigest()[:16]
-    stored = cache / "trees" / f"{key}.json"
-    try:
-        return {int(position): str(reason) for position, reason in json.loads(stored.read_text()).items()}
-    except (OSError, ValueError, AttributeError):
-        pass  # not judged yet, or a verdict that was cut short
-    total = len(listing.files)
-    progress(what, 0, total)
-    named = [position for position, file in enumerate(listing.files) if not _is_text(file.path)]
-    found = defects([listing.root / file.path for file in listing.files], lambda done: progress(what, done, total))
-    found.update(dict.fromkeys(named, "has a name that is not UTF-8"))
-    # What cannot be read today may be readable tomorrow, and no time of change would tell.
-    if not any(reason.startswith("cannot be read") for reason in found.values()):
-        with storage_errors(stored.parent):
-            stored.parent.mkdir(parents=True, exist_ok=True)
-            partial = stored.with_suffix(f".{os.getpid()}.partial")
-            partial.write_text(json.dumps(found))
-            partial.replace(stored)
-    return found
-
-
 def _broken(root: Path, files: Sequence[ImageFile], broken: dict[int, str]) -> DatasetError:
     first = min(broken)
     more = f", and {len(broken) - 1} more of {len(files)} files are broken" if len(broken) > 1 else ""
     return DatasetError(
-        f"dataset.root={root}: {_shown(files[first].path)} {broken[first]}{more}; "
+        f"dataset.root={root}: {shown(files[first].path)} {broken[first]}{more}; "
         "replace what is broken, or leave it out with dataset.on_error=skip"
     )
 
@@ -131,15 +101,3 @@ def _content_hash(files: Sequence[ImageFile]) -> str:
     for file in files:
         digest.update(f"{file.path}\0{file.label}\0{file.size}\0{file.mtime_ns}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def _is_text(path: str) -> bool:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _shown(path: str) -> str:
-    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -43,34 +43,40 @@ def defect(path: Path) -> str | None:
     return _undecodable(data)
 
 
-def defects(paths: Sequence[Path], progress: Callable[[int], None]) -> dict[int, str]:
-    """Return what is wrong, by position, with those files that are not whole; `progress` hears how many are done."""
+def defects(
+    paths: Sequence[Path], progress: Callable[[int], None], judge: Callable[[Path], str | None] = defect
+) -> dict[int, str]:
+    """Return what is wrong, by position, with those files that are not whole; `progress` hears how many are done.
+
+    `judge` says of one file what is wrong with it.
+    """
     starts = range(0, len(paths), _CHUNK)
     found: dict[int, str] = {}
 
-    def judge(start: int) -> list[tuple[int, str]]:
+    def judge_chunk(start: int) -> list[tuple[int, str]]:
         chunk = enumerate(paths[start : start + _CHUNK], start)
-        return [(position, reason) for position, path in chunk if (reason := defect(path)) is not None]
+        return [(position, reason) for position, path in chunk if (reason := judge(path)) is not None]
 
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="verify")
-    try:
-        for start, reasons in zip(starts, pool.map(judge, starts), strict=True):
-            found.update(reasons)
-            progress(min(start + _CHUNK, len(paths)))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    # Damaged EXIF data and great size are no defects. Filters are the process's, so they are set outside its threads.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="verify")
+        try:
+            for start, reasons in zip(starts, pool.map(judge_chunk, starts), strict=True):
+                found.update(reasons)
+                progress(min(start + _CHUNK, len(paths)))
+        finally:
+            pool.shutdown(cancel_futures=True)
     return found
 
 
 def _undecodable(data: bytes) -> str | None:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(BytesIO(data)) as image:
-                kind = image.format
-                if kind not in _ENDS:
-                    return f"holds {kind}, expected JPEG or PNG"
-                image.load()
+        with Image.open(BytesIO(data)) as image:
+            kind = image.format
+            if kind not in _ENDS:
+                return f"holds {kind}, expected JPEG or PNG"
+            image.load()
     except Exception as error:  # noqa: BLE001 - PIL's decoders raise whatever their parsing runs into
         return f"is truncated or no image ({error})"
     if _ENDS[kind] not in data:  # decoders forgive the loss of the last few bytes

@@ -1,0 +1,144 @@
+"""A real tree of LibriSpeech."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from harness.datasets.checks import check_count, check_name
+from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.librispeech import flac
+from harness.datasets.librispeech.transcripts import Transcripts
+from harness.datasets.scan import ImageFile, Kind, Listing, list_tree
+from harness.datasets.verdicts import shown, verdicts
+from harness.errors import ConfigError, DatasetError
+
+__all__ = ["LibriSpeechTree"]
+
+_SPEECH: Final = Kind(
+    "recordings",
+    (".flac",),
+    "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac",
+    " beside SPEAKER-CHAPTER.trans.txt, for LibriSpeech the folder train-clean-100 or one above it",
+)
+_THREADS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LibriSpeechTree:
+    """The recordings below a folder of LibriSpeech that have a transcript, labelled by the order of their speakers.
+
+    Samples' columns are transcript (string) and duration_s (float64, by the files' headers).
+    """
+
+    name: str
+    root: str
+    on_error: str = "raise"
+    """Of a recording that is broken or without a transcript: `raise` names it, `skip` leaves it out, reported."""
+    limit: int | None = None
+    """Take only so many recordings, chosen by `seed`; only these are judged."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not isinstance(self.root, str) or not self.root.strip():
+            raise ConfigError(f"dataset.root={self.root!r}: expected a folder of {_SPEECH.layout}")
+        if self.on_error not in {"raise", "skip"}:
+            raise ConfigError(f"dataset.on_error={self.on_error!r}: expected one of raise, skip")
+        if self.limit is not None:
+            check_count("limit", self.limit)
+
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
+        """Read the transcripts, judge every recording that was not judged before, and return what is whole.
+
+        Raises DatasetError naming dataset.root, or the first recording at fault when on_error is `raise`.
+        """
+        from loaders.base import Samples
+
+        root = Path(self.root).expanduser().absolute()
+        whole = list_tree(root, _SPEECH)
+        listing = self._limited(whole)
+        files = listing.files
+        said = Transcripts(root, (file.path for file in files), progress)
+        problems = {at: reason for at, file in enumerate(files) if (reason := said.problem(file.path)) is not None}
+        # A broken recording is worse than a missing transcript: it is what is told.
+        problems |= verdicts(listing, cache, f"checking {self.name}", progress, flac.defect)
+        if problems and self.on_error == "raise":
+            raise _wrong(root, files, problems)
+        kept = [file for at, file in enumerate(files) if at not in problems]
+        if not kept:
+            raise DatasetError(f"{_wrong(root, files, problems)}; no sample is left")
+        speakers = [_speaker(file.path) for file in kept]
+        numbers = {speaker: label for label, speaker in enumerate(sorted(set(speakers), key=_by_number))}
+        durations = _durations(root, kept)
+        samples = Samples(
+            root,
+            tuple(file.path for file in kept),
+            np.array([numbers[speaker] for speaker in speakers], np.int64),
+            np.array([file.size for file in kept], np.int64),
+            {
+                "transcript": pa.array([said.of(file.path) for file in kept], pa.string()),
+                "duration_s": pa.array(durations, pa.float64()),
+            },
+        )
+        told = {
+            "root": str(root),
+            "on_error": self.on_error,
+            "samples": len(samples),
+            "speakers": len(numbers),
+            "duration_s": round(sum(durations), 1),
+            "bytes": int(samples.sizes.sum()),
+            "mean_kb": round(float(samples.sizes.mean()) / 1000, 1),
+            "broken_or_without_transcript": len(problems),
+        }
+        if listing is whole:
+            told["transcripts_without_recording"] = said.without_recording()
+        skipped = tuple(shown(files[at].path) for at in sorted(problems))
+        return DatasetHandle(self.name, samples, skipped, _content_hash(kept, said), told)
+
+    def _limited(self, listing: Listing) -> Listing:
+        if self.limit is None or self.limit >= len(listing.files):
+            return listing
+        chosen = random.Random(self.seed).sample(range(len(listing.files)), self.limit)  # noqa: S311
+        files = tuple(listing.files[at] for at in sorted(chosen))
+        return Listing(listing.root, files, listing.classes, listing.ignored)
+
+
+def _speaker(path: str) -> str:
+    return path.rpartition("/")[2].partition("-")[0]
+
+
+def _by_number(speaker: str) -> tuple[int, str]:
+    return (int(speaker), "") if speaker.isdecimal() else (1 << 62, speaker)
+
+
+def _durations(root: Path, files: Sequence[ImageFile]) -> list[float]:
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="durations")
+    try:
+        return list(pool.map(lambda file: flac.duration_s(root / file.path), files))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _wrong(root: Path, files: Sequence[ImageFile], problems: dict[int, str]) -> DatasetError:
+    first = min(problems)
+    more = f", and {len(problems) - 1} more of {len(files)} recordings are at fault" if len(problems) > 1 else ""
+    return DatasetError(
+        f"dataset.root={root}: {shown(files[first].path)} {problems[first]}{more}; "
+        "mend what is at fault, or leave it out with dataset.on_error=skip"
+    )
+
+
+def _content_hash(files: Sequence[ImageFile], said: Transcripts) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\0{said.of(file.path)}\n".encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,116 @@
+"""LightStep and HeavyStep: transforms that take a given time and change nothing.
+
+The times of the MinatoLoader paper (table 1) are those that one worker spends on one sample, measured with 12 workers
+on 128 cores (sections 3 and 5.1): no worker ever waited for a core, so sleeping and computing took the same time.
+`sleep` keeps that on a machine with fewer cores than workers, and so is taken for what the paper's figures mean, which
+does not say: a step lasts as long as it is told to, however many are under way. `spin` burns as much time of a core:
+it lasts longer when workers share cores, and it costs the joules that a real transform would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal, Protocol, get_args
+
+from loaders.pipeline import Item
+
+__all__ = ["HeavyStep", "LightStep", "Passing", "TimedStep", "pass_time"]
+
+Passing = Literal["sleep", "spin"]
+"""How a step passes its time."""
+
+_CHUNK: Final = bytes(64 * 1024)
+"""Hashed at once, in some 50 us."""
+_FINEST_SHARE: Final = 1_000_000
+
+
+class TimedStep(Protocol):
+    """A step whose time is known before it is run."""
+
+    def seconds_for(self, sample_id: int) -> float:
+        """Return how long the step takes for a sample, in seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LightStep:
+    """Takes the same time for every sample: 0.5 s stand for volume normalisation and the like (section 2.2)."""
+
+    seconds: float = 0.5
+    time_scale: float = 1.0
+    """Factor on the time."""
+    passing: Passing = "sleep"
+    name: str = "LightStep"
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.seconds, self.time_scale, self.passing)
+
+    def seconds_for(self, sample_id: int) -> float:
+        """Return how long the step takes for a sample, in seconds."""
+        return self.seconds * self.time_scale
+
+    def __call__(self, item: Item) -> Item:
+        """Return the item as it is, after the time has passed."""
+        pass_time(self.seconds_for(item.id), self.passing)
+        return item
+
+
+@dataclass(frozen=True, slots=True)
+class HeavyStep:
+    """Takes time for some samples only: 3 s or 10 s for every fifth, such as long-context filters (section 2.2).
+
+    Which samples these are depends on their ids alone, so they are the same in every epoch and for every loader:
+    of the first n ids, floor(n * share) are heavy, and they lie as evenly as can be.
+    """
+
+    seconds: float = 3.0
+    share: float = 0.2
+    """Of the samples, 0 to 1; section 5.6 varies it."""
+    time_scale: float = 1.0
+    """Factor on the time."""
+    passing: Passing = "sleep"
+    name: str = "HeavyStep"
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.seconds, self.time_scale, self.passing)
+        if isinstance(self.share, bool) or not 0 <= self.share <= 1:
+            raise ValueError(f"HeavyStep.share={self.share!r}: expected 0 to 1")
+
+    def is_heavy(self, sample_id: int) -> bool:
+        """Tell whether a sample is one of those that take time."""
+        # In whole numbers: 0.29 * 100 is less than 29 in floating point.
+        share = Fraction(self.share).limit_denominator(_FINEST_SHARE)
+        part, whole = share.numerator, share.denominator
+        return (sample_id + 1) * part // whole > sample_id * part // whole
+
+    def seconds_for(self, sample_id: int) -> float:
+        """Return how long the step takes for a sample, in seconds."""
+        return self.seconds * self.time_scale if self.is_heavy(sample_id) else 0.0
+
+    def __call__(self, item: Item) -> Item:
+        """Return the item as it is, after the time has passed."""
+        pass_time(self.seconds_for(item.id), self.passing)
+        return item
+
+
+def pass_time(seconds: float, passing: Passing) -> None:
+    """Sleep so many seconds, or keep a core busy for as many seconds of its time."""
+    if passing == "sleep":
+        if seconds > 0:
+            time.sleep(seconds)
+        return
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        hashlib.sha256(_CHUNK)  # lets other threads of this process run meanwhile, as NumPy and torch do
+
+
+def _check(name: str, seconds: float, time_scale: float, passing: str) -> None:
+    for key, value in (("seconds", seconds), ("time_scale", time_scale)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name}.{key}={value!r}: expected a number that is 0 or more")
+    if passing not in get_args(Passing):
+        raise ValueError(f"{name}.passing={passing!r}: expected one of {', '.join(get_args(Passing))}")

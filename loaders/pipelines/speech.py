@@ -1,0 +1,85 @@
+"""The pipeline of speech recognition: FLAC and transcript to padded features and labels."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import soundfile
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from loaders.base import Samples
+from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
+from loaders.pipelines.alphabet import BLANK, label_of
+from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
+
+__all__ = ["FEATURES", "SpeechPipeline", "waveform"]
+
+FEATURES: Final[tuple[Transform, ...]] = (Pad(), SpecAugment(), FilterBank(), FrameSplicing(), PermuteAudio())
+"""The steps of table 1 of the MinatoLoader paper, in its order, that are not emulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechPipeline:
+    """Reads FLAC files with the transcripts that the dataset's column `transcript` tells.
+
+    Batches have data float32 of shape (n, T, F), padded with zeros; labels int64 of shape (n, U), padded with the
+    blank; and extra `lengths` and `label_lengths`, int64 of shape (n,): how many of T and U are the sample's.
+    """
+
+    transforms: tuple[Transform, ...] = FEATURES
+    """The last of them has to leave features with time first, shape (T, F)."""
+    sample_rate: int = 16_000
+    """Of the files, per second."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transforms", tuple(self.transforms))
+
+    def read(self, samples: Samples, sample_id: int) -> bytes:
+        """Return one sample's file."""
+        return read_file(samples, sample_id)
+
+    def decode(self, encoded: bytes, samples: Samples, sample_id: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the waveform, float32 of shape (samples,) within -1 to 1, and the target.
+
+        The target has labels, int64 of shape (U,), and what `loaders.pipelines.audio` says of time.
+        """
+        if "transcript" not in samples.columns:
+            known = ", ".join(samples.columns) or "none"
+            raise UndecodableError(f"the dataset has no column transcript (its columns: {known}); take one of speech")
+        transcript = samples.columns["transcript"][sample_id].as_py()
+        if not transcript:
+            raise UndecodableError("its transcript is empty or missing")
+        wave = waveform(encoded, self.sample_rate)
+        return wave, {"labels": label_of(transcript), "samples": len(wave), "step": 1, "time": 0}
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        """Pad features and labels to the longest of the batch."""
+        data = pad_sequence([item.data for item in items], batch_first=True)
+        labels = pad_sequence([item.target["labels"] for item in items], batch_first=True, padding_value=BLANK)
+        lengths = torch.tensor([positions(item.target) for item in items], dtype=torch.int64)
+        label_lengths = torch.tensor([len(item.target["labels"]) for item in items], dtype=torch.int64)
+        return Tensors(data, labels, {"lengths": lengths, "label_lengths": label_lengths})
+
+
+def waveform(encoded: bytes | memoryview, sample_rate: int) -> torch.Tensor:
+    """Decode a sound file of one channel, float32 of shape (samples,) within -1 to 1.
+
+    Raises UndecodableError for bytes that are no whole sound, several channels, or another sample rate.
+    """
+    try:
+        with soundfile.SoundFile(io.BytesIO(encoded)) as file:
+            channels, rate, expected = file.channels, file.samplerate, file.frames
+            wave = file.read(dtype="float32")
+    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
+        raise UndecodableError(f"not a whole sound of {len(encoded)} bytes: {error}") from error
+    if channels != 1:
+        raise UndecodableError(f"it has {channels} channels, expected 1; mix it down")
+    if rate != sample_rate:
+        raise UndecodableError(f"it has {rate} samples per second, expected {sample_rate}; resample it")
+    if not len(wave) or len(wave) < expected:
+        raise UndecodableError(f"not a whole sound: {len(wave)} of {expected} samples can be decoded")
+    return torch.from_numpy(wave)

@@ -1,0 +1,70 @@
+"""A pipeline that takes a given time for every sample, and does nothing to it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from loaders.base import Samples
+from loaders.pipeline import Item, Tensors, Transform, read_file
+
+__all__ = ["TimedPipeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPipeline:
+    """Reads a sample's file, sleeps, and yields the file's length; for pipelines whose times are to be known exactly.
+
+    Data are float32 of shape (n, 1), the files' lengths in MB; labels are int64 of shape (n,).
+    """
+
+    sample_s: float
+    """Seconds that every sample sleeps."""
+    at_once: int | None = None
+    """How many samples may sleep at a time in all workers together, as if they held a shared resource; None for all."""
+    slots: Any = field(default=None, compare=False, repr=False)
+    """Held while a sample sleeps; made here, and inherited by the workers."""
+
+    def __post_init__(self) -> None:
+        if not self.sample_s > 0:
+            raise ValueError(f"transform.sample_s={self.sample_s}: expected seconds above 0")
+        if self.at_once is not None and self.at_once < 1:
+            raise ValueError(f"transform.at_once={self.at_once}: expected 1 or more, or null for any number")
+        if self.at_once is not None and self.slots is None:
+            object.__setattr__(self, "slots", multiprocessing.BoundedSemaphore(self.at_once))
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The sleep."""
+        return (_Sleep(self),)
+
+    def read(self, samples: Samples, sample_id: int) -> bytes:
+        """Return one sample's file."""
+        return read_file(samples, sample_id)
+
+    def decode(self, encoded: bytes, samples: Samples, sample_id: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Return the file's length, and the sample's label."""
+        return torch.tensor([len(encoded) / 1e6]), {"label": int(samples.labels[sample_id])}
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        """Stack lengths and labels."""
+        data = torch.stack([item.data for item in items])
+        return Tensors(data, torch.tensor([item.target["label"] for item in items], dtype=torch.int64), {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sleep:
+    of: TimedPipeline
+    name: str = "Sleep"
+
+    def __call__(self, item: Item) -> Item:
+        slots: AbstractContextManager[Any] = nullcontext() if self.of.slots is None else self.of.slots
+        with slots:
+            time.sleep(self.of.sample_s)
+        return item

@@ -1,0 +1,124 @@
+"""Volumes and their labels in files: MLPerf's .npy through memory maps, NIfTI through nibabel."""
+
+from __future__ import annotations
+
+import gzip
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.pipeline import UndecodableError
+from loaders.pipelines.hounsfield import SPACING_MM, normalised
+
+__all__ = ["Packed", "map_array", "read_packed", "resampled", "unpack"]
+
+_POPULATE_READ: Final = 22
+"""MADV_POPULATE_READ of Linux 5.14 (madvise(2)), for which the mmap module has no name."""
+_SAME_SPACING_MM: Final = 1e-3
+_parsing = threading.Lock()
+# A child that is forked while a thread of its parent holds it would wait for ever.
+os.register_at_fork(after_in_child=_parsing._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A case as NIfTI has it: compressed files, whole."""
+
+    image: bytes
+    labels: bytes
+
+
+def read_packed(image: Path, labels: Path) -> Packed:
+    """Read a case's .nii.gz files; raises OSError."""
+    return Packed(image.read_bytes(), labels.read_bytes())
+
+
+def map_array(path: Path) -> npt.NDArray[Any]:
+    """Map a .npy file into memory and read it whole into the page cache, as the reference reads it, without a copy.
+
+    Raises OSError when it cannot be read, UndecodableError when it is no whole .npy file.
+    """
+    try:
+        # NumPy has Python parse the header, and Python 3.11's parser fails now and then in several threads at a time
+        # ("AST constructor recursion depth mismatch", CPython issue 106905).
+        with _parsing:
+            # Copy on write: file systems in user space may refuse maps that are shared.
+            array: npt.NDArray[Any] = np.load(path, mmap_mode="c")
+    except OSError:
+        raise
+    except Exception as error:  # NumPy's reader raises whatever its parsing runs into
+        raise UndecodableError(f"{path.name} is no whole .npy file: {error}") from error
+    if not isinstance(array, np.memmap):
+        raise UndecodableError(f"{path.name} is no .npy file: it holds {type(array).__name__}")
+    _populate(array, path)
+    return array
+
+
+def _populate(array: np.memmap[Any, Any], path: Path) -> None:
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # Asks for all of it at once, where faults would wait for one piece of read-ahead after the other.
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(file)
+    pages: mmap.mmap = array._mmap  # type: ignore[attr-defined]
+    try:
+        # An error of the device comes back from here; later it would kill the process.
+        pages.madvise(_POPULATE_READ)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in {22, 38}:  # EINVAL, ENOSYS: an older kernel
+            raise
+        for start in range(0, len(pages), mmap.PAGESIZE):
+            pages[start]
+
+
+def unpack(packed: Packed, name: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    """Decode a case as MLPerf prepares it: resampled, clipped and normalised.
+
+    Returns the volume and its labels, both (1, D, H, W). Raises UndecodableError naming `name`.
+    """
+    volume, spacing = _nifti(packed.image, f"{name}'s image", np.float32)
+    labels, _ = _nifti(packed.labels, f"{name}'s segmentation", np.uint8)
+    if volume.shape != labels.shape:
+        raise UndecodableError(f"{name}'s image is {volume.shape} and its segmentation {labels.shape}")
+    volume, labels = resampled(volume, labels, spacing)
+    return normalised(volume)[None], labels[None]
+
+
+def _nifti(encoded: bytes, what: str, kind: Any) -> tuple[npt.NDArray[Any], tuple[float, float, float]]:
+    import nibabel
+
+    try:
+        with gzip.GzipFile(fileobj=BytesIO(encoded)) as stream:
+            image: Any = nibabel.Nifti1Image.from_stream(stream)
+            # In C's order, in which crops are cut.
+            volume = np.ascontiguousarray(np.asanyarray(image.dataobj), dtype=kind)
+            spacing = tuple(float(each) for each in image.header.get_zooms()[:3])
+    except Exception as error:  # nibabel and gzip raise whatever their parsing runs into
+        raise UndecodableError(f"{what} is no whole NIfTI file: {error}") from error
+    if volume.ndim != 3:
+        raise UndecodableError(f"{what} has {volume.ndim} axes; expected depth, height and width")
+    return volume, (spacing[0], spacing[1], spacing[2])
+
+
+def resampled(
+    volume: npt.NDArray[np.float32], labels: npt.NDArray[np.uint8], spacing_mm: tuple[float, float, float]
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    """Return volume and labels (D, H, W) with MLPerf's distance of voxels, linear and nearest in between."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    if all(abs(a - b) < _SAME_SPACING_MM for a, b in zip(spacing_mm, SPACING_MM, strict=True)):
+        return volume, labels
+    factors = zip(volume.shape, spacing_mm, SPACING_MM, strict=True)
+    size = [max(1, int(length * have / want)) for length, have, want in factors]
+    linear = interpolate(torch.from_numpy(volume)[None, None], size=size, mode="trilinear", align_corners=True)
+    nearest = interpolate(torch.from_numpy(labels)[None, None], size=size, mode="nearest")
+    return linear[0, 0].numpy(), nearest[0, 0].numpy()

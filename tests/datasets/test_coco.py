@@ -1,0 +1,297 @@
+"""COCO's layout: what is made up is valid for its own reader, and a real tree is read with all its faults."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools.coco import COCO
+
+from harness.datasets.coco import CocoLike, CocoTree
+from harness.datasets.coco.categories import CATEGORY_IDS
+from harness.datasets.coco.recipe import ANNOTATIONS, CocoRecipe
+from harness.datasets.collage import sheets
+from harness.errors import ConfigError, DatasetError
+
+RECIPE = CocoRecipe(samples=40, scale=0.02, seed=2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A made-up set of 40 small pictures."""
+    return CocoLike("coco", samples=40, scale=0.02, seed=2).open(tmp_path_factory.mktemp("made"), lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def official(made):
+    """The same set as pycocotools reads it."""
+    return COCO(str(made.samples.root / ANNOTATIONS))
+
+
+@pytest.fixture
+def tree(made, tmp_path):
+    """A copy of five pictures that show things, and their annotations, to be broken."""
+    content = json.loads((made.samples.root / ANNOTATIONS).read_bytes())
+    shown = {entry["image_id"] for entry in content["annotations"] if not entry["iscrowd"]}
+    content["images"] = [one for one in content["images"] if one["id"] in shown][:5]
+    kept = {one["id"] for one in content["images"]}
+    content["annotations"] = [
+        entry for entry in content["annotations"] if entry["image_id"] in kept and not entry["iscrowd"]
+    ]
+    (tmp_path / "coco" / "train2017").mkdir(parents=True)
+    for one in content["images"]:
+        path = f"train2017/{one['file_name']}"
+        shutil.copyfile(made.samples.root / path, tmp_path / "coco" / path)
+    return Broken(tmp_path, content)
+
+
+class Broken:
+    """A tree in COCO's layout whose annotations a test changes before it is opened."""
+
+    def __init__(self, folder, content):
+        self.folder, self.root, self.content = folder, folder / "coco", content
+
+    @property
+    def first(self):
+        """The first annotation, of the first picture that has one."""
+        return self.content["annotations"][0]
+
+    def image(self, entry):
+        return next(one for one in self.content["images"] if one["id"] == entry["image_id"])
+
+    def path(self, entry):
+        return f"train2017/{self.image(entry)['file_name']}"
+
+    def opened(self, **options):
+        (self.root / "annotations").mkdir(exist_ok=True)
+        (self.root / ANNOTATIONS).write_text(json.dumps(self.content))
+        return CocoTree("tree", str(self.root), **options).open(self.folder / "cache", lambda *_: None)
+
+
+def test_pycocotools_reads_the_annotations_and_finds_every_picture(made, official):
+    assert sorted(official.getCatIds()) == list(CATEGORY_IDS)
+    assert len(CATEGORY_IDS) == 80
+    assert len(official.getImgIds()) == len(made.samples) == 40
+    for image in official.loadImgs(official.getImgIds()):
+        with Image.open(made.samples.root / "train2017" / image["file_name"]) as picture:
+            assert (picture.format, picture.size) == ("JPEG", (image["width"], image["height"]))
+
+
+def test_boxes_areas_and_outlines_agree_with_the_masks_that_pycocotools_draws(official):
+    entries = official.loadAnns(official.getAnnIds(iscrowd=False))
+    assert len(entries) > 100
+    for entry in entries:
+        x, y, width, height = entry["bbox"]
+        image = official.loadImgs(entry["image_id"])[0]
+        assert 0 <= x < x + width <= image["width"] + 0.01
+        assert 0 <= y < y + height <= image["height"] + 0.01
+        if entry["area"] > 200:
+            mask = official.annToMask(entry)
+            assert mask.sum() == pytest.approx(entry["area"], rel=0.1)
+            rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+            assert (columns[0], rows[0]) == pytest.approx((x, y), abs=1.5)
+            assert (columns[-1] + 1, rows[-1] + 1) == pytest.approx((x + width, y + height), abs=1.5)
+
+
+def test_crowds_are_stored_as_run_lengths_that_pycocotools_decodes():
+    recipe = CocoRecipe(samples=200, scale=0.02, seed=0)
+    coco = COCO()
+    coco.dataset = recipe.annotations
+    coco.createIndex()
+    crowds = coco.loadAnns(coco.getAnnIds(iscrowd=True))
+    assert crowds
+    for entry in crowds:
+        assert sum(entry["segmentation"]["counts"]) == np.prod(entry["segmentation"]["size"])
+        assert coco.annToMask(entry).sum() == entry["area"]
+
+
+def test_files_have_the_published_sizes_times_the_scale():
+    published = CocoRecipe(samples=4000, scale=1.0, seed=0).sizes / 1e6
+    assert published.mean() == pytest.approx(0.8, rel=0.01)
+    assert (published.min(), published.max()) == pytest.approx((0.1, 1.0), abs=0.1)
+    halved = CocoRecipe(samples=4000, scale=0.5, seed=0).sizes / 1e6
+    assert halved == pytest.approx(published / 2, abs=1e-6)
+
+
+def test_files_are_about_as_large_as_wanted(made):
+    wanted = RECIPE.sizes
+    assert made.samples.sizes.sum() == pytest.approx(wanted.sum(), rel=0.05)
+    assert np.abs(made.samples.sizes / wanted - 1).max() < 0.25
+
+
+def test_the_same_seed_makes_the_same_files_and_another_seed_others(made):
+    for sample_id in (0, 39):
+        (path, image), *_ = replace(RECIPE).files(sample_id)
+        assert (made.samples.root / path).read_bytes() == image
+    (_, other), *_ = replace(RECIPE, seed=3).files(0)
+    assert other != made.samples.path(0).read_bytes()
+    keys = {RECIPE.key(), *(replace(RECIPE, **one).key() for one in ({"samples": 41}, {"scale": 0.03}, {"seed": 3}))}
+    assert len(keys) == 4
+
+
+def test_things_are_painted_where_the_annotations_say_and_nowhere_else():
+    number = int(np.argmax([len(RECIPE.picture(n).things) for n in range(40)]))
+    picture = RECIPE.picture(number)
+    assert len(picture.things) > 10
+    mean = 0.8e6 * RECIPE.scale * 8 / 4.2
+    ground = sheets(RECIPE.seed, mean).patch(
+        np.random.default_rng([RECIPE.seed, 0xC0FE, number]), number, picture.width, picture.height
+    )
+    changed = (np.asarray(RECIPE.painted(number)) != np.asarray(ground)).any(-1)
+    coco = COCO()
+    coco.dataset = RECIPE.annotations
+    coco.createIndex()
+    masks = [coco.annToMask(entry) for entry in coco.loadAnns(coco.getAnnIds(imgIds=number + 1))]
+    assert len(masks) == len(picture.things)
+    inside = np.any(masks, axis=0)
+    edge = np.zeros_like(inside)
+    for dy, dx in ((0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1)):
+        edge |= np.roll(inside, (dy, dx), (0, 1)) != inside
+    assert changed[inside & ~edge].mean() > 0.97
+    assert not changed[~inside & ~edge].any()
+
+
+def test_the_adapter_reads_a_made_up_tree_as_the_generator_describes_it(made, tmp_path):
+    found = CocoTree("tree", str(made.samples.root)).open(tmp_path, lambda *_: None)
+    assert found.samples.paths == made.samples.paths
+    assert found.samples.sizes.tolist() == made.samples.sizes.tolist()
+    assert found.samples.labels.tolist() == made.samples.labels.tolist()
+    assert {name: column.equals(made.samples.columns[name]) for name, column in found.samples.columns.items()} == {
+        "boxes": True,
+        "categories": True,
+        "segments": True,
+    }
+    assert found.skipped == ()
+
+
+def test_a_missing_picture_is_named_or_left_out(tree):
+    path = tree.path(tree.first)
+    (tree.root / path).unlink()
+    with pytest.raises(DatasetError, match=rf"{path} is named by the annotations and is not there; .*on_error=skip"):
+        tree.opened()
+    handle = tree.opened(on_error="skip")
+    assert handle.skipped == (path,)
+    assert (handle.describe["missing"], len(handle.samples)) == (1, 4)
+    assert path not in handle.samples.paths
+
+
+def test_a_broken_picture_is_named_or_left_out(tree):
+    path = tree.root / tree.path(tree.first)
+    path.write_bytes(path.read_bytes()[:700])
+    with pytest.raises(DatasetError, match=rf"{tree.path(tree.first)} is truncated or no image"):
+        tree.opened()
+    handle = tree.opened(on_error="skip")
+    assert (handle.describe["broken"], handle.skipped) == (1, (tree.path(tree.first),))
+
+
+def test_pictures_without_boxes_are_kept_or_left_out_as_asked(tree):
+    bare = tree.first["image_id"]
+    tree.content["annotations"] = [one for one in tree.content["annotations"] if one["image_id"] != bare]
+    kept = tree.opened()
+    assert (kept.describe["without_boxes"], kept.describe["without_boxes_are"]) == (1, "kept")
+    assert 0 in kept.samples.labels
+    assert kept.samples.columns["boxes"][kept.samples.labels.tolist().index(0)].as_py() == []
+    fewer = tree.opened(without_boxes="leave_out")
+    assert (fewer.describe["without_boxes"], fewer.describe["without_boxes_are"]) == (1, "left out")
+    assert len(fewer.samples) == 4
+    assert fewer.content_hash != kept.content_hash
+
+
+def test_crowds_boxes_outside_and_boxes_of_no_area_are_left_out_and_counted(tree):
+    before = sum(map(len, tree.opened().samples.columns["boxes"].to_pylist()))
+    size = tree.image(tree.first)
+    tree.content["annotations"] += [
+        {**tree.first, "iscrowd": 1, "segmentation": {"counts": [5, 5], "size": [1, 10]}},
+        {**tree.first, "bbox": [size["width"] + 5, 0, 10, 10]},
+        {**tree.first, "bbox": [3, 3, 0, 7]},
+        {**tree.first, "bbox": [-5, -5, 20, 20]},
+    ]
+    handle = tree.opened()
+    assert [handle.describe[key] for key in ("crowds", "boxes_dropped", "boxes_cut")] == [1, 2, 1]
+    boxes = handle.samples.columns["boxes"].to_pylist()
+    assert sum(map(len, boxes)) == before + 1
+    assert [0.0, 0.0, 15.0, 15.0] in boxes[handle.samples.paths.index(tree.path(tree.first))]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"category_id": 12}, "category 12, which is none of COCO's 80"),
+        ({"bbox": [1, 2, 3]}, r"the box \[1, 2, 3\], expected x, y, width and height"),
+        ({"bbox": [1, 2, float("nan"), 4]}, "expected x, y, width and height"),
+        ({"bbox": None}, "NoneType"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "for three corners or more"),
+        ({"segmentation": {"counts": [1], "size": [1, 1]}}, "run lengths for an outline"),
+    ],
+)
+def test_a_malformed_annotation_is_named_or_its_picture_left_out(tree, change, told):
+    tree.first.update(change)
+    number, entry = tree.first["image_id"], tree.first["id"]
+    with pytest.raises(DatasetError, match=rf"image {number} of instances.* has an annotation \({entry}\) .*{told}"):
+        tree.opened()
+    handle = tree.opened(on_error="skip")
+    assert (handle.describe["wrongly_described"], len(handle.samples)) == (1, 4)
+    assert handle.skipped == (f"image {number} of instances_train2017.json",)
+
+
+def test_an_annotation_of_no_picture_is_named_and_costs_no_sample(tree):
+    tree.content["annotations"].append({**tree.first, "image_id": 777})
+    with pytest.raises(DatasetError, match=r"image 777 .*has annotations and is not in `images`"):
+        tree.opened()
+    assert len(tree.opened(on_error="skip").samples) == 5
+
+
+def test_a_file_name_that_leads_out_of_its_folder_is_refused(tree):
+    tree.image(tree.first)["file_name"] = "../../etc/passwd"
+    with pytest.raises(DatasetError, match=r"is said to be \.\./\.\./etc/passwd"):
+        tree.opened()
+
+
+def test_a_limit_takes_the_same_pictures_for_the_same_seed(tree):
+    chosen = [tree.opened(limit=2, seed=seed).samples for seed in (1, 1, 2, 3, 4)]
+    assert all(len(samples) == 2 for samples in chosen)
+    assert chosen[0].paths == chosen[1].paths
+    assert len({samples.paths for samples in chosen}) > 1
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"images": [], "annotations": 3}', '{"images": [{"id": 1}]}'])
+def test_a_file_that_is_no_annotation_file_is_named(tree, content):
+    (tree.root / "annotations").mkdir()
+    (tree.root / ANNOTATIONS).write_text(content)
+    with pytest.raises(DatasetError, match=r"instances_train2017\.json: (is not JSON|not as COCO's format asks)"):
+        CocoTree("tree", str(tree.root)).open(tree.folder / "cache", lambda *_: None)
+
+
+def test_other_annotation_files_are_found_or_chosen(tree):
+    tree.opened()
+    folder = tree.root / "annotations"
+    (tree.root / "train2017").rename(tree.root / "val2017")
+    (tree.root / ANNOTATIONS).rename(folder / "instances_val2017.json")
+    only = CocoTree("tree", str(tree.root)).open(tree.folder / "cache", lambda *_: None)
+    assert only.samples.paths[0].startswith("val2017/")
+    shutil.copyfile(folder / "instances_val2017.json", folder / "instances_minival.json")
+    with pytest.raises(DatasetError, match=r"has instances_minival\.json, .*dataset\.tree\.annotations"):
+        CocoTree("tree", str(tree.root)).open(tree.folder / "cache", lambda *_: None)
+    chosen = CocoTree("tree", str(tree.root), annotations="annotations/instances_val2017.json")
+    assert len(chosen.open(tree.folder / "cache", lambda *_: None).samples) == 5
+
+
+def test_a_root_without_annotations_says_what_is_expected(tmp_path):
+    with pytest.raises(DatasetError, match=r"No such file.*instances_train2017\.json"):
+        CocoTree("tree", str(tmp_path)).open(tmp_path / "cache", lambda *_: None)
+    with pytest.raises(DatasetError, match="does not exist; expected COCO's layout"):
+        CocoTree("tree", str(tmp_path / "none")).open(tmp_path / "cache", lambda *_: None)
+
+
+@pytest.mark.parametrize(("key", "value"), [("samples", 0), ("scale", 0), ("scale", "1"), ("seed", -1)])
+def test_values_that_cannot_be_are_refused_by_their_key(key, value):
+    with pytest.raises(ConfigError, match=rf"^dataset\.{key}="):
+        CocoLike("coco", **{key: value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("on_error", "pass"), ("without_boxes", "no"), ("limit", 0), ("root", " ")])
+def test_settings_of_a_real_tree_that_cannot_be_are_refused_by_their_key(key, value):
+    with pytest.raises(ConfigError, match=rf"^dataset\.{key}="):
+        CocoTree("tree", **{"root": "/data/coco", key: value})
