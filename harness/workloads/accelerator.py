@@ -1,4 +1,4 @@
-"""What a batch is trained on: a GPU, the CPU, or an emulated board; chosen here, run in modules of their own."""
+"""What a batch is trained on: a GPU, the CPU, an emulated board, nothing; chosen here, run in modules of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Step", "choose_kind", "make_step"]
 
-KINDS: Final = ("auto", "cuda", "cpu", "emulated")
+KINDS: Final = ("auto", "cuda", "cpu", "emulated", "none")
 
 
 class Step(Protocol):
@@ -24,12 +24,12 @@ class Step(Protocol):
     label: str
     """What runs it, as every output names it."""
     kind: str
-    """cuda, cpu or emulated."""
+    """cuda, cpu, emulated or none."""
     device: str
     """Where batches are wanted: cuda or cpu."""
     emulated: bool
     citation: str | None
-    """Source of an emulated step's duration."""
+    """Source of an emulated step's duration; None for one that is assumed."""
     power: BoardPower | None
     """Published power of an emulated board."""
 
@@ -43,20 +43,22 @@ class Step(Protocol):
 
 
 def choose_kind(accelerator: Mapping[str, Any], workload_name: str) -> str:
-    """Return cuda, cpu or emulated: what this machine runs the workload on.
+    """Return cuda, cpu, emulated or none: what this machine runs the workload on.
 
     `auto` takes a CUDA GPU where there is one and emulates one elsewhere. Raises ConfigError naming the key for
-    an unknown kind or model, for CUDA without a GPU, and for an emulation of which no duration is published.
+    an unknown kind or model, for CUDA without a GPU, and for an emulation of which no duration is published or assumed.
     """
     kind, model, _ = _settings(accelerator)
+    assumed = _assumed(accelerator, workload_name)
     if kind == "auto":
         kind = "cuda" if _cuda_problem() is None else "emulated"
     if kind == "cuda" and (problem := _cuda_problem()) is not None:
         raise ConfigError(f"accelerator.kind=cuda: {problem}; use accelerator=cpu or accelerator=emulated")
-    if kind == "emulated" and (workload_name, model) not in STEPS:
+    if kind == "emulated" and assumed is None and (workload_name, model) not in STEPS:
         known = ", ".join(f"{w} on {m}" for w, m in STEPS)
         raise ConfigError(
-            f"accelerator.model={model}: no step of {workload_name} is published for it; known are {known}"
+            f"accelerator.model={model}: no step of {workload_name} is published for it; known are {known}; "
+            "assume one with accelerator.seconds_per_sample=SECONDS, or train with accelerator=cpu"
         )
     return kind
 
@@ -64,15 +66,23 @@ def choose_kind(accelerator: Mapping[str, Any], workload_name: str) -> str:
 def make_step(workload: Workload, accelerator: Mapping[str, Any], seed: int) -> Step:
     """Make the training step of a workload.
 
-    `accelerator` holds kind (auto, cuda, cpu or emulated) and, for an emulated one, model (a100 or h100) and
-    time_scale, by which its duration is multiplied. `seed` is that of the weights. Raises as choose_kind does.
+    `accelerator` holds kind (auto, cuda, cpu, emulated or none) and, for an emulated one, model (a100 or h100),
+    time_scale, by which its duration is multiplied, and seconds_per_sample: a number, or numbers by workload, that
+    the user assumes in the place of what is published. `seed` is that of the weights. Raises as choose_kind does.
     """
     kind = choose_kind(accelerator, workload.name)
     if kind == "emulated":
         from harness.workloads.emulated import EmulatedStep
 
         _, model, scale = _settings(accelerator)
-        return EmulatedStep(workload, model, scale)
+        assumed = _assumed(accelerator, workload.name)
+        if assumed is not None:
+            return EmulatedStep.assumed(assumed, scale)
+        return EmulatedStep.published(workload, model, scale)
+    if kind == "none":
+        from harness.workloads.nothing import NoStep
+
+        return NoStep()
     from harness.workloads.training import TrainingStep
 
     return TrainingStep(workload, kind, seed)
@@ -85,9 +95,21 @@ def _settings(accelerator: Mapping[str, Any]) -> tuple[str, str, float]:
         raise ConfigError(f"accelerator.kind={kind!r}: expected one of {', '.join(KINDS)}")
     if model not in MODELS:
         raise ConfigError(f"accelerator.model={model!r}: expected one of {', '.join(MODELS)}")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not (math.isfinite(scale) and scale > 0):
-        raise ConfigError(f"accelerator.time_scale={scale!r}: expected a number above 0")
-    return kind, model, float(scale)
+    return kind, model, _positive("time_scale", scale)
+
+
+def _assumed(accelerator: Mapping[str, Any], workload_name: str) -> float | None:
+    given = accelerator.get("seconds_per_sample")
+    if isinstance(given, Mapping):
+        each = {name: _positive(f"seconds_per_sample.{name}", value) for name, value in given.items()}
+        return each.get(workload_name)
+    return None if given is None else _positive("seconds_per_sample", given)
+
+
+def _positive(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"accelerator.{key}={value!r}: expected a number above 0")
+    return float(value)
 
 
 def _cuda_problem() -> str | None:

@@ -15,9 +15,11 @@ class PublishedStep:
 
     seconds: float
     batch_size: int
-    input_size: int
-    """Edge of a sample in pixels or voxels."""
+    input_size: int | None
+    """Edge of a sample in pixels or voxels; None where samples have none."""
     citation: str
+    unit: str = "pixels"
+    """Of the edge."""
 
     @property
     def seconds_per_sample(self) -> float:
@@ -36,7 +38,7 @@ class BoardPower:
     citation: str
 
 
-MODELS: Final[Mapping[str, str]] = {"a100": "A100", "h100": "H100"}
+MODELS: Final[Mapping[str, str]] = {"a100": "A100", "h100": "H100", "textbook": "the textbook's accelerator"}
 """Accelerators that can be emulated, and how outputs name them."""
 
 STEPS: Final[Mapping[tuple[str, str], PublishedStep]] = {
@@ -45,6 +47,15 @@ STEPS: Final[Mapping[tuple[str, str], PublishedStep]] = {
     ),
     ("resnet50", "h100"): PublishedStep(
         0.224, 400, 224, "MLPerf Storage, resnet50_h100.yaml: computation_time 0.224 s, batch_size 400"
+    ),
+    ("unet3d", "a100"): PublishedStep(
+        0.636, 7, 128, "MLPerf Storage, unet3d_a100.yaml: computation_time 0.636 s, batch_size 7", "voxels"
+    ),
+    ("unet3d", "h100"): PublishedStep(
+        0.323, 7, 128, "MLPerf Storage, unet3d_h100.yaml: computation_time 0.323 s, batch_size 7", "voxels"
+    ),
+    ("textbook", "textbook"): PublishedStep(
+        0.010, 1, None, "a textbook's section on the DataLoader bottleneck, Code 8.5.1: COMPUTE_MS = 10.0"
     ),
 }
 """By workload and accelerator."""

@@ -41,7 +41,7 @@ class TrainingStep:
             torch.manual_seed(seed)
             model = workload.model()
         self._model = model.to(device).train()
-        if device == "cuda":
+        if device == "cuda" and all(weight.ndim < 5 for weight in self._model.parameters()):  # volumes have another
             self._model = self._model.to(memory_format=torch.channels_last)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
 

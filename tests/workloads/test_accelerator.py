@@ -1,5 +1,6 @@
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from harness.errors import CellError, ConfigError
 from harness.workloads import choose_kind, make_step
 from harness.workloads.published import BOARDS, MODELS, STEPS
 from harness.workloads.resnet50 import ResNet50
+from harness.workloads.unet3d import UNet3D
 from loaders.base import Batch
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -91,8 +93,40 @@ def test_an_emulated_board_has_published_power_and_a_real_device_none():
     assert make_step(TINY, {"kind": "cpu"}, seed=0).power is None
 
 
+@pytest.mark.parametrize(("model", "seconds"), [("a100", 0.636), ("h100", 0.323)])
+def test_a_step_of_3d_unet_is_published_for_seven_samples(model, seconds):
+    step = make_step(UNet3D(), {"kind": "emulated", "model": model}, seed=0)
+    assert 7 * step.seconds_per_sample == pytest.approx(seconds)
+    assert step.citation == (f"MLPerf Storage, unet3d_{model}.yaml: computation_time {seconds} s, batch_size 7")
+    assert step.label == f"emulated: {model.upper()}"
+
+
+def test_a_published_step_of_volumes_is_of_voxels():
+    small = UNet3D(crop_size=32, widths=(8, 16))
+    assert make_step(small, {"kind": "emulated"}, seed=0).label == "emulated: A100 at 128 voxels"
+
+
+def test_an_assumed_step_is_labelled_so_and_nothing_published_is_said_of_it():
+    accelerator = {"kind": "emulated", "model": "h100", "time_scale": 2.0, "seconds_per_sample": {"vgg19": 0.01}}
+    step = make_step(replace(RESNET50, name="vgg19"), accelerator, seed=0)
+    assert (step.label, step.citation, step.power) == ("emulated: assumed 0.02 s a sample", None, None)
+    assert timed_s(step, batch(3)) >= 0.06
+    other = make_step(RESNET50, accelerator, seed=0)
+    assert "MLPerf Storage" in other.citation
+    same = make_step(RESNET50, {"kind": "emulated", "seconds_per_sample": 0.5}, seed=0)
+    assert (same.label, same.citation) == ("emulated: assumed 0.5 s a sample", None)
+
+
+def test_no_downstream_load_takes_batches_as_they_come_and_needs_nothing_published():
+    step = make_step(replace(RESNET50, name="anything"), {"kind": "none"}, seed=0)
+    step.warm_up()
+    assert timed_s(step, batch(400)) < 0.435
+    assert (step.kind, step.emulated, step.power, step.citation) == ("none", False, None, None)
+    assert step.label == "none: no downstream load"
+
+
 def test_every_published_value_names_its_source():
-    assert set(BOARDS) == set(MODELS) == {model for _, model in STEPS}
+    assert set(BOARDS) <= set(MODELS) == {model for _, model in STEPS}
     assert all(entry.citation for entry in (*BOARDS.values(), *STEPS.values()))
 
 
@@ -104,6 +138,8 @@ def test_every_published_value_names_its_source():
         ({"kind": "emulated", "time_scale": 0}, "time_scale"),
         ({"kind": "emulated", "time_scale": float("nan")}, "time_scale"),
         ({"kind": "emulated", "time_scale": "2"}, "time_scale"),
+        ({"kind": "emulated", "seconds_per_sample": 0}, "seconds_per_sample"),
+        ({"kind": "emulated", "seconds_per_sample": "fast"}, "seconds_per_sample"),
     ],
 )
 def test_an_impossible_accelerator_is_refused_by_its_key(accelerator, key):
@@ -112,8 +148,17 @@ def test_an_impossible_accelerator_is_refused_by_its_key(accelerator, key):
 
 
 def test_emulating_a_workload_without_a_published_step_is_refused():
-    with pytest.raises(ConfigError, match="no step of vgg19 is published"):
+    with pytest.raises(ConfigError, match=r"no step of vgg19 is published .* accelerator\.seconds_per_sample=SECONDS"):
         choose_kind({"kind": "emulated"}, "vgg19")
+
+
+def test_an_assumption_for_one_workload_is_none_for_another():
+    accelerator = {"kind": "emulated", "seconds_per_sample": {"rnnt": 0.1}}
+    assert choose_kind(accelerator, "rnnt") == "emulated"
+    with pytest.raises(ConfigError, match="no step of vgg19 is published"):
+        choose_kind(accelerator, "vgg19")
+    with pytest.raises(ConfigError, match=r"^accelerator\.seconds_per_sample\.rnnt=-1"):
+        choose_kind({"kind": "emulated", "seconds_per_sample": {"rnnt": -1}}, "resnet50")
 
 
 def test_a_real_step_trains_and_the_same_seed_has_the_same_weights():

@@ -1,0 +1,67 @@
+"""Image classification with VGG-19."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from harness.errors import ConfigError
+from harness.workloads.classification import Classification
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["VGG19"]
+
+_BLOCKS: Final = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
+"""Channels and convolutions between two poolings, configuration E (Simonyan and Zisserman, ICLR 2015, table 1)."""
+_HIDDEN: Final = 4096
+_POOLED: Final = 7
+"""Edge of what the classifier takes, whatever the image's."""
+
+
+@dataclass(frozen=True, slots=True)
+class VGG19(Classification):
+    """Training of VGG-19 on random crops of images, as in EMLIO's figure 9; without batch normalisation."""
+
+    name: str = "vgg19"
+    width: float = 1.0
+    """Of all channels and hidden units; less than 1 makes the model small."""
+
+    def __post_init__(self) -> None:
+        # Named, for dataclasses with slots are made anew, which super() without arguments does not know of.
+        Classification.__post_init__(self)
+        width = self.width
+        if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= 1:
+            raise ConfigError(f"workloads.{self.name}.width={width!r}: expected a number above 0, up to 1")
+
+    def model(self) -> torch.nn.Module:
+        """Return the model with fresh weights, on the CPU."""
+        from torch import nn
+        from torchvision.models.vgg import VGG
+
+        layers: list[nn.Module] = []
+        taken = 3
+        for channels, convolutions in _BLOCKS:
+            given = self._scaled(channels)
+            for _ in range(convolutions):
+                layers += [nn.Conv2d(taken, given, kernel_size=3, padding=1), nn.ReLU(inplace=True)]
+                taken = given
+            layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
+        model: nn.Module = VGG(nn.Sequential(*layers), num_classes=self.num_classes)
+        if self.width != 1:
+            hidden = self._scaled(_HIDDEN)
+            model.classifier = nn.Sequential(
+                nn.Linear(taken * _POOLED**2, hidden),
+                nn.ReLU(inplace=True),
+                nn.Dropout(),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(inplace=True),
+                nn.Dropout(),
+                nn.Linear(hidden, self.num_classes),
+            )
+        return model
+
+    def _scaled(self, channels: int) -> int:
+        return max(1, math.ceil(channels * self.width))
