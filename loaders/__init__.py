@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from loaders.base import Batch, Loader, LoaderStats, Samples
     from loaders.dali import DaliLoader
-    from loaders.errors import LoaderConfigError, LoaderError, SampleError, StreamError, WorkerError
+    from loaders.errors import (
+        LoaderConfigError,
+        LoaderError,
+        SampleError,
+        SampleTimeoutError,
+        StreamError,
+        WorkerError,
+    )
     from loaders.image import ImageTransform
     from loaders.pipeline import Item, Pipeline, Tensors, Transform
     from loaders.pytorch import PyTorchLoader
+    from loaders.spdl import SpdlLoader
 
 __all__ = [
     "Batch",
@@ -25,7 +33,9 @@ __all__ = [
     "Pipeline",
     "PyTorchLoader",
     "SampleError",
+    "SampleTimeoutError",
     "Samples",
+    "SpdlLoader",
     "StreamError",
     "Tensors",
     "Transform",
@@ -43,6 +53,7 @@ _MODULES: Final = {
     "Pipeline": "pipeline",
     "PyTorchLoader": "pytorch",
     "Samples": "base",
+    "SpdlLoader": "spdl",
     "Tensors": "pipeline",
     "Transform": "pipeline",
 }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     Pipeline = Any
 
-__all__ = ["READER_DEPTH", "DaliEpoch"]
+__all__ = ["READER_DEPTH", "DaliEpoch", "device_index"]
 
 READER_DEPTH: Final = 1
 """Batches that the file reader holds ready beside those under way in the pipeline; DALI's default."""
@@ -91,7 +91,7 @@ class DaliEpoch:
             self._pipeline = graph(
                 batch_size=batch_size,
                 num_threads=num_threads,
-                device_id=None if device.type == "cpu" else _index(device),
+                device_id=device_index(device),
                 prefetch_queue_depth=prefetch_queue_depth,
             )
             self._pipeline.build()
@@ -128,5 +128,8 @@ class DaliEpoch:
         self._root = -1
 
 
-def _index(device: torch.device) -> int:
+def device_index(device: torch.device) -> int | None:
+    """Return the number by which DALI knows a device, None for the CPU."""
+    if device.type == "cpu":
+        return None
     return torch.cuda.current_device() if device.index is None else device.index

@@ -8,30 +8,41 @@ import multiprocessing.util
 import os
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.errors import LoaderError, SampleError, WorkerError
+from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.files import check_arguments, encoded_bytes
-from loaders.image import epoch_order
-from loaders.pipeline import Item, Pipeline, Tensors, load_item
+from loaders.pipeline import Pipeline
+from loaders.shares import Share
+from loaders.streaming.planner import Remainder
+from loaders.torch_shared import share
 from loaders.torch_workers import WorkerDeaths, begin_worker, dead_worker, end_workers, explained, in_main_thread
+from loaders.work import Collated, Failed, Loaded, OnError, Work, check_policy
 
 __all__ = ["PyTorchLoader"]
 
-_Key = tuple[int, int]
+_POLLS: Final = 4
+"""How often within `sample_timeout_s` the workers are looked at."""
+_LONGEST_POLL_S: Final = 1.0
+
+_Key: TypeAlias = tuple[int, int]
 """Epoch and sample id: persistent workers learn the epoch from what they are asked for."""
-_Loaded = tuple[Item, int] | SampleError
-"""An item, and the nanoseconds that it took."""
-_Collated = tuple[npt.NDArray[np.int64], Tensors, npt.NDArray[np.float64]] | SampleError
-"""Ids, tensors, and the seconds that every sample took."""
+
+
+class _Delivered(NamedTuple):
+    """What a worker hands over. A tuple of tuples, for torch page-locks no other."""
+
+    collated: Collated | None
+    """None where every sample of the batch failed."""
+    failed: Sequence[Failed]
+    error: LoaderError | None
+    """What ends the epoch; an error raised in a worker would lose its wording."""
 
 
 class PyTorchLoader:
@@ -51,11 +62,19 @@ class PyTorchLoader:
         prefetch_factor: int = 2,
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        remainder: Remainder | None = None,
+        sample_timeout_s: float | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
         Each of `num_workers` processes (0: the calling one alone) holds `prefetch_factor` batches ready.
-        `pin_memory` None means page-locked memory where `device` is a GPU.
+        `pin_memory` None means page-locked memory where `device` is a GPU. `rank`, `world_size` and `remainder` share
+        the samples among ranks, see `Share`. A sample that is not back after `sample_timeout_s` seconds ends the
+        epoch. With on_error "skip" a sample that fails is left out of its batch and told in `stats`, and a batch of
+        which nothing is left is left out too.
         """
         self._device = check_arguments(
             samples,
@@ -64,23 +83,36 @@ class PyTorchLoader:
             num_workers=(num_workers, 0),
             prefetch_factor=(prefetch_factor, 1),
         )
+        check_policy(on_error, sample_timeout_s)
+        if sample_timeout_s is not None and not num_workers:
+            raise LoaderConfigError(
+                "sample_timeout_s: needs num_workers of 1 or more, for who loads cannot watch itself"
+            )
         self._samples = samples
         self._stats = LoaderStats(details={"wait_s": 0.0})
-        self._batches = _EpochBatches(len(samples), batch_size, seed)
+        self._share = Share(len(samples), seed, rank, world_size, remainder)
+        self._batches = _EpochBatches(self._share, batch_size)
+        self._work = Work(samples, transform, seed, workers=num_workers, processes=True)
+        self._timeout_s = sample_timeout_s
         with _any_number_of_workers():
             self._torch: DataLoader[Any] | None = DataLoader(
-                _Files(samples, transform, seed),
+                _Files(self._work),
                 batch_sampler=self._batches,
-                collate_fn=functools.partial(_collate, transform),
+                collate_fn=functools.partial(_collate, self._work, on_error),
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor if num_workers else None,
                 persistent_workers=persistent_workers and num_workers > 0,
                 pin_memory=self._device.type == "cuda" if pin_memory is None else pin_memory,
+                timeout=min(_LONGEST_POLL_S, sample_timeout_s / _POLLS) if sample_timeout_s else 0,
                 worker_init_fn=functools.partial(begin_worker, os.getpid(), in_main_thread()),
             )
         self._iterator: Any = None
         self._epochs = 0
         self._deaths = WorkerDeaths()
+
+    def __len__(self) -> int:
+        """Return the number of this rank's samples in an epoch."""
+        return len(self._share)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the epoch's batches; raise SampleError naming a sample, WorkerError naming a worker's pid."""
@@ -92,8 +124,7 @@ class PyTorchLoader:
         if not self._torch.persistent_workers:
             self._end_workers()
         self._batches.epoch = epoch
-        with _any_number_of_workers():
-            self._iterator = iter(self._torch)
+        self._begin(self._torch)
         self._deaths.watch()
         self._epochs += 1
         this = self._epochs
@@ -125,29 +156,71 @@ class PyTorchLoader:
     ) -> None:
         self.close()
 
+    def _begin(self, loader: DataLoader[Any]) -> None:
+        """Start the workers, or have those that are there go on with another epoch."""
+        while True:
+            try:
+                with _any_number_of_workers():
+                    self._iterator = iter(loader)
+            except (RuntimeError, OSError) as error:
+                # What is left of an epoch that was broken off may take them longer than a poll.
+                self._after(error)
+            else:
+                return
+            self._end_workers()
+            loader._iterator = None
+
     def _end_workers(self) -> None:
         iterator, self._iterator = self._iterator, None
         with self._deaths.expected():
             end_workers(iterator)
 
     def _next(self) -> Batch | None:
-        if self._iterator is None:
-            raise LoaderError("the loader is closed: make a new one")
-        try:
-            collated: _Collated | None = next(self._iterator, None)
-        except WorkerError:
-            self.close()
-            raise
-        except (RuntimeError, OSError, EOFError) as error:
-            # A worker that dies while it hands a batch over shows as a broken socket.
-            dead = dead_worker(self._iterator)
-            self.close()
-            raise dead or explained(error) from error
-        if collated is None:
+        while True:
+            delivered = self._delivered()
+            if delivered is None:
+                return None
+            for failed in delivered.failed:
+                self._stats.skip(*failed)
+            if delivered.error is not None:
+                self.close()
+                raise delivered.error
+            if delivered.collated is not None:
+                return self._batch(delivered.collated)
+
+    def _delivered(self) -> _Delivered | None:
+        while True:
+            if self._iterator is None:
+                raise LoaderError("the loader is closed: make a new one")
+            try:
+                delivered: _Delivered | None = next(self._iterator, None)
+            except WorkerError:
+                self.close()
+                raise
+            except (RuntimeError, OSError, EOFError) as error:
+                self._after(error)
+            else:
+                return delivered
+
+    def _after(self, error: Exception) -> None:
+        """Return where the workers were only looked at, and none is overdue; else close and raise."""
+        late = self._watch_overdue() if _is_poll(error) else None
+        if _is_poll(error) and late is None:
+            return
+        # A worker that dies while it hands a batch over shows as a broken socket.
+        dead = dead_worker(self._iterator) if late is None else None
+        self.close()
+        raise late or dead or explained(error) from error
+
+    def _watch_overdue(self) -> SampleError | None:
+        late = self._work.watch.overdue(self._timeout_s) if self._timeout_s is not None else None
+        if late is None:
             return None
-        if isinstance(collated, SampleError):
-            self.close()
-            raise collated
+        workers = getattr(self._iterator, "_workers", ())
+        who = f"worker {late.worker}" + (f" (pid {workers[late.worker].pid})" if workers else "")
+        return self._work.timeout_error(late, who)
+
+    def _batch(self, collated: Collated) -> Batch:
         ids, tensors, work_s = collated
         device = self._device
         return Batch(
@@ -160,60 +233,60 @@ class PyTorchLoader:
         )
 
 
-class _Files(Dataset[_Loaded]):
-    """Gives an item, or the error that names the sample: an error raised here would lose its wording."""
+class _Files(Dataset[Loaded | Failed]):
+    """Gives a sample, or what is told of the one that failed."""
 
-    def __init__(self, samples: Samples, pipeline: Pipeline, seed: int) -> None:
-        self._samples = samples
-        self._pipeline = pipeline
-        self._seed = seed
+    def __init__(self, work: Work) -> None:
+        self._work = work
 
-    def __getitem__(self, key: _Key) -> _Loaded:
+    def __getitem__(self, key: _Key) -> Loaded | Failed:
         epoch, sample_id = key
-        began = time.perf_counter_ns()
         try:
-            item = load_item(self._pipeline, self._samples, sample_id, seed=self._seed, epoch=epoch)
+            return self._work.load(_worker(), epoch, sample_id)
         except SampleError as error:
-            return error
-        return item, time.perf_counter_ns() - began
+            return Failed(sample_id, str(error))
 
 
 class _EpochBatches(Sampler[list[_Key]]):
     """The keys of each batch of the epoch that is set."""
 
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self._count = count
+    def __init__(self, share: Share, batch_size: int) -> None:
+        self._share = share
         self._batch_size = batch_size
-        self._seed = seed
         self.epoch = 0
 
     def __len__(self) -> int:
-        return math.ceil(self._count / self._batch_size)
+        return math.ceil(len(self._share) / self._batch_size)
 
     def __iter__(self) -> Iterator[list[_Key]]:
-        keys = [(self.epoch, sample_id) for sample_id in self._order()]
+        keys = [(self.epoch, sample_id) for sample_id in self._share.order(self.epoch).tolist()]
         for start in range(0, len(keys), self._batch_size):
             yield keys[start : start + self._batch_size]
 
-    def _order(self) -> list[int]:
-        order: list[int] = epoch_order(self._count, seed=self._seed, epoch=self.epoch).tolist()
-        return order
 
-
-def _collate(pipeline: Pipeline, loaded: list[_Loaded]) -> _Collated:
+def _collate(work: Work, on_error: OnError, batch: list[Loaded | Failed]) -> _Delivered:
     """Collate a batch, inside the worker; the first sample that failed stands for the whole batch."""
-    items, work_s = [], []
-    for one in loaded:
-        if isinstance(one, SampleError):
-            return one
-        items.append(one[0])
-        work_s.append(one[1] * 1e-9)
-    ids = [item.id for item in items]
+    failed = [one for one in batch if isinstance(one, Failed)]
+    if failed and on_error == "raise":
+        return _Delivered(None, (), SampleError(failed[0].why))
+    loaded = [one for one in batch if isinstance(one, Loaded)]
     try:
-        tensors = pipeline.collate(items)
-    except Exception as error:  # noqa: BLE001 - told as the batch's error
-        return SampleError(f"samples {ids} cannot be collated: {type(error).__name__}: {error}")
-    return np.array(ids, np.int64), tensors, np.array(work_s)
+        collated = work.collate(_worker(), loaded) if loaded else None
+        if collated is not None and get_worker_info() is not None:
+            share(collated.tensors)
+    except LoaderError as error:
+        return _Delivered(None, failed, error)
+    return _Delivered(collated, failed, None)
+
+
+def _worker() -> int:
+    info = get_worker_info()
+    return 0 if info is None else info.id
+
+
+def _is_poll(error: Exception) -> bool:
+    # torch has no type for it, only this wording.
+    return str(error).startswith("DataLoader timed out after")
 
 
 @contextmanager

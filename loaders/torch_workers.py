@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from loaders.errors import LoaderError, WorkerError
 
@@ -27,36 +27,53 @@ _GRACE_S: Final = 1.0
 
 
 class WorkerDeaths:
-    """Makes the RuntimeError that torch raises anywhere in the main thread when a worker dies a WorkerError."""
+    """Makes the RuntimeError that torch raises anywhere in the main thread when a worker dies a WorkerError.
 
-    def __init__(self) -> None:
-        self._behind: Any = None
-        self._expected = False
+    torch looks at the workers of all loaders at every SIGCHLD, so there is one handler for all of them, and an end
+    that any loader expects raises nothing.
+    """
+
+    _watching: ClassVar[set[WorkerDeaths]] = set()
+    _expecting: ClassVar[int] = 0
+    _behind: ClassVar[Any] = None
 
     def watch(self) -> None:
         """Stand in front of torch's SIGCHLD handler, which is there once workers were started."""
+        self._watching.add(self)
         current = signal.getsignal(signal.SIGCHLD)
-        if in_main_thread() and callable(current) and current != self._on_child:
-            self._behind = current
-            signal.signal(signal.SIGCHLD, self._on_child)
+        if in_main_thread() and callable(current) and current is not _on_child:
+            WorkerDeaths._behind = current
+            signal.signal(signal.SIGCHLD, _on_child)
 
     @contextmanager
     def expected(self) -> Iterator[None]:
-        """Raise nothing while the workers are ended on purpose, and step back afterwards."""
-        self._expected = True
+        """Raise nothing while the workers are ended on purpose; the last loader to do so puts torch's handler back."""
+        with _counting:
+            WorkerDeaths._expecting += 1
         try:
             yield
         finally:
-            if in_main_thread() and signal.getsignal(signal.SIGCHLD) == self._on_child:
-                signal.signal(signal.SIGCHLD, self._behind)
-            self._expected = False
+            self._watching.discard(self)
+            if not self._watching and in_main_thread() and signal.getsignal(signal.SIGCHLD) is _on_child:
+                signal.signal(signal.SIGCHLD, WorkerDeaths._behind)
+            with _counting:
+                WorkerDeaths._expecting -= 1
 
-    def _on_child(self, number: int, frame: FrameType | None) -> None:
+    @classmethod
+    def on_child(cls, number: int, frame: FrameType | None) -> None:
+        """Ask torch which worker died, and raise what it says as a WorkerError."""
         try:
-            self._behind(number, frame)
+            cls._behind(number, frame)
         except RuntimeError as error:
-            if not self._expected:
+            if not cls._expecting:
                 raise explained(error) from None
+
+
+def _on_child(number: int, frame: FrameType | None) -> None:
+    WorkerDeaths.on_child(number, frame)
+
+
+_counting = threading.Lock()
 
 
 def begin_worker(parent: int, bound: bool, worker_id: int) -> None:

@@ -12,6 +12,7 @@ from loaders.base import Batch, LoaderStats
 from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
+from loaders.pipeline import Pipeline
 from loaders.streaming.checkpoint import Progress
 from loaders.streaming.decoding.engines import Engine, make_decoder
 from loaders.streaming.decoding.transfer import SideStream
@@ -37,7 +38,7 @@ class StreamingLoader:
     def __init__(
         self,
         *,
-        transform: ImageTransform | None = None,
+        transform: Pipeline | None = None,
         batch_size: int,
         seed: int,
         device: str = "cpu",

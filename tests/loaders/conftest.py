@@ -1,19 +1,17 @@
-"""Real JPEG files, and the one check that every loader must pass."""
+"""Real JPEG files, and what a process holds."""
 
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-import torch
 from PIL import Image
 
-from loaders import Batch, Loader, Samples
+from loaders import Samples
 
 
 def encode_image(
@@ -44,44 +42,9 @@ def make_tree(root: Path, count: int, classes: int = 3) -> Samples:
     return Samples(root, tuple(paths), labels, np.array(sizes, np.int64))
 
 
-def check_exactly_once(
-    loader: Loader, samples: Samples, *, batch_size: int, size: int, epochs: Iterable[int] = range(3)
-) -> list[list[Batch]]:
-    """Run epochs and assert that each gives every sample once, whole, in ceil(n / batch_size) batches."""
-    before = loader.stats()
-    counted = (before.batches, before.samples, before.bytes)
-    result: list[list[Batch]] = []
-    for epoch in epochs:
-        batches = list(loader.epoch(epoch))
-        assert len(batches) == math.ceil(len(samples) / batch_size)
-        ids = np.concatenate([batch.ids for batch in batches])
-        assert sorted(ids.tolist()) == list(range(len(samples)))
-        for batch in batches:
-            assert batch.ids.dtype == np.int64
-            assert batch.data.shape == (len(batch), 3, size, size)
-            assert batch.data.dtype == torch.float32
-            assert batch.labels.dtype == torch.int64
-            assert batch.labels.tolist() == samples.labels[batch.ids].tolist()
-            assert batch.nbytes == samples.sizes[batch.ids].sum()
-            assert torch.isfinite(batch.data).all()
-        result.append(batches)
-    orders = {tuple(int(i) for batch in batches for i in batch.ids) for batches in result}
-    assert len(samples) < 8 or len(orders) == len(result), "two epochs came in the same order"
-    after = loader.stats()
-    assert after.batches - counted[0] == sum(len(batches) for batches in result)
-    assert after.samples - counted[1] == len(samples) * len(result)
-    assert after.bytes - counted[2] == int(samples.sizes.sum()) * len(result)
-    return result
-
-
 @pytest.fixture(name="encode_image", scope="session")
 def encode_image_fixture() -> Callable[..., bytes]:
     return encode_image
-
-
-@pytest.fixture(scope="session")
-def exactly_once() -> Callable[..., list[list[Batch]]]:
-    return check_exactly_once
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
-"""What both loaders of single files promise."""
+"""What the loaders of files say of files and arguments that cannot be; what they promise is in acceptance/."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,6 +17,7 @@ from loaders import (
     PyTorchLoader,
     SampleError,
     Samples,
+    SpdlLoader,
 )
 
 SIZE = 32
@@ -31,70 +30,16 @@ KINDS: dict[str, Callable[..., Any]] = {
     ),
     "dali": lambda **options: DaliLoader(transform=TRANSFORM, **options),
     "dali read": lambda **options: DaliLoader(transform=TRANSFORM, mmap=False, **options),
+    "spdl": lambda **options: SpdlLoader(transform=TRANSFORM, **options),
+    "spdl decode": lambda **options: SpdlLoader(transform=TRANSFORM, decode="spdl", **options),
 }
 
 Tree = Callable[[int], Samples]
-ExactlyOnce = Callable[..., Any]
 
 
 @pytest.fixture(params=list(KINDS))
 def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return KINDS[request.param]
-
-
-@pytest.mark.parametrize(("count", "batch_size"), [(40, 16), (32, 16), (5, 16), (1, 1)])
-def test_every_epoch_gives_every_sample_once(
-    make: Callable[..., Any], image_tree: Tree, exactly_once: ExactlyOnce, count: int, batch_size: int
-) -> None:
-    samples = image_tree(count)
-    with make(samples=samples, batch_size=batch_size, seed=0) as loader:
-        exactly_once(loader, samples, batch_size=batch_size, size=SIZE)
-
-
-def test_all_loaders_give_the_same_samples_in_the_same_order_with_the_same_pixels(image_tree: Tree) -> None:
-    samples = image_tree(40)
-    epochs = {}
-    for kind, make in KINDS.items():
-        with make(samples=samples, batch_size=16, seed=7) as loader:
-            epochs[kind] = list(loader.epoch(3))
-    expected = epochs.pop("pytorch in process")
-    for kind, batches in epochs.items():
-        for batch, other in zip(expected, batches, strict=True):
-            assert batch.ids.tolist() == other.ids.tolist(), kind
-            levels = (batch.data - other.data).abs().mean(dim=(1, 2, 3)) * 255 * np.mean(TRANSFORM.std)
-            assert levels.max() < (0.5 if "dali" in kind else 1e-4), kind
-
-
-def test_an_epoch_is_the_same_whenever_it_is_asked_for(make: Callable[..., Any], image_tree: Tree) -> None:
-    samples = image_tree(20)
-    with make(samples=samples, batch_size=8, seed=1) as loader:
-        first = list(loader.epoch(5))
-        list(loader.epoch(2))
-        again = list(loader.epoch(5))
-    for batch, other in zip(first, again, strict=True):
-        assert batch.ids.tolist() == other.ids.tolist()
-        assert torch.equal(batch.data, other.data)
-
-
-def test_an_epoch_broken_off_does_not_reach_into_the_next(
-    make: Callable[..., Any], image_tree: Tree, exactly_once: ExactlyOnce
-) -> None:
-    samples = image_tree(60)
-    with make(samples=samples, batch_size=8, seed=1) as loader:
-        broken_off = loader.epoch(0)
-        next(broken_off)
-        batches = list(loader.epoch(1))
-        assert sorted(np.concatenate([batch.ids for batch in batches]).tolist()) == list(range(60))
-        with pytest.raises(LoaderError, match="another"):
-            next(broken_off)
-
-
-def test_batches_outlive_their_loader(make: Callable[..., Any], image_tree: Tree) -> None:
-    with make(samples=image_tree(40), batch_size=8, seed=1) as loader:
-        held = [(batch.data, batch.data.clone()) for batch in loader.epoch(0)]
-        list(loader.epoch(1))
-    for data, copy in held:
-        assert torch.equal(data, copy)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no image", "empty", "directory"])
@@ -129,54 +74,6 @@ def test_the_sample_to_blame_is_found_among_those_read_ahead(make: Callable[...,
             path.unlink()
         with pytest.raises(SampleError, match=r"sample \d+ \(.*\.jpg\) cannot be read: No such file"):
             list(epoch)
-
-
-def settled(resources: Callable[[], dict[str, int]], expected: dict[str, int] | None = None) -> dict[str, int]:
-    """Wait for what is expected, or for no change: the queues' threads end a moment after their workers."""
-    deadline, last = time.monotonic() + 10, resources()
-    while time.monotonic() < deadline and last != expected:
-        time.sleep(0.3)
-        now = resources()
-        if expected is None and now == last:
-            break
-        last = now
-    return last
-
-
-def test_close_in_mid_epoch_ends_everything_and_may_be_repeated(
-    make: Callable[..., Any],
-    image_tree: Tree,
-    resources: Callable[[], dict[str, int]],
-    orphaned_memory: Callable[[], list[str]],
-) -> None:
-    samples = image_tree(60)
-    # Engines keep a few descriptors and threads of their own once they were used.
-    with make(samples=samples, batch_size=4, seed=0) as loader:
-        next(loader.epoch(0))
-    before = settled(resources)
-    loader = make(samples=samples, batch_size=4, seed=0)
-    epoch = loader.epoch(0)
-    next(epoch)
-    loader.close()
-    loader.close()
-    with pytest.raises(LoaderError, match="closed"):
-        next(epoch)
-    assert settled(resources, before) == before
-    assert not orphaned_memory()
-
-
-def test_nothing_grows_over_five_epochs(
-    make: Callable[..., Any], image_tree: Tree, resources: Callable[[], dict[str, int]]
-) -> None:
-    counts = []
-    with make(samples=image_tree(24), batch_size=8, seed=0) as loader:
-        for epoch in range(5):
-            for _ in loader.epoch(epoch):
-                pass
-            counts.append(resources())
-    # Three epochs lie between; a thread of torch's that comes and goes is no leak.
-    assert counts[-1]["threads"] < counts[1]["threads"] + 3
-    assert counts[-1]["descriptors"] <= counts[1]["descriptors"] + 4
 
 
 @pytest.mark.parametrize(

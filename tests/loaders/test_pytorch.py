@@ -44,22 +44,6 @@ def workers() -> list[psutil.Process]:
     return [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_a_worker_killed_in_mid_epoch_is_named_and_leaves_nothing(
-    image_tree: Tree, orphaned_memory: Callable[[], list[str]]
-) -> None:
-    with PyTorchLoader(samples=image_tree(200), transform=TRANSFORM, batch_size=2, seed=0, num_workers=2) as loader:
-        epoch = loader.epoch(0)
-        next(epoch)
-        victim = workers()[0]
-        # torch raises in whatever the main thread is about, so the kill belongs to what may raise.
-        with pytest.raises(WorkerError, match=f"{victim.pid}.*killed by signal"):
-            os.kill(victim.pid, signal.SIGKILL)
-            list(epoch)
-            time.sleep(5)
-    assert not workers()
-    assert not orphaned_memory()
-
-
 def test_close_with_batches_under_way_leaves_no_shared_memory(
     image_tree: Tree, orphaned_memory: Callable[[], list[str]]
 ) -> None:
@@ -146,3 +130,31 @@ def test_close_does_not_wait_for_a_lock_that_a_dead_worker_took_with_it(image_tr
     closing.join(30)
     assert not closing.is_alive()
     assert not workers()
+
+
+SMALL_SHARED_MEMORY = """
+import sys
+from pathlib import Path
+from loaders import ImageTransform, PyTorchLoader, Samples
+samples = Samples.load(Path(sys.argv[1]))
+with PyTorchLoader(samples=samples, transform=ImageTransform(size=224), batch_size=8, seed=0, num_workers=2) as loader:
+    list(loader.epoch(0))
+"""
+
+
+def test_shared_memory_without_room_for_a_batch_is_told_in_one_line(image_tree: Tree, tmp_path: Path) -> None:
+    image_tree(16).save(tmp_path / "samples.parquet")
+    # In a mount namespace of its own, where /dev/shm has 4 MB and a batch 4.8.
+    script = f"mount -t tmpfs -o size=4m none /dev/shm && exec {sys.executable} -c '{SMALL_SHARED_MEMORY}' $0"
+    run = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(tmp_path / "samples.parquet")],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()[-1]
+    assert "LoaderError: /dev/shm has" in last
+    assert "left for a batch of 4.8 MB" in last
+    assert "--shm-size" in last

@@ -8,6 +8,7 @@ import torch
 
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
+from loaders.pipeline import Pipeline
 from loaders.streaming.decoding.processes import ProcessDecoder
 from loaders.streaming.decoding.threads import Decoder, TorchDecoder
 
@@ -17,11 +18,19 @@ Engine: TypeAlias = Literal["dali", "torch", "torch-process", "raw"]
 
 
 def make_decoder(
-    name: str, transform: ImageTransform, seed: int, device: torch.device, num_threads: int, batch_size: int
+    name: str, transform: Pipeline, seed: int, device: torch.device, num_threads: int, batch_size: int
 ) -> Decoder | None:
-    """Return the engine of this name, None for raw; raise LoaderConfigError where there is none."""
+    """Return the engine of this name, None for raw.
+
+    Raises LoaderConfigError where there is none, or none for what the pipeline's samples are.
+    """
     if name == "raw":
         return None
+    if not isinstance(transform, ImageTransform):
+        raise LoaderConfigError(
+            f"decode={name}: records hold images with a class, and {type(transform).__name__} needs others; use the "
+            "loader pytorch, dali or spdl"
+        )
     if name == "torch":
         return TorchDecoder(transform, seed=seed, device=device, num_threads=num_threads)
     if name == "torch-process":

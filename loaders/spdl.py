@@ -1,0 +1,184 @@
+"""Meta's SPDL over files: a pipeline of threads that read, decode and transform samples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
+
+from loaders.base import Batch, LoaderStats, Samples
+from loaders.errors import LoaderConfigError, LoaderError, SampleTimeoutError
+from loaders.files import check_arguments, encoded_bytes
+from loaders.image import ImageTransform
+from loaders.pipeline import Pipeline
+from loaders.shares import Share
+from loaders.side_copy import SideCopy
+from loaders.spdl_epoch import Made, SpdlEpoch
+from loaders.stage_table import StageTable
+from loaders.streaming.planner import Remainder
+from loaders.threads import DaemonThreads
+from loaders.work import OnError, Work, check_policy
+
+if TYPE_CHECKING:
+    from loaders.spdl_image import SpdlImages
+
+__all__ = ["Decode", "SpdlLoader"]
+
+Decode: TypeAlias = Literal["pil", "spdl"]
+
+
+class SpdlLoader:
+    """Runs a pipeline in the threads of `spdl.pipeline`, one pipeline of SPDL's an epoch, as its DataLoader does.
+
+    The threads last as long as the loader.
+    """
+
+    def __init__(
+        self,
+        *,
+        samples: Samples,
+        transform: Pipeline,
+        batch_size: int,
+        seed: int,
+        device: str = "cpu",
+        num_threads: int = 4,
+        buffer_size: int = 3,
+        decode: Decode = "pil",
+        rank: int = 0,
+        world_size: int = 1,
+        remainder: Remainder | None = None,
+        sample_timeout_s: float | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        """Check the arguments; raise LoaderConfigError.
+
+        `num_threads` load samples and collate; `buffer_size` batches are held ready. `decode` is of images alone: "pil"
+        as the other loaders, or "spdl" for `spdl.io`, which has FFmpeg decode, crop and resize. `rank`, `world_size`
+        and `remainder` share the samples among ranks, see `Share`. A sample that is not back after `sample_timeout_s`
+        seconds ends the epoch and the loader; its thread cannot be ended and is left to end with the process. With
+        on_error "skip" a sample that fails is left out and told in `stats`; batches are filled from what comes next.
+        """
+        self._device = check_arguments(
+            samples,
+            device,
+            batch_size=(batch_size, 1),
+            num_threads=(num_threads, 1),
+            buffer_size=(buffer_size, 1),
+        )
+        check_policy(on_error, sample_timeout_s)
+        if decode not in get_args(Decode):
+            raise LoaderConfigError(f"decode={decode!r}: expected one of {', '.join(get_args(Decode))}")
+        self.notes: tuple[str, ...] = ()
+        if decode == "spdl":
+            transform = _decoded_by_spdl(transform)
+            self.notes = transform.notes
+        self._samples = samples
+        self._stages = StageTable()
+        self._stats = LoaderStats(details={"wait_s": 0.0})
+        self._share = Share(len(samples), seed, rank, world_size, remainder)
+        self._work = Work(samples, transform, seed, workers=num_threads, processes=False)
+        self._settings: dict[str, Any] = {
+            "batch_size": batch_size,
+            "concurrency": num_threads,
+            "buffer_size": buffer_size,
+            "on_error": on_error,
+            "timeout_s": sample_timeout_s,
+        }
+        self._side = SideCopy(self._device)
+        self._threads: DaemonThreads | None = None
+        self._num_threads = num_threads
+        self._running: SpdlEpoch | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Return the number of this rank's samples in an epoch."""
+        return len(self._share)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield the epoch's batches; raise SampleError naming the sample and the stage that failed."""
+        if self._closed:
+            raise LoaderError("the loader is closed: make a new one")
+        self._stop()
+        if self._threads is None:
+            self._threads = DaemonThreads(self._num_threads, "spdl-loader")
+        running = self._running = SpdlEpoch(
+            self._work,
+            self._share.order(epoch),
+            epoch=epoch,
+            threads=self._threads,
+            side=self._side,
+            stages=self._stages,
+            **self._settings,
+        )
+        told = 0
+        try:
+            while True:
+                began = time.perf_counter_ns()
+                made = running.next()
+                self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
+                for failed in running.failed[told:]:
+                    self._stats.skip(*failed)
+                    told += 1
+                if made is None:
+                    return
+                batch = self._batch(made)
+                self._stats.count(batch)
+                yield batch
+        except SampleTimeoutError:
+            self.close()
+            raise
+        finally:
+            running.close()
+
+    def stats(self) -> LoaderStats:
+        """Return the counts so far.
+
+        `wait_s` is the time spent waiting for SPDL. Of every stage, the pipeline's and collate: STAGE_count,
+        STAGE_mean_s, STAGE_p99_s (of the last 10 000). Of every queue behind a stage of SPDL's, of the epochs that
+        have ended: STAGE_queue_occupancy, the share of the time in which something lay in it.
+        """
+        self._stats.details |= self._stages.figures()
+        return self._stats
+
+    def close(self) -> None:
+        """End the pipeline and its threads; may be called twice."""
+        self._closed = True
+        self._stop()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def _batch(self, made: Made) -> Batch:
+        tensors = made.copied.land()
+        return Batch(
+            made.ids, tensors.data, tensors.labels, encoded_bytes(self._samples, made.ids), tensors.extra, made.work_s
+        )
+
+
+def _decoded_by_spdl(transform: Pipeline) -> SpdlImages:
+    if not isinstance(transform, ImageTransform):
+        raise LoaderConfigError(
+            f"decode=spdl: spdl.io decodes the images of an ImageTransform, not what {type(transform).__name__} reads; "
+            "use decode=pil"
+        )
+    try:
+        from loaders.spdl_image import SpdlImages
+    except (ImportError, RuntimeError) as error:
+        raise LoaderConfigError(
+            f"decode=spdl: spdl.io cannot be loaded ({error}); it needs FFmpeg's shared libraries, or use decode=pil"
+        ) from error
+    return SpdlImages(transform)

@@ -1,0 +1,195 @@
+"""One epoch as a pipeline of SPDL's: samples are loaded in threads, aggregated and collated."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
+
+from loaders.errors import LoaderError, SampleError
+from loaders.side_copy import Copied, SideCopy
+from loaders.stage_table import StageTable
+from loaders.threads import thread_number
+from loaders.work import Failed, Loaded, OnError, Work
+
+__all__ = ["Made", "SpdlEpoch"]
+
+_POLLS: Final = 4
+"""How often within `timeout_s` the threads are looked at."""
+_LONGEST_POLL_S: Final = 1.0
+_STOP_S: Final = 10.0
+"""SPDL's own limit for a pipeline that is stopped by the garbage collector."""
+
+
+class Made(NamedTuple):
+    """A batch, perhaps still on its way to a GPU."""
+
+    ids: npt.NDArray[np.int64]
+    copied: Copied
+    work_s: npt.NDArray[np.float64]
+
+
+class SpdlEpoch:
+    """Runs from when it is made until it is closed."""
+
+    def __init__(
+        self,
+        work: Work,
+        ids: npt.NDArray[np.int64],
+        *,
+        epoch: int,
+        batch_size: int,
+        threads: Executor,
+        concurrency: int,
+        buffer_size: int,
+        side: SideCopy,
+        stages: StageTable,
+        on_error: OnError,
+        timeout_s: float | None,
+    ) -> None:
+        self.failed: list[Failed] = []
+        """Samples that failed, in the order in which they did."""
+        self._work, self._epoch, self._side, self._stages = work, epoch, side, stages
+        self._expected, self._delivered = len(ids), 0
+        self._on_error, self._timeout_s = on_error, timeout_s
+        self._collate_error: SampleError | None = None
+        # SPDL drops what fails unless it is told how much may. It counts the failures of all stages together too.
+        most = 0 if on_error == "raise" else len(ids)
+        builder: Any = PipelineBuilder()
+        self._pipeline: Pipeline[Made] | None = (
+            builder.add_source(ids.tolist())
+            .pipe(
+                self._load,
+                name="load",
+                concurrency=concurrency,
+                executor=threads,
+                output_order="input",
+                max_failures=most,
+            )
+            .aggregate(batch_size)
+            .pipe(self._collate, name="collate", executor=threads, output_order="input", max_failures=0)
+            .add_sink(buffer_size)
+            .build(
+                # The threads are the loader's own: SPDL's would keep the process from ending while one of them hangs.
+                num_threads=1,
+                max_failures=most,
+                queue_class=type("CountedQueue", (_CountedQueue,), {"stages": stages}),
+                task_hook_factory=lambda _: [],
+            )
+        )
+        self._pipeline.start()
+
+    def next(self) -> Made | None:
+        """Return the next batch, None after the last.
+
+        Raises SampleError naming the sample that failed, or is late, and LoaderError once closed.
+        """
+        made = self._item()
+        if self._on_error == "raise" and self.failed:
+            # What SPDL had aggregated when it stopped comes as if it were a batch.
+            raise SampleError(self.failed[0].why)
+        if self._collate_error is not None:
+            raise self._collate_error
+        if made is not None:
+            self._delivered += len(made.ids)
+        elif self._delivered + len(self.failed) != self._expected:
+            raise LoaderError(
+                f"SPDL ended the epoch after {self._delivered} samples and {len(self.failed)} failures: expected "
+                f"{self._expected}"
+            )
+        return made
+
+    def close(self) -> None:
+        """End the pipeline; may be called twice. A sample that is being loaded is loaded to its end."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            with suppress(PipelineFailure):  # told by `next` already, or not asked for
+                pipeline.stop(timeout=_STOP_S)
+
+    def _item(self) -> Made | None:
+        poll_s = None if self._timeout_s is None else min(_LONGEST_POLL_S, self._timeout_s / _POLLS)
+        while True:
+            if self._pipeline is None:
+                raise LoaderError("this epoch was closed, or another one was begun")
+            try:
+                return self._pipeline.get_item(timeout=poll_s)
+            except EOFError:
+                return None
+            except TimeoutError:
+                assert self._timeout_s is not None
+                late = self._work.watch.overdue(self._timeout_s)
+                if late is not None:
+                    raise self._work.timeout_error(late, f"thread {late.worker}") from None
+            except PipelineFailure as failure:
+                if not (self.failed and self._on_error == "raise") and self._collate_error is None:
+                    reasons = "; ".join(str(error) for error in failure.exceptions)
+                    raise LoaderError(f"SPDL's pipeline failed: {reasons}") from failure
+                return None
+
+    def _load(self, sample_id: int) -> Loaded:
+        try:
+            loaded = self._work.load(thread_number(), self._epoch, sample_id)
+        except SampleError as error:
+            self.failed.append(Failed(sample_id, str(error)))
+            raise
+        self._stages.add(loaded.times.seconds())
+        return loaded
+
+    def _collate(self, loaded: list[Loaded]) -> Made:
+        began = time.perf_counter_ns()
+        try:
+            ids, tensors, work_s = self._work.collate(thread_number(), loaded)
+        except SampleError as error:
+            self._collate_error = error
+            raise
+        self._stages.add({"collate": (time.perf_counter_ns() - began) * 1e-9})
+        return Made(ids, self._side.start(tensors), work_s)
+
+
+class _CountedQueue(AsyncQueue):
+    """A queue that tells for how long something lay in it."""
+
+    stages: StageTable
+
+    def __init__(self, info: StageInfo, *, buffer_size: int = 1) -> None:
+        super().__init__(info, buffer_size=buffer_size)
+        self._filled_ns, self._since = 0, 0
+
+    async def put(self, item: Any) -> None:
+        await super().put(item)
+        if self.qsize() == 1:
+            self._since = time.perf_counter_ns()
+
+    async def get(self) -> Any:
+        item = await super().get()
+        if self._since and self.empty():
+            self._filled_ns += time.perf_counter_ns() - self._since
+            self._since = 0
+        return item
+
+    @asynccontextmanager
+    async def stage_hook(self) -> AsyncIterator[None]:
+        began = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            now = time.perf_counter_ns()
+            filled = self._filled_ns + (now - self._since if self._since else 0)
+            self.stages.add_queue(self.info.stage_name.partition("(")[0], filled * 1e-9, (now - began) * 1e-9)
+
+
+def _is_told(record: logging.LogRecord) -> bool:
+    """Return whether SPDL logs, with its traceback, what a loader raises or counts anyway."""
+    error = record.exc_info[1] if record.exc_info else None
+    parts = error.exceptions if isinstance(error, PipelineFailure) else (error,)
+    return all(isinstance(part, SampleError) or isinstance(part and part.__cause__, SampleError) for part in parts)
+
+
+logging.getLogger(create_task.__module__).addFilter(lambda record: not _is_told(record))

@@ -1,0 +1,345 @@
+"""The table of the acceptance suite: every loader with every pipeline that it can run. A new loader is one line."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+from loaders import Batch, ImageTransform, Loader, Samples
+from loaders.pipeline import Item, Pipeline, Tensors, load_item
+from loaders.pipelines.crop3d import RandomCrop
+from loaders.pipelines.detection import DetectionPipeline
+from loaders.pipelines.segmentation import SegmentationPipeline
+from loaders.pipelines.speech import SpeechPipeline
+from loaders.streaming.shards.convert import convert
+
+ALL = ("image", "segmentation", "detection", "speech")
+COUNT = 13
+"""Samples; a prime, so that no batch size and no number of ranks divides it."""
+BATCH_SIZE = 4
+SIZE = 64
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A loader as the table has it."""
+
+    target: str
+    options: dict[str, Any] = field(default_factory=dict)
+    pipelines: tuple[str, ...] = ALL
+    grey_levels: float = 0.0
+    """How far an image's pixels may be from those of the pipeline itself, on average, of 255."""
+    streams: bool = False
+
+    def make(self, data: Data, pipeline: Pipeline, endpoint: str | None = None, **options: Any) -> Any:
+        """Return the loader."""
+        module, name = self.target.rsplit(".", 1)
+        given = {"endpoint": endpoint} if self.streams else {"samples": data.samples}
+        common = {"transform": pipeline, "batch_size": BATCH_SIZE, "seed": 0, **given}
+        return getattr(importlib.import_module(module), name)(**{**common, **self.options, **options})
+
+
+LOADERS = {
+    "pytorch": Entry("loaders.PyTorchLoader", {"num_workers": 2}),
+    "pytorch_in_process": Entry("loaders.PyTorchLoader", {"num_workers": 0}, ("image",)),
+    "pytorch_fresh": Entry("loaders.PyTorchLoader", {"num_workers": 1, "persistent_workers": False}, ("image",)),
+    "dali": Entry("loaders.DaliLoader", grey_levels=0.5),
+    "dali_read": Entry("loaders.DaliLoader", {"mmap": False}, ("image",), grey_levels=0.5),
+    "spdl": Entry("loaders.SpdlLoader", {"num_threads": 2}),
+    "spdl_decode": Entry("loaders.SpdlLoader", {"num_threads": 2, "decode": "spdl"}, ("image",), grey_levels=2.0),
+    "streaming": Entry(
+        "loaders.streaming.StreamingLoader",
+        {"decode": "torch", "order": "strict", "slice_records": 2, "warm_bytes": 0},
+        ("image",),
+        streams=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Data:
+    """A dataset of the suite, and the pipeline that it is for."""
+
+    samples: Samples
+    pipeline: Pipeline
+    shards: Path | None = None
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A line of the table with one of its pipelines."""
+
+    loader: str
+    entry: Entry
+    data: Data
+    endpoint: str | None
+
+    def make(self, **options: Any) -> Any:
+        """Return the loader."""
+        return self.entry.make(self.data, options.pop("pipeline", self.data.pipeline), self.endpoint, **options)
+
+
+@pytest.fixture(scope="session")
+def collect() -> Callable[[Loader, int], list[Batch]]:
+    """Runs one epoch."""
+    return lambda loader, epoch: list(loader.epoch(epoch))
+
+
+@pytest.fixture(params=[(loader, kind) for loader, entry in LOADERS.items() for kind in entry.pipelines], ids="-".join)
+def any_pair(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]) -> Combination:
+    """Every loader with every pipeline that it runs."""
+    loader, kind = request.param
+    return combination(loader, datasets[kind], endpoint)
+
+
+@pytest.fixture(
+    params=[(loader, kind) for loader, entry in LOADERS.items() if not entry.streams for kind in entry.pipelines],
+    ids="-".join,
+)
+def any_file_pair(request: pytest.FixtureRequest, datasets: dict[str, Data]) -> Combination:
+    """Every loader of files with every pipeline that it runs."""
+    loader, kind = request.param
+    return Combination(loader, LOADERS[loader], datasets[kind], None)
+
+
+@pytest.fixture(params=list(LOADERS))
+def any_loader(
+    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]
+) -> Combination:
+    """Every loader, with images."""
+    return combination(request.param, datasets["image"], endpoint)
+
+
+@pytest.fixture(params=list(LOADERS))
+def all_pairs(
+    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]
+) -> list[Combination]:
+    """Every loader, with each of its pipelines."""
+    return [combination(request.param, datasets[kind], endpoint) for kind in LOADERS[request.param].pipelines]
+
+
+@pytest.fixture(params=[name for name, entry in LOADERS.items() if entry.pipelines == ALL])
+def any_python(
+    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]
+) -> Combination:
+    """Every loader that runs a pipeline of one's own."""
+    return combination(request.param, datasets["image"], endpoint)
+
+
+def combination(loader: str, data: Data, endpoint: Callable[[Path], str]) -> Combination:
+    entry = LOADERS[loader]
+    return Combination(loader, entry, data, endpoint(data.shards) if entry.streams and data.shards else None)
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[Callable[[Path], str]]:
+    """Serves shards, each folder by one daemon of the session."""
+    daemons: dict[Path, tuple[subprocess.Popen[bytes], str]] = {}
+
+    def serve(shards: Path) -> str:
+        if shards not in daemons:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "loaders.streaming", "serve", "--until-eof"),
+                    *("--root", str(shards), "--listen", "127.0.0.1:0"),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+            assert process.stdout is not None
+            daemons[shards] = process, json.loads(process.stdout.readline())["endpoint"]
+        return daemons[shards][1]
+
+    yield serve
+    for process, _ in daemons.values():
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.close()
+        process.stdout.close()
+        process.wait(10)
+
+
+@pytest.fixture(scope="session")
+def make_images(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Data]:
+    """Makes a dataset of so many images."""
+
+    def make(count: int, *, shards: bool = False) -> Data:
+        root = tmp_path_factory.mktemp("images")
+        samples = _tree(root, [(f"class {k % 3}/{k:04d}.jpg", _jpeg(k)) for k in range(count)])
+        out = convert(samples, root.with_name(f"{root.name}-shards"), key=root.name, seed=3) if shards else None
+        return Data(samples, ImageTransform(size=SIZE), out)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def datasets(make_images: Callable[..., Data], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
+    """Every kind of samples that there is a pipeline for, COUNT of each."""
+    return {
+        "image": make_images(COUNT, shards=True),
+        "segmentation": _volumes(tmp_path_factory.mktemp("volumes")),
+        "detection": _pictures(tmp_path_factory.mktemp("pictures")),
+        "speech": _speech(tmp_path_factory.mktemp("speech")),
+    }
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[Data, Batch, int, int], Tensors]:
+    """Runs the pipeline as it is over the samples of a batch: seed and epoch are the last two."""
+
+    def run(data: Data, batch: Batch, seed: int, epoch: int) -> Tensors:
+        items = [load_item(data.pipeline, data.samples, int(k), seed=seed, epoch=epoch) for k in batch.ids]
+        return data.pipeline.collate(items)
+
+    return run
+
+
+@dataclass(frozen=True)
+class Faulty:
+    """A pipeline of which one sample has a fault in its last step."""
+
+    of: Pipeline
+    sample_id: int
+    fault: str
+    hangs_for_s: float = 30.0
+
+    @property
+    def transforms(self) -> tuple[Any, ...]:
+        return *self.of.transforms, Trip(self)
+
+    def read(self, samples: Samples, sample_id: int) -> Any:
+        return self.of.read(samples, sample_id)
+
+    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+        return self.of.decode(encoded, samples, sample_id)
+
+    def collate(self, items: Any) -> Tensors:
+        if self.fault == "collate" and self.sample_id in [item.id for item in items]:
+            raise ValueError("no batch of these")
+        return self.of.collate(items)
+
+
+@dataclass(frozen=True)
+class Trip:
+    """The step that fails."""
+
+    of: Faulty
+    name: str = "Trip"
+
+    def __call__(self, item: Item) -> Item:
+        if item.id == self.of.sample_id:
+            if self.of.fault == "raises":
+                raise ValueError("what a transform may raise")
+            if self.of.fault == "hangs":
+                # A lock that nobody gives back, as a read of a dead mount is one.
+                import threading
+
+                threading.Event().wait(self.of.hangs_for_s)
+            if self.of.fault == "shape":
+                item.data = item.data[..., :-1]
+        return item
+
+
+@pytest.fixture(scope="session")
+def faulty() -> type[Faulty]:
+    """A pipeline with a fault in one sample."""
+    return Faulty
+
+
+def _jpeg(seed: int) -> bytes:
+    rng = np.random.default_rng(seed)
+    width, height = (int(each) for each in rng.integers(70, 160, 2))
+    coarse = rng.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(buffer, "JPEG", subsampling=0)
+    return buffer.getvalue()
+
+
+def _tree(root: Path, files: list[tuple[str, bytes]], **columns: Any) -> Samples:
+    for path, encoded in files:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(encoded)
+    sizes = np.array([len(encoded) for _, encoded in files], np.int64)
+    labels = np.arange(len(files), dtype=np.int64) % 3
+    return Samples(root, tuple(path for path, _ in files), labels, sizes, columns)
+
+
+def _volumes(root: Path) -> Data:
+    files, label_files = [], []
+    for k in range(COUNT):
+        shape = (1, 20 + k % 3, 22, 24 + k % 5)
+        rng = np.random.default_rng(k)
+        labels = np.zeros(shape, np.uint8)
+        labels[0, 4:10, 5:11, 6:12] = 1 + k % 2
+        files.append((f"case_{k:05d}_x.npy", _npy(rng.standard_normal(shape, np.float32))))
+        label_files.append((f"case_{k:05d}_y.npy", _npy(labels)))
+    _tree(root, label_files)
+    samples = _tree(root, files, label_path=pa.array([path for path, _ in label_files]))
+    return Data(samples, SegmentationPipeline(crop=RandomCrop(16)))
+
+
+def _npy(array: np.ndarray[Any, Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def _pictures(root: Path) -> Data:
+    files, boxes, categories = [], [], []
+    for k in range(COUNT):
+        files.append((f"{k:012d}.jpg", _jpeg(k)))
+        # Of every kind: none, one, several.
+        boxes.append([[3.0 + j, 4.0, 20.0, 15.0 + j] for j in range(k % 4)])
+        categories.append([1 + 2 * j for j in range(k % 4)])
+    samples = _tree(
+        root,
+        files,
+        boxes=pa.array(boxes, pa.list_(pa.list_(pa.float32()))),
+        categories=pa.array(categories, pa.list_(pa.int64())),
+    )
+    return Data(samples, DetectionPipeline(min_size=48, max_size=80, masks=False))
+
+
+def _speech(root: Path) -> Data:
+    files = []
+    for k in range(COUNT):
+        rng = np.random.default_rng(k)
+        wave = 0.1 * rng.standard_normal(int(rng.integers(3000, 9000))).astype(np.float32)
+        buffer = io.BytesIO()
+        soundfile.write(buffer, wave, 16_000, format="FLAC")
+        files.append((f"84/121123/84-121123-{k:04d}.flac", buffer.getvalue()))
+    words = ["A", "IT'S", "THE KING", "WHO CAME", "NO"]
+    columns = {
+        "transcript": pa.array([words[k % len(words)] for k in range(COUNT)]),
+        "duration_s": pa.array([0.3] * COUNT),
+    }
+    return Data(_tree(root, files, **columns), SpeechPipeline())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors on a busy machine are joined faster by one thread than by all."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def table() -> dict[str, Entry]:
+    """The loaders by name."""
+    return LOADERS

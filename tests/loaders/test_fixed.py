@@ -1,0 +1,69 @@
+"""The fixed batch: what another loader would count, with data that were loaded once."""
+
+import numpy as np
+import pytest
+import torch
+
+from loaders import ImageTransform, LoaderError, SampleError
+from loaders.fixed import FixedBatchLoader
+from loaders.image import epoch_order
+from tests.loaders.conftest import make_tree
+
+SIZE = 32
+
+
+def make(samples, **options):
+    return FixedBatchLoader(
+        samples=samples, transform=ImageTransform(size=SIZE), seed=0, **{"batch_size": 4, **options}
+    )
+
+
+def test_every_id_once_an_epoch_in_the_order_of_other_loaders(tmp_path):
+    samples = make_tree(tmp_path, 10)
+    with make(samples) as loader:
+        epochs = [np.concatenate([batch.ids for batch in loader.epoch(epoch)]) for epoch in range(3)]
+        assert loader.stats().bytes == 3 * samples.sizes.sum()
+    assert all(sorted(ids.tolist()) == list(range(10)) for ids in epochs)
+    assert [ids.tolist() for ids in epochs] == [epoch_order(10, seed=0, epoch=epoch).tolist() for epoch in range(3)]
+    assert epochs[0].tolist() != epochs[1].tolist()
+
+
+def test_every_batch_is_the_same_tensor_and_the_short_one_has_its_own(tmp_path):
+    with make(make_tree(tmp_path, 10)) as loader:
+        batches = [*loader.epoch(0), *loader.epoch(1)]
+    whole = [batch for batch in batches if len(batch) == 4]
+    assert len({batch.data.data_ptr() for batch in whole}) == 1
+    assert [batch.data.shape[0] for batch in batches] == [4, 4, 2, 4, 4, 2]
+    assert torch.equal(batches[2].data, whole[0].data[:2])
+
+
+def test_files_are_read_when_it_is_made_and_not_again(tmp_path):
+    samples = make_tree(tmp_path, 6)
+    with make(samples) as loader:
+        for path in samples.paths:
+            (samples.root / path).unlink()
+        assert sum(len(batch) for batch in loader.epoch(0)) == 6
+
+
+def test_a_batch_larger_than_the_dataset_is_the_dataset(tmp_path):
+    with make(make_tree(tmp_path, 3), batch_size=8) as loader:
+        (batch,) = loader.epoch(0)
+    assert sorted(batch.ids.tolist()) == [0, 1, 2]
+    assert batch.data.shape[0] == 3
+
+
+def test_a_sample_that_cannot_be_loaded_is_named_before_the_first_epoch(tmp_path):
+    samples = make_tree(tmp_path, 3)
+    (samples.root / samples.paths[1]).write_bytes(b"no picture")
+    with pytest.raises(SampleError, match="sample 1 "):
+        make(samples)
+
+
+def test_a_closed_loader_gives_nothing_more(tmp_path):
+    loader = make(make_tree(tmp_path, 8))
+    epoch = loader.epoch(0)
+    next(epoch)
+    loader.close()
+    loader.close()
+    with pytest.raises(LoaderError, match="closed"):
+        next(epoch)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+from torch.utils.data import DistributedSampler
+
+from loaders import LoaderConfigError
+from loaders.image import epoch_order
+from loaders.shares import Share
+
+
+@pytest.mark.parametrize(("count", "world_size"), [(13, 3), (12, 4), (2, 5)])
+def test_a_share_is_cut_as_torchs_distributed_sampler_cuts_it(count: int, world_size: int) -> None:
+    order = epoch_order(count, seed=3, epoch=1)
+    for rank in range(world_size):
+        for remainder in ("pad", "drop"):
+            if remainder == "drop" and count < world_size:
+                continue
+            theirs = DistributedSampler(range(count), world_size, rank, shuffle=False, drop_last=remainder == "drop")
+            ours = Share(count, 3, rank, world_size, remainder)  # type: ignore[arg-type]
+            assert ours.order(1).tolist() == [int(order[place]) for place in theirs]
+            assert len(ours) == len(theirs)
+
+
+def test_a_share_of_nothing_is_refused() -> None:
+    with pytest.raises(LoaderConfigError, match="remainder=drop leaves none of 2 samples"):
+        Share(2, 0, 0, 3, "drop")
+
+
+def test_an_uneven_share_may_be_empty() -> None:
+    assert len(Share(2, 0, 2, 3, "uneven")) == 0
+    assert not len(Share(2, 0, 2, 3, "uneven").order(0))
