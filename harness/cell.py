@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from harness.counters import CellCounters
 from harness.errors import CellError
 from harness.events import EventLog
+from harness.procfs import family, pss_bytes
 from harness.targets import instantiate, takes
 from loaders.base import Loader, Samples
 
@@ -45,6 +46,8 @@ class BatchRecord:
     """Time the step took."""
     nbytes: int
     ids: npt.NDArray[np.int64]
+    work_s: npt.NDArray[np.float64] | None
+    """Seconds of preprocessing of every sample; None where the engine does not tell."""
 
 
 def run_epoch(
@@ -61,7 +64,7 @@ def run_epoch(
         got = time.monotonic_ns()
         step(batch)
         finished = time.monotonic_ns()
-        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids))
+        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids, batch.work_s))
         asked = finished
         if progress is not None:
             done += len(batch.ids)
@@ -85,6 +88,8 @@ def measured_epoch(
     records = run_epoch(loader, step, epoch, progress)
     duration_ns = time.monotonic_ns() - started
     log.add("epoch_end", epoch=epoch, duration_ns=duration_ns, **counters.read())
+    # Dear, so after the epoch: workers that live on are still there, and the sampler seldom looks.
+    log.add("memory", epoch=epoch, pss_bytes=pss_bytes(family(os.getpid())))
     return records
 
 
@@ -143,15 +148,20 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
             with make_loader(spec, workload, step.device, warmup=True) as loader:
                 warm = run_epoch(loader, step, 0)
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
+        losses = getattr(step, "losses", None)
+        began = time.monotonic_ns()
         loader = stack.enter_context(make_loader(spec, workload, step.device))
+        log.add("loader_made", duration_ns=time.monotonic_ns() - began)
         for epoch in range(1, spec["epochs"] + 1):
-            talk.say("ready", epoch=epoch)
+            talk.say("ready", epoch=epoch, gpu=_board(step.device))
             if not talk.hear().get("go"):
                 raise CellError("the harness ended the cell")
+            seen = len(losses or ())
             records = measured_epoch(
                 loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done)
             )
-            save_batches(records, epoch, out / f"batches-{epoch:04d}.parquet")
+            told = None if losses is None else [float(loss) for loss in losses[seen:]]
+            save_batches(records, epoch, out / f"batches-{epoch:04d}.parquet", told)
             talk.say("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
         stats = loader.stats()
         talk.say(
@@ -203,8 +213,17 @@ def _stream_arguments(spec: Mapping[str, Any], *, warmup: bool) -> dict[str, Any
     return given
 
 
-def save_batches(records: list[BatchRecord], epoch: int, path: Path) -> None:
-    """Write one row a batch: epoch, step, samples, bytes, wait_s, step_s, ids."""
+def _board(device: str) -> str | None:
+    """Return the UUID of the GPU that the step runs on, as NVML writes it."""
+    if device != "cuda":
+        return None
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Sequence[float] | None = None) -> None:
+    """Write one row a batch: epoch, step, samples, bytes, wait_s, step_s, ids, loss, work_s (seconds a sample)."""
     table = pa.table(
         {
             "epoch": pa.array([epoch] * len(records), pa.int32()),
@@ -214,6 +233,8 @@ def save_batches(records: list[BatchRecord], epoch: int, path: Path) -> None:
             "wait_s": pa.array([r.wait_ns / 1e9 for r in records], pa.float64()),
             "step_s": pa.array([r.step_ns / 1e9 for r in records], pa.float64()),
             "ids": pa.array([r.ids for r in records], pa.list_(pa.int64())),
+            "loss": pa.array(losses if losses is not None else pa.nulls(len(records)), pa.float64()),
+            "work_s": pa.array([r.work_s for r in records], pa.list_(pa.float64())),
         }
     )
     pq.write_table(table, path)

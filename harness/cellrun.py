@@ -20,6 +20,7 @@ from harness.measure import epoch_edges, link_joules
 from harness.plan import Cell
 from harness.reach import DataOnNodes, Reached, reach
 from harness.regime import Regime
+from harness.resources import ResourceSampler
 from harness.results import Results, write_json
 from harness.specs import Experiment
 from harness.talk import CellProcess
@@ -52,8 +53,10 @@ class CellContext:
     results: Results
     testbed: Testbed
     agent: EnergyAgent
-    data: DataOnNodes
-    dataset: Mapping[str, Any]
+    data: Mapping[str, DataOnNodes]
+    """By workload."""
+    datasets: Mapping[str, Mapping[str, Any]]
+    """What is told of the dataset of each workload."""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class _Outcome:
     after: dict[str, Any] | None = None
     drops: dict[int, int | None] = field(default_factory=dict)
     done: dict[str, Any] = field(default_factory=dict)
+    sampler: dict[str, float] = field(default_factory=dict)
+    """What looking at the cell's resources has cost."""
 
 
 def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
@@ -76,7 +81,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     partial.mkdir()
     loader = context.experiment.loaders[cell.loader]
     regime = context.experiment.regimes[cell.regime]
-    outcome = _Outcome()
+    data, outcome = context.data[cell.workload], _Outcome()
     with ExitStack() as stack:
         process = stack.enter_context(CellProcess(context.testbed.compute, partial / "log.txt"))
         deadline = time.monotonic() + context.experiment.cell_timeout_s
@@ -84,14 +89,18 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         process.say({"import": ["torch", _module(loader.target), _module(workload.target)]})
         watcher.phase("preparing")
         context.testbed.set_regime(regime)
-        reached = outcome.reached = reach(context.data, context.testbed, loader, regime, stack, partial.resolve())
+        reached = outcome.reached = reach(data, context.testbed, loader, regime, stack, partial.resolve())
         _hear(process, "imported", deadline)
         watcher.phase("probing the link")
         outcome.before = _probe(context, regime)
         watcher.phase("warming up")
-        process.say(_spec(context, cell, reached))
+        spec = _spec(context, cell, reached)
+        process.say(spec)
+        sampler = ResourceSampler(process.pid, spec["interface"], partial / "resources.parquet")
         try:
-            _epochs(context, process, reached.source, outcome, watcher, deadline)
+            with sampler:
+                _epochs(context, process, reached.source, outcome, watcher, deadline, sampler)
+            outcome.sampler = sampler.cost
         except CellError as error:
             if gone := [failure for daemon in reached.daemons if (failure := daemon.failure())]:
                 raise CellError("; ".join([*gone, str(error)])) from error
@@ -117,11 +126,11 @@ def _spec(context: CellContext, cell: Cell, reached: Reached) -> dict[str, Any]:
         "samples": str(reached.samples_file),
         "data_root": str(reached.root) if reached.root else None,
         "endpoints": [daemon.endpoint for daemon in reached.daemons],
-        "keys": str(context.data.keys[loader.daemon["module"]].client) if loader.secure else None,
+        "keys": str(context.data[cell.workload].keys[loader.daemon["module"]].client) if loader.secure else None,
         "stream_events": str(out / _LOADER_EVENTS) if loader.reads == "stream" else None,
         "seed": cell.seed,
         "epochs": experiment.epochs,
-        "warmup_samples": min(experiment.warmup_samples, context.dataset["samples"]),
+        "warmup_samples": min(experiment.warmup_samples, context.datasets[cell.workload]["samples"]),
         "interface": None if local or link is None else link.interface,
         "link_pid": None if local or link is None else link.pid,
     }
@@ -134,6 +143,7 @@ def _epochs(
     outcome: _Outcome,
     watcher: Watcher,
     deadline: float,
+    sampler: ResourceSampler,
 ) -> None:
     epoch, before = 0, None
     while True:
@@ -145,6 +155,7 @@ def _epochs(
                 outcome.caches = context.testbed.drop_caches(source)
                 before = _link_counters(context)
                 watcher.samples(epoch, 0)
+                sampler.start(state.get("gpu"))
                 process.say({"go": True})
             case "progress":
                 watcher.samples(epoch, state["samples"])
@@ -219,14 +230,15 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             **asdict(cell),
             "regime": asdict(regime),
             "status": "done",
-            "dataset": dict(context.dataset),
-            "placement": context.data.placed.describe(),
+            "dataset": dict(context.datasets[cell.workload]),
+            "placement": context.data[cell.workload].placed.describe(),
             "mount": outcome.reached.mount,
             "caches": outcome.caches,
             "other_runs": sorted(outcome.other_runs),
             "notes": outcome.done["notes"],
             "stats": outcome.done["stats"],
             "accelerator": outcome.done["accelerator"],
+            "sampler": outcome.sampler,
             "energy": {
                 "interval_ms": context.experiment.energy.interval_ms,
                 "series": context.agent.series,

@@ -37,7 +37,8 @@ change any part of one
   workload=resnet50                 another workload, where the experiment has one
   workload.batch_size=64            its argument
   dataset=synthetic_2mb             another dataset; dataset.root=/data/imagenet/train reads a real tree
-  accelerator=cpu                   auto | cuda | cpu | emulated (always labelled)
+  accelerator=cpu                   auto | cuda | cpu | emulated (always labelled) | none
+  scale=full                        the paper's size, where the experiment has two
   repeats=5 epochs=2 seed=1
 
 groups

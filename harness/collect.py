@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
@@ -18,6 +19,8 @@ from energymon import Reading
 from harness.checks import Check, judge
 from harness.errors import HarnessError, ResultsError
 from harness.measure import CellData, EpochBatches, EpochRow, epoch_rows
+from harness.metrics import EpochMetrics, epoch_metrics
+from harness.resources import Resources
 from harness.results import Results, write_json, write_whole
 from harness.specs import Tolerances
 
@@ -25,7 +28,10 @@ __all__ = ["collect", "load_cell", "main"]
 
 
 def collect(results: Results) -> tuple[list[EpochRow], list[Check]]:
-    """Measure and judge every finished cell, write epochs.csv, epochs.parquet and checks.json, return both."""
+    """Measure and judge every finished cell; write epochs and metrics (csv, parquet) and checks.json.
+
+    Returns the rows and checks.
+    """
     planned = [c["cell_id"] for c in json.loads(results.plan.read_text())["cells"]]
     cells = [load_cell(results.cell(cell_id)) for cell_id in planned if results.is_done(cell_id)]
     tolerances = Tolerances(**OmegaConf.to_container(OmegaConf.load(results.config), resolve=True)["checks"])  # type: ignore[index,call-overload,arg-type]
@@ -34,10 +40,20 @@ def collect(results: Results) -> tuple[list[EpochRow], list[Check]]:
     # A column that is unknown in every row is still a column of floats.
     for column in ("au", "cpu_util", "gpu_util", "cpu_j", "dram_j", "gpu_j", "total_j", "energy_error_j"):
         frame[column] = frame[column].astype("float64")
+    metrics = [asdict(one) for cell in cells for one in epoch_metrics(cell)]
+    _write_metrics(results, pd.DataFrame(metrics, columns=EpochMetrics.columns()))
     write_whole(results.epochs_csv, frame.to_csv(index=False).encode())
     write_whole(results.epochs_parquet, frame.to_parquet(index=False))
     write_json(results.checks, [asdict(check) for check in checks])
     return rows, checks
+
+
+def _write_metrics(results: Results, frame: pd.DataFrame) -> None:
+    for column in frame.columns.drop(["cell_id", "epoch"]):
+        # A count that may be unknown stays a whole number; what is unknown in every row still has its type.
+        frame[column] = frame[column].astype("Int64" if column.endswith("_bytes") else "float64")
+    write_whole(results.metrics_csv, frame.to_csv(index=False).encode())
+    write_whole(results.metrics_parquet, frame.to_parquet(index=False))
 
 
 def load_cell(folder: Path) -> CellData:
@@ -49,6 +65,7 @@ def load_cell(folder: Path) -> CellData:
             events=_events(folder / "events.parquet"),
             batches=_batches(folder / "batches.parquet"),
             readings=_readings(folder / "energy.parquet"),
+            resources=_resources(folder / "resources.parquet"),
         )
     except (OSError, ValueError, KeyError) as error:
         raise ResultsError(f"{folder}: not a whole cell ({error}); delete it and resume the run") from error
@@ -73,8 +90,23 @@ def _batches(path: Path) -> dict[int, EpochBatches]:
             wait_s=part["wait_s"].to_numpy(),
             step_s=part["step_s"].to_numpy(),
             ids=part["ids"].combine_chunks().flatten().to_numpy(),
+            loss=_known(part, "loss"),
+            work_s=_known(part, "work_s"),
         )
     return found
+
+
+def _known(part: pa.Table, name: str) -> Any:
+    """Return a column's values, flat; None where one is unknown, or where an older run has no such column."""
+    if name not in part.column_names or part[name].null_count:
+        return None
+    column = part[name].combine_chunks()
+    return (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
+
+
+def _resources(path: Path) -> list[Resources]:
+    # Runs from before it was looked at have no such file.
+    return [Resources(**row) for row in pq.read_table(path).to_pylist()] if path.exists() else []
 
 
 def _readings(path: Path) -> list[Reading]:

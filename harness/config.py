@@ -25,13 +25,18 @@ from harness.specs import (
     TestbedSpec,
     Tolerances,
 )
+from harness.sweep import variants
 from harness.workloads.accelerator import KINDS
 
 __all__ = ["config_hash", "differences", "experiment_from"]
 
 PLACEMENTS = ("remote", "half", "local")
-# Where a run is stored, not what it measures.
-_NOT_HASHED = ("resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks", "store")
+SCALES = ("small", "full")
+# Where a run is stored, not what it measures; sizes count where they are used.
+_NOT_HASHED = frozenset(
+    {"resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks", "store"}
+    | {"scale", "sizes"}
+)
 
 
 def config_hash(cfg: DictConfig) -> str:
@@ -57,6 +62,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def experiment_from(cfg: DictConfig) -> Experiment:
     """Check a composed config and return it as an Experiment; raises ConfigError naming the key."""
+    _check_scale(cfg)
     plain = _plain(cfg)
     name = plain.get("name")
     if not name:
@@ -67,13 +73,14 @@ def experiment_from(cfg: DictConfig) -> Experiment:
     for group in ("workloads", "loaders", "regimes"):
         if not plain.get(group):
             raise ConfigError(f"{group} is empty: expected at least one entry, for one +{group[:-1]}@{group}.NAME=NAME")
+    workloads, datasets = _workloads(plain)
     experiment = Experiment(
         name=_text("name", name),
         description=str(plain.get("description") or ""),
-        workloads={k: _component(f"workloads.{k}", k, v) for k, v in plain["workloads"].items()},
-        loaders={k: _loader(k, v) for k, v in plain["loaders"].items()},
+        workloads=workloads,
+        loaders={k: _loader(k, variant.section) for k, variant in variants(plain["loaders"]).items()},
         regimes={k: _regime(k, v) for k, v in plain["regimes"].items()},
-        dataset=_dataset(plain["dataset"], plain["seed"]),
+        datasets=datasets,
         placement=plain.get("placement", "remote"),
         accelerator=_section(AcceleratorSpec, "accelerator", plain["accelerator"]),
         testbed=_section(TestbedSpec, "testbed", plain["testbed"]),
@@ -86,10 +93,35 @@ def experiment_from(cfg: DictConfig) -> Experiment:
         seed=_integer("seed", plain["seed"], 0),
         cell_timeout_s=_number("cell_timeout_s", plain["cell_timeout_s"], above=0),
         figures=tuple(_text("figures", f) for f in plain.get("figures") or ()),
+        own_datasets=frozenset(key for key, value in plain["workloads"].items() if value.get("dataset") is not None),
     )
     _check_choices(experiment)
     _check_numbers(experiment)
     return experiment
+
+
+def _check_scale(cfg: DictConfig) -> None:
+    # Before interpolations are resolved, which would name a key of `sizes` and not what the user gave.
+    scale, sizes = cfg.get("scale", SCALES[0]), cfg.get("sizes") or {}
+    if scale not in SCALES:
+        raise ConfigError(f"scale={scale!r}: expected one of {', '.join(SCALES)}")
+    if scale != SCALES[0] and cfg.get("name") and scale not in sizes:
+        raise ConfigError(f"scale={scale}: {cfg.name} has one size; set dataset.samples or another key of it")
+
+
+def _workloads(plain: dict[str, Any]) -> tuple[dict[str, Component], dict[str, Component]]:
+    """Return the workloads, and the dataset that each is trained on: its own where it has one, or the experiment's."""
+    workloads, datasets = {}, {}
+    for key, value in plain["workloads"].items():
+        where = f"workloads.{key}"
+        target, params = _target(where, value)
+        own = params.pop("dataset", None)
+        workloads[key] = Component(key, target, params)
+        section, named = (plain["dataset"], "dataset") if own is None else (own, f"{where}.dataset")
+        datasets[key] = _dataset(section, plain["seed"], named)
+        if (samples := datasets[key].params.get("samples")) is not None:
+            _integer(f"{named}.samples", samples, 1)
+    return workloads, datasets
 
 
 def _plain(cfg: DictConfig) -> dict[str, Any]:
@@ -150,8 +182,6 @@ def _check_numbers(experiment: Experiment) -> None:
         for param, value in loader.params.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
                 raise ConfigError(f"loaders.{key}.{param}={value}: expected a number that is 0 or more")
-    if (samples := experiment.dataset.params.get("samples")) is not None:
-        _integer("dataset.samples", samples, 1)
 
 
 def _section(cls: type[Any], where: str, value: Any) -> Any:
@@ -162,11 +192,6 @@ def _section(cls: type[Any], where: str, value: Any) -> Any:
         if key not in known:
             raise ConfigError(f"{where}.{key}: unknown key; known are {', '.join(sorted(known))}")
     return cls(**value)
-
-
-def _component(where: str, key: str, value: Any) -> Component:
-    target, params = _target(where, value)
-    return Component(key, target, params)
 
 
 def _target(where: str, value: Any) -> tuple[str, dict[str, Any]]:
@@ -206,25 +231,26 @@ def _regime(key: str, value: Any) -> Regime:
     )
 
 
-def _dataset(value: Any, seed: Any) -> Component:
-    target, params = _target("dataset", value)
-    on_error, root, limit = (
-        params.pop("on_error", "raise"),
-        params.pop("root", None),
-        params.pop("limit", None),
-    )
+def _dataset(value: Any, seed: Any, where: str = "dataset") -> Component:
+    """Return the dataset, or what reads a real tree in its place: the class of its section `tree`, if root is set."""
+    target, params = _target(where, value)
+    generated = Component(str(params.get("name", "dataset")), target, params)
+    tree = params.pop("tree", None)
+    if tree is None:  # root and the like are the class's own business
+        return generated
+    reader, own = _target(f"{where}.tree", tree)
+    on_error, root, limit = params.pop("on_error", "raise"), params.pop("root", None), params.pop("limit", None)
     if on_error not in ("raise", "skip"):
-        raise ConfigError(f"dataset.on_error={on_error!r}: expected one of raise, skip")
+        raise ConfigError(f"{where}.on_error={on_error!r}: expected one of raise, skip")
     if limit is not None:
-        _integer("dataset.limit", limit, 1)
+        _integer(f"{where}.limit", limit, 1)
     if root is None:
         if limit is not None:
-            raise ConfigError(f"dataset.limit={limit}: is of a real tree (dataset.root); set dataset.samples here")
-        return Component(str(params.get("name", "dataset")), target, params)
-    # A real tree takes the place of the generated one.
-    seed = _integer("dataset.seed", params.get("seed", seed), 0)
-    real = {"name": "tree", "root": _text("dataset.root", root), "on_error": on_error, "limit": limit, "seed": seed}
-    return Component("tree", "harness.datasets.tree.ImageTree", real)
+            raise ConfigError(f"{where}.limit={limit}: is of a real tree ({where}.root); set {where}.samples here")
+        return generated
+    seed = _integer(f"{where}.seed", params.get("seed", seed), 0)
+    real = {"name": "tree", "root": _text(f"{where}.root", root), "on_error": on_error, "limit": limit, "seed": seed}
+    return Component("tree", reader, {**own, **real})
 
 
 def _text(where: str, value: Any) -> str:

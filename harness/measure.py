@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energymon import Energy, Reading, best_sources, joules
+from harness.resources import Resources
 
 __all__ = [
     "CellData",
@@ -19,7 +20,9 @@ __all__ = [
     "accelerator_utilisation",
     "epoch_edges",
     "epoch_rows",
+    "gpu_util",
     "link_joules",
+    "rows_within",
 ]
 
 
@@ -33,6 +36,10 @@ class EpochBatches:
     step_s: npt.NDArray[np.float64]
     ids: npt.NDArray[np.int64]
     """All sample ids of the epoch, flat."""
+    loss: npt.NDArray[np.float64] | None = None
+    """Of every step; None where nothing is trained."""
+    work_s: npt.NDArray[np.float64] | None = None
+    """Seconds of preprocessing of the samples in `ids`; None where the engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class CellData:
     batches: Mapping[int, EpochBatches]
     """By epoch."""
     readings: Sequence[Reading]
+    resources: Sequence[Resources] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +119,17 @@ def epoch_edges(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Mapping[
     return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
 
 
+def rows_within(resources: Iterable[Resources], start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Resources]:
+    """Return what was seen of a cell's resources between two events."""
+    return [row for row in resources if start["utc_ns"] <= row.utc_ns <= end["utc_ns"]]
+
+
+def gpu_util(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:
+    """Return the mean utilisation of the cell's board between two events, 0 to 1; None when it was not seen."""
+    known = [row.gpu_util for row in rows_within(data.resources, start, end) if row.gpu_util is not None]
+    return sum(known) / len(known) if known else None
+
+
 def link_joules(
     readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], interval_ns: int
 ) -> float | None:
@@ -167,7 +186,7 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
         stall_s=float(batches.wait_s.sum()),
         au=accelerator_utilisation(batches.wait_s, batches.step_s),
         cpu_util=_cpu_util(start, end),
-        gpu_util=None,
+        gpu_util=gpu_util(data, start, end),
         cpu_j=by_domain["cpu"],
         dram_j=by_domain["dram"],
         gpu_j=by_domain["gpu"],

@@ -51,7 +51,7 @@ def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repea
         "loader": asdict(experiment.loaders[loader]),
         "workload": asdict(experiment.workloads[workload]),
         "regime": asdict(experiment.regimes[regime]),
-        "dataset": asdict(experiment.dataset),
+        "dataset": asdict(experiment.datasets[workload]),
         "accelerator": asdict(experiment.accelerator),
         "energy": asdict(experiment.energy),
         "epochs": experiment.epochs,

@@ -70,17 +70,18 @@ class Progress:
         if done >= total:
             self._bars.update(self._tasks[what], visible=False)
 
-    def start(self, cells: list[Cell], already: int, samples: int) -> None:
+    def start(self, cells: list[Cell], already: int) -> None:
         """Begin the bar over cells; `already` of them are done by an earlier run."""
         self._total, self._done = len(cells) + already, already
         self._pending = [(cell.loader, cell.regime) for cell in cells]
         self._tasks["cells"] = self._bars.add_task("cells", total=self._total, completed=already)
-        self._tasks["samples"] = self._bars.add_task("", total=samples)
+        self._tasks["samples"] = self._bars.add_task("", total=None)
         if already:
             self.note(f"{already} of {self._total} cells are done already")
 
-    def cell_started(self, cell: Cell) -> None:
-        """Take note that a cell begins."""
+    def cell_started(self, cell: Cell, samples: int) -> None:
+        """Take note that a cell begins, of so many samples an epoch."""
+        self._bars.update(self._tasks["samples"], total=samples)
         self._started = time.monotonic()
         self._label = f"{cell.loader} · {cell.workload} · {cell.regime} · repeat {cell.repeat}"
         self._bars.update(self._tasks["cells"], left_s=self._left_s())

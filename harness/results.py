@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.errors import ResultsError
 
-__all__ = ["Results", "write_json", "write_whole"]
+__all__ = ["Results", "new_folder", "write_json", "write_whole"]
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -33,6 +33,19 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
 
 
+def new_folder(results_dir: Path, name: str) -> Path:
+    """Make an empty folder named by UTC time with ms and `name`; returns it."""
+    results_dir.mkdir(parents=True, exist_ok=True)
+    while True:
+        stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3] + "Z"
+        folder = results_dir / f"{stamp}_{name}"
+        try:
+            folder.mkdir()
+        except FileExistsError:  # another run of the same millisecond
+            continue
+        return folder
+
+
 class Results:
     """One run's folder; `results/README.md` tells what each file holds."""
 
@@ -45,22 +58,15 @@ class Results:
         self.checks = folder / "checks.json"
         self.epochs_csv = folder / "epochs.csv"
         self.epochs_parquet = folder / "epochs.parquet"
+        self.metrics_csv = folder / "metrics.csv"
+        self.metrics_parquet = folder / "metrics.parquet"
         self.energy = folder / "energy.sqlite"
         self.cells = folder / "cells"
 
     @classmethod
     def create(cls, results_dir: Path, experiment: str) -> Results:
         """Make a new folder named by UTC time with ms; `point_latest` once its plan is written."""
-        results_dir.mkdir(parents=True, exist_ok=True)
-        while True:
-            stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f")[:-3] + "Z"
-            folder = results_dir / f"{stamp}_{experiment}"
-            try:
-                folder.mkdir()
-                break
-            except FileExistsError:  # another run of the same millisecond
-                continue
-        results = cls(folder)
+        results = cls(new_folder(results_dir, experiment))
         results.cells.mkdir()
         return results
 

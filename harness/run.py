@@ -19,16 +19,14 @@ from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
 from harness.config import config_hash, differences
 from harness.daemon import Keys, check_daemon, make_keys, rehearse
-from harness.datasets import DatasetHandle
-from harness.datasets.placement import HALF_SHARDS, PlacedData, place
+from harness.data import RunData, open_data
 from harness.energy import EnergyAgent
-from harness.errors import ConfigError, DatasetError, HarnessError, Interrupted, ResultsError
+from harness.errors import ConfigError, HarnessError, Interrupted, ResultsError
 from harness.ledger import Ledger
 from harness.measure import epoch_rows
 from harness.plan import Cell, plan
 from harness.progress import Progress
 from harness.provenance import provenance
-from harness.reach import DataOnNodes
 from harness.report import render
 from harness.report.figures import check_figures
 from harness.results import Results, write_json, write_whole
@@ -69,21 +67,16 @@ def run(
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
         cache = Path(cfg.cache_dir).expanduser()
-        handle = _open_dataset(experiment, cache, progress)
-        placed, shards = _place(experiment, handle, cache, progress)
+        data = _open_data(experiment, cache, progress)
         for loader in experiment.loaders.values():
-            if loader.reads == "stream" and shards is not None:
-                rehearse(loader, shards)
-        results = _results(cfg, experiment, handle.content_hash)
+            if loader.reads == "stream":
+                for shards in (one.shards for one in data.each if one.shards is not None):
+                    rehearse(loader, shards)
+        results = _results(cfg, experiment, data.content_hash)
         on_folder(results.folder)
         ledger = Ledger(results.ledger)
         cells = plan(experiment)
         todo = [cell for cell in cells if not results.is_done(cell.cell_id)]
-        samples_file = results.folder / "samples.parquet"
-        handle.samples.save(samples_file)
-        split_file = results.folder / "placement.parquet" if placed.split else None
-        if split_file is not None:
-            placed.seen_from_compute(handle.samples).save(split_file)
         failures: dict[str, str] = {}
         try:
             if todo:
@@ -102,20 +95,13 @@ def run(
                         send=experiment.store,
                     )
                 )
-                about = {"name": handle.name, "content_hash": handle.content_hash, **handle.describe}
-                about |= {"skipped": list(handle.skipped)}
-                write_json(results.new_provenance(), provenance(command, testbed.describe(), agent.sensors, about))
-                dataset = {
-                    "name": handle.name,
-                    "samples": len(handle.samples),
-                    "bytes": int(handle.samples.sizes.sum()),
-                    "skipped": len(handle.skipped),
-                    "content_hash": handle.content_hash,
-                }
-                data = DataOnNodes(
-                    handle.samples.root, samples_file, split_file, shards, placed, _keys(experiment, testbed)
+                write_json(
+                    results.new_provenance(),
+                    provenance(command, testbed.describe(), agent.sensors, data.provenance()),
                 )
-                context = CellContext(experiment, results, testbed, agent, data, dataset)
+                on_nodes = data.store(results.folder, _keys(experiment, testbed))
+                told = {key: one.describe() for key, one in data.by_workload.items()}
+                context = CellContext(experiment, results, testbed, agent, on_nodes, told)
                 failures = _run_cells(context, todo, ledger, progress, already=len(cells) - len(todo))
         except BaseException:
             with signals_held():
@@ -137,11 +123,11 @@ def _run_cells(
     context: CellContext, todo: list[Cell], ledger: Ledger, progress: Progress, already: int
 ) -> dict[str, str]:
     failures: dict[str, str] = {}
-    progress.start(todo, already, context.dataset["samples"])
+    progress.start(todo, already)
     for cell in todo:
         context.results.set_aside(cell.cell_id)
         ledger.append("started", cell.cell_id)
-        progress.cell_started(cell)
+        progress.cell_started(cell, context.datasets[cell.workload]["samples"])
         try:
             if context.agent.restart_if_dead():
                 ledger.append("note", message="the energy agent had died and was started again")
@@ -199,29 +185,22 @@ def _check_targets(experiment: Experiment) -> None:
         check_arguments(f"workloads.{key}", workload.target, workload.params)
         name = instantiate(workload.target, workload.params).name
         choose_kind(asdict(experiment.accelerator), name)
-    check_arguments("dataset", experiment.dataset.target, experiment.dataset.params)
+    for key, dataset in experiment.datasets.items():
+        check_arguments(experiment.dataset_key(key), dataset.target, dataset.params)
     try:
         check_figures(experiment.figures)
     except ResultsError as error:
         raise ConfigError(f"figures: {error}") from error
 
 
-def _open_dataset(experiment: Experiment, cache: Path, progress: Progress) -> DatasetHandle:
-    dataset = instantiate(experiment.dataset.target, experiment.dataset.params)
-    handle: DatasetHandle = dataset.open(cache, progress.dataset)
-    samples = len(handle.samples)
-    for key, workload in experiment.workloads.items():
-        batch_size = workload.params.get("batch_size", 1)
-        if batch_size > samples:
-            raise ConfigError(
-                f"workloads.{key}.batch_size={batch_size} is larger than the dataset {handle.name} "
-                f"({samples} samples): expected at most {samples}"
-            )
-    for path in handle.skipped[:10]:
+def _open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunData:
+    data = open_data(experiment, cache, progress.dataset)
+    skipped = [path for one in data.each for path in one.handle.skipped]
+    for path in skipped[:10]:
         progress.note(f"skipped {path}: broken (dataset.on_error=skip)")
-    if len(handle.skipped) > 10:
-        progress.note(f"skipped {len(handle.skipped)} broken files in all; provenance.json lists them")
-    return handle
+    if len(skipped) > 10:
+        progress.note(f"skipped {len(skipped)} broken files in all; provenance.json lists them")
+    return data
 
 
 def _check_stream(experiment: Experiment, loader: LoaderSpec) -> None:
@@ -232,22 +211,6 @@ def _check_stream(experiment: Experiment, loader: LoaderSpec) -> None:
     ):
         if wanted and not takes(loader.target, key):
             raise ConfigError(f"{why}: {loader.target} takes no {key}")
-
-
-def _place(
-    experiment: Experiment, handle: DatasetHandle, cache: Path, progress: Progress
-) -> tuple[PlacedData, Path | None]:
-    """Return where the samples lie, and the folder of all shards where any are needed."""
-    from harness.datasets.shards import open_shards
-
-    half = experiment.placement == "half"
-    shards = None
-    if half or experiment.streams:
-        try:
-            shards = open_shards(handle, cache, progress.dataset, HALF_SHARDS if half else 1)
-        except LoaderError as error:
-            raise DatasetError(str(error)) from error
-    return place(experiment.placement, handle, shards, cache, progress.dataset), shards
 
 
 def _keys(experiment: Experiment, testbed: Testbed) -> dict[str, Keys]:

@@ -48,6 +48,8 @@ class AcceleratorSpec:
     kind: str = "auto"
     model: str = "a100"
     time_scale: float = 1.0
+    seconds_per_sample: float | Mapping[str, float] | None = None
+    """The user's own assumption of an emulated step's duration; one for all workloads, or by a workload's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +100,15 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One question: loaders x workloads x regimes x repeats over one dataset."""
+    """One question: loaders x workloads x regimes x repeats."""
 
     name: str
     description: str
     workloads: Mapping[str, Component]
     loaders: Mapping[str, LoaderSpec]
     regimes: Mapping[str, Regime]
-    dataset: Component
+    datasets: Mapping[str, Component]
+    """What each workload is trained on, by the workload's key; equal ones are one dataset."""
     placement: str
     """Where the samples of a regime with a link lie: 'remote', 'half' (half of them on the compute node) or 'local'."""
     accelerator: AcceleratorSpec
@@ -119,6 +122,12 @@ class Experiment:
     seed: int
     cell_timeout_s: float
     figures: tuple[str, ...]
+    own_datasets: frozenset[str] = frozenset()
+    """The workloads that name a dataset of their own."""
+
+    def dataset_key(self, workload: str) -> str:
+        """Return the config key of a workload's dataset."""
+        return f"workloads.{workload}.dataset" if workload in self.own_datasets else "dataset"
 
     @property
     def streams(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.report.folder import Cell, Results
 from harness.report.labels import joules, megabytes, percent, spell
+from harness.report.measurements import base_of
 from harness.report.rows import DOMAINS
 from harness.report.summary import Group, Stat
 
@@ -62,14 +63,20 @@ def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
 
 
 def _accelerator(results: Results) -> Iterable[Caveat]:
-    labels = ", ".join(dict.fromkeys(cell.accelerator for cell in results.cells if cell.accelerator))
+    found = dict.fromkeys(cell.accelerator for cell in results.cells if cell.accelerator)
+    labels = ", ".join(found)
     if not labels:
         return
     if not results.emulated:
-        yield Caveat("accelerator", f"Real training steps on {labels}.", weakens=False)
+        if all(label.startswith("none:") for label in found):
+            yield Caveat("accelerator", "No training: batches are taken as fast as they come.", weakens=False)
+        else:
+            yield Caveat("accelerator", f"Real training steps on {labels}.", weakens=False)
         return
-    name = labels.removeprefix("emulated:").strip()
-    text = f"Emulated {name}: a step lasts as long as published; nothing is trained."
+    names = [label.removeprefix("emulated:").strip() for label in found]
+    assumed = [name.startswith("assumed") for name in names]
+    source = "is assumed, not published" if all(assumed) else "is published" if not any(assumed) else "is as stated"
+    text = f"Emulated {', '.join(names)}: how long a step lasts {source}; nothing is trained."
     citations = dict.fromkeys(citation.rstrip(".") for cell in results.cells for citation in cell.citations)
     yield Caveat("accelerator", " ".join([text, *(f"{citation}." for citation in citations)]), weakens=True)
 
@@ -153,7 +160,8 @@ def _link(results: Results) -> Iterable[Caveat]:
 
 
 def _notes(results: Results) -> Iterable[Caveat]:
-    pairs = dict.fromkeys((cell.loader, note) for cell in results.cells for note in cell.notes)
+    # The settings of a sweep share their loader's notes.
+    pairs = dict.fromkeys((base_of(results, cell.loader), note) for cell in results.cells for note in cell.notes)
     for loader, note in pairs:
         yield Caveat(spell(loader), f"{note[:1].upper()}{note[1:].rstrip('.')}.", weakens=False)
 

@@ -13,6 +13,10 @@ from harness.report.summary import Group, find
 __all__ = ["Bar", "Card", "cards", "headline"]
 
 
+_MOST_NAMED = 4
+"""More loaders than these are told by the quickest and the slowest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One regime's epoch time on a card."""
@@ -56,8 +60,12 @@ def headline(results: Results, groups: Sequence[Group]) -> str:
     nearest = [group for group in measured if group.trusted and group.workload == workload]
     regime = nearest[0].regime
     times = sorted((group.time_s.median, group.loader) for group in nearest if group.regime == regime and group.time_s)
+    if len(times) > _MOST_NAMED:
+        (least, quick), (most, slow) = times[0], times[-1]
+        span = f"from {_unbroken(seconds(least))} with {spell(quick)} to {_unbroken(seconds(most))} with {spell(slow)}"
+        return f"{_place(labels[regime]).capitalize()}, an epoch{_of(results, workload)} takes {span}."
     parts = [f"{spell(loader)} {_unbroken(seconds(time))}" for time, loader in times]
-    return f"{_place(labels[regime]).capitalize()}, an epoch takes: {_join(parts)}."
+    return f"{_place(labels[regime]).capitalize()}, an epoch{_of(results, workload)} takes: {_join(parts)}."
 
 
 def cards(results: Results, groups: Sequence[Group], workload: str) -> tuple[Card, ...]:
@@ -95,6 +103,10 @@ def _bar(label: str, group: Group, longest: float) -> Bar:
     if group.time_s is None:
         return Bar(label, "failed" if group.failed else "not run", 0.0)
     return Bar(label, seconds(group.time_s.median), group.time_s.median / longest)
+
+
+def _of(results: Results, workload: str) -> str:
+    return f" of {spell(workload)}" if len(results.workloads) > 1 else ""
 
 
 def _place(label: str) -> str:

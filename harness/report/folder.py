@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from yaml import YAMLError
 
 from harness.errors import ResultsError
 from harness.report.rows import EpochRow, read_rows
+from harness.sweep import Variant, variants
 
 __all__ = ["Cell", "Check", "Results", "read_results"]
 
@@ -87,17 +88,22 @@ class Results:
     @cached_property
     def loaders(self) -> tuple[str, ...]:
         """Loader keys in the order of the config."""
-        return self._keys("loaders", "loader")
+        return self._keys(self.variants, "loader")
+
+    @cached_property
+    def variants(self) -> Mapping[str, Variant]:
+        """The loaders of the config by key, each with the section it comes from and the setting of its sweep."""
+        return variants(_mapping(self.config.get("loaders")))
 
     @cached_property
     def workloads(self) -> tuple[str, ...]:
         """Workload keys in the order of the config."""
-        return self._keys("workloads", "workload")
+        return self._keys(_mapping(self.config.get("workloads")), "workload")
 
     @cached_property
     def regimes(self) -> tuple[str, ...]:
         """Regime keys, nearest first."""
-        return tuple(sorted(self._keys("regimes", "regime"), key=self.rtt_ms))
+        return tuple(sorted(self._keys(_mapping(self.config.get("regimes")), "regime"), key=self.rtt_ms))
 
     @property
     def streaming(self) -> str | None:
@@ -140,9 +146,9 @@ class Results:
         value = _mapping(_mapping(self.config.get("regimes")).get(regime)).get("rate_gbit")
         return None if value is None else float(value)
 
-    def _keys(self, group: str, field: str) -> tuple[str, ...]:
+    def _keys(self, known: Iterable[str], field: str) -> tuple[str, ...]:
         used = [getattr(row, field) for row in self.rows] + [getattr(cell, field) for cell in self.cells]
-        configured = [str(key) for key in _mapping(self.config.get(group))]
+        configured = [str(key) for key in known]
         return tuple(dict.fromkeys([*(key for key in configured if key in used or not used), *used]))
 
 

@@ -8,6 +8,7 @@ from harness.report.folder import Results
 
 __all__ = [
     "UNKNOWN",
+    "accelerators",
     "factor",
     "joules",
     "megabytes",
@@ -32,6 +33,13 @@ _SPELLING = {
     "resnet50": "ResNet-50",
     "vgg19": "VGG-19",
     "unet3d": "UNet3D",
+    "mask": "Mask",
+    "rcnn": "R-CNN",
+    "rnnt": "RNN-T",
+    "speech": "Speech",
+    "vit": "ViT",
+    "b16": "B/16",
+    "fixed": "fixed batch",
 }
 
 
@@ -91,6 +99,11 @@ def percent(share: float | None) -> str:
 def rtt(rtt_ms: float) -> str:
     """Write a round-trip time given in ms."""
     return f"{rtt_ms:g} ms"
+
+
+def accelerators(results: Results) -> str:
+    """Return what ran the steps, as every output names it: that steps were emulated and how long they lasted too."""
+    return "; ".join(dict.fromkeys(cell.accelerator for cell in results.cells if cell.accelerator))
 
 
 def regime_labels(results: Results) -> dict[str, str]:

@@ -37,6 +37,8 @@ from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summar
 __all__ = ["write_page"]
 
 _VERDICTS = ("pass", "warn", "fail", "unknown")
+_MOST_CARDS = 6
+"""More loaders than these, a sweep for one, are read in tables and figures."""
 _THEMED = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", GRID: "--grid", SURFACE: "--surface"}
 """Colours of the figures that follow the page's light or dark theme."""
 
@@ -123,7 +125,7 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
     far = slowdowns(results, groups, workload)
     return {
         "key": workload,
-        "cards": cards(results, groups, workload),
+        "cards": cards(results, groups, workload) if len(results.loaders) <= _MOST_CARDS else (),
         "sections": sections,
         "compared": results.streaming if len(results.loaders) > 1 else None,
         "near": labels[far[0].near] if far else "",

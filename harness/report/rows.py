@@ -35,6 +35,9 @@ class EpochRow:
     stall_s: float | None
     au: float | None
     """Accelerator utilisation, 0 to 1."""
+    cpu_util: float | None
+    """Of the whole host, 0 to 1, as is that of the cell's board."""
+    gpu_util: float | None
     joules: dict[str, float]
     """Joules by domain; a domain that nothing measured or estimated is absent."""
     total_j: float | None
@@ -123,6 +126,8 @@ def _row(record: _Record) -> EpochRow:
         mb_per_s=record.number("mb_per_s"),
         stall_s=record.number("stall_s"),
         au=record.number("au"),
+        cpu_util=record.number("cpu_util"),
+        gpu_util=record.number("gpu_util"),
         joules={domain: value for domain, value in joules.items() if value is not None},
         total_j=record.number("total_j"),
         energy_error_j=record.number("energy_error_j"),

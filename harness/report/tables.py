@@ -15,6 +15,8 @@ from rich.text import Text
 from harness.report.caveats import caveats
 from harness.report.claims import HOLDS, NOT_HELD, NOT_JUDGED, judge
 from harness.report.distance import Slowdown, slowdowns
+from harness.report.figures import figure_tables
+from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results, read_results
 from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
 from harness.report.problems import problems
@@ -50,6 +52,9 @@ def print_table(folder: Path, console: Console) -> None:
         if any(slowdown.ours is not None for slowdown in found):
             console.print()
             console.print(_distance(results, found))
+    for table in figure_tables(results):
+        console.print()
+        console.print(_figure_table(table))
     for part in (_claims(results), _problems(results), _caveats(results, groups)):
         if part is not None:
             console.print()
@@ -175,14 +180,27 @@ def _distance(results: Results, found: Sequence[Slowdown]) -> RenderableType:
     return table
 
 
-def _claims(results: Results) -> RenderableType:
+def _figure_table(told: FigureTable) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for position, name in enumerate(told.columns):
+        # A number is never cut; its heading stands on as many lines as it has words.
+        heading, side = (name, "left") if position == 0 else (name.replace(" ", "\n"), "right")
+        table.add_column(heading, justify=side, no_wrap=position > 0)  # type: ignore[arg-type]
+    for position, row in enumerate(told.rows):
+        table.add_row(*row, style="dim" if position in told.dim else "")
+    return table
+
+
+def _claims(results: Results) -> RenderableType | None:
+    if not judge(results):
+        return None
     judged = [claim for claim in judge(results) if claim.verdict != NOT_JUDGED]
     skipped = [claim for claim in judge(results) if claim.verdict == NOT_JUDGED]
     parts: list[RenderableType] = []
     if judged:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         table.add_column("")
-        table.add_column("claims of the EMLIO paper")
+        table.add_column("claims of the paper")
         table.add_column("here", justify="right", no_wrap=True)
         table.add_column("paper", justify="right", no_wrap=True, style="dim")
         for claim in judged:

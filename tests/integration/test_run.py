@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,7 +62,10 @@ def leaves_nothing():
     shm, before = set(Path("/dev/shm").iterdir()), set(psutil.pids())
     yield
     assert descendants_gone(before)
-    assert set(Path("/dev/shm").iterdir()) <= shm
+    # So sem_open(3) calls a semaphore in the making; a process that is killed in that instant leaves 32 bytes, and
+    # nobody can tell whose they were.
+    left = {path.name for path in set(Path("/dev/shm").iterdir()) - shm if not re.fullmatch(r"sem\.\w{6}", path.name)}
+    assert not left
 
 
 def wait_for_epoch(tmp_path, process, loader="pytorch"):

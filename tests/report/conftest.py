@@ -9,9 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from harness.metrics import EpochMetrics
 from harness.report.rows import COLUMNS
+from harness.sweep import variants
 
 REGIMES = {
     "local": {"rtt_ms": 0, "rate_gbit": None, "jitter_ms": 0.0, "loss_pct": 0.0},
@@ -290,3 +295,94 @@ def build(tmp_path: Path) -> Iterator[Callable[..., FolderBuilder]]:
         return FolderBuilder(tmp_path / f"2025-11-20T13-00-00.{count:03d}Z_wan30ms", **options)
 
     yield make
+
+
+class SweepBuilder:
+    """Writes the folder of a run of swept loaders over several workloads, with metrics and preprocessing times."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        figures: tuple[str, ...],
+        workloads: tuple[str, ...] = ("resnet50",),
+        loaders: Mapping[str, Any] | None = None,
+        epochs: int = 2,
+        samples: int = 60,
+    ) -> None:
+        self.folder, self.epochs, self.samples = folder, epochs, samples
+        self.verdict = "valid"
+        self.config: dict[str, Any] = {
+            "name": figures[0].rpartition(".")[2],
+            "description": "a sweep",
+            "workloads": {key: {"_target_": "w"} for key in workloads},
+            "loaders": dict(loaders or {"pytorch": {"_target_": "p", "sweep": {"num_workers": [1, 2, 4]}}}),
+            "regimes": {"local": dict(REGIMES["local"])},
+            "epochs": epochs,
+            "seed": 0,
+            "figures": list(figures),
+        }
+        self.rows: list[dict[str, Any]] = []
+        self.metrics: list[dict[str, Any]] = []
+        self.work_s: dict[str, list[float]] = {}
+        """Preprocessing times of every epoch, by workload; what is not here is not told by the loader."""
+
+    def write(self) -> Path:
+        cells = []
+        for workload in self.config["workloads"]:
+            for variant in variants(self.config["loaders"]).values():
+                cell_id = f"{variant.key}-{workload}-local-r1"
+                at = dict.fromkeys(("cell_id", "workload", "loader"), "")
+                at |= {"cell_id": cell_id, "workload": workload, "loader": variant.key}
+                cells.append({**at, "regime": "local", "repeat": 1})
+                self._cell(cell_id, at, float(next(iter(variant.setting.values()), 1)))
+        self.folder.mkdir(parents=True)
+        (self.folder / "config.yaml").write_text(json.dumps(self.config))
+        (self.folder / "plan.json").write_text(json.dumps({"run_id": "5f0c9a1e", "cells": cells}))
+        pd.DataFrame(self.rows, columns=list(COLUMNS)).to_csv(self.folder / "epochs.csv", index=False)
+        metrics = pd.DataFrame(self.metrics, columns=EpochMetrics.columns())
+        metrics.to_parquet(self.folder / "metrics.parquet")
+        for cell in cells:
+            self._stored(cell)
+        return self.folder
+
+    def _cell(self, cell_id: str, at: Mapping[str, str], setting: float) -> None:
+        for epoch in range(1, self.epochs + 1):
+            duration_s = 4.0 / setting + (1.0 if epoch == 1 else 0.0)
+            row = {
+                "dataset": "tiny",
+                "regime": "local",
+                "rtt_ms": 0,
+                "repeat": 1,
+                "epoch": epoch,
+                "valid": self.verdict,
+            }
+            row |= {"duration_s": duration_s, "samples": self.samples, "bytes": 1e6, "energy_source": ""}
+            row |= {"samples_per_s": self.samples / duration_s, "mb_per_s": 1.0, "stall_s": 1.0, "au": 0.5}
+            self.rows.append({**at, **row})
+            metric = dict.fromkeys(EpochMetrics.columns()) | {"cell_id": cell_id, "epoch": epoch, "cell_cpu_s": 3.0}
+            metric |= {"first_batch_s": 0.5 * setting, "batch_p50_s": 0.1, "batch_p95_s": 0.2, "batch_p99_s": 0.3}
+            metric |= {"loader_made_s": 0.25 if epoch == 1 else None, "pss_peak_bytes": 5e8}
+            metric |= {"steady_samples_per_s": 20 * setting}
+            self.metrics.append(metric)
+
+    def _stored(self, cell: Mapping[str, Any]) -> None:
+        home = self.folder / "cells" / str(cell["cell_id"])
+        home.mkdir(parents=True)
+        (home / "cell.json").write_text(
+            json.dumps({**cell, "status": "done", "accelerator": {"label": "none: no load"}})
+        )
+        times = self.work_s.get(str(cell["workload"]))
+        count = len(times) if times else 1
+        table = {
+            "epoch": pa.array(range(1, self.epochs + 1), pa.int32()),
+            "ids": pa.array([list(range(count))] * self.epochs, pa.list_(pa.int64())),
+            "work_s": pa.array([times] * self.epochs, pa.list_(pa.float64())),
+        }
+        pq.write_table(pa.table(table), home / "batches.parquet")
+
+
+@pytest.fixture
+def build_sweep(tmp_path: Path) -> Callable[..., SweepBuilder]:
+    """Return a maker of folders of swept loaders: build_sweep(figures=..., loaders=..., ...)."""
+    return lambda **options: SweepBuilder(tmp_path / "2025-11-20T14-00-00.001Z_sweep", **options)

@@ -64,7 +64,7 @@ def test_without_a_streaming_loader_its_claims_are_not_judged(build, loaders):
 def test_another_workload_judges_nothing_of_resnet_50(build):
     folder = build().write()
     for name in ("config.yaml", "plan.json", "epochs.csv"):
-        (folder / name).write_text((folder / name).read_text().replace("resnet50", "vgg19"))
+        (folder / name).write_text((folder / name).read_text().replace("resnet50", "vit_b16"))
     assert {claim.reason for claim in verdicts(folder).values()} == {"no ResNet-50 row"}
 
 

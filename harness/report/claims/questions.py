@@ -6,12 +6,14 @@ from harness.report.claims.evidence import Evidence, Finding, Question
 from harness.report.labels import factor, percent, rtt, spell
 from harness.report.published import PaperFigure
 
-__all__ = ["against_streaming", "constant_energy", "constant_time", "slowdown"]
+__all__ = ["against_streaming", "constant_energy", "constant_time", "not_longer", "slowdown"]
 
 VARIES = 0.05
 """By how much EMLIO's epoch may vary with distance (section 5.1: "less than 5%"; section 2: "±5%")."""
 FACTOR_TOLERANCE = 2.0
 """A factor reproduces the paper's within this: it depends on readers, step time and sample size."""
+ORDER_TOLERANCE = 0.02
+"""Epochs this close count as equally fast."""
 FACTOR_WORDS = f"within a factor of {FACTOR_TOLERANCE:g} either way"
 
 
@@ -80,6 +82,24 @@ def against_streaming(paper: PaperFigure, loader: str, rtt_ms: float) -> Questio
         f"At {rtt(rtt_ms)} {spell(loader)}'s epoch takes {theirs:.2g} times as long as the streaming loader's.",
         factor(theirs),
         FACTOR_WORDS,
+        answer,
+        f"EMLIO, {paper.section}",
+    )
+
+
+def not_longer(paper: PaperFigure, loader: str, rtt_ms: float) -> Question:
+    """Ask whether the streaming loader's epoch is no longer than a loader's."""
+    theirs = 1 - paper.epoch_s["streaming"][rtt_ms] / paper.epoch_s[loader][rtt_ms]
+
+    def answer(evidence: Evidence) -> Finding:
+        regime = evidence.at(rtt_ms)
+        shorter = 1 - evidence.time_s(evidence.results.streaming, regime) / evidence.time_s(loader, regime)
+        return Finding(f"by {percent(shorter)}", shorter >= -ORDER_TOLERANCE)
+
+    return Question(
+        f"At {rtt(rtt_ms)} the streaming loader's epoch is shorter than {spell(loader)}'s.",
+        f"by {percent(theirs)}",
+        f"no longer; epochs within {100 * ORDER_TOLERANCE:g} % count as equal",
         answer,
         f"EMLIO, {paper.section}",
     )

@@ -1,8 +1,9 @@
 """One module a figure, found by its name in the experiment's `figures`.
 
 A figure module has `draw(results) -> Figure | None`, None when the folder holds nothing to draw, and
-`caption(results) -> str`, one or two sentences that say how to read it. A name with a dot is an import path of
-the user's own.
+`caption(results) -> str`, one or two sentences that say how to read it. It may have `table(results) -> FigureTable |
+None`, which the page and the terminal show beside the picture, and `questions(results)`, the claims that its paper
+makes (harness.report.claims). A name with a dot is an import path of the user's own. docs/figures.md has an example.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from types import ModuleType
 
 from harness.errors import ResultsError
 from harness.report.figures.style import house_style, save
+from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 
-__all__ = ["Drawn", "check_figures", "draw_figures"]
+__all__ = ["Drawn", "check_figures", "draw_figures", "figure_modules", "figure_tables"]
 
-_SHARED = {"epochs", "marks", "slots", "style"}
+_SHARED = {"epochs", "lines", "marks", "slots", "style", "tables", "throughput"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,24 @@ class Drawn:
     caption: str
     png: Path
     svg: Path
+    table: FigureTable | None = None
 
 
 def check_figures(names: Iterable[str]) -> None:
     """Raise ResultsError naming a figure that is not there."""
     for name in names:
         _module(name)
+
+
+def figure_modules(results: Results) -> tuple[ModuleType, ...]:
+    """Return the modules of the figures that the config names; raises ResultsError as draw_figures does."""
+    return tuple(_module(str(name)) for name in results.config.get("figures") or ())
+
+
+def figure_tables(results: Results) -> tuple[FigureTable, ...]:
+    """Return the tables of the experiment's figures; raises ResultsError as draw_figures does."""
+    found = (module.table(results) for module in figure_modules(results) if hasattr(module, "table"))
+    return tuple(table for table in found if table is not None)
 
 
 def draw_figures(results: Results) -> tuple[Drawn, ...]:
@@ -56,7 +70,8 @@ def _drawn(results: Results, names: Iterable[str]) -> Iterable[Drawn]:
             if figure is not None:
                 stem = name.rpartition(".")[2]
                 png, svg = save(figure, results.folder / "figures" / stem)
-                yield Drawn(stem, module.caption(results), png, svg)
+                table = module.table(results) if hasattr(module, "table") else None
+                yield Drawn(stem, module.caption(results), png, svg, table)
 
 
 def _module(name: str) -> ModuleType:

@@ -26,6 +26,8 @@ from harness.report.summary import Group, median_of, summarise
 __all__ = ["caption_of", "draw_epochs"]
 
 TOP_INCHES = 5.7
+LONG_TITLE = 62
+"""Characters above which a title would run into that of the paper's panel."""
 DENSE_SLOTS = 9
 """From this many places on the axis the figure is wider, and numbers leave their unit to the axis."""
 
@@ -99,7 +101,10 @@ def _draw_panels(
     )
     _our_times(axes[0][0], ours, dense=dense)
     _our_joules(axes[1][0], ours, dense=dense)
-    axes[0][0].set_title(f"{results.name}: {_conditions(results, here, published)}", pad=24)
+    title = f"{results.name}: {_conditions(results, here, published)}"
+    if paper and len(title) > LONG_TITLE:
+        title = ",\n".join(title.rsplit(", ", 1))
+    axes[0][0].set_title(title, pad=24)
     if paper:
         _paper_times(axes[0][1], paper, published, dense=dense)
         _paper_joules(axes[1][1], paper, published, dense=dense)

@@ -1,0 +1,116 @@
+"""The command line of the diagnosis: measure, show, keep; or show again what a folder holds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.errors import CellError, HarnessError, Interrupted
+from harness.signals import signals_held, signals_raise
+from loaders.errors import LoaderError
+
+__all__ = ["main"]
+
+_USAGE = """\
+joulefeed diagnose: which stage starves the accelerator, and what to change
+
+  python -m harness.diagnose [workload=NAME] [key=value ...]
+  python -m harness.diagnose FOLDER          show a diagnosis again, without measuring
+
+It measures loading without training (t_load) and training on one cached batch (t_compute), times every stage, trains
+with more and more workers, and compares the knee with t_load / t_compute. It takes up to three minutes.
+
+change any part
+  workload=resnet50                  what is trained ({workloads})
+  workload.batch_size=64             its argument
+  dataset=NAME                       another dataset than the workload's ({datasets});
+                                     dataset.root=/data/imagenet/train reads a real tree
+  loader=pytorch                     what loads it ({loaders})
+  loader.prefetch_factor=4           its argument
+  accelerator=auto                   auto | cuda | cpu | emulated (always labelled)
+  'diagnose.workers=[1,2,4]'         numbers of workers
+  diagnose.budget_s=60               seconds of measuring
+  results_dir=results                where the folder with diagnosis.json, diagnose.png and diagnose.svg is made
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `python -m harness.diagnose`; returns the exit status."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in given or "-h" in given:
+        print(_usage())
+        return 0
+    console = Console(stderr=True)
+    try:
+        with signals_raise():
+            if len(given) == 1 and "=" not in given[0]:
+                _show(Path(given[0]))
+            else:
+                _measure(given, console)
+    except Interrupted as error:
+        console.print(f"{error}; nothing was written", style="yellow", highlight=False)
+        return error.exit_status
+    except HarnessError as error:
+        return _failed(console, str(error), error.exit_status)
+    except LoaderError as error:
+        return _failed(console, str(error), CellError.exit_status)
+    return 0
+
+
+def _measure(argv: Sequence[str], console: Console) -> None:
+    from harness.diagnose.request import request_from
+
+    request = request_from(argv)
+    from harness.diagnose.progress import Progress
+    from harness.diagnose.run import diagnose
+    from harness.results import new_folder
+
+    with Progress(console) as progress:
+        measured = diagnose(request, progress)
+    with signals_held():
+        try:
+            folder = new_folder(request.results_dir, f"diagnose_{request.workload.key}")
+            measured.write(folder)
+        except OSError as error:
+            raise HarnessError(
+                f"results_dir={request.results_dir}: {error.strerror or error}; choose a folder that can be written"
+            ) from error
+        _show(folder)
+
+
+def _show(folder: Path) -> None:
+    """Print the tables and draw the figure, both from what is stored."""
+    from harness.diagnose.diagnosis import read_diagnosis
+    from harness.diagnose.figure import draw
+    from harness.diagnose.table import print_diagnosis
+    from harness.report.figures.style import house_style, save
+
+    stored = read_diagnosis(folder)
+    console = Console()
+    print_diagnosis(stored, console)
+    with house_style("diagnose"):
+        png, _ = save(draw(stored), folder / "diagnose")
+    console.print(f"\nfigure: {png}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _failed(console: Console, text: str, status: int) -> int:
+    console.print(f"error: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return status
+
+
+def _usage() -> str:
+    names = {
+        group: ", ".join(
+            sorted(
+                path.name.removesuffix(".yaml")
+                for path in resources.files("conf").joinpath(group).iterdir()
+                if path.name.endswith(".yaml")
+            )
+        )
+        for group in ("workload", "dataset", "loader")
+    }
+    return _USAGE.format(workloads=names["workload"], datasets=names["dataset"], loaders=names["loader"])

@@ -1,0 +1,159 @@
+"""What a diagnosis measured, as it is stored: plain data, to JSON and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from harness.errors import ResultsError
+from harness.results import write_json
+
+__all__ = ["FILE", "KINDS", "Diagnosis", "Machine", "Point", "Stage", "Subject", "read_diagnosis"]
+
+FILE: Final = "diagnosis.json"
+_FORMAT: Final = 1
+
+KINDS: Final = ("read", "decode", "augment", "collate", "transfer", "hand-over")
+"""The textbook's five stages (its section 1), and what a loader's processes and queues add to them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What was diagnosed."""
+
+    workload: str
+    dataset: str
+    loader: str
+    workers_key: str
+    """The loader's argument that was swept, num_workers for one."""
+    runs_pipeline: bool
+    """Whether the loader runs the pipeline that the stages are of; an engine has operators of its own in its place."""
+    notes: tuple[str, ...]
+    """Where the loader differs from others in what it does to a sample."""
+    accelerator: str
+    emulated: bool
+    citation: str | None
+    """Source of an emulated step's duration."""
+    batch_size: int
+    samples: int
+    bytes: int
+    """Stored bytes of the dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the loader had to work with."""
+
+    cores: int
+    """Processors that this process may use."""
+    host_cores: int
+    """Processors of the host."""
+    free_bytes: int
+    """Memory that was available, in which files can be cached."""
+    filesystem: str
+    """Type of the file system that holds the files, nfs4 for one; empty when unknown."""
+
+    def caches(self, subject: Subject) -> bool:
+        """Whether the dataset's files stay in memory after they have been read once, with half of it left free."""
+        return subject.bytes <= self.free_bytes / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of preparing a batch, in one process and alone."""
+
+    name: str
+    """read, decode, a transform's name, collate, transfer or hand-over."""
+    kind: str
+    """One of KINDS."""
+    batch_s: float
+    """Mean time for a whole batch, the files being in the page cache."""
+    cold_batch_s: float | None
+    """The same, the files being on storage alone; None where that makes no difference."""
+    sample_p50_s: float | None
+    """Median time of a sample; None for stages of whole batches."""
+    sample_p99_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Training through the loader with one number of workers; the first step is in none of the figures."""
+
+    workers: int
+    steps: int
+    step_every_s: float
+    """Mean time from the end of one step to the end of the next."""
+    step_s: float
+    """Mean time of a step itself."""
+    utilisation: float
+    """t_compute over step_every_s, at most 1: the share of its own speed that the accelerator reaches."""
+    predicted: float
+    """What the textbook's model gives for this many workers that share nothing."""
+    predicted_on_cores: float
+    """The same for workers and step that share this machine's cores."""
+    busy_cores: float
+    """Processors that loader and step kept busy, on average."""
+    host_busy: float
+    """Share of all the host's processors that anything kept busy, 0 to 1."""
+    disk_busy: float | None
+    """Share of the time in which the disk that holds the files had a request, 0 to 1; None where there is no disk."""
+    disk_bytes_per_s: float | None
+    load_s: float | None
+    """Mean time that a worker took for a batch's samples; None where the engine does not tell."""
+
+    @property
+    def waits(self) -> float:
+        """Share of the time in which the step waited for a batch, 0 to 1; 1 - AU."""
+        return max(0.0, 1 - self.step_s / self.step_every_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything that a diagnosis measured; what it concludes is computed from it."""
+
+    subject: Subject
+    machine: Machine
+    load_s: float
+    """t_load: mean time between batches from one worker while nothing trains."""
+    load_cpu_s: float
+    """Processor time within t_load."""
+    compute_s: float
+    """t_compute: median time of a step on one cached batch."""
+    compute_cpu_s: float
+    """Processor time of this machine within t_compute."""
+    stages: tuple[Stage, ...]
+    points: tuple[Point, ...]
+    skipped: tuple[int, ...]
+    """Numbers of workers for which no time was left."""
+    command: str
+    provenance: Mapping[str, Any]
+
+    def write(self, folder: Path) -> None:
+        """Write diagnosis.json, whole or not at all."""
+        write_json(folder / FILE, {"format": _FORMAT, **asdict(self)})
+
+
+def read_diagnosis(folder: Path) -> Diagnosis:
+    """Read what `write` wrote; raises ResultsError when it is not there or not readable."""
+    path = folder / FILE
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if stored.pop("format") != _FORMAT:
+            raise ResultsError(f"{path}: of another version of joulefeed; diagnose anew")
+        subject = {**stored.pop("subject")}
+        subject["notes"] = tuple(subject["notes"])
+        return Diagnosis(
+            subject=Subject(**subject),
+            machine=Machine(**stored.pop("machine")),
+            stages=tuple(Stage(**stage) for stage in stored.pop("stages")),
+            points=tuple(Point(**point) for point in stored.pop("points")),
+            skipped=tuple(stored.pop("skipped")),
+            **stored,
+        )
+    except FileNotFoundError as error:
+        raise ResultsError(f"{path}: not there; expected a folder that harness.diagnose made") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{path}: not a readable diagnosis ({error}); diagnose anew") from error

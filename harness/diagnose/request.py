@@ -1,0 +1,138 @@
+"""From the command line to what is to be diagnosed, composed and checked as the main command's experiments are."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.config import experiment_from
+from harness.errors import ConfigError
+from harness.specs import Component, LoaderSpec
+from harness.targets import check_arguments
+
+__all__ = ["Request", "request_from", "spelled_out", "workload_datasets"]
+
+_WORKLOAD, _LOADER = "resnet50", "pytorch"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be diagnosed, and how long that may take."""
+
+    workload: Component
+    loader: LoaderSpec
+    dataset: Component
+    accelerator: Mapping[str, Any]
+    workers: tuple[int, ...]
+    budget_s: float
+    seed: int
+    cache: Path
+    results_dir: Path
+    command: str
+
+
+def workload_datasets() -> dict[str, str]:
+    """Return the dataset that each workload reads unless another is asked for, by the names of their YAML files."""
+    text = resources.files("conf").joinpath("diagnose.yaml").read_text(encoding="utf-8")
+    found: dict[str, str] = yaml.safe_load(text)["diagnose"]["datasets"]
+    return found
+
+
+def request_from(argv: Sequence[str]) -> Request:
+    """Compose and check what the arguments ask for; raises ConfigError naming the key."""
+    overrides = spelled_out(argv)
+    try:
+        with initialize_config_module("conf", version_base="1.3"):
+            cfg = compose("diagnose", overrides=overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_first_lines(error)) from error
+    experiment = experiment_from(cfg)
+    (workload,), (loader,) = experiment.workloads.values(), experiment.loaders.values()
+    dataset = experiment.datasets[workload.key]
+    if loader.reads != "files":
+        raise ConfigError(
+            f"loader={loader.key}: is fed by a daemon; expected a loader that reads files, such as pytorch"
+        )
+    if experiment.accelerator.kind == "none":
+        raise ConfigError(
+            "accelerator=none: has no step to keep loading apart from; expected auto, cuda, cpu, emulated"
+        )
+    check_arguments(f"loaders.{loader.key}", loader.target, loader.params)
+    check_arguments(f"workloads.{workload.key}", workload.target, workload.params)
+    check_arguments("dataset", dataset.target, dataset.params)
+    return Request(
+        workload=workload,
+        loader=loader,
+        dataset=dataset,
+        accelerator=asdict(experiment.accelerator),
+        workers=_workers(cfg),
+        budget_s=_budget_s(cfg),
+        seed=experiment.seed,
+        cache=Path(cfg.cache_dir).expanduser(),
+        results_dir=Path(cfg.results_dir),
+        command=shlex.join(["python", "-m", "harness.diagnose", *argv]),
+    )
+
+
+def spelled_out(argv: Sequence[str]) -> list[str]:
+    """Return the arguments as overrides of conf/diagnose.yaml: one workload, its dataset, and one loader."""
+    chosen = {"workload": _WORKLOAD, "loader": _LOADER}
+    rest: list[str] = []
+    for argument in argv:
+        group, equals, value = argument.partition("=")
+        if equals and group in chosen:
+            chosen[group] = value
+        else:
+            rest.append(argument)
+    workload, loader = chosen["workload"], chosen["loader"]
+    if not any(argument.partition("=")[0] == "dataset" for argument in rest):
+        known = workload_datasets()
+        if workload not in known:
+            raise ConfigError(
+                f"workload={workload}: no dataset is known for it: say dataset=NAME, "
+                f"or add it to diagnose.datasets (known are {', '.join(known)})"
+            )
+        rest.append(f"dataset={known[workload]}")
+    keys = {"workload.": f"workloads.{workload}.", "loader.": f"loaders.{loader}."}
+    written = [
+        next(
+            (full + argument.removeprefix(short) for short, full in keys.items() if argument.startswith(short)),
+            argument,
+        )
+        for argument in rest
+    ]
+    return [f"+workload@workloads.{workload}={workload}", f"+loader@loaders.{loader}={loader}", *written]
+
+
+def _workers(cfg: DictConfig) -> tuple[int, ...]:
+    given = OmegaConf.to_container(cfg.diagnose.workers) if OmegaConf.is_list(cfg.diagnose.workers) else None
+    good = isinstance(given, list) and given and all(type(count) is int and count >= 1 for count in given)
+    if not good:
+        raise ConfigError(
+            f"diagnose.workers={cfg.diagnose.workers!r}: expected numbers of workers, 1 or more, such as [1,2,4]"
+        )
+    assert isinstance(given, list)
+    return tuple(given)
+
+
+def _budget_s(cfg: DictConfig) -> float:
+    value = cfg.diagnose.budget_s
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 3600:
+        raise ConfigError(f"diagnose.budget_s={value!r}: expected seconds of measuring, 1 to 3600")
+    return float(value)
+
+
+def _first_lines(error: Exception) -> str:
+    """Return what Hydra says is wrong, without the lines on where it looked."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(lines[:3])

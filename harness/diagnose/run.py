@@ -1,0 +1,175 @@
+"""A diagnosis from its request to what was measured: the two times apart, the stages, every number of workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from harness.datasets import DatasetHandle
+from harness.diagnose.diagnosis import Diagnosis, Machine, Point, Stage, Subject
+from harness.diagnose.request import Request
+from harness.diagnose.resources import machine_of
+from harness.diagnose.stages import StageReport, time_stages
+from harness.diagnose.sweep import (
+    Compute,
+    Load,
+    LoaderMaker,
+    measure_compute,
+    measure_load,
+    measure_point,
+    workers_key,
+)
+from harness.diagnose.verdict import FED, NEAR
+from harness.provenance import host, packages, source
+from harness.targets import instantiate
+from harness.workloads import Step, Workload, choose_kind, make_step
+
+__all__ = ["Watcher", "diagnose"]
+
+_COMPUTE_SHARE: Final = 0.10
+_STAGES_SHARE: Final = 0.25
+_LOAD_SHARE: Final = 0.10
+"""Of the budget; the numbers of workers share the rest."""
+
+
+class Watcher(Protocol):
+    """Is told how far the diagnosis is."""
+
+    def phase(self, text: str) -> None:
+        """Take note of what is measured now."""
+        ...
+
+    def tick(self, done: int, total: int) -> None:
+        """Take note of how far it is."""
+        ...
+
+    def dataset(self, what: str, done: int, total: int) -> None:
+        """Take note of how far the making of the dataset is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Rig:
+    """What is measured with."""
+
+    request: Request
+    workload: Workload
+    step: Step
+    handle: DatasetHandle
+    maker: LoaderMaker
+    machine: Machine
+    deadline: float
+
+    def left_s(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+def diagnose(request: Request, watcher: Watcher) -> Diagnosis:
+    """Measure; nothing is written. Raises HarnessError, and LoaderError naming a sample or worker."""
+    key = workers_key(request.loader.key, request.loader.target)
+    workload: Workload = instantiate(request.workload.target, request.workload.params)
+    choose_kind(request.accelerator, workload.name)  # what cannot be run is refused before a dataset is made
+    handle: DatasetHandle = instantiate(request.dataset.target, request.dataset.params).open(
+        request.cache, watcher.dataset
+    )
+    watcher.phase("warming up the step")
+    step = make_step(workload, request.accelerator, request.seed)
+    step.warm_up()
+    maker = LoaderMaker(
+        request.loader.target, request.loader.params, key, handle.samples, workload, request.seed, step.device
+    )
+    rig = _Rig(
+        request, workload, step, handle, maker, machine_of(handle.samples.root), time.monotonic() + request.budget_s
+    )
+    watcher.phase("timing the stages")
+    report = time_stages(
+        workload.transform,
+        handle.samples,
+        batch_size=workload.batch_size,
+        seed=request.seed,
+        device=step.device,
+        budget_s=_STAGES_SHARE * request.budget_s,
+        tick=watcher.tick,
+    )
+    watcher.phase("training on one cached batch")
+    compute = measure_compute(step, report.batch, _COMPUTE_SHARE * request.budget_s, watcher.tick)
+    watcher.phase("loading without training")
+    load = measure_load(maker, _LOAD_SHARE * request.budget_s, watcher.tick)
+    points, skipped = _sweep(rig, load, compute, watcher)
+    return Diagnosis(
+        subject=_subject(rig, load),
+        machine=rig.machine,
+        load_s=load.seconds,
+        load_cpu_s=load.cpu_s,
+        compute_s=compute.seconds,
+        compute_cpu_s=compute.cpu_s,
+        stages=_stages(report, load),
+        points=tuple(points),
+        skipped=tuple(skipped),
+        command=request.command,
+        provenance={"host": host(), "packages": packages(), "source": source(), "dataset": dict(handle.describe)},
+    )
+
+
+def _sweep(rig: _Rig, load: Load, compute: Compute, watcher: Watcher) -> tuple[list[Point], list[int]]:
+    """Measure the numbers of workers that were asked for, then more while they help; and what no time was left for."""
+    points: list[Point] = []
+    todo = sorted(set(rig.request.workers))
+    while todo:
+        workers = todo[0]
+        # Two numbers of workers are the least that shows a trend.
+        if rig.left_s() <= 0 and len(points) >= min(2, len(rig.request.workers)):
+            return points, todo
+        watcher.phase(f"training with {workers} worker{'' if workers == 1 else 's'}")
+        slice_s = max(0.0, rig.left_s()) / len(todo)
+        points.append(
+            measure_point(
+                rig.maker,
+                rig.step,
+                workers,
+                load,
+                compute,
+                cores=rig.machine.cores,
+                budget_s=slice_s,
+                tick=watcher.tick,
+            )
+        )
+        todo = todo[1:] or _further(points, rig.machine.cores)
+    return points, []
+
+
+def _further(points: Sequence[Point], cores: int) -> list[int]:
+    """Return twice the workers where the last doubling still helped and there are cores for more, else nothing."""
+    last = points[-1]
+    before = max((point.utilisation for point in points[:-1]), default=0.0)
+    if last.utilisation >= FED or before >= NEAR * last.utilisation or 2 * last.workers > 2 * cores:
+        return []
+    return [2 * last.workers]
+
+
+def _subject(rig: _Rig, load: Load) -> Subject:
+    samples, step = rig.handle.samples, rig.step
+    return Subject(
+        workload=rig.request.workload.key,
+        dataset=rig.handle.name,
+        loader=rig.request.loader.key,
+        workers_key=rig.maker.key,
+        runs_pipeline=load.tells_work,
+        notes=load.notes,
+        accelerator=step.label,
+        emulated=step.emulated,
+        citation=step.citation,
+        batch_size=rig.workload.batch_size,
+        samples=len(samples),
+        bytes=int(samples.sizes.sum()),
+    )
+
+
+def _stages(report: StageReport, load: Load) -> tuple[Stage, ...]:
+    """Add to the stages what the loader's processes and queues took on top, where it runs the same stages."""
+    inside = sum(stage.batch_s for stage in report.stages if stage.kind != "transfer")
+    if not load.tells_work or load.seconds <= inside:
+        return report.stages
+    return (*report.stages, Stage("hand-over", "hand-over", load.seconds - inside, None, None, None))

@@ -1,0 +1,195 @@
+"""Loading without training, and training with one number of workers after another."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from harness.diagnose.diagnosis import Point
+from harness.diagnose.resources import read_counters, usage
+from harness.errors import ConfigError
+from harness.overlap import shared, simulate
+from harness.targets import instantiate, takes
+from harness.workloads import Step, Workload
+from loaders.base import Batch, Loader, Samples
+
+__all__ = ["Compute", "Load", "LoaderMaker", "measure_compute", "measure_load", "measure_point", "workers_key"]
+
+Tick = Callable[[int, int], None]
+"""Told how many steps are done, and of how many."""
+
+WORKERS_KEYS: Final = ("num_workers", "num_threads", "concurrency")
+"""Arguments by which loaders take their number of workers."""
+_STEPS: Final = 40
+_ROUNDS: Final = 5
+"""Steps of a point: so many, or so many a worker, for workers that began together bring their batches together."""
+_LEAST_STEPS: Final = 3
+_QUEUED: Final = 4
+"""Batches a worker that may be under way beyond those that are trained on."""
+_COMPUTE_STEPS: Final = 25
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """t_compute, in seconds of a step."""
+
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """t_load, in seconds of a batch."""
+
+    seconds: float
+    cpu_s: float
+    """Processor time of loader and caller together."""
+    tells_work: bool
+    """Whether the engine tells what each sample took, as those do that run the pipeline."""
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderMaker:
+    """Makes the loader under diagnosis with any number of workers."""
+
+    target: str
+    params: Mapping[str, Any]
+    key: str
+    """The argument that takes the number of workers."""
+    samples: Samples
+    workload: Workload
+    seed: int
+    device: str
+
+    def make(self, workers: int, batches: int) -> Loader:
+        """Return a loader of `workers` whose epoch has at least so many batches, samples being repeated for that."""
+        loader: Loader = instantiate(
+            self.target,
+            {
+                **self.params,
+                self.key: workers,
+                "samples": repeated(self.samples, batches * self.workload.batch_size),
+                "transform": self.workload.transform,
+                "batch_size": self.workload.batch_size,
+                "seed": self.seed,
+                "device": self.device,
+            },
+        )
+        return loader
+
+
+def workers_key(name: str, target: str) -> str:
+    """Return the argument by which a loader takes its number of workers; raises ConfigError when it has none."""
+    found = next((key for key in WORKERS_KEYS if takes(target, key)), None)
+    if found is None:
+        raise ConfigError(
+            f"loader={name}: {target} takes none of {', '.join(WORKERS_KEYS)}, so no workers can be swept; "
+            "choose another loader"
+        )
+    return found
+
+
+def repeated(samples: Samples, count: int) -> Samples:
+    """Return the samples, again and again until there are `count`, so that an epoch is as long as is wanted."""
+    times = math.ceil(count / len(samples))
+    if times <= 1:
+        return samples
+    columns = {name: pa.concat_arrays([column] * times) for name, column in samples.columns.items()}
+    return Samples(
+        samples.root, samples.paths * times, np.tile(samples.labels, times), np.tile(samples.sizes, times), columns
+    )
+
+
+def measure_compute(step: Step, batch: Batch, budget_s: float, tick: Tick) -> Compute:
+    """Train on one cached batch until there are enough steps; the batch is on the step's device already."""
+    walls: list[float] = []
+    deadline = time.monotonic() + budget_s
+    began_cpu, began = time.process_time(), time.perf_counter()
+    while len(walls) < _COMPUTE_STEPS and (len(walls) < _LEAST_STEPS or time.monotonic() < deadline):
+        started = time.perf_counter()
+        step(batch)
+        walls.append(time.perf_counter() - started)
+        tick(len(walls), _COMPUTE_STEPS)
+    busy = (time.process_time() - began_cpu) / (time.perf_counter() - began)
+    return Compute(median(walls), busy * median(walls))
+
+
+def measure_load(maker: LoaderMaker, budget_s: float, tick: Tick) -> Load:
+    """Load with one worker and train nothing, until there are enough batches; the first one is not counted."""
+    wanted = _STEPS // 2
+    with maker.make(1, wanted + _QUEUED) as loader:
+        batches = loader.epoch(0)
+        told = next(batches).work_s is not None
+        before, began, count = read_counters(maker.samples.root), time.perf_counter(), 0
+        while count < wanted and (count < _LEAST_STEPS or time.perf_counter() < began + budget_s):
+            next(batches)
+            count += 1
+            tick(count, wanted)
+        seconds = (time.perf_counter() - began) / count
+        used = usage(before, read_counters(maker.samples.root))
+        return Load(seconds, used.busy_cores * seconds, told, tuple(loader.notes))
+
+
+def measure_point(
+    maker: LoaderMaker,
+    step: Step,
+    workers: int,
+    load: Load,
+    compute: Compute,
+    *,
+    cores: int,
+    budget_s: float,
+    tick: Tick,
+) -> Point:
+    """Train through a loader of `workers`, for `budget_s` unless enough steps are done before."""
+    wanted = workers * max(_ROUNDS, math.ceil(_STEPS / workers))
+    step_s: list[float] = []
+    work_s: list[float] = []
+    with maker.make(workers, wanted + 1 + _QUEUED * workers) as loader:
+        batches = loader.epoch(workers)
+        step(next(batches))
+        before, began = read_counters(maker.samples.root), time.perf_counter()
+        ended = began
+        for batch in batches:
+            got = time.perf_counter()
+            step(batch)
+            ended = time.perf_counter()
+            step_s.append(ended - got)
+            if batch.work_s is not None:
+                work_s.append(float(batch.work_s.sum()))
+            tick(len(step_s), wanted)
+            # Whole rounds of all workers: batches of one round come together, and part of one would count for too much.
+            late = len(step_s) >= _LEAST_STEPS and ended - began > budget_s
+            if len(step_s) % workers == 0 and (late or len(step_s) >= wanted):
+                break
+        used = usage(before, read_counters(maker.samples.root))
+    every_s = (ended - began) / len(step_s)
+    return Point(
+        workers=workers,
+        steps=len(step_s),
+        step_every_s=every_s,
+        step_s=float(np.mean(step_s)),
+        utilisation=min(1.0, compute.seconds / every_s),
+        predicted=simulate(load.seconds, compute.seconds, workers=workers, steps=len(step_s) + 1).steady_utilisation,
+        predicted_on_cores=shared(
+            load.seconds,
+            compute.seconds,
+            workers=workers,
+            load_cpu_s=load.cpu_s,
+            compute_cpu_s=compute.cpu_s,
+            cores=cores,
+        ),
+        busy_cores=used.busy_cores,
+        host_busy=used.host_busy,
+        disk_busy=used.disk_busy,
+        disk_bytes_per_s=used.disk_bytes_per_s,
+        load_s=float(np.mean(work_s)) if work_s else None,
+    )

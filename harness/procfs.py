@@ -1,0 +1,106 @@
+"""What the kernel counts: of the host's CPU and disks, of a data interface, of a process and its descendants."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+__all__ = ["cpu_s", "disk_bytes", "family", "host_cpu_s", "nic_bytes", "pss_bytes", "rss_bytes"]
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_SECTOR_BYTES: Final = 512
+"""Of /proc/diskstats, whatever the device's own (the kernel's admin-guide/iostats.rst)."""
+_NOT_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
+"""Devices that are memory, or lie on others and would be counted twice."""
+
+
+def host_cpu_s() -> tuple[float, float]:
+    """Return seconds that the host's processors were busy, and seconds in all, since it started."""
+    # user nice system idle iowait irq softirq steal (proc(5)); guest time is inside user.
+    fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    total = sum(fields)
+    return (total - fields[3] - fields[4]) / _TICKS_PER_S, total / _TICKS_PER_S
+
+
+def disk_bytes() -> tuple[int, int] | None:
+    """Return bytes read from and written to the host's disks since it started; None where it shows none."""
+    try:
+        lines = Path("/proc/diskstats").read_text().splitlines()
+    except OSError:
+        return None
+    read, written, disks = 0, 0, 0
+    for fields in (line.split() for line in lines):
+        # A partition is no folder of its own there, and is counted in its disk.
+        if fields[2].startswith(_NOT_DISKS) or not Path("/sys/block", fields[2].replace("/", "!")).exists():
+            continue
+        disks += 1
+        read += int(fields[5]) * _SECTOR_BYTES
+        written += int(fields[9]) * _SECTOR_BYTES
+    return (read, written) if disks else None
+
+
+def nic_bytes(interface: str | None, pid: int | str = "self") -> tuple[int, int] | None:
+    """Return bytes received and sent by an interface as a process's network namespace has it; None without one."""
+    if interface is None:
+        return None
+    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name.strip() == interface:
+            fields = rest.split()
+            return int(fields[0]), int(fields[8])
+    return None
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and its living descendants; empty when it is gone."""
+    found, unseen = [], [pid]
+    while unseen:
+        parent = unseen.pop()
+        with suppress(OSError):  # it ended meanwhile
+            tasks = list(Path(f"/proc/{parent}/task").iterdir())
+            found.append(parent)
+            for task in tasks:
+                with suppress(OSError):
+                    unseen += map(int, (task / "children").read_text().split())
+    return found
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Return CPU seconds of some processes, those of their children that were waited for included."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            ticks += sum(int(x) for x in _stat(pid)[11:15])
+    return ticks / _TICKS_PER_S
+
+
+def rss_bytes(pids: Iterable[int]) -> int:
+    """Return the resident memory of some processes; what they share is counted for each."""
+    pages = 0
+    for pid in pids:
+        with suppress(OSError):
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * _PAGE_BYTES
+
+
+def pss_bytes(pids: Iterable[int]) -> int | None:
+    """Return the memory of some processes, what they share counted once; None where the kernel does not tell.
+
+    The kernel walks all their pages: some 15 ms a GB.
+    """
+    total, told = 0, False
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total, told = total + int(line.split()[1]) * 1024, True
+    return total if told else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on: state is the first of them."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

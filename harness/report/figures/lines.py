@@ -1,0 +1,111 @@
+"""Lines of a measure over a sweep, one a loader: points are repeats, lines join their medians."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.transforms import offset_copy
+
+from harness.report.figures.style import BAD, MUTED, SURFACE, loader_colour
+from harness.report.labels import significant, spell
+
+__all__ = ["draw_sweep", "invalid_note", "loader_handles", "tick_settings"]
+
+
+_APART = 0.07
+"""Least distance between names at the lines' ends, as a share of the highest line."""
+
+
+def draw_sweep(axes: Axes, frame: pd.DataFrame, measure: str, *, names: bool = True) -> None:
+    """Draw `measure` over `setting` for every `base` of a frame of trusted epochs, its name at the line's end.
+
+    Rows that no validity rule passed are hollow.
+    """
+    known = frame.dropna(subset=[measure, "setting"])
+    bases = list(dict.fromkeys(known["base"]))
+    palette = {base: loader_colour(base) for base in bases}
+    medians = known.groupby(["base", "setting"], sort=False)[measure].median().reset_index()
+    sns.lineplot(medians, x="setting", y=measure, hue="base", palette=palette, linewidth=1.8, legend=False, ax=axes)
+    for base, part in known.groupby("base", sort=False):
+        face = [palette[str(base)] if valid else SURFACE for valid in part["valid"]]
+        axes.scatter(
+            part["setting"], part[measure], s=26, c=face, edgecolors=palette[str(base)], linewidths=1.0, zorder=3
+        )
+    if names:
+        _name_lines(axes, medians, measure, palette)
+    axes.set_ylim(0, 1.12 * float(known[measure].max()))
+    tick_settings(axes, sorted(known["setting"].unique()))
+
+
+def tick_settings(axes: Axes, settings: Sequence[float]) -> None:
+    """Put a tick at every setting, on a logarithmic axis where they double."""
+    if len(settings) > 2 and settings[-1] / settings[0] >= 4:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set_xticks(settings, [f"{setting:g}" for setting in settings])
+
+
+def loader_handles(bases: Sequence[str]) -> list[Line2D]:
+    """Return a legend entry a loader."""
+    return [
+        Line2D([], [], color=loader_colour(base), marker="o", markersize=5, linewidth=1.8, label=spell(base))
+        for base in bases
+    ]
+
+
+def invalid_note(axes: Axes, frame: pd.DataFrame) -> None:
+    """Say that hollow points broke a validity rule, where there are any."""
+    if not frame.empty and not frame["valid"].all():
+        axes.annotate(
+            "hollow: no valid row",
+            (1, 0),
+            xycoords="axes fraction",
+            xytext=(0, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=8,
+            color=BAD,
+        )
+
+
+def _name_lines(axes: Axes, medians: pd.DataFrame, measure: str, palette: dict[str, str]) -> None:
+    """Write each loader's name and last value at the end of its line, apart from one another."""
+    ends = medians.loc[medians.groupby("base", sort=False)["setting"].idxmax()].sort_values(measure)
+    top = float(medians[measure].max())
+    places = _apart([float(value) / top for value in ends[measure]])
+    beside = offset_copy(axes.transData, axes.get_figure(root=True), x=7, y=0, units="points")
+    for end, place in zip(ends.itertuples(), places, strict=True):
+        axes.text(
+            float(end.setting),  # type: ignore[arg-type]
+            place * top,
+            f"{spell(str(end.base))}  {significant(float(getattr(end, measure)))}",
+            transform=beside,
+            va="center",
+            color=palette[str(end.base)],
+            fontweight="bold",
+            fontsize=8.5,
+        )
+    axes.tick_params(axis="x", colors=MUTED)
+
+
+def _apart(values: Sequence[float]) -> list[float]:
+    """Return rising values moved apart by `_APART` where they are closer, each crowd about its own middle."""
+    crowds: list[list[float]] = []
+    for value in values:
+        crowds.append([value])
+        while len(crowds) > 1 and _middle(crowds[-1]) - _middle(crowds[-2]) < _reach(crowds[-1]) + _reach(crowds[-2]):
+            last = crowds.pop()
+            crowds[-1] += last
+    return [_middle(crowd) + _APART * (n - (len(crowd) - 1) / 2) for crowd in crowds for n in range(len(crowd))]
+
+
+def _middle(crowd: Sequence[float]) -> float:
+    return sum(crowd) / len(crowd)
+
+
+def _reach(crowd: Sequence[float]) -> float:
+    return _APART * len(crowd) / 2

@@ -1,0 +1,120 @@
+"""What a results folder stores beyond epochs.csv, as frames for figures: metrics an epoch, work a sample."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import ResultsError
+from harness.report.folder import Results
+
+__all__ = ["base_of", "epochs", "trusted", "work"]
+
+
+def epochs(results: Results) -> pd.DataFrame:
+    """Return a row for every epoch that was measured, by order of loader and workload in the config.
+
+    Columns: those of metrics.csv, `workload`, `regime`, `repeat`, `loader` (its key), `base` (the section that it comes
+    from), `setting` (the value of its sweep, NaN without one), `valid`, `duration_s`, `samples`, `bytes`,
+    `samples_per_s`, `au`, `cpu_util`, `gpu_util`. A folder of a run from before metrics.csv has NaN in their place.
+    """
+    order = {key: place for place, key in enumerate(results.loaders)}
+    rows = [
+        {
+            "cell_id": row.cell_id,
+            "epoch": row.epoch,
+            "workload": row.workload,
+            "regime": row.regime,
+            "repeat": row.repeat,
+            "loader": row.loader,
+            "base": base_of(results, row.loader),
+            "setting": _setting(results, row.loader),
+            "valid": row.is_valid,
+            "duration_s": row.duration_s,
+            "samples": row.samples,
+            "bytes": row.bytes,
+            "samples_per_s": row.samples_per_s,
+            "au": row.au,
+            "cpu_util": row.cpu_util,
+            "gpu_util": row.gpu_util,
+        }
+        for row in sorted(results.rows, key=lambda row: (order[row.loader], results.workloads.index(row.workload)))
+        if row.duration_s is not None
+    ]
+    frame = pd.DataFrame(rows, columns=_EPOCH_COLUMNS).astype(dict.fromkeys(_NUMBERS, "float64"))
+    stored = _metrics(results.folder / "metrics.parquet").drop(columns="gpu_util")
+    joined: pd.DataFrame = frame.merge(stored, "left", ["cell_id", "epoch"])
+    return joined
+
+
+def trusted(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the valid rows of every loader and workload; where one has none valid, all that it has."""
+    some_valid = frame.groupby(["workload", "loader"])["valid"].transform("any")
+    return frame[frame["valid"] | ~some_valid]
+
+
+def work(results: Results) -> pd.DataFrame:
+    """Return a row for every sample of every epoch whose loader tells how long preprocessing it took.
+
+    Columns: `workload`, `base`, `cell_id`, `epoch`, `sample` (id), `work_s`.
+    """
+    parts = [
+        _work(results.folder / "cells" / cell.cell_id / "batches.parquet").assign(
+            workload=cell.workload, base=base_of(results, cell.loader), cell_id=cell.cell_id
+        )
+        for cell in results.cells
+        if cell.state == "done"
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*_WORK_COLUMNS, "workload", "base"])
+
+
+def base_of(results: Results, loader: str) -> str:
+    """Return the section that a loader comes from: pytorch of pytorch_num_workers_4."""
+    variant = results.variants.get(loader)
+    return loader if variant is None else variant.base
+
+
+_NUMBERS = ["setting", "duration_s", "samples", "bytes", "samples_per_s", "au", "cpu_util", "gpu_util"]
+_EPOCH_COLUMNS = ["cell_id", "epoch", "workload", "regime", "repeat", "loader", "base", "valid", *_NUMBERS]
+_WORK_COLUMNS = ["epoch", "sample", "work_s"]
+
+
+def _setting(results: Results, loader: str) -> float:
+    variant = results.variants.get(loader)
+    values = [] if variant is None else list(variant.setting.values())
+    return float(values[0]) if len(values) == 1 and isinstance(values[0], int | float) else float("nan")
+
+
+def _metrics(path: Path) -> pd.DataFrame:
+    from harness.metrics import EpochMetrics
+
+    if not path.exists():
+        return pd.DataFrame(columns=EpochMetrics.columns())
+    frame: pd.DataFrame = _read(path).to_pandas()
+    return frame.astype(dict.fromkeys(frame.columns.drop(["cell_id", "epoch"]), "float64"))
+
+
+@lru_cache(maxsize=64)
+def _work(path: Path) -> pd.DataFrame:
+    if not path.exists():
+        return pd.DataFrame(columns=_WORK_COLUMNS)
+    table = _read(path)
+    if "work_s" not in table.column_names or table["work_s"].null_count:
+        return pd.DataFrame(columns=_WORK_COLUMNS)
+    frame: pd.DataFrame = (
+        table.select(["epoch", "ids", "work_s"]).to_pandas().explode(["ids", "work_s"], ignore_index=True)
+    )
+    return frame.rename(columns={"ids": "sample"}).astype({"sample": "int64", "work_s": "float64"})
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ResultsError(
+            f"{path}: not a readable Parquet file: {error}; delete its cell and resume the run"
+        ) from error

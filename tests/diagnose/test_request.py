@@ -1,0 +1,53 @@
+from importlib import resources
+
+import pytest
+
+from harness.diagnose.request import request_from, workload_datasets
+from harness.errors import ConfigError
+
+
+def test_a_workload_brings_its_dataset_and_the_loader_its_arguments(tmp_path):
+    request = request_from(["workload=resnet50", "workload.batch_size=8", "loader=dali", f"cache_dir={tmp_path}"])
+    assert request.workload.params["batch_size"] == 8
+    assert request.loader.target == "loaders.dali.DaliLoader"
+    assert request.dataset.key == workload_datasets()["resnet50"]
+    assert request.cache == tmp_path
+    assert "workload.batch_size=8" in request.command
+
+
+def test_another_dataset_takes_the_place_of_the_workload_s():
+    assert request_from(["dataset=synthetic_2mb", "dataset.samples=10"]).dataset.key == "synthetic_2mb"
+
+
+@pytest.mark.parametrize("dataset", sorted(set(workload_datasets().values())))
+def test_datasets_of_workloads_are_there(dataset):
+    assert resources.files("conf").joinpath("dataset", f"{dataset}.yaml").is_file()
+
+
+@pytest.mark.parametrize("workload", sorted(workload_datasets()))
+def test_workloads_with_datasets_are_there(workload):
+    assert resources.files("conf").joinpath("workload", f"{workload}.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("workload=nonsense", "workload=nonsense"),
+        ("workload.batch_size=0", "batch_size=0"),
+        ("workload.nonsense=1", "nonsense"),
+        ("loader=streaming", "loader=streaming: is fed by a daemon"),
+        ("loader.nonsense=1", "nonsense"),
+        ("dataset=nonsense", "nonsense"),
+        ("accelerator.kind=abacus", "accelerator.kind='abacus'"),
+        ("accelerator=none", "accelerator=none"),
+        ("diagnose.workers=[0,1]", "diagnose.workers"),
+        ("diagnose.workers=[]", "diagnose.workers"),
+        ("diagnose.workers=4", "diagnose.workers"),
+        ("diagnose.budget_s=0", "diagnose.budget_s=0"),
+        ("diagnose.budget_s=soon", "diagnose.budget_s='soon'"),
+    ],
+)
+def test_what_cannot_be_diagnosed_is_named(argument, named):
+    with pytest.raises(ConfigError) as error:
+        request_from([argument])
+    assert named in str(error.value)

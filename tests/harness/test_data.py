@@ -1,0 +1,75 @@
+"""Workloads find their own datasets; equal ones are opened and stored once."""
+
+import io
+
+import pytest
+from hydra import compose, initialize_config_module
+from PIL import Image
+
+from harness.config import experiment_from
+from harness.data import open_data
+from harness.errors import ConfigError
+from loaders.base import Samples
+
+TWO = ("+experiment=smoke", "~loaders.streaming", "+workload@workloads.two=resnet50", "workloads.two.batch_size=2")
+TWO += ("+dataset@workloads.two.dataset=imagenet_small", "workloads.resnet50.batch_size=2")
+
+
+@pytest.fixture
+def tree(tmp_path):
+    def make(name, count):
+        for index in range(count):
+            picture = io.BytesIO()
+            Image.new("RGB", (40, 30), (index * 20, 0, 0)).save(picture, "JPEG")
+            path = tmp_path / name / f"class{index % 2}" / f"{index}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(picture.getvalue())
+        return tmp_path / name
+
+    return make
+
+
+def opened(tmp_path, *overrides):
+    with initialize_config_module("conf", version_base="1.3"):
+        experiment = experiment_from(compose("config", overrides=[*TWO, *overrides]))
+    return open_data(experiment, tmp_path / "cache", lambda *_: None)
+
+
+def test_each_workload_has_the_samples_of_its_own_dataset(tree, tmp_path):
+    data = opened(tmp_path, f"dataset.root={tree('a', 4)}", f"workloads.two.dataset.root={tree('b', 6)}")
+    assert {key: one.describe()["samples"] for key, one in data.by_workload.items()} == {"resnet50": 4, "two": 6}
+    stored = data.store(tmp_path, {})
+    names = {key: nodes.samples_file.name for key, nodes in stored.items()}
+    assert len(set(names.values())) == 2
+    assert all(name.startswith("samples-tree-") for name in names.values())
+    assert len(Samples.load(stored["two"].samples_file)) == 6
+    assert stored["two"].root == tmp_path / "b"
+
+
+def test_one_dataset_is_opened_once_and_stored_under_its_usual_name(tree, tmp_path):
+    root = tree("a", 4)
+    data = opened(tmp_path, f"dataset.root={root}", f"workloads.two.dataset.root={root}")
+    assert len(data.each) == 1
+    assert data.content_hash == data.each[0].handle.content_hash
+    assert {nodes.samples_file for nodes in data.store(tmp_path, {}).values()} == {tmp_path / "samples.parquet"}
+
+
+def test_another_dataset_of_one_workload_makes_another_run(tree, tmp_path):
+    a, b, c = tree("a", 4), tree("b", 4), tree("c", 6)
+    one = opened(tmp_path, f"dataset.root={a}", f"workloads.two.dataset.root={b}")
+    other = opened(tmp_path, f"dataset.root={a}", f"workloads.two.dataset.root={c}")
+    swapped = opened(tmp_path, f"dataset.root={c}", f"workloads.two.dataset.root={a}")
+    assert len({one.content_hash, other.content_hash, swapped.content_hash}) == 3
+
+
+def test_a_batch_is_compared_with_the_workload_s_own_dataset(tree, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"workloads\.two\.batch_size=5 is larger than the dataset tree \(4 samples\)"
+    ):
+        opened(
+            tmp_path,
+            f"dataset.root={tree('a', 8)}",
+            f"workloads.two.dataset.root={tree('b', 4)}",
+            "workloads.two.batch_size=5",
+            "workloads.resnet50.batch_size=5",
+        )

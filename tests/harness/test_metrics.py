@@ -1,0 +1,103 @@
+"""Metrics of an epoch come from what its cell stored; what was not looked at stays unknown."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.cell import BatchRecord, save_batches
+from harness.collect import _batches
+from harness.measure import epoch_rows
+from harness.metrics import EpochMetrics, epoch_metrics
+from harness.resources import Resources
+
+S = 1_000_000_000
+START = 1_700_000_000 * S
+
+
+def seen(at_s, **known):
+    unknown = dict.fromkeys(("cpu_util", "pss_bytes", "disk_read_bytes", "disk_written_bytes"))
+    unknown |= dict.fromkeys(("rx_bytes", "tx_bytes", "gpu_util", "gpu_mem_bytes"))
+    return Resources(utc_ns=START + int(at_s * S), **(unknown | {"cell_cpu_s": 0.0, "rss_bytes": 0} | known))
+
+
+def with_events(data, start=None, end=None, more=()):
+    events = [dict(event) for event in data.events]
+    events[0] |= start or {}
+    events[1] |= end or {}
+    return replace(data, events=[*events, *more])
+
+
+def test_latencies_and_the_first_batch_are_those_of_the_waits(stored):
+    (found,) = epoch_metrics(stored())
+    assert found.first_batch_s == 1.0
+    assert (found.batch_p50_s, found.batch_p95_s) == (0.5, pytest.approx(0.95))
+    assert found.steady_samples_per_s == pytest.approx(4 / 2.5)  # 4 s less the first wait and step
+
+
+def test_an_older_run_s_cell_has_what_it_stored_and_nothing_else(stored):
+    (found,) = epoch_metrics(stored())
+    unknown = {name for name in EpochMetrics.columns() if getattr(found, name) is None}
+    known = {"cell_id", "epoch", "first_batch_s", "batch_p50_s", "batch_p95_s", "batch_p99_s", "steady_samples_per_s"}
+    assert unknown == {*EpochMetrics.columns()} - known - {"rx_bytes", "tx_bytes"}
+
+
+def test_counters_are_differences_between_the_epoch_s_edges(stored):
+    start = {"cell_cpu_s": 1.5, "disk_read_bytes": 100, "disk_written_bytes": 7, "rx_bytes": None}
+    end = {"cell_cpu_s": 4.0, "disk_read_bytes": 350, "disk_written_bytes": 7, "rx_bytes": None}
+    (found,) = epoch_metrics(with_events(stored(), start, end))
+    assert (found.cell_cpu_s, found.disk_read_bytes, found.disk_written_bytes) == (2.5, 250, 0)
+    assert found.rx_bytes is None
+
+
+def test_the_time_to_make_the_loader_is_counted_on_the_first_epoch_alone(stored):
+    made = {"event": "loader_made", "utc_ns": START - S, "mono_ns": 0, "duration_ns": S // 4}
+    second = [{**event, "epoch": 2, "utc_ns": event["utc_ns"] + 5 * S} for event in stored().events]
+    data = replace(
+        with_events(stored(), more=[made, *second]), batches={1: stored().batches[1], 2: stored().batches[1]}
+    )
+    assert [one.loader_made_s for one in epoch_metrics(data)] == [0.25, None]
+
+
+def test_memory_is_the_most_that_was_seen_within_the_epoch_or_right_after_it(stored):
+    rows = [seen(-1, pss_bytes=900, rss_bytes=900), seen(1, pss_bytes=500, rss_bytes=600), seen(2, rss_bytes=700)]
+    data = replace(stored(), resources=rows)
+    (found,) = epoch_metrics(data)
+    assert (found.pss_peak_bytes, found.rss_peak_bytes) == (500, 700)
+    after = {"event": "memory", "epoch": 1, "utc_ns": START + 4 * S, "mono_ns": 0, "pss_bytes": 650}
+    assert epoch_metrics(with_events(data, more=[after]))[0].pss_peak_bytes == 650
+
+
+def test_gpu_utilisation_is_the_mean_over_the_epoch_in_both_files(stored):
+    rows = [seen(-1, gpu_util=1.0), seen(1, gpu_util=0.5, gpu_mem_bytes=10), seen(2, gpu_util=0.7), seen(3)]
+    data = replace(stored(), resources=rows)
+    assert epoch_metrics(data)[0].gpu_util == epoch_rows(data)[0].gpu_util == pytest.approx(0.6)
+    assert epoch_metrics(data)[0].gpu_mem_peak_bytes == 10
+    assert epoch_rows(stored())[0].gpu_util is None
+
+
+def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored, tmp_path):
+    path = tmp_path / "batches.parquet"
+    work = [np.array([0.1, 0.2]), np.array([0.3])]
+    records = [BatchRecord(S, S, 10, np.arange(len(w)), w) for w in work]
+    save_batches(records, 1, path, [2.5, 1.5])
+    found = _batches(path)[1]
+    assert found.loss.tolist() == [2.5, 1.5]
+    assert found.work_s.tolist() == [0.1, 0.2, 0.3]
+    (metrics,) = epoch_metrics(replace(stored(), batches={1: found}))
+    assert (metrics.loss_first, metrics.loss_last) == (2.5, 1.5)
+    assert (metrics.work_p50_s, metrics.work_max_s) == (0.2, 0.3)
+    assert metrics.work_mean_s == pytest.approx(0.2)
+
+
+def test_an_engine_that_tells_no_times_and_a_step_without_a_loss_leave_them_unknown(stored, tmp_path):
+    path = tmp_path / "batches.parquet"
+    save_batches([BatchRecord(S, S, 10, np.arange(2), None)], 1, path)
+    assert pq.read_schema(path).field("work_s").type == pa.list_(pa.float64())
+    found = _batches(path)[1]
+    assert found.loss is None
+    assert found.work_s is None
+    (metrics,) = epoch_metrics(replace(stored(), batches={1: found}))
+    assert metrics.work_p90_s is metrics.loss_last is metrics.steady_samples_per_s is None

@@ -1,0 +1,154 @@
+"""What a cell uses is seen from outside: of a real process with a worker, and of a board that the fake NVML shows."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from harness.procfs import cpu_s, disk_bytes, family, nic_bytes, pss_bytes, rss_bytes
+from harness.resources import ResourceSampler
+from tests.energymon.nvml import fake
+
+REPO = Path(__file__).parents[2]
+# A parent that holds 64 MB, and a forked child that shares them and works.
+CELL = """
+import os, sys
+held = bytearray(os.urandom(1 << 20)) * 64
+pid = os.fork()
+while pid == 0:
+    sum(range(1000))
+print(pid, flush=True)
+sys.stdin.read()
+os.kill(pid, 9)
+"""
+BOARD = """
+import json, sys
+from pathlib import Path
+from harness.resources import Board
+board = Board(sys.argv[2], Path(sys.argv[1]))
+print(json.dumps(board.read()))
+board.close()
+board.close()
+"""
+
+
+@pytest.fixture
+def cell():
+    process = subprocess.Popen([sys.executable, "-c", CELL], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.worker = int(process.stdout.readline())
+    yield process
+    process.communicate()
+
+
+def rows_until(sampler, path, done, timeout_s=20.0):
+    """Sample until `done` holds for the rows so far; they are written when the sampler is left."""
+    with sampler:
+        sampler.start(None)
+        deadline = time.monotonic() + timeout_s
+        while not done(sampler._rows):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    return pq.read_table(path).to_pylist()
+
+
+def test_memory_and_cpu_of_workers_count_and_what_they_share_counts_once(cell):
+    assert family(cell.pid) == [cell.pid, cell.worker]
+    pids = [cell.pid, cell.worker]
+    assert rss_bytes(pids) > 2 * 64e6
+    assert 64e6 < pss_bytes(pids) < 2 * 64e6
+    before = cpu_s([cell.worker])
+    while cpu_s([cell.worker]) == before:
+        time.sleep(0.01)
+    assert cpu_s(pids) > before
+
+
+def test_rows_are_written_with_what_the_cell_uses_over_time(cell, tmp_path):
+    path = tmp_path / "resources.parquet"
+    sampler = ResourceSampler(cell.pid, "lo", path)
+    rows = rows_until(sampler, path, lambda rows: len(rows) >= 3)
+    assert [row["utc_ns"] for row in rows] == sorted(row["utc_ns"] for row in rows)
+    assert all(0 <= row["cpu_util"] <= 1 for row in rows[1:])
+    assert rows[-1]["cell_cpu_s"] > rows[0]["cell_cpu_s"]
+    assert rows[0]["pss_bytes"] > 64e6
+    assert rows[0]["rss_bytes"] > rows[0]["pss_bytes"]
+    assert rows[0]["rx_bytes"] >= 0
+    assert rows[0]["gpu_util"] is None
+    assert sampler.cost["rows"] == len(rows)
+    assert sampler.cost["cpu_s"] > 0
+
+
+def test_a_cell_that_ends_ends_the_rows_and_not_the_harness(cell, tmp_path):
+    path = tmp_path / "resources.parquet"
+    sampler = ResourceSampler(cell.pid, None, path)
+    with sampler:
+        sampler.start(None)
+        while not sampler._rows:
+            time.sleep(0.01)
+        cell.communicate()
+        sampler._thread.join(5)
+        assert not sampler._thread.is_alive()
+    assert pq.read_table(path).num_rows >= 1
+
+
+def test_a_sampler_that_was_never_started_writes_no_row(tmp_path):
+    with ResourceSampler(os.getpid(), None, tmp_path / "r.parquet"):
+        pass
+    table = pq.read_table(tmp_path / "r.parquet")
+    assert table.num_rows == 0
+    assert "gpu_mem_bytes" in table.column_names
+
+
+def test_local_data_has_no_interface_and_one_that_is_not_there_counts_nothing():
+    assert nic_bytes(None) is None
+    assert nic_bytes("no-such-interface") is None
+    assert nic_bytes("lo") is not None
+
+
+def test_the_host_s_disks_are_counted_once_each_as_psutil_counts_them():
+    def told():
+        disks = psutil.disk_io_counters(perdisk=True) or {}
+        real = [
+            name for name in disks if Path("/sys/block", name).exists() and not name.startswith(("loop", "zram", "dm-"))
+        ]
+        return sum(disks[name].read_bytes for name in real), sum(disks[name].write_bytes for name in real)
+
+    before, ours, after = told(), disk_bytes() or (0, 0), told()
+    assert all(low <= found <= high for low, found, high in zip(before, ours, after, strict=True))
+
+
+def board_read(library, control, uuid):
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "FAKE_NVML": str(control)}
+    argv = [sys.executable, "-c", BOARD, str(library), uuid]
+    return json.loads(subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return fake.build(tmp_path_factory.mktemp("nvml"))
+
+
+def test_the_board_of_the_cell_tells_utilisation_and_memory(library, tmp_path):
+    boards = fake.Boards(tmp_path / "boards")
+    boards(2, util_pct={0: 12, 1: 87}, used_mib={1: 1024})
+    assert board_read(library, boards.control, "GPU-00000001") == [pytest.approx(0.87), 1 << 30]
+
+
+@pytest.mark.parametrize(
+    ("state", "uuid", "told"),
+    [
+        ({"no_util": {0: 1}}, "GPU-00000000", [None, 0]),
+        ({"lost": [0]}, "GPU-00000000", [None, None]),
+        ({}, "GPU-00000007", [None, None]),
+        ({"no_driver": True}, "GPU-00000000", [None, None]),
+    ],
+)
+def test_what_a_board_does_not_tell_is_unknown(library, tmp_path, state, uuid, told):
+    boards = fake.Boards(tmp_path / "boards")
+    boards(1, **state)
+    assert board_read(library, boards.control, uuid) == told

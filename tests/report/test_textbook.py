@@ -1,0 +1,148 @@
+"""The textbook's figures, drawn from folders as runs of its experiments leave them."""
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from harness.overlap import simulate
+from harness.report import render
+from harness.report.claims import HOLDS, NOT_HELD, NOT_JUDGED, judge
+from harness.report.figures import textbook_8_5_1, textbook_8_5_2
+from harness.report.folder import read_results
+from harness.report.textbook import OUTPUT_8_5_1, curves
+
+WORKERS = (1, 2, 3, 4, 6, 8)
+
+
+@pytest.fixture
+def folder(build):
+    """Return a maker of folders in which every epoch lasts as long as the model says, or as `slower` times that."""
+
+    def make(name, workloads, *, slower=1.0, workers=WORKERS, epochs=2):
+        builder = build(name=name, loaders=("pytorch",), regimes=("local",), repeats=1)
+        builder.config |= {
+            "workloads": workloads,
+            "loaders": {"pytorch": {**builder.config["loaders"]["pytorch"], "sweep": {"num_workers": list(workers)}}},
+            "accelerator": {"kind": "emulated", "model": "textbook", "time_scale": 1.0},
+            "epochs": epochs,
+            "figures": [name],
+        }
+        ((_, cell),) = builder.cells.items()
+        ((_, row),) = builder.rows.items()
+        builder.cells, builder.rows = {}, {}
+        for workload, config in workloads.items():
+            for count in workers:
+                loader = f"pytorch_num_workers_{count}"
+                cell_id = f"{loader}-{workload}-local-r1-000000"
+                about = {"cell_id": cell_id, "loader": loader, "workload": workload}
+                accelerator = {"label": "emulated: the textbook's accelerator", "emulated": True}
+                builder.cells[cell_id] = {**cell, **about, "repeat": 1, "accelerator": accelerator}
+                one = simulate(config["load_ms"], 10, workers=count, steps=200, cap=config.get("overlapping_loads"))
+                for epoch in range(1, epochs + 1):
+                    # Starting the workers takes the first epoch a second more.
+                    wall_s = one.wall_s / 1e3 * slower + (1.0 if epoch == 1 and epochs > 1 else 0.0)
+                    times = {"duration_s": wall_s, "stall_s": wall_s - one.busy_s / 1e3, "samples": 200}
+                    builder.rows[f"{cell_id} {epoch}"] = {**row, **about, **times, "repeat": 1, "epoch": epoch}
+        builder.events, builder.checks = [], []
+        for cell_id in builder.cells:
+            builder.events.append({"t_utc": "2025-11-20T13:00:00Z", "cell_id": cell_id, "event": "done", "message": ""})
+        return builder
+
+    return make
+
+
+@pytest.fixture
+def output_8_5_1(folder):
+    return lambda **options: folder("textbook_8_5_1", {"textbook": {"load_ms": 28.0, "batch_size": 1}}, **options)
+
+
+@pytest.fixture
+def exercise_8_5_2(folder):
+    loads = {f"load_{load}ms": {"load_ms": load, "overlapping_loads": 2, "batch_size": 1} for load in (8, 18, 28)}
+    return lambda **options: folder("textbook_8_5_2", loads, **options)
+
+
+def words(path):
+    return " ".join(ET.parse(path).getroot().itertext())
+
+
+def test_epochs_as_the_textbook_simulates_them_meet_every_line_of_its_table(output_8_5_1):
+    results = read_results(output_8_5_1().write())
+    claims = judge(results)
+    assert len(claims) == len(OUTPUT_8_5_1) + 1
+    assert {claim.verdict for claim in claims} == {HOLDS}
+    table = textbook_8_5_1.table(results)
+    assert [row[1:4] for row in table.rows] == [
+        (f"{line.utilisation_pct:.1f} %",) * 3 for line in OUTPUT_8_5_1.values()
+    ]
+
+
+def test_epochs_that_last_longer_do_not_meet_it(output_8_5_1):
+    claims = judge(read_results(output_8_5_1(slower=1.1).write()))
+    assert {claim.verdict for claim in claims[:-1]} == {NOT_HELD}
+
+
+def test_the_epoch_that_starts_the_workers_counts_only_where_it_is_alone(output_8_5_1):
+    (curve,) = curves(read_results(output_8_5_1().write()))
+    assert [len(point.wall_s) for point in curve.points] == [1] * len(WORKERS)
+    assert curve.points[0].wall_s[0] == pytest.approx(5.61)
+    (alone,) = curves(read_results(output_8_5_1(epochs=1).write()))
+    assert [len(point.wall_s) for point in alone.points] == [1] * len(WORKERS)
+
+
+def test_the_figure_has_the_book_s_values_beside_ours(output_8_5_1):
+    folder = output_8_5_1().write()
+    render(folder)
+    text = words(folder / "figures" / "textbook_8_5_1.svg")
+    for expected in ("textbook, output 8.5.1", "measured, real workers", "98.6 %", "emulated", "⌈2.8⌉ = 3"):
+        assert expected in text
+    assert len(json.loads((folder / "claims.json").read_text())) == len(OUTPUT_8_5_1) + 1
+
+
+def test_loads_of_another_length_are_drawn_and_not_judged(folder):
+    results = read_results(folder("textbook_8_5_1", {"textbook": {"load_ms": 14.0, "batch_size": 1}}).write())
+    assert textbook_8_5_1.draw(results) is not None
+    assert {claim.verdict for claim in judge(results)} == {NOT_JUDGED}
+
+
+def test_no_knee_is_found_where_more_workers_still_gain(output_8_5_1):
+    builder = output_8_5_1()
+    for row in builder.rows.values():
+        if row["loader"] != "pytorch_num_workers_8":
+            row["stall_s"] += 1.0
+            row["duration_s"] += 1.0
+    assert judge(read_results(builder.write()))[-1].verdict == NOT_HELD
+
+
+def test_the_capped_knee_tracks_the_ratio_until_the_cap_binds(exercise_8_5_2):
+    folder = exercise_8_5_2().write()
+    claims = judge(read_results(folder))
+    assert [(claim.expected, claim.actual, claim.verdict) for claim in claims] == [
+        ("knee at 1", "knee at 1", HOLDS),
+        ("knee at 2", "knee at 2", HOLDS),
+        ("knee at 2", "knee at 2", HOLDS),
+    ]
+    assert "where the cap binds" in claims[2].claim
+    render(folder)
+    text = words(folder / "figures" / "textbook_8_5_2.svg")
+    for expected in ("load 28 ms, step 10 ms", "2 loads overlap", "model with the cap", "model without it", "71 %"):
+        assert expected in text
+
+
+def test_workers_that_are_not_capped_have_their_knee_elsewhere(folder):
+    loads = {"load_28ms": {"load_ms": 28.0, "overlapping_loads": 2, "batch_size": 1}}
+    builder = folder("textbook_8_5_2", loads)
+    for row in builder.rows.values():
+        if int(row["loader"].rpartition("_")[2]) >= 3:
+            row["duration_s"], row["stall_s"] = 2.028, 0.028
+    (claim,) = judge(read_results(builder.write()))
+    assert (claim.actual, claim.verdict) == ("knee at 3", NOT_HELD)
+
+
+@pytest.mark.parametrize("module", [textbook_8_5_1, textbook_8_5_2])
+def test_a_run_without_epochs_has_no_figure(output_8_5_1, module):
+    results = read_results(output_8_5_1().write(epochs=False))
+    assert module.draw(results) is None
+    assert module.table(results) is None
+    assert module.caption(results)
