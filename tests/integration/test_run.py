@@ -193,6 +193,11 @@ def test_a_killed_daemon_fails_its_cell_alone(harness, tmp_path, leaves_nothing)
     assert list((tmp_path / "results" / "latest" / "cells").glob("streaming-*.failed-1"))
 
 
+def _workers(harness_pid):
+    cells = [p for p in psutil.Process(harness_pid).children(recursive=True) if "harness.cell" in p.cmdline()]
+    return [child for cell in cells for child in cell.children()]
+
+
 def test_a_killed_worker_fails_its_cell_alone(harness, tmp_path, leaves_nothing):
     process = subprocess.Popen(
         harness("accelerator.kind=emulated", "accelerator.time_scale=20", "~loaders.dali"),
@@ -200,8 +205,11 @@ def test_a_killed_worker_fails_its_cell_alone(harness, tmp_path, leaves_nothing)
         text=True,
     )
     wait_for_epoch(tmp_path, process)
-    cells = [p for p in psutil.Process(process.pid).children(recursive=True) if "harness.cell" in p.cmdline()]
-    next(p for p in cells if p.children()).children()[0].kill()
+    deadline = time.monotonic() + 30
+    while not (workers := _workers(process.pid)):  # the epoch begins before they do
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    workers[0].kill()
     _, said = process.communicate(timeout=120)
     assert process.returncode == 3, said
     assert "worker" in said
