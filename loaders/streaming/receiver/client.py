@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,9 @@ class StreamClient:
         self._interrupt = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._interrupt, zmq.POLLIN)
         self._sessions: list[Session] = []
+        # One that is dropped unclosed: ZeroMQ's own end of a context waits for ever for sockets that are still open.
+        self._dropped = weakref.finalize(self, _drop, self._sessions, self._context, self._pid)
+        self._dropped.atexit = False
         self._polled = time.monotonic()
         self._closed = False
         try:
@@ -188,6 +192,7 @@ class StreamClient:
         if self._closed:
             return
         self._closed = True
+        self._dropped.detach()
         if os.getpid() != self._pid:  # a fork's sockets are its parent's
             return
         for session in self._sessions:
@@ -215,3 +220,10 @@ class StreamClient:
             return bool(os.eventfd_read(self._interrupt))
         except BlockingIOError:
             return False
+
+
+def _drop(sessions: list[Session], context: zmq.Context[zmq.Socket[bytes]], pid: int) -> None:
+    if os.getpid() == pid:
+        for session in sessions:
+            session.close()
+        context.destroy(linger=0)

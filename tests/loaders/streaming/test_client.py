@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -278,3 +280,20 @@ def test_descriptors_do_not_grow_over_clients(daemon) -> None:
 
     first = use()
     assert all(use() <= first for _ in range(5))
+
+
+def test_a_client_that_is_dropped_unclosed_holds_nothing_up(daemon) -> None:
+    """Collecting it must not wait for its sockets, in whichever order its parts go."""
+    code = (
+        "import gc, sys\n"
+        "from loaders.streaming import StreamClient\n"
+        "client = StreamClient([sys.argv[1]], streams=2, timeout_s=10)\n"
+        "client.itself = client\n"
+        "del client\n"
+        "gc.collect()\n"
+        "print('collected')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, daemon.endpoint], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "collected\n", done.stderr
