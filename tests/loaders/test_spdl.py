@@ -42,6 +42,7 @@ def test_a_failure_is_raised_and_not_logged_as_well(image_tree: Tree, caplog: py
 
 def test_its_threads_use_one_core_each_and_leave_the_others_theirs() -> None:
     here = torch.get_num_threads()
+    torch.set_num_threads(here)  # which torch remembers for threads to come
     pool = DaemonThreads(1, "test")
     assert pool.submit(torch.get_num_threads).result() == 1
     pool.shutdown()
