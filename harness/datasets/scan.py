@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from harness.errors import DatasetError
 
-__all__ = ["IMAGES", "ImageFile", "Kind", "Listing", "list_tree"]
+__all__ = ["IMAGES", "ImageFile", "Kind", "Listing", "limited", "list_tree"]
+
+T = TypeVar("T")
 
 _THREADS: Final = 16
 """Far storage lists many folders as fast as one."""
@@ -70,6 +73,19 @@ class Listing:
         for file in self.files:
             digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()[:16]
+
+    def limited(self, limit: int | None, seed: int) -> Listing:
+        """Return the listing with at most `limit` of its files, chosen by `seed`; itself where that is all of them."""
+        files = limited(self.files, limit, seed)
+        return self if files is self.files else replace(self, files=tuple(files))
+
+
+def limited(items: Sequence[T], limit: int | None, seed: int) -> Sequence[T]:
+    """Return at most `limit` items, chosen by `seed`, in their order; what was given where that is all of them."""
+    if limit is None or limit >= len(items):
+        return items
+    chosen = random.Random(seed).sample(range(len(items)), limit)  # noqa: S311
+    return [items[position] for position in sorted(chosen)]
 
 
 def list_tree(root: Path, kind: Kind = IMAGES) -> Listing:

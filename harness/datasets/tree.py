@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.checks import check_count, check_name
+from harness.datasets.checks import check_tree
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.scan import ImageFile, Listing, list_tree
 from harness.datasets.verdicts import shown, verdicts
-from harness.errors import ConfigError, DatasetError
+from harness.errors import DatasetError
 
 __all__ = ["ImageTree"]
 
@@ -33,13 +32,7 @@ class ImageTree:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        if not isinstance(self.root, str) or not self.root.strip():
-            raise ConfigError(f"dataset.root={self.root!r}: expected a folder of class/name.jpg")
-        if self.on_error not in {"raise", "skip"}:
-            raise ConfigError(f"dataset.on_error={self.on_error!r}: expected one of raise, skip")
-        if self.limit is not None:
-            check_count("limit", self.limit)
+        check_tree(self.name, self.root, self.on_error, self.limit, expected="expected a folder of class/name.jpg")
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Scan the tree, judge every file that was not judged before, and return what is whole.
@@ -49,7 +42,7 @@ class ImageTree:
         from loaders.base import Samples
 
         root = Path(self.root).expanduser().absolute()
-        listing = self._limited(list_tree(root))
+        listing = list_tree(root).limited(self.limit, self.seed)
         broken = verdicts(listing, cache, f"checking {self.name}", progress)
         if broken and self.on_error == "raise":
             raise _broken(root, listing.files, broken)
@@ -67,13 +60,6 @@ class ImageTree:
         return DatasetHandle(
             self.name, samples, skipped, _content_hash(kept), self._description(listing, samples.sizes)
         )
-
-    def _limited(self, listing: Listing) -> Listing:
-        if self.limit is None or self.limit >= len(listing.files):
-            return listing
-        chosen = random.Random(self.seed).sample(range(len(listing.files)), self.limit)  # noqa: S311
-        files = tuple(listing.files[position] for position in sorted(chosen))
-        return Listing(listing.root, files, listing.classes, listing.ignored)
 
     def _description(self, listing: Listing, sizes: npt.NDArray[np.int64]) -> dict[str, object]:
         return {

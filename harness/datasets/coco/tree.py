@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.datasets.checks import check_count, check_name
+from harness.datasets.checks import check_tree
 from harness.datasets.coco.annotations import Annotations
 from harness.datasets.coco.annotations import Image as Described
 from harness.datasets.handle import DatasetHandle, Progress
@@ -47,14 +47,9 @@ class CocoTree:
     """Of a picture without boxes: `keep` it, or `leave_out` as torchvision's reference training does."""
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        if not isinstance(self.root, str) or not self.root.strip():
-            raise ConfigError(f"dataset.root={self.root!r}: {_EXPECTED}")
-        for key, allowed in (("on_error", ("raise", "skip")), ("without_boxes", ("keep", "leave_out"))):
-            if getattr(self, key) not in allowed:
-                raise ConfigError(f"dataset.{key}={getattr(self, key)!r}: expected one of {', '.join(allowed)}")
-        if self.limit is not None:
-            check_count("limit", self.limit)
+        check_tree(self.name, self.root, self.on_error, self.limit, expected=_EXPECTED)
+        if self.without_boxes not in ("keep", "leave_out"):
+            raise ConfigError(f"dataset.without_boxes={self.without_boxes!r}: expected one of keep, leave_out")
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Read the annotations, judge every picture that was not judged before, and return what is whole.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from harness.datasets.checks import check_count, check_name
+from harness.datasets.checks import check_tree
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.kits19.cases import Case, defect, list_cases
-from harness.errors import ConfigError, DatasetError
+from harness.datasets.scan import limited
+from harness.errors import DatasetError
 
 __all__ = ["Kits19Tree"]
 
@@ -35,13 +36,7 @@ class Kits19Tree:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        if not isinstance(self.root, str) or not self.root.strip():
-            raise ConfigError(f"dataset.root={self.root!r}: expected a folder of KiTS19's cases")
-        if self.on_error not in {"raise", "skip"}:
-            raise ConfigError(f"dataset.on_error={self.on_error!r}: expected one of raise, skip")
-        if self.limit is not None:
-            check_count("limit", self.limit)
+        check_tree(self.name, self.root, self.on_error, self.limit, expected="expected a folder of KiTS19's cases")
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """List the cases, judge their headers and lengths, and return what is whole; `cache` is not used.
@@ -53,10 +48,8 @@ class Kits19Tree:
         from loaders.base import Samples
 
         root = Path(self.root).expanduser().absolute()
-        cases, unlabelled = list_cases(root)
-        if self.limit is not None and self.limit < len(cases):
-            chosen = random.Random(self.seed).sample(range(len(cases)), self.limit)  # noqa: S311
-            cases = [cases[position] for position in sorted(chosen)]
+        found, unlabelled = list_cases(root)
+        cases = limited(found, self.limit, self.seed)
         broken = _defects(root, cases, f"checking {self.name}", progress)
         if broken and (self.on_error == "raise" or len(broken) == len(cases)):
             more = f", and {len(broken) - 1} more of {len(cases)} cases are broken" if len(broken) > 1 else ""
@@ -93,7 +86,7 @@ class Kits19Tree:
         return DatasetHandle(self.name, samples, skipped, digest.hexdigest()[:16], description)
 
 
-def _defects(root: Path, cases: list[Case], what: str, progress: Progress) -> dict[int, str]:
+def _defects(root: Path, cases: Sequence[Case], what: str, progress: Progress) -> dict[int, str]:
     found: dict[int, str] = {}
     progress(what, 0, len(cases))
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kits19")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from harness.datasets.checks import check_count, check_name
+from harness.datasets.checks import check_tree
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.librispeech import flac
 from harness.datasets.librispeech.transcripts import Transcripts
-from harness.datasets.scan import ImageFile, Kind, Listing, list_tree
+from harness.datasets.scan import ImageFile, Kind, list_tree
 from harness.datasets.verdicts import shown, verdicts
-from harness.errors import ConfigError, DatasetError
+from harness.errors import DatasetError
 
 __all__ = ["LibriSpeechTree"]
 
@@ -48,13 +47,7 @@ class LibriSpeechTree:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        if not isinstance(self.root, str) or not self.root.strip():
-            raise ConfigError(f"dataset.root={self.root!r}: expected a folder of {_SPEECH.layout}")
-        if self.on_error not in {"raise", "skip"}:
-            raise ConfigError(f"dataset.on_error={self.on_error!r}: expected one of raise, skip")
-        if self.limit is not None:
-            check_count("limit", self.limit)
+        check_tree(self.name, self.root, self.on_error, self.limit, expected=f"expected a folder of {_SPEECH.layout}")
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Read the transcripts, judge every recording that was not judged before, and return what is whole.
@@ -65,7 +58,7 @@ class LibriSpeechTree:
 
         root = Path(self.root).expanduser().absolute()
         whole = list_tree(root, _SPEECH)
-        listing = self._limited(whole)
+        listing = whole.limited(self.limit, self.seed)
         files = listing.files
         said = Transcripts(root, (file.path for file in files), progress)
         problems = {at: reason for at, file in enumerate(files) if (reason := said.problem(file.path)) is not None}
@@ -103,13 +96,6 @@ class LibriSpeechTree:
             told["transcripts_without_recording"] = said.without_recording()
         skipped = tuple(shown(files[at].path) for at in sorted(problems))
         return DatasetHandle(self.name, samples, skipped, _content_hash(kept, said), told)
-
-    def _limited(self, listing: Listing) -> Listing:
-        if self.limit is None or self.limit >= len(listing.files):
-            return listing
-        chosen = random.Random(self.seed).sample(range(len(listing.files)), self.limit)  # noqa: S311
-        files = tuple(listing.files[at] for at in sorted(chosen))
-        return Listing(listing.root, files, listing.classes, listing.ignored)
 
 
 def _speaker(path: str) -> str:
