@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +34,8 @@ class WorkerDeaths:
     that any loader expects raises nothing.
     """
 
-    _watching: ClassVar[set[WorkerDeaths]] = set()
+    # Weakly held, so that a loader that is dropped unclosed watches no longer.
+    _watching: ClassVar[weakref.WeakSet[WorkerDeaths]] = weakref.WeakSet()
     _expecting: ClassVar[int] = 0
     _behind: ClassVar[Any] = None
 

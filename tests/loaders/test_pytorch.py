@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -110,6 +111,17 @@ def test_the_signal_handler_that_was_there_is_put_back(image_tree: Tree) -> None
     with PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=1) as loader:
         list(loader.epoch(0))
         watching = signal.getsignal(signal.SIGCHLD)
+    assert signal.getsignal(signal.SIGCHLD) != watching
+
+
+def test_the_signal_handler_is_put_back_after_a_loader_was_dropped_unclosed_too(image_tree: Tree) -> None:
+    dropped = PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=1)
+    next(dropped.epoch(0))
+    watching = signal.getsignal(signal.SIGCHLD)
+    del dropped
+    gc.collect()
+    with PyTorchLoader(samples=image_tree(8), transform=TRANSFORM, batch_size=2, seed=0, num_workers=1) as loader:
+        list(loader.epoch(0))
     assert signal.getsignal(signal.SIGCHLD) != watching
 
 
