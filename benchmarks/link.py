@@ -17,6 +17,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
+sys.path.append(sys.path.pop(0))
+
 from harness.errors import TestbedError
 from harness.regime import Regime
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link

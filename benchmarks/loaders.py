@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-# This script has the name of the package that it measures: its own folder is to be searched last.
+# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
 sys.path.append(sys.path.pop(0))
 
 import numpy as np

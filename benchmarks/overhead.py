@@ -19,6 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
+sys.path.append(sys.path.pop(0))
+
 import pandas as pd
 import psutil
 

@@ -18,6 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from statistics import median
 
+# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
+sys.path.append(sys.path.pop(0))
+
 from streaming_receiver import Received
 from streaming_rig import LOCAL, Keys, Rig, Shards, make_shards, open_rig, open_star, split
 

@@ -159,7 +159,7 @@ class Rig:
             keys=str(keys) if keys else None,
             **orders,
         )
-        argv = [sys.executable, str(HERE / "streaming_receiver.py")]
+        argv = [sys.executable, "-P", str(HERE / "streaming_receiver.py")]
         process = self.compute.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             said, _ = process.communicate(json.dumps(asdict(wanted)), timeout=PATIENCE_S)
