@@ -10,7 +10,7 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 
 from loaders.base import Batch
-from loaders.dali_image import dali_transform
+from loaders.dali.image import dali_transform
 from loaders.image import ImageTransform
 from loaders.streaming.decoding.records import explain_failure
 from loaders.streaming.decoding.threads import LOOKAHEAD, host_labels

@@ -17,7 +17,7 @@ INTERRUPTED = """
 import importlib, json, os, signal, sys, time
 import psutil
 from pathlib import Path
-import loaders.pytorch, loaders.dali, loaders.spdl, loaders.spdl_image
+import loaders.pytorch, loaders.dali, loaders.spdl, loaders.spdl.image
 from loaders import ImageTransform, Samples
 samples = Samples.load(Path(sys.argv[1]))
 for line in sys.stdin:

@@ -14,14 +14,14 @@ from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
 from loaders.shares import Share
 from loaders.side_copy import SideCopy
-from loaders.spdl_epoch import Made, SpdlEpoch
+from loaders.spdl.epoch import Made, SpdlEpoch
 from loaders.stage_table import StageTable
 from loaders.streaming.planner import Remainder
 from loaders.threads import DaemonThreads
 from loaders.work import OnError, Work, check_policy
 
 if TYPE_CHECKING:
-    from loaders.spdl_image import SpdlImages
+    from loaders.spdl.image import SpdlImages
 
 __all__ = ["Decode", "SpdlLoader"]
 
@@ -176,7 +176,7 @@ def _decoded_by_spdl(transform: Pipeline) -> SpdlImages:
             "use decode=pil"
         )
     try:
-        from loaders.spdl_image import SpdlImages
+        from loaders.spdl.image import SpdlImages
     except (ImportError, RuntimeError) as error:
         raise LoaderConfigError(
             f"decode=spdl: spdl.io cannot be loaded ({error}); it needs FFmpeg's shared libraries, or use decode=pil"

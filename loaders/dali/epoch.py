@@ -12,7 +12,7 @@ import torch
 from nvidia.dali import fn, pipeline_def
 
 from loaders.base import Samples
-from loaders.dali_image import dali_transform
+from loaders.dali.image import dali_transform
 from loaders.errors import LoaderError
 from loaders.image import ImageTransform
 

@@ -19,10 +19,10 @@ from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.files import check_arguments, encoded_bytes
 from loaders.pipeline import Pipeline
+from loaders.pytorch.shared import share
+from loaders.pytorch.workers import WorkerDeaths, begin_worker, dead_worker, end_workers, explained, in_main_thread
 from loaders.shares import Share
 from loaders.streaming.planner import Remainder
-from loaders.torch_shared import share
-from loaders.torch_workers import WorkerDeaths, begin_worker, dead_worker, end_workers, explained, in_main_thread
 from loaders.work import Collated, Failed, Loaded, OnError, Work, check_policy
 
 __all__ = ["PyTorchLoader"]

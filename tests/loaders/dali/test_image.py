@@ -8,7 +8,7 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
-from loaders.dali_image import dali_transform
+from loaders.dali.image import dali_transform
 from loaders.image import ImageTransform
 
 COUNT = 16

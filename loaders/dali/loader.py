@@ -13,9 +13,9 @@ import torch
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.batches_ahead import BatchesAhead
-from loaders.dali_epoch import READER_DEPTH, DaliEpoch, device_index
-from loaders.dali_failure import explained
-from loaders.dali_python import DaliPythonEpoch
+from loaders.dali.epoch import READER_DEPTH, DaliEpoch, device_index
+from loaders.dali.failure import explained
+from loaders.dali.python import DaliPythonEpoch
 from loaders.errors import LoaderConfigError, LoaderError, SampleTimeoutError
 from loaders.files import check_arguments, encoded_bytes
 from loaders.image import ImageTransform

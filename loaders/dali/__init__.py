@@ -1,0 +1,5 @@
+"""NVIDIA DALI over files."""
+
+from loaders.dali.loader import DaliLoader
+
+__all__ = ["DaliLoader"]

@@ -1,0 +1,5 @@
+"""SPDL's pipeline over files."""
+
+from loaders.spdl.loader import SpdlLoader
+
+__all__ = ["SpdlLoader"]
