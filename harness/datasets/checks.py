@@ -7,7 +7,7 @@ import re
 
 from harness.errors import ConfigError
 
-__all__ = ["check_count", "check_name", "check_size_kb", "check_tree"]
+__all__ = ["check_count", "check_name", "check_scale", "check_size_kb", "check_tree"]
 
 
 def check_name(name: str) -> str:
@@ -23,6 +23,15 @@ def check_count(key: str, value: int, *, least: int = 1, most: int | None = None
         upper = "or more" if most is None else f"to {most}"
         raise ConfigError(f"dataset.{key}={value!r}: expected a whole number, {least} {upper}")
     return value
+
+
+def check_scale(value: float, *, least: float, most: float) -> float:
+    """Return a factor on sizes that is within its bounds, else raise ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigError(f"dataset.scale={value!r}: expected a number")
+    if not least <= value <= most:
+        raise ConfigError(f"dataset.scale={value:g}: expected {least:g} to {most:g}")
+    return float(value)
 
 
 def check_size_kb(key: str, value: float) -> float:

@@ -9,7 +9,7 @@ from typing import Final
 from harness.datasets.checks import check_count, check_name, check_size_kb
 from harness.datasets.generate import generate
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.recipe import Recipe
+from harness.datasets.image_recipe import ImageRecipe
 
 __all__ = ["ImagenetLike"]
 
@@ -40,5 +40,5 @@ class ImagenetLike:
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""
-        recipe = Recipe(self.samples, self.classes, self.mean_kb * 1000.0, _SIGMA, self.seed)
+        recipe = ImageRecipe(self.samples, self.classes, self.mean_kb * 1000.0, _SIGMA, self.seed)
         return generate(self.name, recipe, cache, progress)

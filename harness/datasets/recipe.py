@@ -1,129 +1,83 @@
-"""What a made-up dataset is: how many pictures of which sizes, and every picture from its id alone."""
+"""What a recipe must tell, so that a made-up dataset of any kind is made, checked and kept in the same way."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
 
-from harness.datasets.any_recipe import Content
-from harness.datasets.collage import sheets
-from harness.datasets.jpeg import encode_to_size
-from harness.datasets.photograph import photograph
-from harness.datasets.style import Style
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the processes that make samples need none of it
     import pyarrow as pa
 
-__all__ = ["Recipe"]
+__all__ = ["Content", "Recipe", "recipe_key"]
 
-_VERSION: Final = 2
-"""Raised with every change that alters a picture, so that no older tree is taken for a new one."""
-
-_BITS_PER_PIXEL: Final = 4.9
-"""Of a 500 x 375 JPEG of 115 kB."""
-
-_TOLERANCE: Final = 0.05
-_TRIES: Final = 3
-
-_SHAPES: Final = ((4 / 3, 0.55), (3 / 4, 0.2), (3 / 2, 0.15), (1.0, 0.06), (16 / 9, 0.04))
-"""Width / height of pictures, and their shares."""
+Content = bytes | bytearray | memoryview
+"""Bytes of a file, or of a part of it."""
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Pictures in classes, their encoded sizes log-normal; equal recipes make equal bytes."""
+class Recipe(Protocol):
+    """What a made-up dataset is: a frozen dataclass of plain numbers and text, equal ones making equal bytes.
 
-    samples: int
-    classes: int
-    mean_bytes: float
-    """Mean encoded size in bytes."""
-    sigma: float
-    """Deviation of ln(size)."""
-    seed: int
-    noun: ClassVar[str] = "pictures"
+    Its module imports neither torch nor anything else that is slow to import: every process that makes samples does.
+    """
 
-    def key(self) -> str:
-        """Return 16 hex digits that tell this recipe from any other."""
-        text = json.dumps({"version": _VERSION, **asdict(self)}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    @cached_property
+    noun: ClassVar[str]
+    """What its samples are called in messages: pictures, recordings, volumes."""
+
+    together: ClassVar[int]
+    """How many in a row are made by one process, for they share what is costly to prepare; 1 where they do not."""
+
+    @property
+    def samples(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Wanted size of every sample in bytes, shape (samples,).
+        """Wanted size of every sample in bytes, all its files together, shape (samples,)."""
+        ...
 
-        One draw from each of `samples` equally likely parts of the distribution, in random order: the mean is
-        right for any number of samples, where independent draws would stray by several per cent.
-        """
-        rng = np.random.default_rng([self.seed, 0x51])
-        quantiles = (rng.permutation(self.samples) + rng.random(self.samples)) / self.samples
-        standard = NormalDist()
-        z = np.array([standard.inv_cdf(min(max(float(q), 1e-9), 1 - 1e-9)) for q in quantiles])
-        middle = math.log(self.mean_bytes) - self.sigma**2 / 2
-        return np.exp(middle + self.sigma * z).astype(np.int64)
-
-    @cached_property
+    @property
     def labels(self) -> npt.NDArray[np.int64]:
         """Class of every sample, shape (samples,)."""
-        return np.arange(self.samples, dtype=np.int64) * self.classes // self.samples
+        ...
+
+    def key(self) -> str:
+        """Return 16 hex digits that tell this recipe from any other, of other kinds and versions too."""
+        ...
 
     def paths(self) -> tuple[str, ...]:
-        """Return class/name.jpg of every sample; sorted, they stand in the order of their ids."""
-        return tuple(_path(sample_id, label) for sample_id, label in enumerate(self.labels.tolist()))
+        """Return the path of every sample's main file, relative to the tree."""
+        ...
 
-    def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
-        """Yield path and bytes of one sample's only file."""
-        yield _path(sample_id, int(self.labels[sample_id])), self.image(sample_id)
+    def files(self, sample_id: int) -> Iterator[tuple[str, Content | Iterable[Content]]]:
+        """Yield path and content of one sample's files, the main one among them.
+
+        A content in parts is written part by part; neither it nor a file before it is kept.
+        """
+        ...
 
     def common(self) -> Iterator[tuple[str, Content]]:
-        """Yield nothing: every file is a sample's."""
-        yield from ()
+        """Yield path and content of the files that belong to no sample alone."""
+        ...
 
     def columns(self) -> Mapping[str, pa.Array]:
-        """Return nothing: a picture has its class alone."""
-        return {}
+        """Return what else is known of each sample, by name."""
+        ...
 
     def describe(self) -> Mapping[str, Any]:
-        """Return nothing beside the recipe's own values."""
-        return {}
-
-    def image(self, sample_id: int) -> bytes:
-        """Return one sample as a JPEG file."""
-        wanted = int(self.sizes[sample_id])
-        # A picture of twice the bytes has more pixels and more detail, about the square root of two of each.
-        area = self.mean_bytes * 8 / _BITS_PER_PIXEL * math.sqrt(wanted / self.mean_bytes)
-        for _ in range(_TRIES):
-            image = encode_to_size(self._picture(sample_id, area), wanted)
-            if abs(len(image) / wanted - 1) < _TOLERANCE:
-                break
-            # Some pictures, mostly of sky, are too plain for so many bytes, others too busy for so few.
-            area *= wanted / len(image)
-        return image
-
-    def _picture(self, sample_id: int, area: float) -> Image.Image:
-        rng = np.random.default_rng([self.seed, 0x1D, sample_id])
-        area *= float(rng.lognormal(0.0, 0.08))
-        ratios, shares = zip(*_SHAPES, strict=True)
-        ratio = float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.02))
-        width, height = max(16, round(math.sqrt(area * ratio))), max(16, round(math.sqrt(area / ratio)))
-        style = _style(self.seed, int(self.labels[sample_id]))
-        cut = sheets(self.seed, self.mean_bytes * 8 / _BITS_PER_PIXEL)
-        return photograph(rng, style, cut, width=width, height=height)
+        """Return what provenance tells of the samples beside the recipe's own values; plain values."""
+        ...
 
 
-def _path(sample_id: int, label: int) -> str:
-    return f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg"
-
-
-@lru_cache(maxsize=1024)
-def _style(seed: int, label: int) -> Style:
-    return Style.of_class(seed, label)
+def recipe_key(recipe: Any, version: int) -> str:
+    """Return 16 hex digits over a recipe's class, its values and the version of what it makes."""
+    text = json.dumps({"kind": type(recipe).__qualname__, "version": version, **asdict(recipe)}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

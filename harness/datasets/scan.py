@@ -7,19 +7,16 @@ import os
 import random
 import stat
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
+from harness.datasets.threads import in_threads
 from harness.errors import DatasetError
 
-__all__ = ["IMAGES", "ImageFile", "Kind", "Listing", "limited", "list_tree"]
+__all__ = ["IMAGES", "Kind", "Listing", "SampleFile", "limited", "list_tree"]
 
 T = TypeVar("T")
-
-_THREADS: Final = 16
-"""Far storage lists many folders as fast as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ IMAGES: Final = Kind(
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFile:
+class SampleFile:
     """A file that its name says is a sample, an image for one."""
 
     path: str
@@ -60,7 +57,7 @@ class Listing:
     """What a root holds."""
 
     root: Path
-    files: tuple[ImageFile, ...]
+    files: tuple[SampleFile, ...]
     """In the order of their paths."""
     classes: tuple[str, ...]
     """Folders of the root that hold samples, in order; a label is a position here."""
@@ -102,13 +99,7 @@ def list_tree(root: Path, kind: Kind = IMAGES) -> Listing:
     except OSError as error:
         raise _unreadable(root, root, error) from error
     folders = [entry for entry in top if _is_folder(entry)]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="list-tree") as pool:
-        try:
-            found = list(pool.map(lambda entry: _Class.read(root, entry, kind), folders))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    found = [one for one in found if one.files]
+    found = [one for one in in_threads(lambda entry: _Class.read(root, entry, kind), folders) if one.files]
     loose = sum(_is_sample(entry, kind) for entry in top if not _is_folder(entry))
     if not found:
         held = (
@@ -118,7 +109,7 @@ def list_tree(root: Path, kind: Kind = IMAGES) -> Listing:
         )
         raise DatasetError(f"dataset.root={root}: {held}; expected {kind.layout}{kind.hint}")
     files = [
-        ImageFile(path, label, status.st_size, status.st_mtime_ns)
+        SampleFile(path, label, status.st_size, status.st_mtime_ns)
         for label, one in enumerate(found)
         for path, status in one.files
     ]

@@ -8,7 +8,6 @@ from typing import Final
 
 from harness.datasets.cache import check_room, only_builder, storage_errors
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.errors import DatasetError
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import stored_key
 
@@ -17,26 +16,26 @@ __all__ = ["open_shards"]
 _SEED: Final = 0
 _SHARD_BYTES: Final = 64 * 2**20
 _RECORD_SLACK: Final = 512
-"""Bytes of a record and its index beside the image."""
+"""Bytes of a record and its index beside the sample's files and columns."""
+_COLUMN_SLACK: Final = 3
+"""Bytes of a column's features for one of its own, at most about."""
+_COLUMNS: Final = ":columns 1"
+"""Raised when columns are stored in another way, so that no older shards are taken for newer ones."""
 
 
 def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: int = 1) -> Path:
     """Return the folder of a dataset's shards, at least about `least` of them, converted unless the same are there.
 
-    Raises DatasetError when the cache cannot be written or lacks room, or for samples of several files, SampleError
-    when a file changed.
+    Raises DatasetError when the cache cannot be written or lacks room, LoaderConfigError for a column that a record
+    cannot hold, SampleError when a file changed.
     """
-    if more := [name for name in handle.samples.columns if name.endswith("_path")]:
-        raise DatasetError(
-            f"{handle.name}: a sample is several files ({', '.join(more)} beside its own), and a record of a shard "
-            "holds one; leave out the loaders that stream (~loaders.streaming) and placement=half"
-        )
     total = int(handle.samples.sizes.sum())
     shard_bytes = min(_SHARD_BYTES, -(-total // least)) if least > 1 else _SHARD_BYTES
-    text = f"{handle.content_hash}:{_SEED}:{shard_bytes}"
+    text = f"{handle.content_hash}:{_SEED}:{shard_bytes}{_COLUMNS if handle.samples.columns else ''}"
     key = hashlib.sha256(text.encode()).hexdigest()[:16]
     out = cache / "shards" / f"{handle.name}-{key}"
-    needed = total + _RECORD_SLACK * len(handle.samples)
+    columns = sum(column.nbytes for column in handle.samples.columns.values())
+    needed = total + _RECORD_SLACK * len(handle.samples) + _COLUMN_SLACK * columns
     with only_builder(out, progress):
         if stored_key(out) != key:
             check_room(out.parent, needed)

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.datasets.checks import check_count, check_name, check_size_kb
 from harness.datasets.generate import generate
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.recipe import Recipe
+from harness.datasets.image_recipe import ImageRecipe
 
 __all__ = ["Synthetic"]
 
@@ -31,5 +31,5 @@ class Synthetic:
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""
-        recipe = Recipe(self.samples, 1, self.mean_kb * 1000.0, 0.0, self.seed)
+        recipe = ImageRecipe(self.samples, 1, self.mean_kb * 1000.0, 0.0, self.seed)
         return generate(self.name, recipe, cache, progress)

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.datasets.checks import check_tree
+from harness.datasets.faults import check_faults
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.scan import ImageFile, Listing, list_tree
+from harness.datasets.scan import Listing, SampleFile, list_tree
 from harness.datasets.verdicts import shown, verdicts
-from harness.errors import DatasetError
 
 __all__ = ["ImageTree"]
 
@@ -44,22 +44,17 @@ class ImageTree:
         root = Path(self.root).expanduser().absolute()
         listing = list_tree(root).limited(self.limit, self.seed)
         broken = verdicts(listing, cache, f"checking {self.name}", progress)
-        if broken and self.on_error == "raise":
-            raise _broken(root, listing.files, broken)
         kept = [file for position, file in enumerate(listing.files) if position not in broken]
-        if not kept:
-            first = _broken(root, listing.files, broken)
-            raise DatasetError(f"{first}; no sample is left")
+        faults = {shown(listing.files[position].path): broken[position] for position in sorted(broken)}
+        check_faults(root, faults, kept=len(kept), noun="images", on_error=self.on_error)
         samples = Samples(
             root,
             tuple(file.path for file in kept),
             np.array([file.label for file in kept], np.int64),
             np.array([file.size for file in kept], np.int64),
         )
-        skipped = tuple(shown(listing.files[position].path) for position in sorted(broken))
-        return DatasetHandle(
-            self.name, samples, skipped, _content_hash(kept), self._description(listing, samples.sizes)
-        )
+        description = self._description(listing, samples.sizes)
+        return DatasetHandle(self.name, samples, tuple(faults), _content_hash(kept), description)
 
     def _description(self, listing: Listing, sizes: npt.NDArray[np.int64]) -> dict[str, object]:
         return {
@@ -73,16 +68,7 @@ class ImageTree:
         }
 
 
-def _broken(root: Path, files: Sequence[ImageFile], broken: dict[int, str]) -> DatasetError:
-    first = min(broken)
-    more = f", and {len(broken) - 1} more of {len(files)} files are broken" if len(broken) > 1 else ""
-    return DatasetError(
-        f"dataset.root={root}: {shown(files[first].path)} {broken[first]}{more}; "
-        "replace what is broken, or leave it out with dataset.on_error=skip"
-    )
-
-
-def _content_hash(files: Sequence[ImageFile]) -> str:
+def _content_hash(files: Sequence[SampleFile]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.path}\0{file.label}\0{file.size}\0{file.mtime_ns}\n".encode())

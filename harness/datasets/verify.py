@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from PIL import Image
 
+from harness.datasets.threads import in_threads
+
 __all__ = ["defect", "defects"]
 
-_THREADS: Final = 16
 _CHUNK: Final = 64
 _TAIL_BYTES: Final = 12
 _SMALL_BYTES: Final = 1024
@@ -50,8 +51,6 @@ def defects(
 
     `judge` says of one file what is wrong with it.
     """
-    starts = range(0, len(paths), _CHUNK)
-    found: dict[int, str] = {}
 
     def judge_chunk(start: int) -> list[tuple[int, str]]:
         chunk = enumerate(paths[start : start + _CHUNK], start)
@@ -60,14 +59,10 @@ def defects(
     # Damaged EXIF data and great size are no defects. Filters are the process's, so they are set outside its threads.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="verify")
-        try:
-            for start, reasons in zip(starts, pool.map(judge_chunk, starts), strict=True):
-                found.update(reasons)
-                progress(min(start + _CHUNK, len(paths)))
-        finally:
-            pool.shutdown(cancel_futures=True)
-    return found
+        chunks = in_threads(
+            judge_chunk, range(0, len(paths), _CHUNK), lambda done: progress(min(done * _CHUNK, len(paths)))
+        )
+    return dict(chain.from_iterable(chunks))
 
 
 def _undecodable(data: bytes) -> str | None:

@@ -1,7 +1,8 @@
 """One of the processes that make the samples of a dataset; started by `generate`, which it dies with.
 
-Its job is one JSON line on stdin, its results are one JSON line a sample on stdout, which all workers share: each
-line is written at once and is shorter than a pipe's atomic unit.
+Its job is one argument in JSON. Which samples it makes it reads from stdin, a file that all workers share: what one has
+read, no other reads. Its results are one JSON line a sample on stdout, which they share too: each line is written
+at once and is shorter than a pipe's atomic unit.
 """
 
 from __future__ import annotations
@@ -11,22 +12,27 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from harness.datasets.any_recipe import AnyRecipe, Content
+import numpy as np
 
-__all__ = ["main", "write_file"]
+from harness.datasets.recipe import Content, Recipe
+
+__all__ = ["ID", "main", "write_file"]
+
+ID: Final = np.dtype("<u8")
+"""How the number of the first of some samples in a row stands on stdin."""
 
 
 def main() -> int:
-    """Make every `step`-th sample from `first` on; 1 when a file could not be written."""
-    job = json.loads(sys.stdin.readline())
+    """Make samples until none is left; 1 when a file could not be written."""
+    job = json.loads(sys.argv[1])
     module, name = job["kind"]
-    recipe: AnyRecipe = getattr(importlib.import_module(module), name)(**job["recipe"])
+    recipe: Recipe = getattr(importlib.import_module(module), name)(**job["recipe"])
     tree = Path(job["folder"])
-    for sample_id in range(job["first"], recipe.samples, job["step"]):
+    for sample_id in _taken(recipe):
         digest, files = hashlib.sha256(), {}
         for relative, content in recipe.files(sample_id):
             path = tree / relative
@@ -37,6 +43,12 @@ def main() -> int:
                 return 1
         _say({"id": sample_id, "files": files, "sha256": digest.hexdigest()})
     return 0
+
+
+def _taken(recipe: Recipe) -> Iterator[int]:
+    while read := os.read(sys.stdin.fileno(), ID.itemsize):
+        first = int.from_bytes(read, "little")
+        yield from range(first, min(first + recipe.together, recipe.samples))
 
 
 def write_file(path: Path, content: Content | Iterable[Content], digest: Any) -> int:

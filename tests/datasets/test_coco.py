@@ -12,7 +12,7 @@ from pycocotools.coco import COCO
 from harness.datasets.coco import CocoLike, CocoTree
 from harness.datasets.coco.categories import CATEGORY_IDS
 from harness.datasets.coco.recipe import ANNOTATIONS, CocoRecipe
-from harness.datasets.collage import sheets
+from harness.datasets.pictures.collage import sheets
 from harness.errors import ConfigError, DatasetError
 
 RECIPE = CocoRecipe(samples=40, scale=0.02, seed=2)
@@ -136,9 +136,8 @@ def test_things_are_painted_where_the_annotations_say_and_nowhere_else():
     picture = RECIPE.picture(number)
     assert len(picture.things) > 10
     mean = 0.8e6 * RECIPE.scale * 8 / 4.2
-    ground = sheets(RECIPE.seed, mean).patch(
-        np.random.default_rng([RECIPE.seed, 0xC0FE, number]), number, picture.width, picture.height
-    )
+    at = np.random.default_rng([RECIPE.seed, 0xC0FE, number]).integers(0, 1 << 31, 2).tolist()
+    ground = sheets(RECIPE.seed, mean).patch(number, at, picture.width, picture.height)
     changed = (np.asarray(RECIPE.painted(number)) != np.asarray(ground)).any(-1)
     coco = COCO()
     coco.dataset = RECIPE.annotations

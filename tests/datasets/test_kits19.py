@@ -11,7 +11,6 @@ from harness.datasets.kits19 import Kits19Like
 from harness.datasets.kits19.recipe import Kits19Recipe
 from harness.datasets.kits19.tree import Kits19Tree
 from harness.datasets.placement import PlacedData
-from harness.datasets.shards import open_shards
 from harness.errors import ConfigError, DatasetError
 from loaders.pipelines.hounsfield import normalised
 
@@ -237,14 +236,9 @@ def test_a_dataset_that_is_cut_in_half_keeps_its_segmentations(made):
     assert half.columns["label_path"][3].as_py() == "local/case_00003/segmentation.nii.gz"
 
 
-def test_volumes_beside_their_labels_are_not_taken_for_shards(made, tmp_path):
-    with pytest.raises(DatasetError, match=r"^k: a sample is several files \(label_path .*~loaders\.streaming"):
-        open_shards(made["numpy"], tmp_path, quiet)
-
-
 def test_when_no_case_is_left_skipping_is_an_error(tree, tmp_path, heard):
     root = tree("numpy")
     for path in root.glob("*_y.npy"):
         path.unlink()
-    with pytest.raises(DatasetError, match="no segmentation, and 3 more of 4 cases are broken; no case is left"):
+    with pytest.raises(DatasetError, match="no segmentation, and 3 more of 4 cases are at fault; no sample is left"):
         Kits19Tree("tree", str(root), on_error="skip").open(tmp_path, heard)

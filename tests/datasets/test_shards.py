@@ -1,10 +1,16 @@
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from harness.datasets import DatasetHandle
 from harness.datasets import shards as sharding
+from harness.datasets.placement import place
 from harness.datasets.shards import open_shards
 from harness.datasets.tree import ImageTree
 from harness.errors import DatasetError
-from loaders.errors import SampleError
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError, SampleError
+from loaders.streaming.shards.index import ShardSet
 
 
 @pytest.fixture
@@ -47,3 +53,42 @@ def test_a_conversion_that_died_is_cleared_up(handle, tmp_path, heard):
     (stale / "shard").write_bytes(b"x")
     open_shards(handle, tmp_path / "cache", heard)
     assert not stale.exists()
+
+
+@pytest.fixture
+def cases(tmp_path):
+    """Makes a dataset of two files a sample and a column more."""
+
+    def make(**more):
+        root = tmp_path / "cases"
+        root.mkdir(exist_ok=True)
+        paths, others = [f"{k}_x.npy" for k in range(9)], [f"{k}_y.npy" for k in range(9)]
+        for k in range(9):
+            (root / paths[k]).write_bytes(bytes(5000 + k))
+            (root / others[k]).write_bytes(bytes(1000))
+        columns = {"label_path": pa.array(others), **more}
+        samples = Samples(root, tuple(paths), np.zeros(9, np.int64), np.arange(6000, 6009), columns)
+        return DatasetHandle("cases", samples, (), "abc", {})
+
+    return make
+
+
+def test_samples_of_several_files_are_stored_whole_and_cut_in_half(cases, tmp_path, heard):
+    handle = cases()
+    shards = open_shards(handle, tmp_path / "cache", heard, 4)
+    whole = ShardSet.open(shards)
+    assert whole.samples == 9 and len(whole.shards) >= 4
+    assert whole.nbytes > handle.samples.sizes.sum()
+    placed = place("half", handle, shards, tmp_path / "cache", heard)
+    held = [ShardSet.open(folder) for folder in placed.shards.values()]
+    assert sum(each.samples for each in held) == 9 and all(each.samples for each in held)
+    seen = placed.seen_from_compute(handle.samples)
+    nodes = [path.partition("/")[0] for path in seen.columns["label_path"].to_pylist()]
+    assert nodes == [path.partition("/")[0] for path in seen.paths]
+
+
+def test_a_column_that_no_record_holds_is_refused_before_anything_is_written(cases, tmp_path, heard):
+    handle = cases(odd=pa.array([{"a": 1}] * 9))
+    with pytest.raises(LoaderConfigError, match="the dataset's column 'odd' is of the type struct"):
+        open_shards(handle, tmp_path / "cache", heard)
+    assert not [path for path in (tmp_path / "cache" / "shards").iterdir() if path.suffix != ".lock"]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from harness.datasets.coco.categories import CATEGORY_IDS
-from harness.datasets.shapes import clipped, leaf_outlines
+from harness.datasets.pictures.shapes import clipped, leaf_outlines
 
 __all__ = ["Picture", "Thing", "annotations_of"]
 

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from harness.datasets.any_recipe import Content, recipe_key
 from harness.datasets.coco.annotations import Annotations
 from harness.datasets.coco.categories import CATEGORY_IDS, described
 from harness.datasets.coco.layout import Picture, annotations_of
-from harness.datasets.collage import Sheets, lay, sheets, tinted
-from harness.datasets.jpeg import encode_to_size
+from harness.datasets.pictures.collage import Sheets, lay, sheets, tinted
+from harness.datasets.pictures.jpeg import encode_to_size
+from harness.datasets.quantiles import quantiles
+from harness.datasets.recipe import Content, recipe_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +28,7 @@ __all__ = ["ANNOTATIONS", "CocoRecipe"]
 
 ANNOTATIONS: Final = "annotations/instances_train2017.json"
 _FOLDER: Final = "train2017"
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Raised with every change that alters a file, so that no older tree is taken for a new one."""
 
 _LEAST_BYTES: Final = 0.1e6
@@ -49,6 +50,7 @@ class CocoRecipe:
     """Of the published sizes in bytes."""
     seed: int
     noun: ClassVar[str] = "pictures"
+    together: ClassVar[int] = 1
 
     def key(self) -> str:
         """Return 16 hex digits that tell this recipe from any other."""
@@ -56,10 +58,9 @@ class CocoRecipe:
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Wanted size of every picture in bytes, shape (samples,): one draw from each equally likely part."""
-        rng = np.random.default_rng([self.seed, 0xC051])
-        quantiles = (rng.permutation(self.samples) + rng.random(self.samples)) / self.samples
-        published = _LEAST_BYTES + (_MOST_BYTES - _LEAST_BYTES) * quantiles ** (1 / _POWER)
+        """Wanted size of every picture in bytes, shape (samples,)."""
+        drawn = quantiles(np.random.default_rng([self.seed, 0xC051]), self.samples)
+        published = _LEAST_BYTES + (_MOST_BYTES - _LEAST_BYTES) * drawn ** (1 / _POWER)
         return (published * self.scale).astype(np.int64)
 
     @property
@@ -128,17 +129,18 @@ class CocoRecipe:
         picture = self.picture(number)
         rng = np.random.default_rng([self.seed, 0xC0FE, number])
         cut = sheets(self.seed, _MEAN_BYTES * self.scale * 8 / _BITS_PER_PIXEL)
-        image = cut.patch(rng, number, picture.width, picture.height)
-        for thing in picture.things:
-            _lay_thing(image, cut, rng, thing.category_id, thing.outline)
+        ground, *places = map(tuple, rng.integers(0, 1 << 31, (1 + len(picture.things), 2)).tolist())
+        image = cut.patch(number, ground, picture.width, picture.height)
+        for thing, place in zip(picture.things, places, strict=True):
+            _lay_thing(image, cut, place, thing.category_id, thing.outline)
         return image
 
 
 def _lay_thing(
-    image: Image.Image, cut: Sheets, rng: np.random.Generator, category_id: int, outline: npt.NDArray[np.float64]
+    image: Image.Image, cut: Sheets, at: tuple[int, int], category_id: int, outline: npt.NDArray[np.float64]
 ) -> None:
     (left, top), (right, bottom) = np.floor(outline.min(0)), np.ceil(outline.max(0))
-    patch = cut.patch(rng, category_id, int(right - left) + 1, int(bottom - top) + 1)
+    patch = cut.patch(category_id, at, int(right - left) + 1, int(bottom - top) + 1)
     # The kinds stand around the circle of hues in three rings, so that a detector has something to learn.
     place = CATEGORY_IDS.index(category_id)
     angle, ring = math.tau * place / len(CATEGORY_IDS), (30, 55, 80)[place % 3]

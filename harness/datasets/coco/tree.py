@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +15,9 @@ import numpy as np
 from harness.datasets.checks import check_tree
 from harness.datasets.coco.annotations import Annotations
 from harness.datasets.coco.annotations import Image as Described
+from harness.datasets.faults import check_faults
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.scan import ImageFile, Listing
+from harness.datasets.scan import Listing, SampleFile, limited
 from harness.datasets.verdicts import shown, verdicts
 from harness.errors import ConfigError, DatasetError
 
@@ -72,12 +72,10 @@ class CocoTree:
         problems = {f"image {number} of {file.name}": reason for number, reason in sorted(known.malformed.items())}
         problems |= {shown(path): "is named by the annotations and is not there" for path in missing}
         problems |= {shown(listing.files[at].path): broken[at] for at in sorted(broken)}
-        if problems and self.on_error == "raise":
-            raise _wrong(root, problems)
         kept = [one for at, one in enumerate(listing.files) if at not in broken]
+        check_faults(root, problems, kept=len(kept), noun="pictures", on_error=self.on_error)
         if not kept:
-            what = _wrong(root, problems) if problems else f"dataset.root={root}: {file.name} names no picture to take"
-            raise DatasetError(f"{what}; no sample is left")
+            raise DatasetError(f"dataset.root={root}: {file.name} names no picture to take; no sample is left")
         by_path = {_path(folder, root, image): number for number, image in chosen.items()}
         samples = Samples(
             root,
@@ -118,13 +116,11 @@ class CocoTree:
         return found[0]
 
     def _chosen(self, known: Annotations) -> tuple[dict[int, Described], int]:
-        """Return the pictures to take, by COCO's number, and how many of all have no boxes."""
+        """Return the pictures to take, by number and in the order of their names, and how many of all have no boxes."""
         empty = sum(not image.boxes for image in known.images.values())
-        images = {n: image for n, image in known.images.items() if image.boxes or self.without_boxes == "keep"}
-        if self.limit is not None and self.limit < len(images):
-            numbers = random.Random(self.seed).sample(sorted(images), self.limit)  # noqa: S311
-            images = {number: images[number] for number in numbers}
-        return images, empty
+        images = [(n, image) for n, image in known.images.items() if image.boxes or self.without_boxes == "keep"]
+        images.sort(key=lambda one: one[1].file_name)
+        return dict(limited(images, self.limit, self.seed)), empty
 
 
 def _read(file: Path) -> tuple[Any, str]:
@@ -150,16 +146,16 @@ def _path(folder: Path, root: Path, image: Described) -> str:
 
 
 def _found(root: Path, folder: Path, images: Mapping[int, Described]) -> tuple[Listing, list[str]]:
-    """Return the files of the pictures in the order of their paths, and the paths of those that are not there."""
+    """Return the files of the pictures, and the paths of those that are not there, in the order of the pictures."""
     files, missing = [], []
     present = _present(folder, {os.path.dirname(image.file_name) for image in images.values()})  # noqa: PTH120
-    for image in sorted(images.values(), key=lambda image: image.file_name):
+    for image in images.values():
         path = _path(folder, root, image)
         status = present.get(image.file_name)
         if status is None:
             missing.append(path)
         else:
-            files.append(ImageFile(path, image.label, status.st_size, status.st_mtime_ns))
+            files.append(SampleFile(path, image.label, status.st_size, status.st_mtime_ns))
     return Listing(root, tuple(files), (), 0), missing
 
 
@@ -179,15 +175,7 @@ def _present(folder: Path, inside: Iterable[str]) -> dict[str, os.stat_result]:
     return found
 
 
-def _wrong(root: Path, problems: Mapping[str, str]) -> DatasetError:
-    where, reason = next(iter(problems.items()))
-    more = f", and {len(problems) - 1} more pictures are at fault" if len(problems) > 1 else ""
-    return DatasetError(
-        f"dataset.root={root}: {where} {reason}{more}; mend what is wrong, or leave it out with dataset.on_error=skip"
-    )
-
-
-def _content_hash(files: Sequence[ImageFile], annotations: str) -> str:
+def _content_hash(files: Sequence[SampleFile], annotations: str) -> str:
     digest = hashlib.sha256(annotations.encode())
     for file in files:
         digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\n".encode())

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.texture import Field, smooth_noise
+from harness.datasets.pictures.texture import Field, smooth_noise
 
 __all__ = ["KIDNEY", "TUMOUR", "Shape", "slices"]
 

@@ -66,8 +66,11 @@ def list_cases(root: Path) -> tuple[list[Case], int]:
     return [case for case in cases if case.number not in unlabelled], len(unlabelled)
 
 
-def defect(root: Path, case: Case) -> str | None:
-    """Say what is wrong with a case, naming the file, None if nothing is; headers and lengths are judged alone."""
+def defect(root: Path, case: Case) -> tuple[str, str] | None:
+    """Return the path of a file at fault and what is wrong with it, None if nothing is.
+
+    Headers and lengths are judged alone.
+    """
     try:
         for path, what in ((case.image, "image"), (case.labels, "segmentation")):
             _judge_file(root / path, what)
@@ -76,9 +79,9 @@ def defect(root: Path, case: Case) -> str | None:
         else:
             shapes = [_nifti(root / case.image), _nifti(root / case.labels)]
     except _UnfitError as unfit:
-        return f"{unfit.path.relative_to(root)} {unfit.reason}"
+        return str(unfit.path.relative_to(root)), unfit.reason
     if shapes[0] != shapes[1]:
-        return f"{case.labels} has shape {_shown(shapes[1])}, and the image {_shown(shapes[0])}"
+        return case.labels, f"has shape {_shown(shapes[1])}, and the image {_shown(shapes[0])}"
     return None
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from harness.datasets.checks import check_count, check_name
+from harness.datasets.checks import check_count, check_name, check_scale
 from harness.datasets.generate import generate
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.kits19.recipe import FORMS, Kits19Recipe
@@ -35,11 +34,7 @@ class Kits19Like:
         check_name(self.name)
         check_count("samples", self.samples)
         check_count("seed", self.seed, least=0)
-        scale = self.scale
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise ConfigError(f"dataset.scale={scale!r}: expected a number")
-        if not _LEAST_SCALE <= scale <= 10:
-            raise ConfigError(f"dataset.scale={scale:g}: expected {_LEAST_SCALE:g} to 10")
+        check_scale(self.scale, least=_LEAST_SCALE, most=10)
         if self.form not in FORMS:
             raise ConfigError(f"dataset.form={self.form!r}: expected one of {', '.join(FORMS)}")
 

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.any_recipe import Content, recipe_key
 from harness.datasets.kits19.anatomy import Shape, slices
 from harness.datasets.kits19.files import numpy_header, packed_nifti
+from harness.datasets.quantiles import normal_deviates
+from harness.datasets.recipe import Content, recipe_key
 from loaders.pipelines.hounsfield import LEAST_EDGE, SPACING_MM, normalised
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMS", "Kits19Recipe"]
 
 FORMS: Final = ("numpy", "nifti")
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Raised with every change that alters a volume, so that no older tree is taken for a new one."""
 
 _MEAN_BYTES: Final = 136e6
@@ -51,6 +51,7 @@ class Kits19Recipe:
     """numpy or nifti; the same case is the same volume in either."""
     seed: int
     noun: ClassVar[str] = "volumes"
+    together: ClassVar[int] = 1
 
     def key(self) -> str:
         """Return 16 hex digits that tell this recipe from any other."""
@@ -58,17 +59,12 @@ class Kits19Recipe:
 
     @cached_property
     def shapes(self) -> tuple[Shape, ...]:
-        """Depth, height and width of every case in voxels.
-
-        Sizes are drawn one from each of `samples` equally likely parts of their distribution, in random order, so
-        that the mean is right for any number of samples.
-        """
+        """Depth, height and width of every case in voxels."""
         rng = np.random.default_rng([self.seed, 0x51])
-        quantiles = (rng.permutation(self.samples) + rng.random(self.samples)) / self.samples
         sigma = math.sqrt(math.log1p(_SPREAD**2))
-        middle, standard = math.log(_MEAN_BYTES) - sigma**2 / 2, NormalDist()
-        z = [standard.inv_cdf(min(max(float(q), 1e-9), 1 - 1e-9)) for q in quantiles]
-        wanted = np.clip(np.exp(middle + sigma * np.array(z)), _LEAST_BYTES, _MOST_BYTES) / _VOXEL_BYTES * self.scale
+        middle = math.log(_MEAN_BYTES) - sigma**2 / 2
+        published = np.clip(np.exp(middle + sigma * normal_deviates(rng, self.samples)), _LEAST_BYTES, _MOST_BYTES)
+        wanted = published / _VOXEL_BYTES * self.scale
         ratios = rng.uniform(*_DEPTH, self.samples)
         least = LEAST_EDGE * self.scale ** (1 / 3)
         return tuple(_shape(float(v), float(r), least) for v, r in zip(wanted, ratios, strict=True))

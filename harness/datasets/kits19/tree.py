@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from harness.datasets.checks import check_tree
+from harness.datasets.faults import check_faults
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.kits19.cases import Case, defect, list_cases
+from harness.datasets.kits19.cases import defect, list_cases
 from harness.datasets.scan import limited
-from harness.errors import DatasetError
+from harness.datasets.threads import in_threads
 
 __all__ = ["Kits19Tree"]
-
-_THREADS: Final = 16
-"""Far storage answers many reads as fast as one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +43,15 @@ class Kits19Tree:
         from loaders.base import Samples
 
         root = Path(self.root).expanduser().absolute()
-        found, unlabelled = list_cases(root)
-        cases = limited(found, self.limit, self.seed)
-        broken = _defects(root, cases, f"checking {self.name}", progress)
-        if broken and (self.on_error == "raise" or len(broken) == len(cases)):
-            more = f", and {len(broken) - 1} more of {len(cases)} cases are broken" if len(broken) > 1 else ""
-            remedy = (
-                "replace what is broken, or leave it out with dataset.on_error=skip"
-                if self.on_error == "raise"
-                else "no case is left"
-            )
-            raise DatasetError(f"dataset.root={root}: {broken[min(broken)]}{more}; {remedy}")
-        kept = [case for position, case in enumerate(cases) if position not in broken]
+        listed, unlabelled = list_cases(root)
+        cases = limited(listed, self.limit, self.seed)
+        progress(f"checking {self.name}", 0, len(cases))
+        found = in_threads(
+            lambda case: defect(root, case), cases, lambda done: progress(f"checking {self.name}", done, len(cases))
+        )
+        broken = {case.image: fault for case, fault in zip(cases, found, strict=True) if fault is not None}
+        kept = [case for case in cases if case.image not in broken]
+        check_faults(root, dict(broken.values()), kept=len(kept), noun="cases", on_error=self.on_error)
         stats = [((root / case.image).stat(), (root / case.labels).stat()) for case in kept]
         sizes = np.array([image.st_size + labels.st_size for image, labels in stats], np.int64)
         digest = hashlib.sha256()
@@ -82,19 +74,4 @@ class Kits19Tree:
             "mean_mb": round(float(sizes.mean()) / 1e6, 3),
             "cases_without_segmentation": unlabelled,
         }
-        skipped = tuple(cases[position].image for position in sorted(broken))
-        return DatasetHandle(self.name, samples, skipped, digest.hexdigest()[:16], description)
-
-
-def _defects(root: Path, cases: Sequence[Case], what: str, progress: Progress) -> dict[int, str]:
-    found: dict[int, str] = {}
-    progress(what, 0, len(cases))
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kits19")
-    try:
-        for position, reason in enumerate(pool.map(lambda case: defect(root, case), cases)):
-            if reason is not None:
-                found[position] = reason
-            progress(what, position + 1, len(cases))
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return found
+        return DatasetHandle(self.name, samples, tuple(broken), digest.hexdigest()[:16], description)

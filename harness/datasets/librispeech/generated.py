@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from harness.datasets.checks import check_count, check_name
+from harness.datasets.checks import check_count, check_name, check_scale
 from harness.datasets.generate import generate
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.librispeech.recipe import SpeechRecipe
-from harness.errors import ConfigError
 
 __all__ = ["LibriSpeechLike"]
 
@@ -37,11 +35,7 @@ class LibriSpeechLike:
         check_name(self.name)
         check_count("samples", self.samples)
         check_count("seed", self.seed, least=0)
-        scale = self.scale
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise ConfigError(f"dataset.scale={scale!r}: expected a number")
-        if not _LEAST_SCALE <= scale <= _MOST_SCALE:
-            raise ConfigError(f"dataset.scale={scale:g}: expected {_LEAST_SCALE:g} to {_MOST_SCALE:g}")
+        check_scale(self.scale, least=_LEAST_SCALE, most=_MOST_SCALE)
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be.

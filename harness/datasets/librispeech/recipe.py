@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.any_recipe import Content, recipe_key
 from harness.datasets.librispeech.plan import Plan
 from harness.datasets.librispeech.voice import PAUSE_COST, SPEECH_BYTES_PER_S, Voice, encode
+from harness.datasets.quantiles import quantiles
+from harness.datasets.recipe import Content, recipe_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -52,6 +53,7 @@ class SpeechRecipe:
     """Factor on the published sizes, and so on the durations."""
     seed: int
     noun: ClassVar[str] = "recordings"
+    together: ClassVar[int] = _CHAPTER * _CHAPTERS  # of one voice
 
     def key(self) -> str:
         """Return 16 hex digits that tell this recipe from any other."""
@@ -59,15 +61,11 @@ class SpeechRecipe:
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Wanted size of every recording in bytes, shape (samples,).
-
-        One draw from each of `samples` equally likely parts of the distribution, in random order.
-        """
+        """Wanted size of every recording in bytes, shape (samples,)."""
         rng = np.random.default_rng([self.seed, 0x51])
-        quantiles = (rng.permutation(self.samples) + rng.random(self.samples)) / self.samples
         normal = NormalDist(MEAN_BYTES, _DEVIATION_BYTES)
         low, high = normal.cdf(_LEAST_BYTES), normal.cdf(_MOST_BYTES)
-        drawn = [normal.inv_cdf(low + float(q) * (high - low)) for q in quantiles]
+        drawn = [normal.inv_cdf(low + float(q) * (high - low)) for q in quantiles(rng, self.samples)]
         return np.array(drawn * np.array(self.scale)).astype(np.int64)
 
     @property
@@ -140,9 +138,9 @@ class SpeechRecipe:
 
 
 def _speaker(sample_id: int) -> int:
-    return sample_id // (_CHAPTER * _CHAPTERS)
+    return sample_id // SpeechRecipe.together
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=1)
 def _voice(seed: int, speaker: int) -> Voice:
     return Voice.make(np.random.default_rng([seed, 0x701CE, speaker]))

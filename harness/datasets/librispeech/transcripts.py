@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from harness.datasets.handle import Progress
+from harness.datasets.threads import in_threads
 
 __all__ = ["Transcripts"]
 
-_THREADS: Final = 16
-"""Far storage reads many files as fast as one."""
 _ALPHABET: Final = frozenset(" 'ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -25,17 +23,16 @@ class Transcripts:
         folders = sorted({path.rpartition("/")[0] for path in self._paths})
         self._lines: dict[str, dict[str, str]] = {}
         self._problems: dict[str, str] = {}
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="transcripts")
-        try:
-            found = pool.map(lambda folder: _read(root, folder), folders)
-            for done, (folder, read) in enumerate(zip(folders, found, strict=True), 1):
-                if isinstance(read, str):
-                    self._problems[folder] = read
-                else:
-                    self._lines[folder] = read
-                progress("reading transcripts", done, len(folders))
-        finally:
-            pool.shutdown(cancel_futures=True)
+        found = in_threads(
+            lambda folder: _read(root, folder),
+            folders,
+            lambda done: progress("reading transcripts", done, len(folders)),
+        )
+        for folder, read in zip(folders, found, strict=True):
+            if isinstance(read, str):
+                self._problems[folder] = read
+            else:
+                self._lines[folder] = read
 
     def of(self, path: str) -> str:
         """Return what is said in a recording; empty where nothing is known."""

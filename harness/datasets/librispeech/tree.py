@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from harness.datasets.checks import check_tree
+from harness.datasets.faults import check_faults
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.librispeech import flac
 from harness.datasets.librispeech.transcripts import Transcripts
-from harness.datasets.scan import ImageFile, Kind, list_tree
+from harness.datasets.scan import Kind, SampleFile, list_tree
+from harness.datasets.threads import in_threads
 from harness.datasets.verdicts import shown, verdicts
-from harness.errors import DatasetError
 
 __all__ = ["LibriSpeechTree"]
 
@@ -28,7 +28,6 @@ _SPEECH: Final = Kind(
     "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac",
     " beside SPEAKER-CHAPTER.trans.txt, for LibriSpeech the folder train-clean-100 or one above it",
 )
-_THREADS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,9 @@ class LibriSpeechTree:
         problems = {at: reason for at, file in enumerate(files) if (reason := said.problem(file.path)) is not None}
         # A broken recording is worse than a missing transcript: it is what is told.
         problems |= verdicts(listing, cache, f"checking {self.name}", progress, flac.defect)
-        if problems and self.on_error == "raise":
-            raise _wrong(root, files, problems)
         kept = [file for at, file in enumerate(files) if at not in problems]
-        if not kept:
-            raise DatasetError(f"{_wrong(root, files, problems)}; no sample is left")
+        faults = {shown(files[at].path): problems[at] for at in sorted(problems)}
+        check_faults(root, faults, kept=len(kept), noun="recordings", on_error=self.on_error)
         speakers = [_speaker(file.path) for file in kept]
         numbers = {speaker: label for label, speaker in enumerate(sorted(set(speakers), key=_by_number))}
         durations = _durations(root, kept)
@@ -94,8 +91,7 @@ class LibriSpeechTree:
         }
         if listing is whole:
             told["transcripts_without_recording"] = said.without_recording()
-        skipped = tuple(shown(files[at].path) for at in sorted(problems))
-        return DatasetHandle(self.name, samples, skipped, _content_hash(kept, said), told)
+        return DatasetHandle(self.name, samples, tuple(faults), _content_hash(kept, said), told)
 
 
 def _speaker(path: str) -> str:
@@ -106,24 +102,11 @@ def _by_number(speaker: str) -> tuple[int, str]:
     return (int(speaker), "") if speaker.isdecimal() else (1 << 62, speaker)
 
 
-def _durations(root: Path, files: Sequence[ImageFile]) -> list[float]:
-    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="durations")
-    try:
-        return list(pool.map(lambda file: flac.duration_s(root / file.path), files))
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _durations(root: Path, files: Sequence[SampleFile]) -> list[float]:
+    return in_threads(lambda file: flac.duration_s(root / file.path), files)
 
 
-def _wrong(root: Path, files: Sequence[ImageFile], problems: dict[int, str]) -> DatasetError:
-    first = min(problems)
-    more = f", and {len(problems) - 1} more of {len(files)} recordings are at fault" if len(problems) > 1 else ""
-    return DatasetError(
-        f"dataset.root={root}: {shown(files[first].path)} {problems[first]}{more}; "
-        "mend what is at fault, or leave it out with dataset.on_error=skip"
-    )
-
-
-def _content_hash(files: Sequence[ImageFile], said: Transcripts) -> str:
+def _content_hash(files: Sequence[SampleFile], said: Transcripts) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\0{said.of(file.path)}\n".encode())

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.texture import Field
+from harness.datasets.pictures.texture import Field
 
 __all__ = ["Style"]
 

@@ -14,18 +14,27 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageChops, ImageDraw
 
-from harness.datasets.scene import paint
-from harness.datasets.style import Style
-from harness.datasets.texture import Textures
+from harness.datasets.pictures.scene import paint
+from harness.datasets.pictures.style import Style
+from harness.datasets.pictures.texture import Textures
 
-__all__ = ["Sheets", "lay", "sheets", "tinted"]
+__all__ = ["MOST_COLOUR", "MOST_LIGHT", "Sheets", "lay", "sheets", "tinted"]
+
+MOST_LIGHT: Final = 48
+MOST_COLOUR: Final = 80
+"""Levels by which Y, and Cb and Cr, can be shifted: sheets keep so far from either end."""
 
 _SHEETS: Final = 4
 _SMALLEST: Final = 128
-_LARGEST: Final = 768
+_LARGEST: Final = 512
 """Edges of a sheet in pixels: a larger one takes longer to paint than it is worth in variety."""
 _DETAIL: Final = 1.2
 """Contrast of fine texture; what is more than a photograph's the codec's quality takes back."""
+
+_ROOM: Final = [
+    min(max(level, most), 255 - most) for most in (MOST_LIGHT, MOST_COLOUR, MOST_COLOUR) for level in range(256)
+]
+"""What the levels of Y, Cb and Cr become, so that there is room to shift them."""
 
 _Outline = npt.NDArray[np.float64]
 
@@ -46,6 +55,7 @@ class Sheets:
             rng = np.random.default_rng([seed, 0x5E, number])
             style = Style.of_class(seed, 1_000_000 + number)
             painted = paint(rng, style, textures, width=edge, height=edge, detail=_DETAIL).convert("YCbCr")
+            painted = painted.point(_ROOM)
             plane = Image.new("YCbCr", (2 * edge, 2 * edge))
             beside = painted.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             for x, part in ((0, painted), (edge, beside)):
@@ -54,24 +64,24 @@ class Sheets:
             planes.append(plane)
         return cls(tuple(planes))
 
-    def patch(self, rng: np.random.Generator, number: int, width: int, height: int) -> Image.Image:
-        """Cut a part of one sheet at random, in YCbCr."""
+    def patch(self, number: int, at: tuple[int, int], width: int, height: int) -> Image.Image:
+        """Cut a part of one sheet, in YCbCr; `number` and `at`, x before y, may be any from 0 on."""
         plane = self.planes[number % _SHEETS]
         edge = plane.width
-        x, y = _start(rng, width, edge // 2), _start(rng, height, edge // 2)
+        x, y = (_start(one, length, edge // 2) for one, length in zip(at, (width, height), strict=True))
         if x + width <= edge and y + height <= edge:
             return plane.crop((x, y, x + width, y + height))
-        part = Image.new("YCbCr", (width, height))
+        part = Image.new("YCbCr", (width, height), None)
         for left in range(-x, width, edge):
             for top in range(-y, height, edge):
                 part.paste(plane, (left, top))
         return part
 
 
-def _start(rng: np.random.Generator, length: int, edge: int) -> int:
-    """Draw where a part begins on a plane of two edges: inside the painting or its mirror image, if there is room."""
-    mirrored, within = int(rng.integers(0, 2)), int(rng.integers(0, max(1, edge - length + 1)))
-    return mirrored * edge + within
+def _start(number: int, length: int, edge: int) -> int:
+    """Return where a part begins on a plane of two edges: inside the painting or its mirror image, if there is room."""
+    within, mirrored = divmod(number, 2)
+    return mirrored * edge + within % max(1, edge - length + 1)
 
 
 @lru_cache(maxsize=2)
@@ -83,10 +93,10 @@ def sheets(seed: int, picture_area: float) -> Sheets:
 
 
 def tinted(patch: Image.Image, light: int, blue: int, red: int) -> Image.Image:
-    """Return a patch whose Y, Cb and Cr are shifted by so many levels each."""
-    middle = 128
-    shift = Image.new("YCbCr", patch.size, (middle + light, middle + blue, middle + red))
-    return ImageChops.add(patch, shift, 1, -middle)
+    """Return a part of a sheet whose Y, Cb and Cr are shifted by so many levels, MOST_LIGHT and MOST_COLOUR at most."""
+    # Addition that wraps around is thirty times as fast as Pillow's that does not, and sheets leave room for it.
+    shift = Image.new("YCbCr", patch.size, (light % 256, blue % 256, red % 256))
+    return ImageChops.add_modulo(patch, shift)
 
 
 def lay(picture: Image.Image, outline: _Outline, patch: Image.Image, corner: tuple[int, int]) -> None:

@@ -12,7 +12,7 @@ __all__ = ["Field", "Textures", "smooth_noise"]
 
 Field = npt.NDArray[np.float32]
 
-_EDGE: Final = 512
+_EDGE: Final = 256
 _EXPONENTS: Final = (0.7, 1.0, 1.4)
 """Fine grain such as sand, the average of natural images (Field, JOSA A 4(12), 1987), and soft cloud."""
 

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.datasets.recipe import Recipe
+from harness.datasets.image_recipe import ImageRecipe
 
-RECIPE = Recipe(samples=500, classes=10, mean_bytes=115_000.0, sigma=0.5, seed=0)
+RECIPE = ImageRecipe(samples=500, classes=10, mean_bytes=115_000.0, sigma=0.5, seed=0)
 
 
 def decoded(data):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.datasets.checks import check_count, check_name
+from harness.datasets.checks import check_count, check_name, check_scale
 from harness.datasets.coco.recipe import CocoRecipe
 from harness.datasets.generate import generate
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.errors import ConfigError
 
 __all__ = ["CocoLike"]
 
@@ -32,11 +30,7 @@ class CocoLike:
         check_name(self.name)
         check_count("samples", self.samples)
         check_count("seed", self.seed, least=0)
-        scale = self.scale
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-            raise ConfigError(f"dataset.scale={scale!r}: expected a number")
-        if not 0.01 <= scale <= 10:
-            raise ConfigError(f"dataset.scale={scale:g}: expected 0.01 to 10")
+        check_scale(self.scale, least=0.01, most=10)
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFilter
 
-from harness.datasets.shapes import leaf_outlines, leaf_radii
-from harness.datasets.style import Style
-from harness.datasets.texture import Field, Textures
+from harness.datasets.pictures.shapes import leaf_outlines, leaf_radii
+from harness.datasets.pictures.style import Style
+from harness.datasets.pictures.texture import Field, Textures
 
 __all__ = ["paint"]
 
