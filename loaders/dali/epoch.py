@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     Pipeline = Any
 
-__all__ = ["READER_DEPTH", "DaliEpoch", "device_index"]
+__all__ = ["READER_DEPTH", "DaliEpoch", "device_index", "end_pipeline"]
 
 READER_DEPTH: Final = 1
 """Batches that the file reader holds ready beside those under way in the pipeline; DALI's default."""
@@ -122,10 +122,17 @@ class DaliEpoch:
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, self._root, inheritable=False)
         os.close(null)
-        self._pipeline = None
+        pipeline, self._pipeline = self._pipeline, None
+        end_pipeline(pipeline)
         os.close(self._root)
         os.close(self._padding)
         self._root = -1
+
+
+def end_pipeline(pipeline: Pipeline | None) -> None:
+    """End a pipeline and its threads now: a Ctrl-C that came while its `__del__` does so would be lost."""
+    if pipeline is not None:
+        pipeline._shutdown()
 
 
 def device_index(device: torch.device) -> int | None:

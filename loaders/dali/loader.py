@@ -1,11 +1,10 @@
-"""NVIDIA DALI over files: its own reader, decoder and augmentations for images, Python operators for the rest."""
+"""NVIDIA DALI over files: its own operators wherever there are any, Python operators for the rest."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Final, Self
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,33 +12,37 @@ import torch
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.batches_ahead import BatchesAhead
+from loaders.dali.choose import Operators, plan_of
 from loaders.dali.epoch import READER_DEPTH, DaliEpoch, device_index
-from loaders.dali.failure import explained
-from loaders.dali.python import DaliPythonEpoch
-from loaders.errors import LoaderConfigError, LoaderError, SampleTimeoutError
-from loaders.files import check_arguments, encoded_bytes
+from loaders.dali.failure import PipelineFailure, explained
+from loaders.dali.fed import DaliFedEpoch
+from loaders.dali.plan import Plan
+from loaders.errors import SampleTimeoutError
+from loaders.file_loader import FileLoader
+from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
-from loaders.shares import Share
 from loaders.stage_table import StageTable
 from loaders.streaming.planner import Remainder
 from loaders.threads import DaemonThreads
-from loaders.work import OnError, Work, check_policy
+from loaders.work import OnError, Work
 
 __all__ = ["DaliLoader"]
 
-_NATIVE_NOTE: Final = (
-    "DALI decodes only the crop of an image and resizes in floating point: pixels differ from PIL's by 0.2 of 255 grey "
-    "levels on average"
+_IMAGE_NOTE: Final = (
+    "DALI's operators run every step; only the crop of an image is decoded, and resized in floating point: pixels "
+    "differ from PIL's by 0.2 of 255 grey levels on average"
 )
 
 
-class DaliLoader:
+class DaliLoader(FileLoader):
     """Reads files with DALI, in a pipeline that lives for one epoch.
 
     It starts cold, as the other loaders' epochs do, reads every file of the epoch once and nothing beyond it. Images
-    are read with `readers.file` and decoded in DALI, on the GPU too ("mixed") where `device` is one. Of any other
-    pipeline the steps are Python operators: threads of this loader run them, and DALI takes the batches in.
+    are read with `readers.file`. Samples of the other workloads are read by threads of this loader, which run as Python
+    operators what DALI has none for, and draw all random numbers; DALI's own operators do the rest. All are on the GPU
+    ("mixed" where they decode pictures) where `device` is one. Of any other pipeline all steps are Python operators,
+    and DALI takes the batches in. `notes` tells which steps run where.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class DaliLoader:
         num_threads: int = 2,
         prefetch_queue_depth: int = 2,
         mmap: bool = True,
+        operators: Operators = "native",
         rank: int = 0,
         world_size: int = 1,
         remainder: Remainder | None = None,
@@ -61,71 +65,47 @@ class DaliLoader:
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
-        `num_threads` decode; of images one more reads. `prefetch_queue_depth` batches are under way at once. `mmap`
-        maps image files into memory, DALI's default, so that the decoding threads fetch their pages; without it the
-        one reading thread copies file after file. `rank`, `world_size` and `remainder` share the samples among ranks,
-        see `Share`. `sample_timeout_s` and on_error "skip" are of Python operators alone, and as `SpdlLoader` has
-        them: DALI's own end with the first file that fails, and do not end at all with one that hangs.
+        `num_threads` of DALI run its operators; one more reads images, and as many of this loader run Python operators
+        and read whatever else. `prefetch_queue_depth` batches are under way at once, in each of the two where both are
+        at work. `mmap` maps image files into memory, DALI's default, so that the decoding threads fetch their pages;
+        without it the one reading thread copies file after file. `operators` "python" has threads run the whole of any
+        pipeline. `rank`, `world_size` and `remainder` share the samples among ranks, see `Share`.
+
+        `sample_timeout_s` is as `SpdlLoader` has it; of images it needs operators "python", for a read of DALI's own
+        cannot be given up. So does on_error "skip", for where DALI decodes a pipeline ends with the first file that
+        fails: of detection and speech it is what makes all operators Python's, which `notes` says.
         """
-        self._device = check_arguments(
+        super().__init__(
             samples,
             device,
-            batch_size=(batch_size, 1),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            remainder=remainder,
+            sample_timeout_s=sample_timeout_s,
+            on_error=on_error,
             num_threads=(num_threads, 1),
             prefetch_queue_depth=(prefetch_queue_depth, 1),
         )
-        check_policy(on_error, sample_timeout_s)
-        self._samples = samples
         self._transform = transform
-        self._batch_size = batch_size
-        self._seed = seed
         self._num_threads = num_threads
         self._depth = prefetch_queue_depth
         self._mmap = mmap
-        self._share = Share(len(samples), seed, rank, world_size, remainder)
-        self._timeout_s: float | None = sample_timeout_s
-        self._on_error: OnError = on_error
-        self._stats = LoaderStats(details={"wait_s": 0.0})
         self._stages = StageTable()
-        self._work: Work | None = None
         self._threads: DaemonThreads | None = None
         self._end: Callable[[], None] | None = None
-        self._closed = False
-        self.notes: tuple[str, ...] = (_NATIVE_NOTE,)
-        if not isinstance(transform, ImageTransform):
-            self._work = Work(samples, transform, seed, workers=num_threads, processes=False)
-            self.notes = (_python_note(transform),)
-        elif on_error == "skip":
-            raise LoaderConfigError("on_error=skip: DALI's image pipeline ends with a sample that fails; use raise")
-        elif sample_timeout_s is not None:
-            raise LoaderConfigError(
-                "sample_timeout_s: a read of DALI's image pipeline cannot be given up; use null, or another loader"
-            )
-
-    def __len__(self) -> int:
-        """Return the number of this rank's samples in an epoch."""
-        return len(self._share)
-
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches; raise SampleError naming a sample that cannot be read or decoded."""
-        if self._closed:
-            raise LoaderError("the loader is closed: make a new one")
-        self._stop()
-        order = self._share.order(epoch)
-        batches = self._native(order, epoch) if self._work is None else self._in_python(self._work, order, epoch)
-        while True:
-            began = time.perf_counter_ns()
-            batch = next(batches, None)
-            self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
-            if batch is None:
-                return
-            self._stats.count(batch)
-            yield batch
+        self._plan: tuple[Plan, Work] | None = None
+        self.notes: tuple[str, ...] = (_IMAGE_NOTE,)
+        plan = plan_of(transform, operators, on_error, sample_timeout_s)
+        if plan is not None:
+            self._plan = plan, Work(samples, plan.ahead, seed, workers=num_threads, processes=False)
+            self.notes = (plan.note,)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far; `wait_s` is the time spent waiting for DALI.
 
-        Of Python operators also STAGE_count, STAGE_mean_s and STAGE_p99_s (of the last 10 000) of every stage.
+        Of what Python runs also STAGE_count, STAGE_mean_s and STAGE_p99_s (of the last 10 000) of every stage.
         """
         self._stats.details |= self._stages.figures()
         return self._stats
@@ -138,20 +118,17 @@ class DaliLoader:
             self._threads.shutdown()
             self._threads = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        self._stop()
+        order = self._share.order(epoch)
+        return self._images(order, epoch) if self._plan is None else self._fed(*self._plan, order, epoch)
 
     def _stop(self) -> None:
         end, self._end = self._end, None
         if end is not None:
             end()
 
-    def _native(self, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
+    def _images(self, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
         """Yield batches of images that DALI reads and decodes."""
         assert isinstance(self._transform, ImageTransform)
         if not len(order):
@@ -187,12 +164,12 @@ class DaliLoader:
             return Batch(ids, data, labels, encoded_bytes(self._samples, ids))
         # Out of the handler, whose traceback would keep the pipeline and its threads alive.
         running.close()
-        ahead = (1 + self._depth + READER_DEPTH) * self._batch_size
-        window = [int(sample_id) for sample_id in order[start : start + ahead]]
-        raise explained(failure, self._samples, window, self._batch_size)
+        ends = [start + batch * self._batch_size for batch in range(1 + self._depth + READER_DEPTH + 1)]
+        batches = [order[first:beyond].tolist() for first, beyond in pairwise(ends)]
+        raise explained(PipelineFailure(failure, batches), self._samples, self._transform)
 
-    def _in_python(self, work: Work, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
-        """Yield batches that this loader's threads make."""
+    def _fed(self, plan: Plan, work: Work, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
+        """Yield batches of samples that this loader's threads read."""
         if self._threads is None:
             self._threads = DaemonThreads(self._num_threads, "dali-loader")
         ahead = BatchesAhead(
@@ -206,17 +183,20 @@ class DaliLoader:
             on_error=self._on_error,
             timeout_s=self._timeout_s,
         )
-        running = DaliPythonEpoch(
-            ahead, device=self._device, device_id=device_index(self._device), prefetch_queue_depth=self._depth
+        running = DaliFedEpoch(
+            ahead,
+            plan,
+            batch_size=self._batch_size,
+            num_threads=self._num_threads,
+            device=self._device,
+            device_id=device_index(self._device),
+            prefetch_queue_depth=self._depth,
         )
         self._end = running.close
-        told = 0
         try:
             while True:
                 made = running.next()
-                for failed in running.failed[told:]:
-                    self._stats.skip(*failed)
-                    told += 1
+                self._skip(running.failed.untold())
                 if made is None:
                     return
                 ids, tensors, work_s = made
@@ -224,13 +204,8 @@ class DaliLoader:
         except SampleTimeoutError:
             self.close()
             raise
+        except PipelineFailure as error:
+            failure = error
         finally:
             running.close()
-
-
-def _python_note(transform: Pipeline) -> str:
-    steps = ", ".join(("reading", "decoding", *(step.name for step in transform.transforms), "collation"))
-    return (
-        f"Python operators: DALI has no operators with the random numbers of {type(transform).__name__}, so threads "
-        f"run {steps} and hand batches to DALI's external_source"
-    )
+        raise explained(failure, self._samples, self._transform)

@@ -1,0 +1,240 @@
+"""The steps of speech, each as what Python works out for a sample and the DALI operators that do it.
+
+Python goes through the steps with a tensor on torch's device "meta", which has a shape and no elements: so every
+length is what the pipeline's own step makes of it.
+
+In the graph time is the first dimension throughout, as it is in the end: neighbouring frames lie one behind the other
+then, so FrameSplicing and PermuteAudio move nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import nvidia.dali.math as dali_math
+import torch
+from nvidia.dali import fn
+
+from loaders.dali.plan import DataNode, NoOperatorsError
+from loaders.dali.spectrum import first_frames, has_operators, log_mel, power_spectrum
+from loaders.pipeline import Item, Transform
+from loaders.pipelines.audio import (
+    LEAST_DEVIATION,
+    TINY,
+    FilterBank,
+    FrameSplicing,
+    Pad,
+    PermuteAudio,
+    SpecAugment,
+    positions,
+)
+from loaders.pipelines.pretended_work import HeavyStep, LightStep
+from loaders.pipelines.spectrum import Spectrum
+
+__all__ = ["FEED", "Part", "parts_of"]
+
+FEED: Final = "feed"
+"""Where an item's target keeps what the graph is fed of it, arrays by name."""
+
+
+class Part(Protocol):
+    """A step, run half in Python and half in DALI."""
+
+    @property
+    def name(self) -> str:
+        """The step's name."""
+        ...
+
+    def __call__(self, item: Item) -> Item:
+        """Return the item with the shape that its data have after the step; its feed gains what `graph` reads."""
+        ...
+
+    def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
+        """Return data after the step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _PadPart:
+    """Pad, at any place."""
+
+    step: Pad
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    def __call__(self, item: Item) -> Item:
+        item = self.step(item)
+        item.target[FEED][self.name] = _one(item.data.shape[item.target["time"]])
+        return item
+
+    def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
+        return fn.pad(data, axes=(0,), shape=fed[self.name])
+
+
+@dataclass(frozen=True, slots=True)
+class _SpecAugmentPart:
+    """SpecAugment, of a waveform or of its spectrum."""
+
+    step: SpecAugment
+    of_wave: bool
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    def __call__(self, item: Item) -> Item:
+        if self.of_wave:
+            item = _with_frames(item, self.step.spectrum, self.name)
+        frames, total = positions(item.target), item.data.shape[1]
+        rows, columns = (mask.numpy() for mask in self.step.masks(item, frames))
+        mask = np.zeros((total, len(rows)), np.bool_)
+        mask[:frames] = rows[None] | columns[:, None]
+        item.target[FEED] |= {
+            f"{self.name} total": _one(total),
+            f"{self.name} frames": _one(frames),
+            f"{self.name} masked": mask,
+            f"{self.name} kept": ~mask,
+        }
+        return item
+
+    def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
+        power = _power(data, self.step.spectrum, fed, self.name) if self.of_wave else data
+        masked, kept = (fed[f"{self.name} {what}"] for what in ("masked", "kept"))
+        if device == "cuda":
+            masked, kept = masked.gpu(), kept.gpu()
+        logarithms = dali_math.log(first_frames(power, fed[f"{self.name} frames"]) + TINY)
+        usual = dali_math.exp(fn.reductions.mean(logarithms, axes=0, keep_dims=True))
+        return power * kept + usual * masked
+
+
+@dataclass(frozen=True, slots=True)
+class _FilterBankPart:
+    """FilterBank, of a waveform or of its spectrum."""
+
+    step: FilterBank
+    of_wave: bool
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    def __call__(self, item: Item) -> Item:
+        if self.of_wave:
+            item = _with_frames(item, self.step.spectrum, self.name)
+        total = item.data.shape[1]
+        item.target[FEED] |= {f"{self.name} total": _one(total), f"{self.name} frames": _one(positions(item.target))}
+        item.data = torch.empty(self.step.channels, total, device="meta")
+        return item
+
+    def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
+        power = _power(data, self.step.spectrum, fed, self.name) if self.of_wave else data
+        speech = first_frames(power, fed[f"{self.name} frames"])
+        logarithms = log_mel(speech, self.step.spectrum, self.step.channels)
+        # From their first: a channel that never changes, as one that is masked, is then 0 with no rounding that the
+        # division would make large.
+        features = logarithms - first_frames(logarithms, 1)
+        mean = fn.reductions.mean(features, axes=0, keep_dims=True)
+        deviation = fn.reductions.std_dev(features, mean, axes=0, keep_dims=True)
+        return fn.pad((features - mean) / (deviation + LEAST_DEVIATION), axes=(0,), shape=fed[f"{self.name} total"])
+
+
+@dataclass(frozen=True, slots=True)
+class _FrameSplicingPart:
+    """FrameSplicing of features with this many channels."""
+
+    step: FrameSplicing
+    channels: int
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    def __call__(self, item: Item) -> Item:
+        return self.step(item)
+
+    def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
+        # With a least shape of 1, what is padded is what a whole multiple lacks.
+        whole = fn.pad(data, axes=(0,), align=self.step.frames, shape=1)
+        return fn.reshape(whole, shape=[-1, self.step.frames * self.channels])
+
+
+@dataclass(frozen=True, slots=True)
+class _PermuteAudioPart:
+    """PermuteAudio."""
+
+    step: PermuteAudio
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    def __call__(self, item: Item) -> Item:
+        return self.step(item)
+
+    def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
+        return data
+
+
+def parts_of(steps: Sequence[Transform]) -> tuple[list[Part], list[Transform]]:
+    """Return the steps that are put into the graph, and those that only pass time, which may stand before it.
+
+    Raises NoOperatorsError for a step that there is no graph of, at its place.
+    """
+    if len({step.name for step in steps}) < len(steps):
+        raise NoOperatorsError("two of its steps have the same name")
+    parts: list[Part] = []
+    waits: list[Transform] = []
+    # What data are when a step comes to them: 0 channels are a waveform.
+    channels, time = 0, 0
+    for step in steps:
+        kind = type(step)
+        if kind in (LightStep, HeavyStep):
+            waits.append(step)
+        elif isinstance(step, Pad) and kind is Pad:
+            parts.append(_PadPart(step))
+        elif isinstance(step, SpecAugment) and kind is SpecAugment and _takes(step.spectrum, channels, time):
+            parts.append(_SpecAugmentPart(step, of_wave=not channels))
+            channels, time = step.spectrum.bins, 1
+        elif isinstance(step, FilterBank) and kind is FilterBank and _takes(step.spectrum, channels, time):
+            parts.append(_FilterBankPart(step, of_wave=not channels))
+            channels, time = step.channels, 1
+        elif isinstance(step, FrameSplicing) and kind is FrameSplicing and channels and time == 1:
+            parts.append(_FrameSplicingPart(step, channels))
+            channels *= step.frames
+        elif isinstance(step, PermuteAudio) and kind is PermuteAudio and channels:
+            parts.append(_PermuteAudioPart(step))
+            time = 1 - time
+        else:
+            raise NoOperatorsError(f"there is no graph of DALI's operators for its step {step.name} at that place")
+    if not channels or time != 0:
+        raise NoOperatorsError("its steps do not end with features whose first dimension is time")
+    return parts, waits
+
+
+def _takes(spectrum: Spectrum, channels: int, time: int) -> bool:
+    """Tell whether a step takes data like these: a waveform, of which it takes its spectrum, or such a spectrum."""
+    return (not channels and has_operators(spectrum)) or (channels == spectrum.bins and time == 1)
+
+
+def _with_frames(item: Item, spectrum: Spectrum, name: str) -> Item:
+    """Return the item, a waveform until now, with the shape of its power spectrum."""
+    samples = item.data.shape[0]
+    item.target[FEED][f"{name} samples and one"] = _one(samples + 1)
+    item.data = torch.empty(spectrum.bins, -(-samples // spectrum.hop), device="meta")
+    item.target["step"], item.target["time"] = spectrum.hop, 1
+    return item
+
+
+def _power(wave: DataNode, spectrum: Spectrum, fed: Mapping[str, DataNode], name: str) -> DataNode:
+    return power_spectrum(wave, spectrum, fed[f"{name} samples and one"], fed[f"{name} total"])
+
+
+def _one(number: int) -> npt.NDArray[np.int32]:
+    """Return a number as DALI takes the shape of one dimension."""
+    return np.array([number], np.int32)

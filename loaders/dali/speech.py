@@ -1,0 +1,103 @@
+"""The pipeline of speech recognition as a graph of DALI operators, in the order in which its steps stand."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import soundfile
+import torch
+from nvidia.dali import fn, types
+
+from loaders.base import Samples
+from loaders.dali.audio import FEED, parts_of
+from loaders.dali.plan import DataNode, Fed, Feed
+from loaders.pipeline import Item, Pipeline, Tensors, Transform
+from loaders.pipelines.speech import SpeechPipeline, waveform
+
+__all__ = ["MOST_DIFFERENCE", "SpeechPlan"]
+
+MOST_DIFFERENCE: Final = 1e-3
+"""Most that a feature is off, in deviations of its channel: DALI has Fourier transforms and sums of its own, whose
+roundings in float32 a logarithm makes larger where there is little power. 1e-5 to 1e-4 are usual; a channel that hardly
+changes, in two frames for one, is off by most."""
+
+_ENCODED: Final = "encoded"
+_NO_FEATURES: Final = torch.empty(0, 1)
+
+
+class SpeechPlan:
+    """Decoding and every step in DALI, but for those that only pass time; lengths, masks and labels in Python."""
+
+    def __init__(self, pipeline: SpeechPipeline) -> None:
+        """Run this pipeline; raises NoOperatorsError for steps, or an order of them, that there is no graph of."""
+        self._parts, waits = parts_of(pipeline.transforms)
+        self.ahead: Pipeline = _Ahead(pipeline, (*self._parts, *waits))
+        self.decodes, self.python_only = True, False
+        self.conditional = False
+        self.layouts: Mapping[str, str] = {}
+        steps = ", ".join(part.name for part in self._parts)
+        others = "".join(f", {step.name} (it changes nothing of a sample, so it may stand before)" for step in waits)
+        self.note = (
+            f"DALI's operators run decoding, {steps} and collation: features differ by 1e-4 deviations, by "
+            f"{MOST_DIFFERENCE:g} at most, which is rounding; Python operators run reading, transcripts (DALI has none "
+            f"for text){others} and all random numbers"
+        )
+
+    def feed(self, tensors: Tensors) -> Feed:
+        """Return files, lengths and masks."""
+        assert isinstance(tensors, Fed)
+        return tensors.feed
+
+    def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
+        """Return features, float32 of shape (T, F), padded to the batch's longest."""
+        data, _ = fn.decoders.audio(fed[_ENCODED], dtype=types.FLOAT, downmix=True)
+        if device == "cuda":
+            data = data.gpu()
+        for part in self._parts:
+            data = part.graph(data, fed, device)
+        return [fn.pad(data, axes=(0,))]
+
+    def tensors(self, outputs: Sequence[torch.Tensor], collated: Tensors) -> Tensors:
+        """Return the batch, with labels and lengths that were collated in Python."""
+        device = outputs[0].device
+        extra = {name: tensor.to(device) for name, tensor in collated.extra.items()}
+        return Tensors(outputs[0], collated.labels.to(device), extra)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    of: SpeechPipeline
+    transforms: tuple[Transform, ...]
+
+    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+        return self.of.read(samples, sample_id)
+
+    def decode(
+        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        labels = self.of.labels(samples, sample_id)
+        count = _count(encoded, self.of.sample_rate)
+        feed = {_ENCODED: np.frombuffer(encoded, np.uint8)}
+        target = {"labels": labels, "samples": count, "step": 1, "time": 0, FEED: feed}
+        return torch.empty(count, device="meta"), target
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        tensors = self.of.collate([replace(item, data=_NO_FEATURES) for item in items])
+        feed = {name: [item.target[FEED][name] for item in items] for name in items[0].target[FEED]}
+        return Fed.of(feed, tensors.labels, tensors.extra)
+
+
+def _count(encoded: bytes | memoryview, sample_rate: int) -> int:
+    """Return how many samples a sound has by its header; raises UndecodableError for one that cannot be taken."""
+    try:
+        with soundfile.SoundFile(io.BytesIO(encoded)) as file:
+            if file.channels == 1 and file.samplerate == sample_rate and file.frames > 0:
+                return int(file.frames)
+    except (soundfile.SoundFileError, RuntimeError):
+        pass
+    # Says what is wrong with it.
+    return len(waveform(encoded, sample_rate))
