@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Batch", "Loader", "LoaderStats", "Samples"]
 
@@ -29,14 +31,24 @@ class Samples:
     sizes: npt.NDArray[np.int64]
     """Encoded size of each sample in bytes, all its files together, shape (n,)."""
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
-    """What else a dataset knows of each sample, by name: transcripts, boxes, the file of a segmentation."""
+    """What else a dataset knows of each sample, by name: transcripts, boxes. Where a sample has further files, a column
+    whose name ends in `_path` tells where each lies, relative to root."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def path(self, sample_id: int) -> Path:
-        """Return the file of one sample."""
-        return self.root / self.paths[sample_id]
+    def path(self, sample_id: int, column: str | None = None) -> Path:
+        """Return the file of one sample, or the further one that a column tells of."""
+        return self.root / (self.paths[sample_id] if column is None else str(self.columns[column][sample_id]))
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether `path` is a file that can be opened; no file is where the sample came over a wire."""
+        return True
+
+    def read(self, sample_id: int, column: str | None = None) -> bytes | memoryview:
+        """Return such a file whole, from the disk or as it came over a wire; raises OSError."""
+        return self.path(sample_id, column).read_bytes()
 
     def at(self, root: Path) -> Samples:
         """Return the same samples as seen under another root, a mount for one."""

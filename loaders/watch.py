@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import time
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final, NamedTuple
 
 from loaders.pipeline import Pipeline, StageTimes
 
-__all__ = ["Overdue", "Watch"]
+__all__ = ["WATCH_BYTES", "Overdue", "Watch"]
 
 _ID, _STAGE, _SINCE, _CELLS = range(4)
+WATCH_BYTES: Final = _CELLS * ctypes.sizeof(ctypes.c_int64)
+"""Memory of one worker."""
 _IDLE: Final = 0
 
 
@@ -27,11 +30,18 @@ class Overdue(NamedTuple):
 class Watch:
     """Three numbers a worker, which it writes without a lock and others read."""
 
-    def __init__(self, pipeline: Pipeline, workers: int, *, processes: bool) -> None:
-        """Watch so many workers, threads of this process or processes that will be started by it."""
+    def __init__(self, pipeline: Pipeline, workers: int, *, processes: bool, memory: mmap.mmap | None = None) -> None:
+        """Watch so many workers, threads of this process or processes that will be started by it.
+
+        `memory`, WATCH_BYTES for each worker, is for processes that share it in a way of their own.
+        """
         self._stages = ("read", "decode", *(transform.name for transform in pipeline.transforms), "collate")
         size = _CELLS * max(1, workers)
-        self._cells: Any = RawArray(ctypes.c_int64, size) if processes else (ctypes.c_int64 * size)()
+        self._cells: Any
+        if memory is not None:
+            self._cells = (ctypes.c_int64 * size).from_buffer(memory)
+        else:
+            self._cells = RawArray(ctypes.c_int64, size) if processes else (ctypes.c_int64 * size)()
 
     def begin(self, worker: int, sample_id: int, *, stage: str = "read") -> StageTimes:
         """Note that a worker takes up a sample, or a batch that begins with it; return times that note its stages."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from loaders.base import Batch
 from loaders.streaming.channel import Channel
+from loaders.streaming.decoding.decoder import LOOKAHEAD, Decoder
 from loaders.streaming.decoding.records import check_records
-from loaders.streaming.decoding.threads import LOOKAHEAD, Decoder
 from loaders.streaming.decoding.transfer import InFlight, SideStream
 from loaders.streaming.receiver.arrivals import Order
 from loaders.streaming.receiver.batch import RawBatch
@@ -19,8 +20,9 @@ from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
+from loaders.work import Failed
 
-__all__ = ["Decoded", "Fetching", "Raw", "Running", "StageTimes"]
+__all__ = ["Decoded", "Fetching", "Numbered", "Raw", "Running", "StageTimes"]
 
 _READY_BATCHES = 2
 """Decoded batches that wait for the training step."""
@@ -69,7 +71,14 @@ class Fetching:
         return raw
 
 
-Numbered: TypeAlias = tuple[int, Batch | RawBatch]
+class Numbered(NamedTuple):
+    """A batch of an epoch."""
+
+    number: int
+    batch: Batch | RawBatch | None
+    """None where every sample of it failed."""
+    failed: Sequence[Failed] = ()
+    """The samples that were left out of it."""
 
 
 class Running(Protocol):
@@ -97,7 +106,7 @@ class Raw:
     def next(self) -> Numbered | None:
         """Return the next batch with its number, None once it was stopped."""
         raw = self._fetching.take(self._fetch, wait=True)
-        return None if raw is None else (raw.batch, raw)
+        return None if raw is None else Numbered(raw.batch, raw)
 
     def stop(self) -> None:
         """Drop what is under way; may be called twice."""
@@ -111,7 +120,7 @@ class Decoded:
     def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, side: SideStream) -> None:
         self.schedule = schedule
         self._fetching, self._decoder, self._side = fetching, decoder, side
-        self._ready: Channel[tuple[int, InFlight]] = Channel(_READY_BATCHES)
+        self._ready: Channel[tuple[int, InFlight | None, Sequence[Failed]]] = Channel(_READY_BATCHES)
         self._fetch = fetching.start(schedule)
         self._thread = threading.Thread(target=self._run, name="streaming-epoch", daemon=True)
         self._thread.start()
@@ -119,7 +128,10 @@ class Decoded:
     def next(self) -> Numbered | None:
         """Return the next batch with its number, None once it was stopped; raise what went wrong in the thread."""
         item = self._ready.get()
-        return None if item is None else (item[0], item[1].land())
+        if item is None:
+            return None
+        number, batch, failed = item
+        return Numbered(number, None if batch is None else batch.land(), failed)
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -145,9 +157,10 @@ class Decoded:
                 numbers.append(raw.batch)
             if decoder.pending:
                 began = time.perf_counter_ns()
-                batch = self._side.start(decoder.collect())
+                batch, failed = decoder.collect()
+                moving = None if batch is None else self._side.start(batch)
                 decoded = time.perf_counter_ns()
-                wanted = self._ready.put((numbers.popleft(), batch))
+                wanted = self._ready.put((numbers.popleft(), moving, failed))
                 times.decode_wait_s += (decoded - began) * 1e-9
                 times.consumer_wait_s += (time.perf_counter_ns() - decoded) * 1e-9
                 if not wanted:

@@ -14,9 +14,9 @@ from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
 from loaders.streaming.checkpoint import Progress
-from loaders.streaming.decoding.engines import Engine, make_decoder
+from loaders.streaming.decoding.engines import Engine, Policy, check_engine, make_decoder
 from loaders.streaming.decoding.transfer import SideStream
-from loaders.streaming.epochs import Decoded, Fetching, Raw, Running, StageTimes
+from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, StageTimes
 from loaders.streaming.planner import EpochPlan, Remainder, plan, share_records
 from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
@@ -24,6 +24,7 @@ from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import check_window
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
+from loaders.work import OnError
 
 __all__ = ["StreamingLoader"]
 
@@ -49,7 +50,7 @@ class StreamingLoader:
         prefetch_batches: int = 8,
         prefetch_step: int = 0,
         order: Order = "arrival",
-        decode: Engine = "dali",
+        decode: Engine = "auto",
         num_threads: int = 2,
         slice_records: int = 8,
         shuffle_window: int = 0,
@@ -64,6 +65,8 @@ class StreamingLoader:
         limit: int | None = None,
         verify: bool = False,
         events: Path | str | None = None,
+        sample_timeout_s: float | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         """Connect to the daemon at `endpoint`, such as tcp://10.77.0.1:41234, or to those at `endpoints`.
 
@@ -71,8 +74,9 @@ class StreamingLoader:
         connections. With `prefetch_step` an epoch begins with so many requests and asks for so many more with each
         batch, until `prefetch_batches` is reached. `order` is "arrival", first come, first used, or "strict".
 
-        `decode` names the engine and `num_threads` its threads or, of "torch-process", its processes; "raw" hands
-        out RawBatch, not decoded. A batch is made of runs of `slice_records` neighbouring records, or of records
+        `decode` names the engine and `num_threads` its threads or, of "torch-process", its processes: "dali" decodes
+        images alone, "torch" and "torch-process" run any pipeline, "auto" takes the fitting one, and "raw" hands out
+        RawBatch, not decoded. A batch is made of runs of `slice_records` neighbouring records, or of records
         shuffled within windows of `shuffle_window`. `rank`, `world_size` and `remainder` share the records among
         ranks, see `planner.plan`. `limit` ends an epoch after so many samples.
 
@@ -81,7 +85,9 @@ class StreamingLoader:
         beginning, so that TCP's windows are open when the first batch is asked for; twice the link's
         bandwidth-delay product is enough. `wire` is "raw", or "msgpack" for the paper's way. `verify` checks every
         record's checksums. A daemon that is silent for `timeout_s` seconds while it is waited for is given up.
-        `events` is a file to which TimestampLogger's lines are appended.
+        `events` is a file to which TimestampLogger's lines are appended. A sample that is not through the pipeline
+        after `sample_timeout_s` seconds ends the epoch. With on_error "skip" a sample that fails is left out of its
+        batch and told in `stats`, and a batch of which nothing is left is left out too.
 
         Raises LoaderConfigError for an argument out of range, StreamError when a daemon does not answer.
         """
@@ -104,7 +110,16 @@ class StreamingLoader:
         self._batch_size, self._order, self._epochs_ahead, self._epochs = batch_size, order, epochs_ahead, epochs
         plan([1], batch_size=batch_size, epoch=0, **self._settings)  # refuses what is out of range
         where = usable_device(device)
-        self._decoder = make_decoder(decode, transform or ImageTransform(), seed, where, num_threads, batch_size)
+        pipeline, policy = transform or ImageTransform(), Policy(on_error, sample_timeout_s)
+        self._decoder = make_decoder(
+            check_engine(decode, pipeline, policy),
+            pipeline,
+            seed=seed,
+            device=where,
+            num_threads=num_threads,
+            batch_size=batch_size,
+            policy=policy,
+        )
         self._side = SideStream(where)
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._times = StageTimes()
@@ -138,6 +153,17 @@ class StreamingLoader:
             *(self._decoder.notes if self._decoder else ("hands out encoded images, not decoded",)),
         )
 
+    @staticmethod
+    def check_transform(
+        transform: Pipeline,
+        decode: str = "auto",
+        on_error: OnError = "raise",
+        sample_timeout_s: float | None = None,
+        **_: Any,
+    ) -> None:
+        """Raise LoaderConfigError for a pipeline that a loader with these arguments, of all it takes, cannot run."""
+        check_engine(decode, transform, Policy(on_error, sample_timeout_s))
+
     def __len__(self) -> int:
         """Return the number of this rank's samples in an epoch."""
         names = ("rank", "world_size", "remainder", "limit")
@@ -149,9 +175,9 @@ class StreamingLoader:
         Batches of decode="raw" are RawBatch. Another call ends the epoch before it, and uses what was asked for
         ahead if that was whole and this is the next one.
 
-        Raises StreamError naming the daemon that is gone or refuses, SampleError naming a sample that cannot be
-        decoded, WorkerError naming a decoding process that died. A daemon that dies and comes back within the
-        timeout costs time only.
+        Raises StreamError naming the daemon that is gone or refuses, SampleError naming a sample that failed and its
+        stage, SampleTimeoutError naming one that is late, WorkerError naming a decoding process that died. A daemon
+        that dies and comes back within the timeout costs time only.
         """
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
@@ -164,9 +190,14 @@ class StreamingLoader:
         whole = False
         try:
             for _ in range(len(planned)):
-                batch = self._next(running)
-                progress.delivered[planned.positions(batch[0])] = True
-                yield batch[1]
+                number, batch, failed = self._next(running)
+                progress.delivered[planned.positions(number)] = True
+                for one in failed:
+                    self._stats.skip(*one)
+                if batch is not None:
+                    # What is raw is handed out as what the protocol names; it counts alike.
+                    self._stats.count(cast(Batch, batch))
+                    yield cast(Batch, batch)
             whole = True
             self._log("epoch_end", epoch)
         finally:
@@ -174,16 +205,13 @@ class StreamingLoader:
                 running.stop()
                 self._running = None if self._running is running else self._running
 
-    def _next(self, running: Running) -> tuple[int, Batch]:
+    def _next(self, running: Running) -> Numbered:
         began = time.perf_counter_ns()
         item = running.next() if running is self._running else None
         self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
         if item is None:
             raise LoaderError("the loader was closed or another epoch was begun: there are no more batches of this one")
-        number, batch = item
-        # What is raw is handed out as what the protocol names; it counts alike.
-        self._stats.count(cast(Batch, batch))
-        return number, cast(Batch, batch)
+        return item
 
     def _begin(self, epoch: int) -> Running:
         """Return what runs an epoch: what ran the one before, or all anew."""
@@ -269,6 +297,8 @@ class StreamingLoader:
         if self._closed:
             return
         self._closed = True
+        if self._decoder is not None:
+            self._decoder.interrupt()
         self._stop()
         self._close_helpers()
         self._client.close()

@@ -11,9 +11,11 @@ from nvidia.dali import fn, pipeline_def, types
 
 from loaders.base import Batch
 from loaders.dali.image import dali_transform
-from loaders.image import ImageTransform
-from loaders.streaming.decoding.records import explain_failure
-from loaders.streaming.decoding.threads import LOOKAHEAD, host_labels
+from loaders.errors import LoaderError, SampleError
+from loaders.image import ImageTransform, decode
+from loaders.pipeline import UndecodableError
+from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome
+from loaders.streaming.decoding.received import rows_of
 from loaders.streaming.receiver.batch import RawBatch
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ class DaliDecoder:
         self._pipeline.feed_input("draws", self._transform.draws(seed=self._seed, epoch=raw.epoch, ids=raw.ids))
         self._pipeline.schedule_run()
 
-    def collect(self) -> Batch:
+    def collect(self) -> Outcome:
         """Return the oldest batch; raise SampleError naming the sample that cannot be decoded."""
         assert self._pipeline is not None, "collect without submit"
         on_gpu = self._device.type == "cuda"
@@ -89,17 +91,32 @@ class DaliDecoder:
             data = torch.utils.dlpack.from_dlpack(images.as_tensor())
             self._pipeline.release_outputs()
             raw = self._pending.popleft()
-            return Batch(raw.ids, data, host_labels(raw, self._device), raw.nbytes)
+            labels = torch.from_numpy(raw.labels.copy())
+            return Outcome(Batch(raw.ids, data, labels.pin_memory() if on_gpu else labels, raw.nbytes))
         # Out of the handler, whose traceback would keep the broken pipeline and its threads alive.
         self.close()
-        raise explain_failure(suspects, failure)
+        raise _explained(suspects, failure)
 
     def reset(self) -> None:
         """Forget what is pending."""
         if self._pending:
             self.close()
 
+    def interrupt(self) -> None:
+        """Do nothing: DALI's operators come back by themselves."""
+
     def close(self) -> None:
         """End the pipeline and its threads; the next batch submitted starts another."""
         self._pending.clear()
         self._pipeline = None
+
+
+def _explained(batches: list[RawBatch], message: str) -> LoaderError:
+    """Return the error of the sample because of which decoding failed, or DALI's own message."""
+    for raw in batches:
+        for sample_id, row in zip(raw.ids.tolist(), rows_of(raw), strict=True):
+            try:
+                decode(row.payload)
+            except UndecodableError as error:
+                return SampleError(f"sample {sample_id} ({row.path}) cannot be decoded: {error}")
+    return LoaderError(f"decoding failed at samples {[raw.ids.tolist() for raw in batches]}: {message}")

@@ -2,43 +2,110 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Final, Literal, TypeAlias, get_args
 
 import torch
 
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
+from loaders.streaming.decoding.decoder import Decoder
 from loaders.streaming.decoding.processes import ProcessDecoder
-from loaders.streaming.decoding.threads import Decoder, TorchDecoder
+from loaders.streaming.decoding.threads import TorchDecoder
+from loaders.work import OnError, check_policy
 
-__all__ = ["Engine", "make_decoder"]
+__all__ = ["Engine", "Policy", "check_engine", "make_decoder"]
 
-Engine: TypeAlias = Literal["dali", "torch", "torch-process", "raw"]
+Engine: TypeAlias = Literal["auto", "dali", "torch", "torch-process", "raw"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What becomes of samples that fail or hang."""
+
+    on_error: OnError = "raise"
+    timeout_s: float | None = None
+
+    def refused_by(self, engine: str, why: str) -> None:
+        """Raise LoaderConfigError naming the first setting that an engine cannot keep, and why."""
+        for name, given in (("on_error=skip", self.on_error == "skip"), ("sample_timeout_s", self.timeout_s)):
+            if given:
+                raise LoaderConfigError(f"{name}: {why} with decode={engine}; use decode=torch, or leave it out")
+
+
+_STRICT: Final = Policy()
+
+
+def check_engine(name: str, pipeline: Pipeline, policy: Policy = _STRICT) -> Engine:
+    """Return the engine that a name stands for with a pipeline.
+
+    "auto" is "dali" for images where DALI is installed, unless the policy asks for what that cannot do, and "torch"
+    otherwise. Raises LoaderConfigError for an engine that there is none of, or that cannot do what is asked.
+    """
+    check_policy(policy.on_error, policy.timeout_s)
+    match name:
+        case "auto":
+            images = isinstance(pipeline, ImageTransform) and policy == _STRICT
+            return "dali" if images and _has_dali() else "torch"
+        case "dali":
+            if not isinstance(pipeline, ImageTransform):
+                raise LoaderConfigError(
+                    f"decode=dali: decodes images with a class, and {type(pipeline).__name__} takes others; use "
+                    "decode=auto or decode=torch"
+                )
+            policy.refused_by(name, "DALI ends with a sample that fails, and cannot give one up")
+            return "dali"
+        case "raw":
+            policy.refused_by(name, "nothing is decoded")
+            return "raw"
+        case "torch" | "torch-process":
+            return "torch" if name == "torch" else "torch-process"
+    raise LoaderConfigError(f"decode={name!r}: expected one of {', '.join(get_args(Engine))}")
 
 
 def make_decoder(
-    name: str, transform: Pipeline, seed: int, device: torch.device, num_threads: int, batch_size: int
+    engine: Engine,
+    pipeline: Pipeline,
+    *,
+    seed: int,
+    device: torch.device,
+    num_threads: int,
+    batch_size: int,
+    policy: Policy = _STRICT,
 ) -> Decoder | None:
-    """Return the engine of this name, None for raw.
-
-    Raises LoaderConfigError where there is none, or none for what the pipeline's samples are.
-    """
-    if name == "raw":
+    """Return an engine that `check_engine` named, None for raw; raises LoaderConfigError where it cannot be had."""
+    if engine == "raw":
         return None
-    if not isinstance(transform, ImageTransform):
-        raise LoaderConfigError(
-            f"decode={name}: records hold images with a class, and {type(transform).__name__} needs others; use the "
-            "loader pytorch, dali or spdl"
+    if engine == "torch":
+        return TorchDecoder(
+            pipeline,
+            seed=seed,
+            device=device,
+            num_threads=num_threads,
+            on_error=policy.on_error,
+            timeout_s=policy.timeout_s,
         )
-    if name == "torch":
-        return TorchDecoder(transform, seed=seed, device=device, num_threads=num_threads)
-    if name == "torch-process":
-        return ProcessDecoder(transform, seed=seed, device=device, num_workers=num_threads)
-    if name == "dali":
-        try:
-            from loaders.streaming.decoding.dali import DaliDecoder
-        except ImportError as error:
-            raise LoaderConfigError(f"decode=dali: DALI cannot be imported ({error}); use decode=torch") from error
-        return DaliDecoder(transform, seed=seed, device=device, num_threads=num_threads, batch_size=batch_size)
-    raise LoaderConfigError(f"decode={name!r}: expected dali, torch, torch-process or raw")
+    if engine == "torch-process":
+        return ProcessDecoder(
+            pipeline,
+            seed=seed,
+            device=device,
+            num_workers=num_threads,
+            on_error=policy.on_error,
+            timeout_s=policy.timeout_s,
+        )
+    assert isinstance(pipeline, ImageTransform)
+    try:
+        from loaders.streaming.decoding.dali import DaliDecoder
+    except ImportError as error:
+        raise LoaderConfigError(f"decode=dali: DALI cannot be imported ({error}); use decode=torch") from error
+    return DaliDecoder(pipeline, seed=seed, device=device, num_threads=num_threads, batch_size=batch_size)
+
+
+def _has_dali() -> bool:
+    with suppress(ModuleNotFoundError):
+        return find_spec("nvidia.dali") is not None
+    return False

@@ -1,105 +1,100 @@
-"""From raw batches to tensors with PIL and torch, in processes beside this one.
-
-Encoded images and pixels go through memory that is shared by descriptor and has no name, so nothing of it is left
-when a process is killed, whichever it is. A worker ends when its standard input does.
-"""
+"""From raw batches to tensors in processes beside this one: any pipeline, a part of every batch in each."""
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
+import select
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgpack
 import numpy as np
 import torch
 
 from loaders.base import Batch
-from loaders.errors import WorkerError
-from loaders.image import ImageTransform
-from loaders.streaming.decoding.records import explain_failure
-from loaders.streaming.decoding.threads import LOOKAHEAD, host_labels
-from loaders.streaming.decoding.worker import LENGTH, pixel_bytes
+from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
+from loaders.pipeline import Pipeline, StageTimes
+from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome, pinned
+from loaders.streaming.decoding.memory import SharedMemory
+from loaders.streaming.decoding.messages import Answer, Done, Job, Part, load, read_message, write_message
+from loaders.streaming.decoding.received import ReceivedSamples, received, rows_of
 from loaders.streaming.receiver.batch import RawBatch
+from loaders.watch import WATCH_BYTES, Watch
+from loaders.work import Failed, Loaded, OnError, Work
 
 __all__ = ["ProcessDecoder"]
 
-_GRACE_S = 5.0
+_GRACE_S: Final = 5.0
 """How long a worker may take for what it is at when it is asked to end."""
-
-
-class _Memory:
-    """Memory that is shared with the workers and grows."""
-
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("streaming-decode", os.MFD_CLOEXEC)
-        self._map: mmap.mmap | None = None
-
-    def view(self, nbytes: int) -> memoryview:
-        """Return the first bytes, after making room for them."""
-        if self._map is None or len(self._map) < nbytes:
-            os.ftruncate(self.descriptor, nbytes)
-            self._map = mmap.mmap(self.descriptor, nbytes)
-        return memoryview(self._map)[:nbytes]
-
-    def close(self) -> None:
-        self._map = None
-        os.close(self.descriptor)
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Where one batch's images go in and its pixels come out."""
-
-    images: _Memory
-    pixels: _Memory
+_POLLS: Final = 4
+"""How often within `timeout_s` the workers are looked at."""
 
 
 class _Worker:
-    """A process that decodes a part of every batch."""
+    """A process that runs the pipeline over a part of every batch."""
 
-    def __init__(self, slots: list[_Slot], transform: ImageTransform, seed: int) -> None:
-        descriptors = [memory.descriptor for slot in slots for memory in (slot.images, slot.pixels)]
+    def __init__(self, told: bytes, watch: SharedMemory, records: Sequence[SharedMemory]) -> None:
+        """Start it; `told` is what it is told first, `records` the memory of the slots that it reads from."""
+        self._items = [SharedMemory() for _ in records]
+        memory = [watch, *(each for pair in zip(records, self._items, strict=True) for each in pair)]
+        descriptors = [each.descriptor for each in memory]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "loaders.streaming.decoding.worker", *map(str, descriptors)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            bufsize=0,
             pass_fds=descriptors,
             # It has to find what this process finds, wherever that was started.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
             # Ctrl-C is for the process that was started by hand.
             start_new_session=True,
         )
-        self.send(pickle.dumps((transform, seed)))
+        self.send(told)
 
     def send(self, message: bytes) -> None:
-        """Send a job; raise WorkerError when the process is gone."""
+        """Send a message; raise WorkerError when the process is gone."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(LENGTH.pack(len(message)) + message)
-            self._process.stdin.flush()
+            write_message(self._process.stdin.fileno(), message)
         except BrokenPipeError as error:
             raise self._dead() from error
 
-    def receive(self) -> str | None:
-        """Wait for the end of the oldest job; return why it failed, None if it did not."""
+    def receive(self, slot: int, timeout_s: float | None, late: Callable[[], None]) -> list[Done]:
+        """Wait for the oldest job, which is of this slot, and call `late` now and then; return its samples.
+
+        Raises LoaderError when it cannot be done, WorkerError when the process is gone.
+        """
         assert self._process.stdout is not None
-        head = self._process.stdout.read(LENGTH.size)
-        if len(head) < LENGTH.size:
+        pipe = self._process.stdout.fileno()
+
+        def wait() -> None:
+            while timeout_s is not None and not select.select([pipe], [], [], timeout_s / _POLLS)[0]:
+                late()
+
+        message = read_message(pipe, wait)
+        if message is None:
             raise self._dead()
-        answer = self._process.stdout.read(LENGTH.unpack(head)[0])
-        return msgpack.unpackb(answer) or None
+        answer = Answer(*msgpack.unpackb(message))
+        if answer.refusal:
+            raise LoaderError(f"decode=torch-process: {answer.refusal}; use decode=torch, whose threads need no copy")
+        done: list[Done] = load(self._items[slot], answer.at, answer.nbytes)
+        return done
 
     def _dead(self) -> WorkerError:
         code = self._process.wait()
         end = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
         return WorkerError(f"the streaming loader's decoding process (pid {self._process.pid}) {end}")
+
+    def kill(self) -> None:
+        """Make the process end, whatever it is at."""
+        self._process.kill()
 
     def hang_up(self) -> None:
         """Ask the process to end."""
@@ -115,19 +110,42 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        for memory in self._items:
+            memory.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    work: Work
+    samples: ReceivedSamples
+    ids: list[int]
+    slot: int
+    busy: list[_Worker]
 
 
 class ProcessDecoder:
-    """Decodes every batch in several processes at once, each a part of it."""
+    """Runs a pipeline over every batch in several processes at once, each a part of it, and joins the batches here."""
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, transform: ImageTransform, *, seed: int, device: torch.device, num_workers: int) -> None:
-        """Start `num_workers` processes."""
-        self._transform, self._seed, self._device, self._num_workers = transform, seed, device, num_workers
-        self._slots: list[_Slot] = []
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        seed: int,
+        device: torch.device,
+        num_workers: int,
+        on_error: OnError = "raise",
+        timeout_s: float | None = None,
+    ) -> None:
+        """Start `num_workers` processes; raises LoaderConfigError for a pipeline that cannot be sent to them."""
+        self._pipeline, self._seed, self._device, self._num_workers = pipeline, seed, device, num_workers
+        self._on_error, self._timeout_s = on_error, timeout_s
+        self._memory: list[SharedMemory] = []
+        self._records: list[SharedMemory] = []
+        self._watch: Watch | None = None
         self._workers: list[_Worker] = []
-        self._pending: deque[tuple[RawBatch, _Slot, list[_Worker]]] = deque()
+        self._pending: deque[_Pending] = deque()
         self._submitted = 0
         self._start()
 
@@ -140,76 +158,105 @@ class ProcessDecoder:
         """Start to decode a batch."""
         if not self._workers:
             self._start()
-        place = self._submitted % LOOKAHEAD
+        slot = self._submitted % LOOKAHEAD
         self._submitted += 1
-        slot = self._slots[place]
-        ends = np.cumsum(raw.sizes)
-        images = np.frombuffer(slot.images.view(max(1, int(ends[-1]))), np.uint8)
-        begins = ends - raw.sizes
-        for begin, end, image in zip(begins.tolist(), ends.tolist(), raw.images(), strict=True):
-            images[begin:end] = np.frombuffer(image, np.uint8)
-        slot.pixels.view(len(raw) * pixel_bytes(self._transform))
+        ids, rows = raw.ids.tolist(), rows_of(raw)
+        ends = np.cumsum([len(row.content) for row in rows]).tolist()
+        memory = self._records[slot].view(max(1, ends[-1]))
+        parts = []
+        for sample_id, row, end in zip(ids, rows, ends, strict=True):
+            begin = end - len(row.content)
+            memory[begin:end] = row.content
+            parts.append(Part(sample_id, row.label, begin, len(row.content), row.at, len(row.payload), row.whole))
         busy = []
-        for worker, rows in zip(self._workers, np.array_split(np.arange(len(raw)), self._num_workers), strict=True):
-            if len(rows):
-                part = slice(int(rows[0]), int(rows[-1]) + 1)
-                columns = [array[part].tolist() for array in (raw.ids, begins, raw.sizes)]
+        for worker, places in zip(self._workers, np.array_split(np.arange(len(raw)), self._num_workers), strict=True):
+            if len(places):
+                job = Job(slot, raw.epoch, parts[int(places[0]) : int(places[-1]) + 1])
                 try:
-                    worker.send(msgpack.packb((place, raw.epoch, part.start, *columns)))
+                    worker.send(msgpack.packb(job))
                 except WorkerError:
                     self.close()
                     raise
                 busy.append(worker)
-        self._pending.append((raw, slot, busy))
+        samples = received(dict(zip(ids, rows, strict=True)))
+        work = Work(samples, self._pipeline, self._seed, workers=1, processes=False)
+        self._pending.append(_Pending(work, samples, ids, slot, busy))
 
-    def collect(self) -> Batch:
-        """Return the oldest batch, in pinned memory where it is to go to a GPU.
-
-        Raises SampleError naming the sample that cannot be decoded, WorkerError naming a process that died.
-        """
-        raw, slot, busy = self._pending.popleft()
+    def collect(self) -> Outcome:
+        """Return the oldest batch; raise SampleError naming the sample that failed, or is late, or WorkerError."""
+        oldest = self._pending.popleft()
         try:
-            failures = [failure for failure in [worker.receive() for worker in busy] if failure is not None]
-        except WorkerError:
-            self.close()
+            done = self._received(oldest)
+        except LoaderError:
+            self.close(kill=True)
             raise
-        if failures:
-            raise explain_failure([raw], failures[0])
-        size = self._transform.size
-        data = torch.empty((len(raw), 3, size, size), pin_memory=self._device.type == "cuda")
-        shared = torch.frombuffer(slot.pixels.view(data.nbytes), dtype=torch.float32)
-        # Copied, so that a batch may be kept for as long as its user wants.
-        data.copy_(shared.view_as(data))
-        return Batch(raw.ids, data, host_labels(raw, self._device), raw.nbytes)
+        loaded, failed = [], []
+        for sample_id, one in zip(oldest.ids, done, strict=True):
+            if one.item is None:
+                if self._on_error == "raise":
+                    raise SampleError(one.why)
+                failed.append(Failed(sample_id, one.why))
+            else:
+                loaded.append(Loaded(one.item, one.ns, StageTimes()))
+        if not loaded:
+            return Outcome(None, failed)
+        # Joined from memory that the next batch but one goes into, so a batch may be kept as long as its user wants.
+        made = oldest.work.collate(0, loaded)
+        data, labels, extra = pinned(made.tensors, self._device)
+        nbytes = sum(oldest.samples.rows[one.item.id].size for one in loaded)
+        return Outcome(Batch(made.ids, data, labels, nbytes, extra, made.work_s), failed)
+
+    def _received(self, batch: _Pending) -> list[Done]:
+        def late() -> None:
+            assert self._timeout_s is not None and self._watch is not None
+            if (found := self._watch.overdue(self._timeout_s)) is not None:
+                raise batch.work.timeout_error(found, f"worker {found.worker}")
+
+        return [one for worker in batch.busy for one in worker.receive(batch.slot, self._timeout_s, late)]
 
     def reset(self) -> None:
         """Forget what is pending, once it is done: processes take longer to start than a batch takes them."""
         while self._pending:
-            _, _, busy = self._pending.popleft()
             try:
-                for worker in busy:
-                    worker.receive()
-            except WorkerError:
-                self.close()
+                self._received(self._pending.popleft())
+            except LoaderError:
+                self.close(kill=True)
 
-    def close(self) -> None:
-        """End the processes; the next batch submitted starts others."""
+    def interrupt(self) -> None:
+        """End the processes, and so a `collect` that waits for them."""
+        for worker in list(self._workers):
+            worker.kill()
+
+    def close(self, *, kill: bool = False) -> None:
+        """End the processes, at once if `kill`; the next batch submitted starts others."""
         self._pending.clear()
         self._submitted = 0
         for worker in self._workers:
             worker.hang_up()
+            if kill:
+                worker.kill()
         while self._workers:
             self._workers.pop().join()
-        while self._slots:
-            slot = self._slots.pop()
-            slot.images.close()
-            slot.pixels.close()
+        self._watch = None
+        while self._memory:
+            self._memory.pop().close()
+        self._records = []
 
     def _start(self) -> None:
         try:
-            self._slots = [_Slot(_Memory(), _Memory()) for _ in range(LOOKAHEAD)]
-            for _ in range(self._num_workers):
-                self._workers.append(_Worker(self._slots, self._transform, self._seed))
+            told = pickle.dumps(self._pipeline)
+        except Exception as error:  # what is pickled may raise what it likes
+            raise LoaderConfigError(
+                f"decode=torch-process: {type(self._pipeline).__name__} cannot be sent to another process: {error}; "
+                "use decode=torch"
+            ) from error
+        try:
+            watch, *self._records = self._memory = [SharedMemory() for _ in range(1 + LOOKAHEAD)]
+            size = self._num_workers * WATCH_BYTES
+            self._watch = Watch(self._pipeline, self._num_workers, processes=True, memory=watch.mapped(size))
+            for number in range(self._num_workers):
+                first = pickle.dumps((told, self._seed, number, self._num_workers))
+                self._workers.append(_Worker(first, watch, self._records))
         except BaseException:
             self.close()
             raise

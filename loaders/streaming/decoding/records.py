@@ -1,61 +1,53 @@
-"""The records of a batch as it came: their checksums, and the name of a sample that is at fault."""
+"""The records of a batch as it came: where each lies, and their checksums."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
-from loaders.errors import LoaderError, SampleError
-from loaders.image import decode
-from loaders.pipeline import UndecodableError
+from loaders.errors import SampleError
 from loaders.streaming.errors import ShardError
 from loaders.streaming.receiver.batch import RawBatch
-from loaders.streaming.shards.example import ExampleView
 from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, check_record, intact_records
 
-__all__ = ["check_records", "explain_failure"]
+__all__ = ["Record", "check_records", "records_of"]
 
-_PATHS = ("image/path", "image/filename", "volume/path", "audio/path")
+
+class Record(NamedTuple):
+    """A whole TFRecord record."""
+
+    content: memoryview
+    file: int
+    """Where its sample's file begins in it."""
 
 
 def check_records(raw: RawBatch) -> None:
     """Check both checksums of every record of a batch; raise SampleError naming the first that is damaged."""
     if sum(intact_records(frame) for frame in raw.frames) == len(raw.ids):
         return
-    for sample_id, record in zip(raw.ids.tolist(), _records(raw), strict=True):
+    for sample_id, record in zip(raw.ids.tolist(), records_of(raw), strict=True):
+        where = f"sample {sample_id} as streamed"
+        if record is None:
+            raise SampleError(f"{where}: its record does not fit its frame; convert the data again")
         try:
-            check_record(record, f"sample {sample_id} as streamed")
+            check_record(record.content, where)
         except ShardError as error:
             raise SampleError(str(error)) from error
 
 
-def explain_failure(batches: list[RawBatch], message: str) -> LoaderError:
-    """Return the error of the sample because of which decoding failed, or the decoder's own message."""
-    for raw in batches:
-        for index, (sample_id, image) in enumerate(zip(raw.ids.tolist(), raw.images(), strict=True)):
-            try:
-                decode(image)
-            except UndecodableError as error:
-                return SampleError(f"sample {sample_id} ({_path(raw, index)}) cannot be decoded: {error}")
-    return LoaderError(f"decoding failed at samples {[raw.ids.tolist() for raw in batches]}: {message}")
+def records_of(raw: RawBatch) -> list[Record | None]:
+    """Return every sample's whole record, by the lengths that the records state; None where there is none around it.
 
-
-def _records(raw: RawBatch) -> Iterator[memoryview]:
-    """Yield the records of all frames in order, by the lengths that they state."""
-    for frame in raw.frames:
-        at = 0
-        while at < len(frame):
-            payload = int.from_bytes(frame[at : at + 8], "little")
-            end = at + HEADER_BYTES + payload + FOOTER_BYTES
-            yield frame[at:end]
-            at = end
-
-
-def _path(raw: RawBatch, index: int) -> str:
-    """Return the path that is stored with a sample, or why there is none."""
-    try:
-        record = list(_records(raw))[index]
-        example = ExampleView(check_record(record, "its record"))
-        path = next((example[name] for name in _PATHS if name in example), [])
-    except (ShardError, IndexError) as error:
-        return f"damaged: {error}"
-    return path[0].decode(errors="replace") if path and isinstance(path[0], bytes) else "no path is stored with it"
+    Nothing is copied or checked beyond that.
+    """
+    found: list[Record | None] = []
+    at, current = 0, -1
+    for number, offset, size in zip(raw.frame_of.tolist(), raw.offsets.tolist(), raw.sizes.tolist(), strict=True):
+        if number != current:
+            at, current = 0, number
+        frame = raw.frames[number]
+        end = at + HEADER_BYTES + int.from_bytes(frame[at : at + 8], "little") + FOOTER_BYTES
+        whole = at + HEADER_BYTES <= offset and offset + size <= end - FOOTER_BYTES and end <= len(frame)
+        found.append(Record(frame[at:end], offset - at) if whole else None)
+        # Where one record ends wrongly, none after it can be found.
+        at = end if whole else len(frame)
+    return found

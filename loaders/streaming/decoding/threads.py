@@ -1,72 +1,60 @@
-"""From raw batches to tensors: what a decoder is, and the one that decodes with PIL in threads."""
+"""From raw batches to tensors in threads: any pipeline, sample by sample, as the loaders of files run it."""
 
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 
 from loaders.base import Batch
-from loaders.errors import LoaderError
-from loaders.image import ImageTransform
-from loaders.pipeline import UndecodableError
-from loaders.streaming.decoding.records import explain_failure
+from loaders.errors import LoaderError, SampleError
+from loaders.pipeline import Pipeline
+from loaders.streaming.decoding.decoder import Outcome, pinned
+from loaders.streaming.decoding.received import ReceivedSamples, received, rows_of
 from loaders.streaming.receiver.batch import RawBatch
+from loaders.threads import DaemonThreads, thread_number
+from loaders.work import Failed, Loaded, OnError, Work
 
-__all__ = ["LOOKAHEAD", "Decoder", "TorchDecoder", "host_labels"]
+__all__ = ["TorchDecoder"]
 
-LOOKAHEAD = 2
-"""Batches in decoding at once: one more than is needed, so that no thread waits between two."""
-
-
-class Decoder(Protocol):
-    """Takes raw batches and gives them back decoded, in the same order; used by one thread."""
-
-    notes: tuple[str, ...]
-    """Where its pixels differ from the other loaders'."""
-
-    @property
-    def pending(self) -> int:
-        """Batches submitted and not yet collected, at most LOOKAHEAD."""
-        ...
-
-    def submit(self, raw: RawBatch) -> None:
-        """Start to decode a batch."""
-        ...
-
-    def collect(self) -> Batch:
-        """Return the oldest batch in decoding, on the device or in memory that is pinned for its copy there.
-
-        Raises SampleError naming the sample that cannot be decoded.
-        """
-        ...
-
-    def reset(self) -> None:
-        """Forget what is pending."""
-        ...
-
-    def close(self) -> None:
-        """End the threads."""
-        ...
+_POLLS: Final = 4
+"""How often within `timeout_s` the threads are looked at."""
 
 
-def host_labels(raw: RawBatch, device: torch.device) -> torch.Tensor:
-    """Return a batch's labels in memory of their own, pinned where they are to go to a GPU."""
-    labels = torch.from_numpy(raw.labels.copy())
-    return labels.pin_memory() if device.type == "cuda" else labels
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    work: Work
+    samples: list[Future[Loaded]]
+    batch: Future[Outcome]
 
 
 class TorchDecoder:
-    """Decodes and transforms with PIL and torch, sample by sample in a pool of threads."""
+    """Runs a pipeline in a pool of threads, which join the batches too."""
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, transform: ImageTransform, *, seed: int, device: torch.device, num_threads: int) -> None:
-        self._transform, self._seed, self._device = transform, seed, device
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="streaming-decode")
-        self._pending: deque[tuple[RawBatch, torch.Tensor, list[Future[None]]]] = deque()
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        seed: int,
+        device: torch.device,
+        num_threads: int,
+        on_error: OnError = "raise",
+        timeout_s: float | None = None,
+    ) -> None:
+        self._pipeline, self._seed, self._device = pipeline, seed, device
+        self._num_threads, self._on_error, self._timeout_s = num_threads, on_error, timeout_s
+        self._threads: DaemonThreads | None = self._start()
+        self._pending: deque[_Pending] = deque()
+        self._interrupted: Future[None] = Future()
+
+    def _start(self) -> DaemonThreads:
+        return DaemonThreads(self._num_threads, "streaming-decode")
 
     @property
     def pending(self) -> int:
@@ -75,37 +63,66 @@ class TorchDecoder:
 
     def submit(self, raw: RawBatch) -> None:
         """Start to decode a batch."""
-        size = self._transform.size
-        data = torch.empty((len(raw), 3, size, size), pin_memory=self._device.type == "cuda")
-        jobs = [
-            self._pool.submit(self._decode, data[index], image, raw.epoch, sample_id)
-            for index, (sample_id, image) in enumerate(zip(raw.ids.tolist(), raw.images(), strict=True))
-        ]
-        self._pending.append((raw, data, jobs))
+        if self._threads is None:
+            self._threads = self._start()
+        ids = raw.ids.tolist()
+        samples = received(dict(zip(ids, rows_of(raw), strict=True)))
+        work = Work(samples, self._pipeline, self._seed, workers=self._num_threads, processes=False)
+        jobs = [self._threads.submit(_load, work, raw.epoch, sample_id) for sample_id in ids]
+        # Behind its samples in the pool's queue, so what it waits for is done, or under way in another thread.
+        self._pending.append(_Pending(work, jobs, self._threads.submit(self._join, work, samples, ids, jobs)))
 
-    def _decode(self, out: torch.Tensor, image: memoryview, epoch: int, sample_id: int) -> None:
-        out.copy_(self._transform.apply(image, seed=self._seed, epoch=epoch, sample_id=sample_id))
-
-    def collect(self) -> Batch:
-        """Return the oldest batch; raise SampleError naming the sample that cannot be decoded."""
-        raw, data, jobs = self._pending.popleft()
-        for job in jobs:
+    def _join(self, work: Work, samples: ReceivedSamples, ids: Sequence[int], jobs: list[Future[Loaded]]) -> Outcome:
+        loaded, failed = [], []
+        for sample_id, job in zip(ids, jobs, strict=True):
             try:
-                job.result()
-            except UndecodableError as error:
-                raise self._failure(raw, error) from error
-        return Batch(raw.ids, data, host_labels(raw, self._device), raw.nbytes)
+                loaded.append(job.result())
+            except SampleError as error:
+                if self._on_error == "raise":
+                    raise
+                failed.append(Failed(sample_id, str(error)))
+        jobs.clear()  # which hold every sample a second time, beside its batch
+        if not loaded:
+            return Outcome(None, failed)
+        made = work.collate(thread_number(), loaded)
+        data, labels, extra = pinned(made.tensors, self._device)
+        nbytes = sum(samples.rows[one.item.id].size for one in loaded)
+        return Outcome(Batch(made.ids, data, labels, nbytes, extra, made.work_s), failed)
 
-    def _failure(self, raw: RawBatch, error: UndecodableError) -> LoaderError:
-        return explain_failure([raw], str(error))
+    def collect(self) -> Outcome:
+        """Return the oldest batch; raise SampleError naming the sample that failed, or is late."""
+        oldest = self._pending.popleft()
+        poll_s = None if self._timeout_s is None else self._timeout_s / _POLLS
+        ends: tuple[Future[Any], ...] = (oldest.batch, self._interrupted)
+        while not wait(ends, poll_s, FIRST_COMPLETED).done:
+            assert self._timeout_s is not None
+            if (late := oldest.work.watch.overdue(self._timeout_s)) is not None:
+                self.close()  # a thread that hangs is left behind
+                raise oldest.work.timeout_error(late, f"thread {late.worker}")
+        if not oldest.batch.done():
+            raise LoaderError("the loader was closed while a batch was decoded")
+        return oldest.batch.result()
 
     def reset(self) -> None:
         """Forget what is pending."""
         while self._pending:
-            for job in self._pending.popleft()[2]:
+            forgotten = self._pending.popleft()
+            for job in list(forgotten.samples):
                 job.cancel()
+            forgotten.batch.cancel()
+
+    def interrupt(self) -> None:
+        """End a `collect` that another thread is in."""
+        if not self._interrupted.done():
+            self._interrupted.set_result(None)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads; the next batch submitted starts others."""
         self.reset()
-        self._pool.shutdown(cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
+
+
+def _load(work: Work, epoch: int, sample_id: int) -> Loaded:
+    return work.load(thread_number(), epoch, sample_id)

@@ -25,8 +25,8 @@ class InFlight:
             current = torch.cuda.current_stream(self.batch.data.device)
             current.wait_event(self.copied)
             # Its memory belongs to the side stream: it must not be used again before this one is done with it.
-            self.batch.data.record_stream(current)
-            self.batch.labels.record_stream(current)
+            for tensor in (self.batch.data, self.batch.labels, *self.batch.extra.values()):
+                tensor.record_stream(current)
         return self.batch
 
 
@@ -45,5 +45,6 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             data = batch.data.to(self._device, non_blocking=True)
             labels = batch.labels.to(self._device, non_blocking=True)
+            extra = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.extra.items()}
             copied.record(self._stream)
-        return InFlight(replace(batch, data=data, labels=labels), copied)
+        return InFlight(replace(batch, data=data, labels=labels, extra=extra), copied)

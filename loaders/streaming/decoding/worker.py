@@ -1,92 +1,93 @@
-"""A decoding process: takes jobs from standard input, pixels go to shared memory, it ends when the input does.
+"""A decoding process: takes jobs from standard input, leaves items in shared memory, and ends when the input does.
 
-Messages both ways are their length in bytes and then the message: first the pickled transform and seed, then jobs
-in msgpack, each answered with why it failed, or with an empty text.
+Messages both ways are their length and then msgpack: first the pickled pipeline and what else the process is told, then
+jobs, each of which is answered.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import pickle
-import struct
 import sys
-from typing import Any, BinaryIO
 
 import msgpack
-import numpy as np
 import torch
 
-from loaders.image import ImageTransform
-from loaders.pipeline import UndecodableError
+from loaders.errors import SampleError
+from loaders.pipeline import Pipeline
+from loaders.streaming.decoding.memory import SharedMemory
+from loaders.streaming.decoding.messages import Answer, Done, Job, Part, dump, read_message, write_message
+from loaders.streaming.decoding.received import Row, received
+from loaders.watch import WATCH_BYTES, Watch
+from loaders.work import Work
 
-__all__ = ["LENGTH", "main", "pixel_bytes"]
-
-LENGTH = struct.Struct("<I")
-"""Comes before every message."""
-
-
-def pixel_bytes(transform: ImageTransform) -> int:
-    """Return the bytes of one transformed image."""
-    return 4 * 3 * transform.size * transform.size
+__all__ = ["main"]
 
 
-class _Mapped:
-    """Shared memory that is mapped again when it has grown."""
+class _Runner:
+    """A pipeline over the samples of jobs."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._map: mmap.mmap | None = None
+    def __init__(self, pickled: bytes, seed: int, number: int, workers: int, descriptors: list[int]) -> None:
+        """Take up memory by its descriptors: of the watch, then of the records and of the items of each slot."""
+        pipeline: Pipeline = pickle.loads(pickled)  # noqa: S301
+        watch, *slots = [SharedMemory(descriptor) for descriptor in descriptors]
+        self._records, self._items = slots[::2], slots[1::2]
+        self._watch = Watch(pipeline, workers, processes=True, memory=watch.mapped(workers * WATCH_BYTES))
+        self._pipeline, self._seed, self._number = pipeline, seed, number
 
-    def view(self) -> memoryview:
-        size = os.fstat(self._descriptor).st_size
-        if self._map is None or len(self._map) != size:
-            self._map = mmap.mmap(self._descriptor, size)
-        return memoryview(self._map)
+    def run(self, job: Job) -> Answer:
+        """Run the pipeline over a job's samples and leave what it makes of them in memory."""
+        parts = [Part(*part) for part in job.samples]
+        view = self._records[job.slot].view(max(part.begin + part.nbytes for part in parts))
+        work = Work(
+            received({part.sample_id: _row(part, view) for part in parts}),
+            self._pipeline,
+            self._seed,
+            workers=1,
+            processes=False,
+        )
+        work.watch = self._watch
+        done = [self._load(work, job.epoch, part.sample_id) for part in parts]
+        try:
+            at, nbytes = dump(done, self._items[job.slot])
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            return Answer(f"what the pipeline makes of a sample cannot be sent to another process: {error}", 0, 0)
+        return Answer("", at, nbytes)
+
+    def _load(self, work: Work, epoch: int, sample_id: int) -> Done:
+        try:
+            loaded = work.load(self._number, epoch, sample_id)
+        except SampleError as error:
+            return Done(None, 0, str(error))
+        return Done(loaded.item, loaded.ns, "")
+
+
+def _row(part: Part, view: memoryview) -> Row:
+    content = view[part.begin : part.begin + part.nbytes]
+    return Row(content, part.label, part.file, part.file_size, whole=part.whole)
 
 
 def main(descriptors: list[int]) -> None:
-    """Decode until standard input ends; memory for encoded images and for pixels takes turns in `descriptors`."""
+    """Run jobs until standard input ends."""
     torch.set_num_threads(1)
-    memory = [_Mapped(descriptor) for descriptor in descriptors]
-    jobs, answers = sys.stdin.buffer, sys.stdout.buffer
-    first = _read(jobs)
+    # What a pipeline prints must not get between the answers, nor what it reads between the jobs.
+    jobs, answers = os.dup(0), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    first = read_message(jobs)
     if first is None:
         return
-    # From the process that started this one, through a pipe that only the two have.
-    transform, seed = pickle.loads(first)  # noqa: S301
-    while (message := _read(jobs)) is not None:
-        slot, epoch, row, ids, begins, sizes = msgpack.unpackb(message)
-        images, pixels = memory[2 * slot].view(), memory[2 * slot + 1].view()
-        failure = _decode(images, pixels, transform, seed, epoch, row, zip(ids, begins, sizes, strict=True))
-        answer = msgpack.packb(failure)
-        answers.write(LENGTH.pack(len(answer)) + answer)
-        answers.flush()
-
-
-def _decode(
-    images: memoryview, pixels: memoryview, transform: ImageTransform, seed: int, epoch: int, row: int, samples: Any
-) -> str:
-    """Decode samples into the rows from `row` on; return why that failed."""
-    size = transform.size
-    whole = len(pixels) // pixel_bytes(transform)
-    rows = np.frombuffer(pixels, np.float32, whole * 3 * size * size).reshape(whole, 3, size, size)
+    runner, refusal = None, ""
     try:
-        for place, (sample_id, begin, nbytes) in enumerate(samples, row):
-            image = images[begin : begin + nbytes]
-            rows[place] = transform.apply(image, seed=seed, epoch=epoch, sample_id=sample_id).numpy()
-    except UndecodableError as error:
-        return str(error)
-    return ""
-
-
-def _read(file: BinaryIO) -> bytes | None:
-    """Return the next message, None at the end."""
-    head = file.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    message = file.read(LENGTH.unpack(head)[0])
-    return message if len(message) == LENGTH.unpack(head)[0] else None
+        # From the process that started this one, through a pipe that only the two have.
+        pickled, seed, number, workers = pickle.loads(first)  # noqa: S301
+        runner = _Runner(pickled, seed, number, workers, descriptors)
+    except Exception as error:  # noqa: BLE001 - a pipeline's modules may raise whatever they run into
+        refusal = f"the pipeline cannot be sent to another process: {type(error).__name__}: {error}"
+    while (message := read_message(jobs)) is not None:
+        job = Job(*msgpack.unpackb(message))
+        answer = Answer(refusal, 0, 0) if runner is None else runner.run(job)
+        write_message(answers, msgpack.packb(answer))
 
 
 if __name__ == "__main__":

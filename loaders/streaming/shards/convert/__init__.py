@@ -13,7 +13,7 @@ from loaders.streaming.shards.convert.coco import coco
 from loaders.streaming.shards.convert.images import image_tree
 from loaders.streaming.shards.convert.job import run_job
 from loaders.streaming.shards.convert.plan import content_key
-from loaders.streaming.shards.convert.source import Content, Item, Source, read_file
+from loaders.streaming.shards.convert.source import Source
 from loaders.streaming.shards.convert.volumes import numpy_volumes
 from loaders.streaming.shards.index import MANIFEST, stored_key
 from loaders.streaming.shards.output import OutputError, output_errors
@@ -109,29 +109,24 @@ def convert(
 ) -> Path:
     """Write the samples, shuffled by `seed`, into TFRecord shards of at most `shard_bytes` and return `out`.
 
-    A folder whose stored key is equal is left as it is, shards under another key are replaced. The folder appears
-    whole or not at all, and readers of an older one keep what they have open. `progress` is called with (samples
-    done, samples in all).
+    A record holds the sample's file, its row of the dataset's columns, and the further files that columns whose names
+    end in `_path` tell of (`loaders.streaming.shards.columns`). A folder whose stored key is equal is left as it is,
+    shards under another key are replaced. The folder appears whole or not at all, and readers of an older one keep what
+    they have open. `progress` is called with (samples done, samples in all).
 
     Raises SampleError naming the sample that cannot be read or has changed, OSError when `out` cannot be
     written, OutputError when something else is there or another process converts to it, LoaderConfigError
-    without samples.
+    without samples and for a column that a record cannot hold.
     """
     if not len(samples):
         raise LoaderConfigError(f"nothing to convert: {samples.root} has no samples")
     if stored_key(out) == key:
         return out
-    sizes, labels = samples.sizes.tolist(), samples.labels.tolist()
-    items = tuple(
-        Item(name, label, size, 0, size) for name, label, size in zip(samples.paths, labels, sizes, strict=True)
-    )
-    source = Source("samples", samples.root, items, "image/class/label", "image/path", _read_sample)
+    from loaders.streaming.shards.convert.samples import sample_source  # with Arrow, which Samples has anyway
+
+    source = sample_source(samples)
     run_job(source, out, key=key, seed=seed, shard_bytes=shard_bytes, workers=workers, progress=progress)
     return out
-
-
-def _read_sample(root: Path, item: Item, sample_id: int) -> Content:
-    return Content("image/encoded", read_file(root / item.name, sample_id, item.size))
 
 
 def _is_newer(source: Source, manifest: Path) -> bool:

@@ -13,7 +13,7 @@ from loaders.streaming.shards.convert.images import listed
 from loaders.streaming.shards.convert.source import Content, Item, Source, classes_of, files_below, read_file
 from loaders.streaming.shards.example import Feature
 
-__all__ = ["audio_folder"]
+__all__ = ["AUDIO_SUFFIXES", "audio_folder"]
 
 _MAGIC = {
     ".wav": (b"RIFF", b"RF64"),
@@ -22,6 +22,7 @@ _MAGIC = {
     ".opus": (b"OggS",),
     ".mp3": (b"ID3", b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2", b"\xff\xe3", b"\xff\xe2"),
 }
+AUDIO_SUFFIXES = tuple(_MAGIC)
 _TRANSCRIPTS = ".trans.txt"
 
 
@@ -46,15 +47,23 @@ def audio_folder(root: Path) -> Source:
     classes = classes_of(root, [name for name, _ in found])
     labels = {name: label for label, name in enumerate(classes)}
     items = []
+    spoken: list[str | None] = []
     for name, path in found:
+        spoken.append(None)
         features: dict[str, Feature] = {"audio/format": [path.suffix.lower()[1:].encode()]}
         if str(path.parent) in transcribed:
             key = str(path.with_suffix(""))
             if key not in texts:
                 raise LoaderConfigError(f"{path}: the transcripts (*{_TRANSCRIPTS}) beside it have no line for it")
+            spoken[-1] = texts[key]
             features["audio/text"] = [texts[key].encode()]
         items.append(replace(listed(name, path, labels.get(name.partition("/")[0], -1)), features=features))
-    return Source("audio", root, tuple(items), "label", "audio/path", _read, classes, ignored)
+    source = Source("audio", root, tuple(items), "label", "audio/path", _read, classes, ignored)
+    if not transcribed:
+        return source
+    import pyarrow as pa
+
+    return replace(source, columns={"transcript": pa.array(spoken, pa.string())})
 
 
 def _transcripts(path: Path) -> dict[str, str]:

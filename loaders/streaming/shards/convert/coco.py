@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming.shards.convert.images import listed, read_image
 from loaders.streaming.shards.convert.source import Item, Source, source_folder
 from loaders.streaming.shards.example import Feature
+
+if TYPE_CHECKING:  # which takes long to import
+    import pyarrow as pa
 
 __all__ = ["coco"]
 
@@ -47,6 +51,7 @@ def coco(root: Path, annotations: Path | None = None, images: Path | None = None
         items = tuple(
             _item(folder, picture, by_image.get(int(picture["id"]), []), labels, categories) for picture in pictures
         )
+        columns = _columns(pictures, by_image)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LoaderConfigError(
             f"{annotations}: not as COCO's format asks ({type(error).__name__}: {error}); "
@@ -55,7 +60,7 @@ def coco(root: Path, annotations: Path | None = None, images: Path | None = None
     if not items:
         raise LoaderConfigError(f"{annotations}: no images in it")
     names = tuple(categories[category] for category in sorted(categories))
-    return Source("coco", folder, items, "image/class/label", "image/filename", read_image, names)
+    return Source("coco", folder, items, "image/class/label", "image/filename", read_image, names, columns=columns)
 
 
 def _only_annotations(root: Path) -> Path:
@@ -127,3 +132,38 @@ def _item(
         "image/annotations": [json.dumps(entries, separators=(",", ":")).encode()],
     }
     return replace(listed(name, path, label), features=features)
+
+
+def _columns(pictures: list[dict[str, Any]], by_image: Mapping[int, list[dict[str, Any]]]) -> dict[str, pa.Array]:
+    """Return what detection learns from: boxes (x, y, width, height) and outlines in pixels, and COCO's categories.
+
+    As in torchvision's reference training, crowds are left out, boxes are cut at the picture's edges, and left out
+    without an area.
+    """
+    boxes, categories, segments = [], [], []
+    for picture in pictures:
+        things = [
+            (_cut(entry["bbox"], int(picture["width"]), int(picture["height"])), entry)
+            for entry in by_image.get(int(picture["id"]), [])
+            if "bbox" in entry and not entry.get("iscrowd", 0)
+        ]
+        kept = [(box, entry) for box, entry in things if box[2] > 0 and box[3] > 0]
+        boxes.append([box for box, _ in kept])
+        categories.append([int(entry["category_id"]) for _, entry in kept])
+        outlines = [entry.get("segmentation") for _, entry in kept]
+        # Run lengths, which single things may have too, are no outlines.
+        segments.append([each if isinstance(each, list) else [] for each in outlines])
+    import pyarrow as pa
+
+    floats = pa.list_(pa.float32())
+    return {
+        "boxes": pa.array(boxes, pa.list_(floats)),
+        "categories": pa.array(categories, pa.list_(pa.int64())),
+        "segments": pa.array(segments, pa.list_(pa.list_(floats))),
+    }
+
+
+def _cut(box: list[float], width: int, height: int) -> list[float]:
+    left, right = (min(max(float(x), 0.0), width) for x in (box[0], box[0] + box[2]))
+    top, bottom = (min(max(float(y), 0.0), height) for y in (box[1], box[1] + box[3]))
+    return [left, top, right - left, bottom - top]

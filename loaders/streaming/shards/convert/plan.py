@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming.shards.convert.shard import ShardTask
@@ -37,6 +38,9 @@ def content_key(source: Source, *, seed: int, shard_bytes: int) -> str:
         )
         if item.features:
             digest.update(repr(item.features).encode())
+    # What is in them follows from what was digested already.
+    for name in source.columns:
+        digest.update(f"column {name}\0".encode())
     return digest.hexdigest()[:16]
 
 
@@ -66,6 +70,7 @@ def shard_tasks(source: Source, folder: Path, *, seed: int, shard_bytes: int) ->
             source.label_feature,
             source.path_feature,
             source.read,
+            {name: column.take(ids) for name, column in source.columns.items()},
         )
         for number, ids in enumerate(_divided(source, order, shard_bytes))
     ]
@@ -74,8 +79,9 @@ def shard_tasks(source: Source, folder: Path, *, seed: int, shard_bytes: int) ->
 def _divided(source: Source, order: list[int], shard_bytes: int) -> Iterator[list[int]]:
     ids: list[int] = []
     total = 0
+    of_columns = _largest_columns(source)
     for sample_id in order:
-        nbytes = _largest_record(source, sample_id)
+        nbytes = _largest_record(source, sample_id) + int(of_columns[sample_id])
         if ids and total + nbytes > shard_bytes:
             yield ids
             ids, total = [], 0
@@ -94,4 +100,18 @@ def _largest_record(source: Source, sample_id: int) -> int:
         nbytes += (
             _FEATURE_BYTES + len(name) + sum(10 + len(value) if isinstance(value, bytes) else 10 for value in values)
         )
+    return nbytes
+
+
+def _largest_columns(source: Source) -> npt.NDArray[np.int64]:
+    """Return how many bytes the columns of each sample's record have at most, shape (samples,)."""
+    nbytes = np.zeros(len(source.items), np.int64)
+    if not source.columns:
+        return nbytes
+    from loaders.streaming.shards.columns import value_bytes
+
+    for name, column in source.columns.items():
+        # Its name stands in the list of columns, at its values, its lengths and its file.
+        nbytes += (4 + str(column.type).count("<")) * (_FEATURE_BYTES + len(name.encode()))
+        nbytes += value_bytes(column)
     return nbytes

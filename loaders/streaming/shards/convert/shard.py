@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loaders.errors import SampleError
 from loaders.streaming.errors import ShardError
 from loaders.streaming.shards.convert.source import Content, Item
-from loaders.streaming.shards.example import example_head
+from loaders.streaming.shards.example import Feature, example_head
 from loaders.streaming.shards.index import RECORD, save_index, written_whole
 from loaders.streaming.shards.tfrecord import HEADER_BYTES, write_record
+
+if TYPE_CHECKING:  # only a source with columns needs it
+    import pyarrow as pa
 
 __all__ = ["ShardTask", "write_shard"]
 
@@ -31,6 +35,8 @@ class ShardTask:
     label_feature: str
     path_feature: str
     read: Callable[[Path, Item, int], Content]
+    columns: Mapping[str, pa.Array]
+    """Of these samples, in the shard's order."""
 
 
 def write_shard(task: ShardTask, progress: Callable[[int], None] | None = None) -> int:
@@ -42,9 +48,9 @@ def write_shard(task: ShardTask, progress: Callable[[int], None] | None = None) 
     records: list[tuple[int, int, int, int, int, int]] = []
     offset = 0
     with written_whole(task.path) as file:
-        for sample_id, item in zip(task.ids, task.items, strict=True):
+        for row, (sample_id, item) in enumerate(zip(task.ids, task.items, strict=True)):
             content = task.read(task.root, item, sample_id)
-            head = _head(task, item, sample_id, content)
+            head = _head(task, row, item, sample_id, content)
             size = write_record(file, head, content.payload)
             records.append((offset, size, HEADER_BYTES + len(head), len(content.payload), item.label, sample_id))
             offset += size
@@ -54,14 +60,23 @@ def write_shard(task: ShardTask, progress: Callable[[int], None] | None = None) 
     return len(records)
 
 
-def _head(task: ShardTask, item: Item, sample_id: int, content: Content) -> bytes:
-    features = {
+def _head(task: ShardTask, row: int, item: Item, sample_id: int, content: Content) -> bytes:
+    features: dict[str, Feature] = {
         "id": [sample_id],
         task.label_feature: [item.label],
         task.path_feature: [os.fsencode(item.name)],
+        **_columns(task, row),
         **content.features,
     }
     try:
         return example_head(features, content.payload_name, len(content.payload))
     except ShardError as error:
         raise SampleError(f"sample {sample_id}, {task.root / item.name}: {error}") from error
+
+
+def _columns(task: ShardTask, row: int) -> dict[str, Feature]:
+    if not task.columns:
+        return {}
+    from loaders.streaming.shards.columns import row_features
+
+    return row_features(task.columns, row)

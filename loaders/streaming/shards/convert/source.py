@@ -6,9 +6,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.streaming.shards.example import Feature
+
+if TYPE_CHECKING:  # only a source with columns needs it
+    import pyarrow as pa
 
 __all__ = ["Content", "Item", "Source", "classes_of", "files_below", "read_file", "source_folder"]
 
@@ -32,6 +36,8 @@ class Item:
     """Another file that is stored with the sample, relative to the source."""
     companion_size: int = 0
     """Its bytes when it was listed."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The sample's further files, relative to the source, by the columns that tell of them; `size` is of all files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,8 @@ class Source:
     """Names of the labels 0, 1, …, where they are known."""
     ignored: int = 0
     """Files that are not of this kind by their names."""
+    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    """What is known of each sample beside its label, by name; storable, and stored with it."""
 
 
 def source_folder(root: Path) -> Path:

@@ -54,7 +54,15 @@ def numpy_volumes(root: Path) -> Source:
         if mask is not None and mask not in masks:
             raise LoaderConfigError(f"{path}: {Path(mask).name} is not beside it, as with other volumes; restore it")
         items.append(_listed(root, name, path, labels.get(name.partition("/")[0], -1), mask))
-    return Source("numpy", root, tuple(items), "label", "volume/path", _read, classes, ignored)
+    source = Source("numpy", root, tuple(items), "label", "volume/path", _read, classes, ignored)
+    if not masks:
+        return source
+    import pyarrow as pa
+
+    from loaders.streaming.shards.columns import LABELS
+
+    # What tells a pipeline that a volume has labels, and by which name.
+    return replace(source, columns={LABELS: pa.array([item.companion for item in items], pa.string())})
 
 
 def _listed(root: Path, name: str, path: Path, label: int, mask: str | None) -> Item:

@@ -1,0 +1,71 @@
+"""What a decoding engine is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+
+from loaders.base import Batch
+from loaders.pipeline import Tensors
+from loaders.streaming.receiver.batch import RawBatch
+from loaders.work import Failed
+
+__all__ = ["LOOKAHEAD", "Decoder", "Outcome", "pinned"]
+
+LOOKAHEAD = 2
+"""Batches in decoding at once: one more than is needed, so that no thread waits between two."""
+
+
+class Outcome(NamedTuple):
+    """What became of a raw batch."""
+
+    batch: Batch | None
+    """None where every sample of it failed."""
+    failed: Sequence[Failed] = ()
+    """The samples that were left out."""
+
+
+class Decoder(Protocol):
+    """Takes raw batches and gives them back decoded, in the same order; used by one thread."""
+
+    notes: tuple[str, ...]
+    """Where what it makes of a sample differs from the other loaders'."""
+
+    @property
+    def pending(self) -> int:
+        """Batches submitted and not yet collected, at most LOOKAHEAD."""
+        ...
+
+    def submit(self, raw: RawBatch) -> None:
+        """Start to decode a batch."""
+        ...
+
+    def collect(self) -> Outcome:
+        """Return the oldest batch in decoding, on the device or in memory that is pinned for its copy there.
+
+        Raises SampleError naming the sample that failed and its stage, SampleTimeoutError naming one that is late,
+        WorkerError naming a process that died.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget what is pending."""
+        ...
+
+    def interrupt(self) -> None:
+        """End a `collect` that another thread is in, whatever its samples do; only `close` may follow."""
+        ...
+
+    def close(self) -> None:
+        """End threads and processes."""
+        ...
+
+
+def pinned(tensors: Tensors, device: torch.device) -> Tensors:
+    """Return a batch's tensors, in pinned memory where they are to go to a GPU."""
+    if device.type != "cuda":
+        return tensors
+    extra = {name: tensor.pin_memory() for name, tensor in tensors.extra.items()}
+    return Tensors(tensors.data.pin_memory(), tensors.labels.pin_memory(), extra)
