@@ -1,10 +1,6 @@
-"""What the loaders of files share: checked arguments, and finding the image that failed."""
+"""What the loaders of files share: checked arguments, and the bytes of a batch."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,14 +8,9 @@ import torch
 
 from loaders.base import Samples
 from loaders.device import usable_device
-from loaders.errors import LoaderConfigError, SampleError
-from loaders.image import decode
-from loaders.pipeline import UndecodableError, sample_error
+from loaders.errors import LoaderConfigError
 
-__all__ = ["check_arguments", "encoded_bytes", "find_bad_sample"]
-
-_SEARCHERS: Final = 16
-"""Threads that re-read suspects; far storage answers many reads as fast as one."""
+__all__ = ["check_arguments", "encoded_bytes"]
 
 
 def check_arguments(samples: Samples, device: str, **least: tuple[int, int]) -> torch.device:
@@ -38,20 +29,3 @@ def check_arguments(samples: Samples, device: str, **least: tuple[int, int]) -> 
 def encoded_bytes(samples: Samples, ids: npt.NDArray[np.int64]) -> int:
     """Return the stored size of these samples together, in bytes."""
     return int(samples.sizes[ids].sum())
-
-
-def find_bad_sample(samples: Samples, suspects: Iterable[int]) -> SampleError | None:
-    """Read and decode the suspects, all images, anew; return the error of the first that fails, None if none does."""
-
-    def check(sample_id: int) -> SampleError | None:
-        try:
-            decode(samples.path(sample_id).read_bytes())
-        except (OSError, UndecodableError) as error:
-            return sample_error(samples, sample_id, "read", error)
-        return None
-
-    pool = ThreadPoolExecutor(_SEARCHERS, thread_name_prefix="bad-sample-search")
-    try:
-        return next((error for error in pool.map(check, suspects) if error is not None), None)
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
+from torch.utils.data import default_collate
 
 from loaders.base import Samples
 from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
@@ -132,7 +133,7 @@ class ImageTransform:
         """Crop, flip and normalisation as the steps of a pipeline."""
         return _RandomResizedCrop(self), _RandomHorizontalFlip(self), _Normalize(self)
 
-    def read(self, samples: Samples, sample_id: int) -> bytes:
+    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
         """Return the encoded image."""
         return read_file(samples, sample_id)
 
@@ -145,7 +146,8 @@ class ImageTransform:
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Return float32 images of shape (n, 3, size, size) and int64 classes of shape (n,)."""
         labels = torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
-        return Tensors(torch.stack([item.data for item in items]), labels, {})
+        # Unlike torch.stack, in shared memory at once where a worker of torch is to hand the batch over.
+        return Tensors(default_collate([item.data for item in items]), labels, {})
 
     def apply(self, encoded: bytes | memoryview, *, seed: int, epoch: int, sample_id: int) -> torch.Tensor:
         """Decode and transform one encoded image; return float32 of shape (3, size, size).

@@ -85,7 +85,10 @@ class Pipeline(Protocol):
         ...
 
     def read(self, samples: Samples, sample_id: int) -> Any:
-        """Return one sample as it is stored; raises OSError."""
+        """Return one sample as it is stored; raises OSError.
+
+        What asks `samples.read` for a sample's files runs over a stream too, where there is no file to open.
+        """
         ...
 
     def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
@@ -114,9 +117,9 @@ class StageTimes:
         return {stage: ns * 1e-9 for stage, ns in self.ns.items()}
 
 
-def read_file(samples: Samples, sample_id: int) -> bytes:
+def read_file(samples: Samples, sample_id: int) -> bytes | memoryview:
     """Return one sample's file, whole; the `read` of pipelines whose samples are one file each."""
-    return samples.path(sample_id).read_bytes()
+    return samples.read(sample_id)
 
 
 def load_item(
@@ -149,7 +152,8 @@ def sample_error(samples: Samples, sample_id: int, stage: str, error: Exception)
         return error
     who = f"sample {sample_id} ({samples.path(sample_id)})"
     if stage == "read" and isinstance(error, OSError):
-        return SampleError(f"{who} cannot be read: {error.strerror or error}")
+        streamed = "" if samples.on_disk else "; it was streamed: have the pipeline read it by samples.read"
+        return SampleError(f"{who} cannot be read: {error.strerror or error}{streamed}")
     if isinstance(error, UndecodableError):
         return SampleError(f"{who} cannot be decoded: {error}")
     return SampleError(f"{who} failed in {stage}: {type(error).__name__}: {error}")

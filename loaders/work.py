@@ -15,7 +15,7 @@ from loaders.errors import LoaderConfigError, SampleError, SampleTimeoutError
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
 from loaders.watch import Overdue, Watch
 
-__all__ = ["Collated", "Failed", "Loaded", "OnError", "Work", "check_policy"]
+__all__ = ["Collated", "Failed", "Failures", "Loaded", "OnError", "Work", "check_policy"]
 
 OnError: TypeAlias = Literal["raise", "skip"]
 """What becomes of a sample that fails: it ends the epoch, or is left out and counted."""
@@ -26,6 +26,20 @@ class Failed(NamedTuple):
 
     sample_id: int
     why: str
+
+
+class Failures(list[Failed]):
+    """The samples of an epoch that failed, in the order in which they did; threads add to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = 0
+
+    def untold(self) -> list[Failed]:
+        """Return those that were not returned before."""
+        new = self[self._told :]
+        self._told += len(new)
+        return new
 
 
 class Loaded(NamedTuple):

@@ -17,10 +17,21 @@ import torch
 from loaders.pipeline import Item
 from loaders.pipelines.spectrum import Spectrum, mel_matrix, mel_of_hz
 
-__all__ = ["FilterBank", "FrameSplicing", "Pad", "PermuteAudio", "SpecAugment", "positions"]
+__all__ = [
+    "LEAST_DEVIATION",
+    "TINY",
+    "FilterBank",
+    "FrameSplicing",
+    "Pad",
+    "PermuteAudio",
+    "SpecAugment",
+    "positions",
+]
 
-_TINY: Final = 1e-20
+TINY: Final = 1e-20
 """Added to powers before their logarithm is taken, as MLPerf's RNN-T does (features.py)."""
+LEAST_DEVIATION: Final = 1e-5
+"""Added to a channel's deviation: one that never changes has nothing to tell. MLPerf's number (features.py)."""
 
 
 def positions(target: dict[str, Any]) -> int:
@@ -93,14 +104,14 @@ class SpecAugment:
         """Return the item with its masked power spectrum, float32 of shape (bins, frames)."""
         item = _with_spectrum(item, self.spectrum)
         power, frames = item.data, positions(item.target)
-        rows, columns = self._masks(item, frames)
+        rows, columns = self.masks(item, frames)
         mask = rows[:, None] | columns[None, :]
         speech = power[:, :frames]
-        usual = (speech + _TINY).log_().mean(dim=1, keepdim=True).exp_()
+        usual = (speech + TINY).log_().mean(dim=1, keepdim=True).exp_()
         power[:, :frames] = torch.where(mask, usual, speech)
         return item
 
-    def _masks(self, item: Item, frames: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def masks(self, item: Item, frames: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return which bins and which frames are masked, bool of shapes (bins,) and (frames,)."""
         rng = item.generator(self.name)
         half = self.spectrum.sample_rate / 2
@@ -139,11 +150,10 @@ class FilterBank:
     def __call__(self, item: Item) -> Item:
         """Return the item with its features, float32 of shape (channels, frames)."""
         item = _with_spectrum(item, self.spectrum)
-        features = (mel_matrix(self.spectrum, self.channels) @ item.data).add_(_TINY).log_()
+        features = (mel_matrix(self.spectrum, self.channels) @ item.data).add_(TINY).log_()
         frames = positions(item.target)
         deviation, mean = torch.std_mean(features[:, :frames], dim=1, correction=0, keepdim=True)
-        # A channel that never changes has nothing to tell; MLPerf adds the same number.
-        features.sub_(mean).div_(deviation.add_(1e-5))
+        features.sub_(mean).div_(deviation.add_(LEAST_DEVIATION))
         features[:, frames:] = 0.0
         item.data = features
         return item

@@ -25,6 +25,11 @@ class Box(NamedTuple):
         (a, b, c), (d, e, f) = self.start, self.stop
         return (d - a) * (e - b) * (f - c)
 
+    def moved(self, by: tuple[int, int, int]) -> Box:
+        """Return the box with `by` added to its voxels."""
+        (a, b, c), (d, e, f), (z, y, x) = self.start, self.stop, by
+        return Box((a + z, b + y, c + x), (d + z, e + y, f + x))
+
 
 def components(mask: npt.NDArray[np.bool_]) -> list[Box]:
     """Return the box of every part of a (D, H, W) mask whose voxels touch face to face, in order of first voxels."""

@@ -55,15 +55,29 @@ class RandomCrop:
         return starts[0], starts[1], starts[2]
 
     def _foreground(self, rng: np.random.Generator, label: npt.NDArray[np.uint8]) -> Box | None:
-        present = [value for value in range(1, int(label.max()) + 1) if (label == value).any()]
-        if not present:
+        around = _around(label)
+        if around is None:
             return None
-        boxes = components(label == present[int(rng.integers(len(present)))])
+        # Masks are as large as what they are of, and a body's foreground is a small part of it.
+        inside = label[tuple(map(slice, around.start, around.stop))]
+        present = [value for value in range(1, int(inside.max()) + 1) if (inside == value).any()]
+        boxes = components(inside == present[int(rng.integers(len(present)))])
         largest = sorted(boxes, key=lambda box: box.volume)[-_LARGEST:]
-        return largest[int(rng.integers(len(largest)))]
+        return largest[int(rng.integers(len(largest)))].moved(around.start)
 
     def _padded(self, volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
         lacking = [max(0, self.edge - length) for length in volume.shape[1:]]
         if not any(lacking):
             return volume
         return np.pad(volume, [(0, 0), *((each // 2, each - each // 2) for each in lacking)], mode="edge")
+
+
+def _around(label: npt.NDArray[np.uint8]) -> Box | None:
+    """Return the least box around all that is not background in labels (D, H, W), None where there is nothing."""
+    rows = label.max(axis=2)
+    z, y = np.flatnonzero(rows.any(axis=1)), np.flatnonzero(rows.any(axis=0))
+    if not len(z):
+        return None
+    x = np.flatnonzero(label[z[0] : z[-1] + 1, y[0] : y[-1] + 1].any(axis=(0, 1)))
+    first, last = zip(*((int(found[0]), int(found[-1]) + 1) for found in (z, y, x)), strict=True)
+    return Box((first[0], first[1], first[2]), (last[0], last[1], last[2]))

@@ -72,7 +72,7 @@ class DetectionPipeline:
             Normalize(self.mean, self.std),
         )
 
-    def read(self, samples: Samples, sample_id: int) -> bytes:
+    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
         """Return the encoded picture."""
         return read_file(samples, sample_id)
 
@@ -112,6 +112,14 @@ class DetectionPipeline:
         data = torch.zeros(len(items), 3, height, width)
         for place, item in zip(data, items, strict=True):
             place[:, : item.data.shape[1], : item.data.shape[2]] = item.data
+        labels, extra = self.collate_things(items, sizes)
+        return Tensors(data, labels, extra)
+
+    def collate_things(
+        self, items: Sequence[Item], sizes: Sequence[tuple[int, ...]]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Return labels and extra, as `collate` has them, of pictures with these heights and widths in pixels."""
+        height, width = (max(size[axis] for size in sizes) for axis in (0, 1))
         classes = [item.target["classes"] for item in items]
         extra = {
             "boxes": torch.from_numpy(np.concatenate([item.target["boxes"] for item in items])),
@@ -120,7 +128,7 @@ class DetectionPipeline:
         }
         if self.masks:
             extra["masks"] = _stacked([item.target["masks"] for item in items], height, -(-width // 8))
-        return Tensors(data, torch.from_numpy(np.concatenate(classes)), extra)
+        return torch.from_numpy(np.concatenate(classes)), extra
 
 
 def _column(samples: Samples, name: str, sample_id: int) -> list[Any]:

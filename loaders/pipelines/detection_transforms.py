@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from loaders.pipeline import Item
 
-__all__ = ["Normalize", "RandomHorizontalFlip", "Resize", "ToTensor", "resized"]
+__all__ = ["Normalize", "RandomHorizontalFlip", "Resize", "ToTensor", "packed_masks", "resized"]
 
 
 def resized(width: int, height: int, *, min_size: int, max_size: int) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class ToTensor:
             np.divide(pixels[..., channel], np.float32(255), out=plane)
         item.data = torch.from_numpy(planes)
         if "outlines" in item.target:
-            item.target["masks"] = _masks(item.target.pop("outlines"), *size)
+            item.target["masks"] = packed_masks(item.target.pop("outlines"), *size)
         return item
 
 
@@ -100,7 +100,7 @@ class Normalize:
         return item
 
 
-def _masks(things: list[list[npt.NDArray[np.float32]]], width: int, height: int) -> npt.NDArray[np.uint8]:
+def packed_masks(things: list[list[npt.NDArray[np.float32]]], width: int, height: int) -> npt.NDArray[np.uint8]:
     """Return the pixels inside any of each thing's outlines, a bit each; shape (things, height, ceil(width / 8)).
 
     Those on an outline count as inside: some 2.5 % more pixels than pycocotools finds.

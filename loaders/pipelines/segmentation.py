@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import torch
+from torch.utils.data import default_collate
 
 from loaders.base import Samples
 from loaders.errors import LoaderError
 from loaders.pipeline import Item, Tensors, Transform, UndecodableError
 from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
 from loaders.pipelines.crop3d import RandomCrop
-from loaders.pipelines.volumes import Packed, map_array, read_packed, unpack
+from loaders.pipelines.volumes import Packed, read_array, unpack
 
 __all__ = ["SegmentationPipeline"]
+
+_LABELS: Final = "label_path"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,14 @@ class SegmentationPipeline:
         return self.crop, self.flip, self.brightness, self.noise, Cast()
 
     def read(self, samples: Samples, sample_id: int) -> Any:
-        """Return the maps of a .npy case, or the compressed bytes of a NIfTI one; raises OSError."""
-        image, labels = samples.path(sample_id), _label_path(samples, sample_id)
-        if image.suffix == ".npy":
-            return map_array(image), map_array(samples.root / labels)
-        return read_packed(image, samples.root / labels)
+        """Return the arrays of a .npy case, not copied, or the compressed bytes of a NIfTI one; raises OSError."""
+        if _LABELS not in samples.columns:
+            raise LoaderError(
+                f"the dataset has no segmentations (column {_LABELS}); choose one of volumes, kits19_small for one"
+            )
+        if samples.paths[sample_id].endswith(".npy"):
+            return read_array(samples, sample_id), read_array(samples, sample_id, _LABELS)
+        return Packed(samples.read(sample_id), samples.read(sample_id, _LABELS))
 
     def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
         """Return float32 (1, D, H, W), normalised, and {"label": uint8 of the same shape}; raises UndecodableError."""
@@ -61,14 +66,6 @@ class SegmentationPipeline:
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Return float32 volumes and uint8 labels, both of shape (n, 1, edge, edge, edge)."""
-        data = torch.stack([item.data for item in items])
-        return Tensors(data, torch.stack([item.target["label"] for item in items]), {})
-
-
-def _label_path(samples: Samples, sample_id: int) -> str:
-    paths = samples.columns.get("label_path")
-    if paths is None:
-        raise LoaderError(
-            "the dataset has no segmentations (column label_path); choose one of volumes, kits19_small for one"
-        )
-    return str(paths[sample_id])
+        # Unlike torch.stack, in shared memory at once where a worker of torch is to hand the batch over.
+        data = default_collate([item.data for item in items])
+        return Tensors(data, default_collate([item.target["label"] for item in items]), {})

@@ -38,23 +38,30 @@ class SpeechPipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
-    def read(self, samples: Samples, sample_id: int) -> bytes:
+    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
         """Return one sample's file."""
         return read_file(samples, sample_id)
 
-    def decode(self, encoded: bytes, samples: Samples, sample_id: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    def decode(
+        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the waveform, float32 of shape (samples,) within -1 to 1, and the target.
 
         The target has labels, int64 of shape (U,), and what `loaders.pipelines.audio` says of time.
         """
+        labels = self.labels(samples, sample_id)
+        wave = waveform(encoded, self.sample_rate)
+        return wave, {"labels": labels, "samples": len(wave), "step": 1, "time": 0}
+
+    def labels(self, samples: Samples, sample_id: int) -> torch.Tensor:
+        """Return one transcript's labels, int64 of shape (U,); raises UndecodableError."""
         if "transcript" not in samples.columns:
             known = ", ".join(samples.columns) or "none"
             raise UndecodableError(f"the dataset has no column transcript (its columns: {known}); take one of speech")
         transcript = samples.columns["transcript"][sample_id].as_py()
         if not transcript:
             raise UndecodableError("its transcript is empty or missing")
-        wave = waveform(encoded, self.sample_rate)
-        return wave, {"labels": label_of(transcript), "samples": len(wave), "step": 1, "time": 0}
+        return label_of(transcript)
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Pad features and labels to the longest of the batch."""

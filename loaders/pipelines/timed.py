@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate
 
 from loaders.base import Samples
 from loaders.pipeline import Item, Tensors, Transform, read_file
@@ -44,17 +45,19 @@ class TimedPipeline:
         """The sleep."""
         return (_Sleep(self),)
 
-    def read(self, samples: Samples, sample_id: int) -> bytes:
+    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
         """Return one sample's file."""
         return read_file(samples, sample_id)
 
-    def decode(self, encoded: bytes, samples: Samples, sample_id: int) -> tuple[torch.Tensor, dict[str, Any]]:
+    def decode(
+        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the file's length, and the sample's label."""
         return torch.tensor([len(encoded) / 1e6]), {"label": int(samples.labels[sample_id])}
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Stack lengths and labels."""
-        data = torch.stack([item.data for item in items])
+        data = default_collate([item.data for item in items])  # in shared memory at once, for a worker of torch
         return Tensors(data, torch.tensor([item.target["label"] for item in items], dtype=torch.int64), {})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import mmap
 import os
 import threading
@@ -14,13 +15,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from loaders.base import Samples
 from loaders.pipeline import UndecodableError
 from loaders.pipelines.hounsfield import SPACING_MM, normalised
 
-__all__ = ["Packed", "map_array", "read_packed", "resampled", "unpack"]
+__all__ = ["Packed", "array_in", "map_array", "read_array", "resampled", "unpack"]
 
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14 (madvise(2)), for which the mmap module has no name."""
+_HEADER_BYTES: Final = 12 + 10_000
+"""Most that a .npy file has before its elements, as far as NumPy reads one that is not trusted."""
 _SAME_SPACING_MM: Final = 1e-3
 _parsing = threading.Lock()
 # A child that is forked while a thread of its parent holds it would wait for ever.
@@ -31,13 +35,34 @@ os.register_at_fork(after_in_child=_parsing._at_fork_reinit)  # type: ignore[att
 class Packed:
     """A case as NIfTI has it: compressed files, whole."""
 
-    image: bytes
-    labels: bytes
+    image: bytes | memoryview
+    labels: bytes | memoryview
 
 
-def read_packed(image: Path, labels: Path) -> Packed:
-    """Read a case's .nii.gz files; raises OSError."""
-    return Packed(image.read_bytes(), labels.read_bytes())
+def read_array(samples: Samples, sample_id: int, column: str | None = None) -> npt.NDArray[Any]:
+    """Return a sample's .npy file, or the one that a column tells of, as an array that is not copied.
+
+    Raises OSError when it cannot be read, UndecodableError when it is no whole .npy file.
+    """
+    path = samples.path(sample_id, column)
+    return map_array(path) if samples.on_disk else array_in(samples.read(sample_id, column), path.name)
+
+
+def array_in(content: bytes | memoryview, name: str) -> npt.NDArray[Any]:
+    """Return the array of a .npy file that is in memory, sharing that; raises UndecodableError naming `name`."""
+    head = BytesIO(content[:_HEADER_BYTES])
+    try:
+        version = np.lib.format.read_magic(head)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        with _parsing:
+            shape, fortran_order, dtype = read_header[version](head)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        # Of negative and of too many elements, as of bytes that are missing, NumPy says so.
+        flat = np.frombuffer(content, dtype, math.prod(shape), head.tell())
+        return flat.reshape(shape[::-1]).T if fortran_order else flat.reshape(shape)
+    except Exception as error:  # NumPy's reader raises whatever its parsing runs into
+        raise UndecodableError(f"{name} is no whole .npy file: {error}") from error
 
 
 def map_array(path: Path) -> npt.NDArray[Any]:
@@ -92,7 +117,7 @@ def unpack(packed: Packed, name: str) -> tuple[npt.NDArray[np.float32], npt.NDAr
     return normalised(volume)[None], labels[None]
 
 
-def _nifti(encoded: bytes, what: str, kind: Any) -> tuple[npt.NDArray[Any], tuple[float, float, float]]:
+def _nifti(encoded: bytes | memoryview, what: str, kind: Any) -> tuple[npt.NDArray[Any], tuple[float, float, float]]:
     import nibabel
 
     try:

@@ -6,24 +6,31 @@ import functools
 import math
 import multiprocessing.util
 import os
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from loaders.base import Batch, LoaderStats, Samples
+from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.files import check_arguments, encoded_bytes
+from loaders.file_loader import FileLoader
+from loaders.files import encoded_bytes
 from loaders.pipeline import Pipeline
-from loaders.pytorch.shared import share
-from loaders.pytorch.workers import WorkerDeaths, begin_worker, dead_worker, end_workers, explained, in_main_thread
+from loaders.pytorch.shared import check_room, share
+from loaders.pytorch.workers import (
+    WorkerDeaths,
+    begin_worker,
+    dead_worker,
+    end_workers,
+    explained,
+    garbage_kept,
+    in_main_thread,
+)
 from loaders.shares import Share
 from loaders.streaming.planner import Remainder
-from loaders.work import Collated, Failed, Loaded, OnError, Work, check_policy
+from loaders.work import Collated, Failed, Loaded, OnError, Work
 
 __all__ = ["PyTorchLoader"]
 
@@ -45,10 +52,8 @@ class _Delivered(NamedTuple):
     """What ends the epoch; an error raised in a worker would lose its wording."""
 
 
-class PyTorchLoader:
+class PyTorchLoader(FileLoader):
     """Reads files with `torch.utils.data.DataLoader` and its worker processes."""
-
-    notes: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -76,102 +81,81 @@ class PyTorchLoader:
         epoch. With on_error "skip" a sample that fails is left out of its batch and told in `stats`, and a batch of
         which nothing is left is left out too.
         """
-        self._device = check_arguments(
+        super().__init__(
             samples,
             device,
-            batch_size=(batch_size, 1),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            remainder=remainder,
+            sample_timeout_s=sample_timeout_s,
+            on_error=on_error,
             num_workers=(num_workers, 0),
             prefetch_factor=(prefetch_factor, 1),
         )
-        check_policy(on_error, sample_timeout_s)
         if sample_timeout_s is not None and not num_workers:
             raise LoaderConfigError(
                 "sample_timeout_s: needs num_workers of 1 or more, for who loads cannot watch itself"
             )
-        self._samples = samples
-        self._stats = LoaderStats(details={"wait_s": 0.0})
-        self._share = Share(len(samples), seed, rank, world_size, remainder)
-        self._batches = _EpochBatches(self._share, batch_size)
+        self._keys = _EpochKeys(self._share, batch_size)
         self._work = Work(samples, transform, seed, workers=num_workers, processes=True)
-        self._timeout_s = sample_timeout_s
         with _any_number_of_workers():
-            self._torch: DataLoader[Any] | None = DataLoader(
+            self._torch: DataLoader[Any] = DataLoader(
                 _Files(self._work),
-                batch_sampler=self._batches,
+                batch_sampler=self._keys,
                 collate_fn=functools.partial(_collate, self._work, on_error),
                 num_workers=num_workers,
                 prefetch_factor=prefetch_factor if num_workers else None,
                 persistent_workers=persistent_workers and num_workers > 0,
                 pin_memory=self._device.type == "cuda" if pin_memory is None else pin_memory,
                 timeout=min(_LONGEST_POLL_S, sample_timeout_s / _POLLS) if sample_timeout_s else 0,
-                worker_init_fn=functools.partial(begin_worker, os.getpid(), in_main_thread()),
             )
         self._iterator: Any = None
         self._epochs = 0
         self._deaths = WorkerDeaths()
 
-    def __len__(self) -> int:
-        """Return the number of this rank's samples in an epoch."""
-        return len(self._share)
+    def close(self) -> None:
+        """End the workers, in the middle of a read too; may be called twice."""
+        self._closed = True
+        self._end_workers()
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches; raise SampleError naming a sample, WorkerError naming a worker's pid."""
-        if self._torch is None:
-            raise LoaderError("the loader is closed: make a new one")
+    def _batches(self, epoch: int) -> Iterator[Batch]:
         # Where workers keep their sockets. Asked for here, it is made before them and shared by them, so it goes
         # with this process even when one of them is killed.
         multiprocessing.util.get_temp_dir()
         if not self._torch.persistent_workers:
             self._end_workers()
-        self._batches.epoch = epoch
-        self._begin(self._torch)
+        self._keys.epoch = epoch
+        self._begin()
         self._deaths.watch()
         self._epochs += 1
         this = self._epochs
         while True:
             if this != self._epochs:
                 raise LoaderError("another epoch was begun: its batches are not this one's")
-            began = time.perf_counter_ns()
             batch = self._next()
-            self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
             if batch is None:
                 return
-            self._stats.count(batch)
             yield batch
 
-    def stats(self) -> LoaderStats:
-        """Return the counts so far; `wait_s` is the time spent waiting for the workers."""
-        return self._stats
-
-    def close(self) -> None:
-        """End the workers, in the middle of a read too."""
-        self._torch = None
-        self._end_workers()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _begin(self, loader: DataLoader[Any]) -> None:
+    def _begin(self) -> None:
         """Start the workers, or have those that are there go on with another epoch."""
+        # Told by the thread that starts them, which need not be the one that made the loader.
+        self._torch.worker_init_fn = functools.partial(begin_worker, os.getpid(), in_main_thread())
         while True:
             try:
-                with _any_number_of_workers():
-                    self._iterator = iter(loader)
+                with _any_number_of_workers(), garbage_kept():
+                    self._iterator = iter(self._torch)
             except (RuntimeError, OSError) as error:
                 # What is left of an epoch that was broken off may take them longer than a poll.
                 self._after(error)
             else:
                 return
             self._end_workers()
-            loader._iterator = None
 
     def _end_workers(self) -> None:
-        iterator, self._iterator = self._iterator, None
+        iterator, self._iterator, self._torch._iterator = self._iterator, None, None
         with self._deaths.expected():
             end_workers(iterator)
 
@@ -180,8 +164,7 @@ class PyTorchLoader:
             delivered = self._delivered()
             if delivered is None:
                 return None
-            for failed in delivered.failed:
-                self._stats.skip(*failed)
+            self._skip(delivered.failed)
             if delivered.error is not None:
                 self.close()
                 raise delivered.error
@@ -247,7 +230,7 @@ class _Files(Dataset[Loaded | Failed]):
             return Failed(sample_id, str(error))
 
 
-class _EpochBatches(Sampler[list[_Key]]):
+class _EpochKeys(Sampler[list[_Key]]):
     """The keys of each batch of the epoch that is set."""
 
     def __init__(self, share: Share, batch_size: int) -> None:
@@ -270,9 +253,13 @@ def _collate(work: Work, on_error: OnError, batch: list[Loaded | Failed]) -> _De
     if failed and on_error == "raise":
         return _Delivered(None, (), SampleError(failed[0].why))
     loaded = [one for one in batch if isinstance(one, Loaded)]
+    in_worker = get_worker_info() is not None
     try:
+        if in_worker:
+            # A pipeline may collate in shared memory, as `default_collate` does.
+            check_room(sum(getattr(one.item.data, "nbytes", 0) for one in loaded))
         collated = work.collate(_worker(), loaded) if loaded else None
-        if collated is not None and get_worker_info() is not None:
+        if collated is not None and in_worker:
             share(collated.tensors)
     except LoaderError as error:
         return _Delivered(None, failed, error)

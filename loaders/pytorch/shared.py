@@ -6,27 +6,37 @@ import os
 from pathlib import Path
 from typing import Final
 
+import torch
+
 from loaders.errors import LoaderError
 from loaders.pipeline import Tensors
 
-__all__ = ["share"]
+__all__ = ["check_room", "share"]
 
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 
 
-def share(tensors: Tensors) -> None:
-    """Move a batch to shared memory; raise LoaderError where there is no room.
+def check_room(needed: int) -> None:
+    """Raise LoaderError where shared memory has no room for so many bytes.
 
-    torch would do it in a thread of its queue, which prints the failure and lets the batch be waited for for ever; or
-    would write to pages that are not there, which kills the worker.
+    torch would write to pages that are not there, which kills the worker.
     """
-    each = [tensors.data, tensors.labels, *tensors.extra.values()]
-    needed = sum(tensor.untyped_storage().nbytes() for tensor in each)
     free = _free_bytes()
     if free is not None and needed > free:
         raise _no_room(needed, free)
+
+
+def share(tensors: Tensors) -> None:
+    """Move what of a batch is not in shared memory to it; raise LoaderError where there is no room.
+
+    torch would do it in a thread of its queue, which prints the failure and lets the batch be waited for for ever.
+    """
+    each = [tensors.data, tensors.labels, *tensors.extra.values()]
+    left: list[torch.Tensor] = [tensor for tensor in each if not tensor.is_shared()]  # type: ignore[no-untyped-call]
+    needed = sum(tensor.untyped_storage().nbytes() for tensor in left)
+    check_room(needed)
     try:
-        for tensor in each:
+        for tensor in left:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         # Another worker took the room since.

@@ -17,7 +17,7 @@ from loaders.errors import LoaderError, SampleError
 from loaders.side_copy import Copied, SideCopy
 from loaders.stage_table import StageTable
 from loaders.threads import thread_number
-from loaders.work import Failed, Loaded, OnError, Work
+from loaders.work import Failed, Failures, Loaded, OnError, Work
 
 __all__ = ["Made", "SpdlEpoch"]
 
@@ -54,8 +54,7 @@ class SpdlEpoch:
         on_error: OnError,
         timeout_s: float | None,
     ) -> None:
-        self.failed: list[Failed] = []
-        """Samples that failed, in the order in which they did."""
+        self.failed = Failures()
         self._work, self._epoch, self._side, self._stages = work, epoch, side, stages
         self._expected, self._delivered = len(ids), 0
         self._on_error, self._timeout_s = on_error, timeout_s

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.errors import LoaderConfigError, LoaderError, SampleTimeoutError
-from loaders.files import check_arguments, encoded_bytes
+from loaders.errors import LoaderConfigError, SampleTimeoutError
+from loaders.file_loader import FileLoader
+from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
-from loaders.shares import Share
 from loaders.side_copy import SideCopy
 from loaders.spdl.epoch import Made, SpdlEpoch
 from loaders.stage_table import StageTable
 from loaders.streaming.planner import Remainder
 from loaders.threads import DaemonThreads
-from loaders.work import OnError, Work, check_policy
+from loaders.work import OnError, Work
 
 if TYPE_CHECKING:
     from loaders.spdl.image import SpdlImages
@@ -28,7 +26,7 @@ __all__ = ["Decode", "SpdlLoader"]
 Decode: TypeAlias = Literal["pil", "spdl"]
 
 
-class SpdlLoader:
+class SpdlLoader(FileLoader):
     """Runs a pipeline in the threads of `spdl.pipeline`, one pipeline of SPDL's an epoch, as its DataLoader does.
 
     The threads last as long as the loader.
@@ -59,24 +57,25 @@ class SpdlLoader:
         seconds ends the epoch and the loader; its thread cannot be ended and is left to end with the process. With
         on_error "skip" a sample that fails is left out and told in `stats`; batches are filled from what comes next.
         """
-        self._device = check_arguments(
+        super().__init__(
             samples,
             device,
-            batch_size=(batch_size, 1),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            remainder=remainder,
+            sample_timeout_s=sample_timeout_s,
+            on_error=on_error,
             num_threads=(num_threads, 1),
             buffer_size=(buffer_size, 1),
         )
-        check_policy(on_error, sample_timeout_s)
         if decode not in get_args(Decode):
             raise LoaderConfigError(f"decode={decode!r}: expected one of {', '.join(get_args(Decode))}")
-        self.notes: tuple[str, ...] = ()
         if decode == "spdl":
             transform = _decoded_by_spdl(transform)
             self.notes = transform.notes
-        self._samples = samples
         self._stages = StageTable()
-        self._stats = LoaderStats(details={"wait_s": 0.0})
-        self._share = Share(len(samples), seed, rank, world_size, remainder)
         self._work = Work(samples, transform, seed, workers=num_threads, processes=False)
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
@@ -89,47 +88,6 @@ class SpdlLoader:
         self._threads: DaemonThreads | None = None
         self._num_threads = num_threads
         self._running: SpdlEpoch | None = None
-        self._closed = False
-
-    def __len__(self) -> int:
-        """Return the number of this rank's samples in an epoch."""
-        return len(self._share)
-
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches; raise SampleError naming the sample and the stage that failed."""
-        if self._closed:
-            raise LoaderError("the loader is closed: make a new one")
-        self._stop()
-        if self._threads is None:
-            self._threads = DaemonThreads(self._num_threads, "spdl-loader")
-        running = self._running = SpdlEpoch(
-            self._work,
-            self._share.order(epoch),
-            epoch=epoch,
-            threads=self._threads,
-            side=self._side,
-            stages=self._stages,
-            **self._settings,
-        )
-        told = 0
-        try:
-            while True:
-                began = time.perf_counter_ns()
-                made = running.next()
-                self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
-                for failed in running.failed[told:]:
-                    self._stats.skip(*failed)
-                    told += 1
-                if made is None:
-                    return
-                batch = self._batch(made)
-                self._stats.count(batch)
-                yield batch
-        except SampleTimeoutError:
-            self.close()
-            raise
-        finally:
-            running.close()
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.
@@ -149,13 +107,31 @@ class SpdlLoader:
             self._threads.shutdown()
             self._threads = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        self._stop()
+        if self._threads is None:
+            self._threads = DaemonThreads(self._num_threads, "spdl-loader")
+        running = self._running = SpdlEpoch(
+            self._work,
+            self._share.order(epoch),
+            epoch=epoch,
+            threads=self._threads,
+            side=self._side,
+            stages=self._stages,
+            **self._settings,
+        )
+        try:
+            while True:
+                made = running.next()
+                self._skip(running.failed.untold())
+                if made is None:
+                    return
+                yield self._batch(made)
+        except SampleTimeoutError:
+            self.close()
+            raise
+        finally:
+            running.close()
 
     def _stop(self) -> None:
         running, self._running = self._running, None

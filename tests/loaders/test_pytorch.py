@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -105,6 +106,27 @@ def test_workers_die_with_their_parent_and_leave_nothing(
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not orphaned_memory()
     assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_are_not_tied_to_a_thread_that_ends_before_the_process(image_tree: Tree, persistent: bool) -> None:
+    with PyTorchLoader(
+        samples=image_tree(12),
+        transform=TRANSFORM,
+        batch_size=2,
+        seed=0,
+        num_workers=2,
+        persistent_workers=persistent,
+    ) as loader:
+        broken_off = loader.epoch(0)
+        thread = threading.Thread(target=next, args=(broken_off,))
+        thread.start()
+        thread.join()
+        # What a worker that believes its parent dead does: end, and take along the folder of everybody's sockets.
+        time.sleep(0.2)
+        assert len(workers()) == 2
+        assert Path(multiprocessing.util.get_temp_dir()).is_dir()
+        assert sum(len(batch) for batch in loader.epoch(1)) == 12
 
 
 def test_the_signal_handler_that_was_there_is_put_back(image_tree: Tree) -> None:

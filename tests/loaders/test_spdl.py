@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from loaders import ImageTransform, SampleError, Samples, SpdlLoader
+from loaders.spdl.image import has_four_inks
 from loaders.threads import DaemonThreads
 
 TRANSFORM = ImageTransform(size=32)
@@ -38,6 +39,40 @@ def test_a_failure_is_raised_and_not_logged_as_well(image_tree: Tree, caplog: py
         samples.path(3).write_bytes(samples.path(4).read_bytes())
         assert sum(len(batch) for batch in loader.epoch(0)) == 12
     assert not caplog.records
+
+
+def four_inks(encode_image: Callable[..., bytes], *, luma: bool = False, **options: object) -> bytes:
+    """A CMYK JPEG; or one that says, as Adobe's programs do, that its inks are stored as luma and chroma."""
+    data = bytearray(encode_image(120, 90, mode="CMYK", **options))
+    data[data.index(b"Adobe") + 11] = 2 if luma else 0
+    return bytes(data)
+
+
+def test_jpegs_of_four_inks_come_out_as_pil_has_them_among_others_that_ffmpeg_decodes(
+    image_tree: Tree, encode_image: Callable[..., bytes]
+) -> None:
+    samples = image_tree(7)
+    samples.path(2).write_bytes(four_inks(encode_image))
+    samples.path(5).write_bytes(four_inks(encode_image, luma=True))
+    batches = []
+    for decode in ("pil", "spdl"):
+        with SpdlLoader(samples=samples, transform=TRANSFORM, batch_size=7, seed=0, decode=decode) as loader:
+            batches += list(loader.epoch(0))
+    by_pil, by_ffmpeg = (batch.data[batch.ids.argsort()] for batch in batches)
+    apart = (by_pil - by_ffmpeg).abs().mean((1, 2, 3)) * 58  # grey levels
+    assert apart[[2, 5]].max() < 1e-3
+    assert apart[[0, 1, 3, 4, 6]].min() > 0.1, "decoded by PIL too"
+
+
+def test_four_inks_are_told_by_the_frame_header(encode_image: Callable[..., bytes]) -> None:
+    plain = four_inks(encode_image)
+    assert has_four_inks(plain)
+    assert has_four_inks(memoryview(four_inks(encode_image, progressive=True)))
+    assert has_four_inks(plain[:2] + b"\xff\xff" + plain[2:]), "fill bytes"
+    for other in (encode_image(40, 30), encode_image(40, 30, mode="L"), encode_image(40, 30, format="PNG"), b""):
+        assert not has_four_inks(other)
+    for cut in range(plain.index(b"\xff\xc0") + 9):
+        assert not has_four_inks(plain[:cut])
 
 
 def test_its_threads_use_one_core_each_and_leave_the_others_theirs() -> None:

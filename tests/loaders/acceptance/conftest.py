@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,9 @@ class Entry:
     options: dict[str, Any] = field(default_factory=dict)
     pipelines: tuple[str, ...] = ALL
     grey_levels: float = 0.0
-    """How far an image's pixels may be from those of the pipeline itself, on average, of 255."""
+    """How far a picture's pixels may be from those of the pipeline itself, on average, of 255."""
+    deviations: float = 0.0
+    """How far a feature of speech may be from that of the pipeline itself, of its channel's."""
     streams: bool = False
 
     def make(self, data: Data, pipeline: Pipeline, endpoint: str | None = None, **options: Any) -> Any:
@@ -57,14 +59,14 @@ LOADERS = {
     "pytorch": Entry("loaders.PyTorchLoader", {"num_workers": 2}),
     "pytorch_in_process": Entry("loaders.PyTorchLoader", {"num_workers": 0}, ("image",)),
     "pytorch_fresh": Entry("loaders.PyTorchLoader", {"num_workers": 1, "persistent_workers": False}, ("image",)),
-    "dali": Entry("loaders.DaliLoader", grey_levels=0.5),
+    "dali": Entry("loaders.DaliLoader", grey_levels=0.5, deviations=1e-3),
+    "dali_python": Entry("loaders.DaliLoader", {"operators": "python"}, ("image", "detection")),
     "dali_read": Entry("loaders.DaliLoader", {"mmap": False}, ("image",), grey_levels=0.5),
     "spdl": Entry("loaders.SpdlLoader", {"num_threads": 2}),
     "spdl_decode": Entry("loaders.SpdlLoader", {"num_threads": 2, "decode": "spdl"}, ("image",), grey_levels=2.0),
     "streaming": Entry(
         "loaders.streaming.StreamingLoader",
         {"decode": "torch", "order": "strict", "slice_records": 2, "warm_bytes": 0},
-        ("image",),
         streams=True,
     ),
 }
@@ -140,6 +142,12 @@ def any_python(
     return combination(request.param, datasets["image"], endpoint)
 
 
+def sharded(data: Data) -> Data:
+    """The dataset with its shards."""
+    root = data.samples.root
+    return replace(data, shards=convert(data.samples, root.with_name(f"{root.name}-shards"), key=root.name, seed=3))
+
+
 def combination(loader: str, data: Data, endpoint: Callable[[Path], str]) -> Combination:
     entry = LOADERS[loader]
     return Combination(loader, entry, data, endpoint(data.shards) if entry.streams and data.shards else None)
@@ -180,8 +188,8 @@ def make_images(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Data]
     def make(count: int, *, shards: bool = False) -> Data:
         root = tmp_path_factory.mktemp("images")
         samples = _tree(root, [(f"class {k % 3}/{k:04d}.jpg", _jpeg(k)) for k in range(count)])
-        out = convert(samples, root.with_name(f"{root.name}-shards"), key=root.name, seed=3) if shards else None
-        return Data(samples, ImageTransform(size=SIZE), out)
+        data = Data(samples, ImageTransform(size=SIZE))
+        return sharded(data) if shards else data
 
     return make
 
@@ -191,9 +199,9 @@ def datasets(make_images: Callable[..., Data], tmp_path_factory: pytest.TempPath
     """Every kind of samples that there is a pipeline for, COUNT of each."""
     return {
         "image": make_images(COUNT, shards=True),
-        "segmentation": _volumes(tmp_path_factory.mktemp("volumes")),
-        "detection": _pictures(tmp_path_factory.mktemp("pictures")),
-        "speech": _speech(tmp_path_factory.mktemp("speech")),
+        "segmentation": sharded(_volumes(tmp_path_factory.mktemp("volumes"))),
+        "detection": sharded(_pictures(tmp_path_factory.mktemp("pictures"))),
+        "speech": sharded(_speech(tmp_path_factory.mktemp("speech"))),
     }
 
 
@@ -287,9 +295,10 @@ def _volumes(root: Path) -> Data:
         labels[0, 4:10, 5:11, 6:12] = 1 + k % 2
         files.append((f"case_{k:05d}_x.npy", _npy(rng.standard_normal(shape, np.float32))))
         label_files.append((f"case_{k:05d}_y.npy", _npy(labels)))
-    _tree(root, label_files)
+    masks = _tree(root, label_files)
     samples = _tree(root, files, label_path=pa.array([path for path, _ in label_files]))
-    return Data(samples, SegmentationPipeline(crop=RandomCrop(16)))
+    whole = replace(samples, sizes=samples.sizes + masks.sizes)
+    return Data(whole, SegmentationPipeline(crop=RandomCrop(16)))
 
 
 def _npy(array: np.ndarray[Any, Any]) -> bytes:

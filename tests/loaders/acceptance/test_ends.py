@@ -7,36 +7,42 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import psutil
 import pytest
 
 from loaders import LoaderError
 
-INTERRUPTED = """
-import importlib, json, os, signal, sys, time
+TRAINING = """
+import ctypes, importlib, json, os, signal, sys, time
 import psutil
 from pathlib import Path
 import loaders.pytorch, loaders.dali, loaders.spdl, loaders.spdl.image
 from loaders import ImageTransform, Samples
-samples = Samples.load(Path(sys.argv[1]))
-for line in sys.stdin:
-    target, options = json.loads(line)
+
+def train(target, options, told):
+    module, name = target.rsplit(".", 1)
+    common = {"samples": samples, "transform": ImageTransform(size=64), "batch_size": 2, "seed": 0}
+    with getattr(importlib.import_module(module), name)(**common, **options) as loader:
+        for epoch in range(1_000_000):
+            for batch in loader.epoch(epoch):
+                if epoch == 1:
+                    os.write(told, b"x")
+
+order = json.loads(sys.stdin.readline())
+samples = Samples.load(Path(order["samples"]))
+for target, options in order["loaders"]:
     ready, told = os.pipe()
     child = os.fork()
     if not child:
         # Each in a process of its own, as a training script: with its children, it gets the terminal's Ctrl-C.
         os.setpgid(0, 0)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it never ends by itself: with this process at the latest
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        module, name = target.rsplit(".", 1)
         status = 1
         try:
-            common = {"samples": samples, "transform": ImageTransform(size=64), "batch_size": 2, "seed": 0}
-            with getattr(importlib.import_module(module), name)(**common, **options) as loader:
-                for epoch in range(1_000_000):
-                    for batch in loader.epoch(epoch):
-                        if epoch == 1:
-                            os.write(told, b"x")
+            train(target, options, told)
         except KeyboardInterrupt:
             status = 130
         finally:
@@ -44,6 +50,7 @@ for line in sys.stdin:
             if status == 130:
                 sys.exit(130)
             os._exit(status)
+    os.close(told)
     os.read(ready, 1)
     workers = [each.pid for each in psutil.Process(child).children(recursive=True)]
     os.killpg(child, signal.SIGINT)
@@ -51,6 +58,14 @@ for line in sys.stdin:
     _, status = os.waitpid(child, 0)
     print(json.dumps([os.waitstatus_to_exitcode(status), time.monotonic() - began, child, workers]), flush=True)
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def training():
+    """Begin to import the engines, which takes seconds, while other tests run; what is to be trained comes later."""
+    with subprocess.Popen([sys.executable, "-c", TRAINING], stdin=PIPE, stdout=PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
 def test_close_in_mid_epoch_ends_everything_and_may_be_repeated(any_pair):
@@ -82,19 +97,15 @@ def test_a_loader_that_is_dropped_in_mid_epoch_ends_its_processes(any_loader):
     assert not alive
 
 
-def test_ctrl_c_ends_a_training_script_and_leaves_nothing(datasets, table, tmp_path):
+def test_ctrl_c_ends_a_training_script_and_leaves_nothing(training, datasets, table, tmp_path):
     entries = {name: entry for name, entry in table.items() if not entry.streams}
     datasets["image"].samples.save(tmp_path / "samples.parquet")
-    orders = "".join(json.dumps([entry.target, entry.options]) + "\n" for entry in entries.values())
-    run = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "samples.parquet")],
-        input=orders,
-        check=True,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=120,
-    )
-    told = [json.loads(line) for line in run.stdout.splitlines()]
+    order = {
+        "samples": str(tmp_path / "samples.parquet"),
+        "loaders": [[entry.target, entry.options] for entry in entries.values()],
+    }
+    out, _ = training.communicate(json.dumps(order) + "\n", timeout=120)
+    told = [json.loads(line) for line in out.splitlines()]
     assert len(told) == len(entries)
     for name, (status, seconds, pid, workers) in zip(entries, told, strict=True):
         assert status == 130, name

@@ -33,7 +33,7 @@ def test_a_damaged_sample_is_named_with_its_file_and_its_stage(damaged, collect)
 
 
 def test_skipped_samples_are_counted_and_told_and_all_others_come_once(damaged, collect):
-    if damaged.loader.startswith("dali") and damaged.data.pipeline.__class__.__name__ == "ImageTransform":
+    if damaged.loader in ("dali", "dali_read") and damaged.data.pipeline.__class__.__name__ == "ImageTransform":
         with pytest.raises(LoaderConfigError, match="on_error=skip: DALI's image pipeline ends with a sample"):
             damaged.make(on_error="skip")
         return
@@ -126,14 +126,15 @@ def test_a_policy_that_there_is_none_of_is_refused_by_name(any_python, wrong, me
 
 def test_a_combination_that_cannot_be_had_is_refused_in_one_line(datasets, endpoint, table):
     refused = {
-        ("streaming", "segmentation"): "SegmentationPipeline needs others; use the loader pytorch, dali or spdl",
-        ("streaming", "speech"): "SpeechPipeline needs others",
+        ("streaming", "segmentation"): "decode=dali: decodes images with a class, and Segmentation.* takes others",
+        ("streaming", "speech"): "SpeechPipeline takes others; use decode=auto or decode=torch",
         ("spdl_decode", "segmentation"): "decode=spdl: spdl.io decodes the images of an ImageTransform",
     }
     for (loader, kind), message in refused.items():
-        served = endpoint(datasets["image"].shards)
+        served = endpoint(datasets[kind].shards)
+        options = {"decode": "dali"} if loader == "streaming" else {}
         with pytest.raises(LoaderConfigError, match=message) as caught:
-            table[loader].make(datasets[kind], datasets[kind].pipeline, served)
+            table[loader].make(datasets[kind], datasets[kind].pipeline, served, **options)
         assert "\n" not in str(caught.value)
 
 
