@@ -20,6 +20,8 @@ from dataclasses import dataclass
 # The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
 sys.path.append(sys.path.pop(0))
 
+from table import Line, show
+
 from harness.errors import TestbedError
 from harness.regime import Regime
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
@@ -33,16 +35,6 @@ RTT_TOLERANCE_MS, RTT_TOLERANCE = 0.1, 0.03
 RATE_TOLERANCE = 0.05
 LOADED_FACTOR = 1.6
 IDLE_RATE_GBIT = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """One line of the table."""
-
-    what: str
-    asked: str
-    measured: str
-    met: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +92,7 @@ def spread(values: list[float], digits: int) -> str:
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def measure(bench: Bench, repeats: int) -> Iterator[Demand]:
+def measure(bench: Bench, repeats: int) -> Iterator[Line]:
     """Yield every demand as soon as it is judged."""
     for rtt_ms in RTT_ASKED_MS:
         regime = Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, IDLE_RATE_GBIT)
@@ -108,14 +100,14 @@ def measure(bench: Bench, repeats: int) -> Iterator[Demand]:
         values = [bench.idle_rtt(regime).rtt_ms_median for _ in range(repeats)]
         allowed = max(RTT_TOLERANCE_MS, RTT_TOLERANCE * rtt_ms)
         met = abs(statistics.median(values) - rtt_ms) <= allowed
-        yield Demand("idle RTT, ms", f"{rtt_ms:g} ± {allowed:.2g}", spread(values, 3), met)
+        yield Line("idle RTT, ms", f"{rtt_ms:g} ± {allowed:.2g}", spread(values, 3), met)
     for rtt_ms in RATE_AT_RTT_MS:
         for rate_gbit in RATE_ASKED_GBIT:
             regime = Regime(f"rate_{rate_gbit:g}gbit", rtt_ms, rate_gbit)
             bench.link.set(regime)
             values = [bench.full(regime).rate_gbit or 0.0 for _ in range(repeats)]
             met = abs(statistics.median(values) / rate_gbit - 1) <= RATE_TOLERANCE
-            yield Demand(
+            yield Line(
                 f"rate at {rtt_ms:g} ms, Gbit/s", f"{rate_gbit:g} ± {RATE_TOLERANCE:.0%}", spread(values, 3), met
             )
     for rtt_ms in LOADED_ASKED_MS:
@@ -124,14 +116,14 @@ def measure(bench: Bench, repeats: int) -> Iterator[Demand]:
             bench.link.set(regime)
             values = [bench.loaded(regime).rtt_ms_median for _ in range(max(1, repeats - 2))]
             limit = LOADED_FACTOR * rtt_ms
-            yield Demand(
+            yield Line(
                 f"loaded RTT at {rate_gbit:g} Gbit/s, ms",
                 f"<= {limit:g}",
                 spread(values, 1),
                 statistics.median(values) <= limit,
             )
     drops = bench.link.counters().drops
-    yield Demand("packets dropped by a full queue", "0", str(drops), drops == 0)
+    yield Line("packets dropped by a full queue", "0", str(drops), drops == 0)
 
 
 def main() -> int:
@@ -141,19 +133,13 @@ def main() -> int:
     parser.add_argument("--kind", choices=("auto", "netem", "relay"), default="auto", help="kind of link")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    short = 0
     try:
         with open_bench(options.kind) as bench:
             print(f"link: {bench.link.kind}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-            print(f"{'demand':<34}{'asked':<16}{'measured':<30}verdict")
-            for demand in measure(bench, 3 if options.quick else 7):
-                verdict = "met" if demand.met else "SHORT"
-                print(f"{demand.what:<34}{demand.asked:<16}{demand.measured:<30}{verdict}", flush=True)
-                short += not demand.met
+            return 1 if show(measure(bench, 3 if options.quick else 7)) else 0
     except TestbedError as error:
         print(f"benchmarks/link.py: {error}", file=sys.stderr)
         return error.exit_status
-    return 1 if short else 0
 
 
 if __name__ == "__main__":

@@ -1,22 +1,21 @@
 """The baseline loaders against bare scripts of their engines, and what generated data cost; needs no root.
 
-Prints a line per demand (asked, measured, verdict) and exits 1 when one falls short. Ours and the bare scripts take
-turns, and medians are compared, for neighbours on the host come and go. `--quick` takes some six minutes.
+Prints a line per demand (asked, measured, verdict) and exits 1 when one falls short. Ours and the bare script, which
+does the same arithmetic, take turns in the order ABBA, and the median of the pairs' ratios is judged, for neighbours on
+the host come and go. Takes a quarter of an hour; `--quick` some five minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,8 +24,11 @@ from typing import Any
 sys.path.append(sys.path.pop(0))
 
 import numpy as np
-from loaders_engines import Measured, Order
+from loaders_arms import BOUNDS, ENGINES
+from loaders_engines import Order, Turn
 from loaders_memory import worker_peak_mb
+from loaders_turns import REALISTIC_IMAGES, alternate, arms, cpu, measured, medians, realistic, spread
+from table import Line, show
 
 from harness.datasets.coco import CocoLike
 from harness.datasets.imagenet_like import ImagenetLike
@@ -35,23 +37,14 @@ from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.errors import DatasetError
 from loaders.base import Samples
 
-HERE = Path(__file__).resolve().parent
 WORKERS = 2
 """Processes or threads of every engine, alike."""
-ENGINES = ("pytorch", "dali", "spdl", "spdl_io")
+PICTURES, TIMES = 200, 8
+"""Different images, and how often each of them comes in an epoch, so that it takes seconds."""
+TURN_S = 5.0
 NATIVE_LEAST = 0.97
 GENERATED_MB_PER_S = 50
 VOLUMES_PER_WORKER = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the table; `met` is None where nothing is asked."""
-
-    what: str
-    asked: str
-    measured: str
-    met: bool | None
 
 
 class Bench:
@@ -59,12 +52,14 @@ class Bench:
 
     def __init__(self, temporary: Path, cache: Path | None, *, quick: bool) -> None:
         self.quick, self.temporary, self._cache = quick, temporary, cache or temporary
+        self.turns: dict[str, list[Turn]] = {}
+        """What ours came to, by engine or bound."""
 
     @cached_property
     def images(self) -> Path:
-        """An ImageNet-like set, each picture several times over, so that an epoch takes seconds."""
-        handle = ImagenetLike("bench_images", samples=200).open(self._cache, quietly)
-        samples, times = handle.samples, 3 if self.quick else 8
+        """An ImageNet-like set, each picture several times over."""
+        handle = ImagenetLike("bench_images", samples=PICTURES).open(self._cache, quietly)
+        samples, times = handle.samples, TIMES // 2 if self.quick else TIMES
         many = Samples(
             samples.root, samples.paths * times, np.tile(samples.labels, times), np.tile(samples.sizes, times)
         )
@@ -77,28 +72,9 @@ class Bench:
         """KiTS19-like cases of the published sizes times a scale."""
         return Kits19Like("bench_volumes", samples=8, scale=scale).open(self._cache, quietly).samples
 
-    @cached_property
-    def _runs(self) -> dict[str, list[Measured]]:
-        return {}
-
-    def run(self, engine: str, seconds: float) -> Measured:
-        """Measure one engine in a process of its own, and remember it."""
-        order = Order(engine, str(self.images), WORKERS, seconds=seconds)
-        said = subprocess.run(
-            [sys.executable, "-P", str(HERE / "loaders_engines.py")],
-            input=json.dumps(asdict(order)),
-            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-        ).stdout
-        measured = Measured(**json.loads(said))
-        self._runs.setdefault(engine, []).append(measured)
-        return measured
-
-    def ran(self, engine: str) -> list[Measured]:
-        """Return what was measured of an engine so far."""
-        return self._runs.get(engine, [])
+    def order(self, arm: str) -> Order:
+        """Return what is asked of an arm: the same of each."""
+        return Order(arm, str(self.images), WORKERS)
 
 
 def quietly(*_: object) -> None:
@@ -106,35 +82,39 @@ def quietly(*_: object) -> None:
 
 
 def native(bench: Bench) -> Iterator[Line]:
-    """Compare each loader with a bare script of its engine."""
-    turns, seconds = (3, 3.0) if bench.quick else (7, 6.0)
+    """Compare each loader with a bare script of its engine, and with one of its documentation's kind."""
     for engine in ENGINES:
-        ratios = []
-        for turn in range(turns):
-            # The first of two runs would have the warmer machine every time.
-            pair = [engine, f"native {engine}"]
-            rates = {name: bench.run(name, seconds).images_per_s for name in (pair if turn % 2 else pair[::-1])}
-            ratios.append(rates[engine] / rates[f"native {engine}"])
-        ours, theirs = (median(one.images_per_s for one in bench.ran(name)) for name in pair)
-        ratio = median(ratios)
-        measured = f"{ratio:.3f} ({min(ratios):.3f} to {max(ratios):.3f}; {ours:.0f} and {theirs:.0f} images/s)"
-        yield Line(f"{engine}: ours over the bare script", f">= {NATIVE_LEAST}", measured, ratio >= NATIVE_LEAST)
+        orders = [bench.order(f"{kind} {engine}") for kind in ("ours", "bare", "documented")]
+        with arms(orders) as (ours, bare, documented):
+            pairs = alternate(ours, bare, pairs=3 if bench.quick else 12, seconds=TURN_S)
+            peers = alternate(ours, documented, pairs=1 if bench.quick else 3, seconds=TURN_S)
+        bench.turns[engine] = [mine for mine, _ in pairs]
+        ratio, words = spread(pairs, realistic)
+        rates = medians(pairs, lambda turn: turn.steady_per_s, ".0f")
+        what = f"{engine}: ours over bare, epoch of {REALISTIC_IMAGES} images"
+        yield Line(what, f">= {NATIVE_LEAST}", f"{words} ({rates} images/s)", ratio >= NATIVE_LEAST)
+        starts = medians(pairs, lambda turn: turn.start_s, ".2f")
+        words = f"{spread(pairs, measured)[1]} ({starts} s to begin and end one)"
+        yield Line(f"  epochs of {len(Samples.load(bench.images))} as they were run", "", words)
+        costs = medians(pairs, lambda turn: 1e3 * turn.cpu_s_per_image, ".3f")
+        yield Line("  the same in CPU time per image", "", f"{spread(pairs, cpu)[1]} ({costs} ms)")
+        rates = medians(peers, lambda turn: turn.images_per_s, ".0f")
+        words = f"{spread(peers, measured)[1]} ({rates} images/s)"
+        yield Line("  over the documentation's transforms, as run", "", words)
 
 
 def cost(bench: Bench) -> Iterator[Line]:
     """Table of images per second and CPU per image, with the bounds beyond which no loader can be."""
-    for engine in (*ENGINES, "reading", "fixed"):
-        if not bench.ran(engine):
-            bench.run(engine, 2.0 if bench.quick else 5.0)
-        runs = bench.ran(engine)
-        rate, cpu_ms = median(one.images_per_s for one in runs), 1e3 * median(one.cpu_s_per_image for one in runs)
-        names = {"reading": "bound: files read, not decoded", "fixed": "bound: one batch made beforehand"}
-        yield Line(
-            names.get(engine, f"{engine}, {WORKERS} workers"),
-            "",
-            f"{rate:.0f} images/s, {cpu_ms:.3f} CPU ms an image",
-            None,
-        )
+    wanted = [*(f"ours {engine}" for engine in ENGINES if engine not in bench.turns), *BOUNDS]
+    for name in wanted:
+        with arms([bench.order(name)]) as (arm,):
+            bench.turns[name.removeprefix("ours ")] = [arm.turn(2.0 if bench.quick else TURN_S)]
+    names = {"reading": "bound: files read, not decoded", "fixed": "bound: one batch made beforehand"}
+    for name in (*ENGINES, *BOUNDS):
+        turns = bench.turns[name]
+        rate, cpu_ms = median(one.images_per_s for one in turns), 1e3 * median(one.cpu_s_per_image for one in turns)
+        what = names.get(name, f"{name}, {WORKERS} workers")
+        yield Line(what, "", f"{rate:.0f} images/s, {cpu_ms:.3f} CPU ms an image")
 
 
 def memory(bench: Bench) -> Iterator[Line]:
@@ -145,12 +125,8 @@ def memory(bench: Bench) -> Iterator[Line]:
     peak_mb, mean_mb = worker_peak_mb(samples, edge=64), float(samples.sizes.mean()) / 1e6
     largest_mb = float(samples.sizes.max()) / 1e6
     held = (peak_mb - base_mb) / largest_mb
-    measured = (
-        f"{held:.2f} ({peak_mb - base_mb:.0f} MB beyond Python's; volumes {mean_mb:.0f}, up to {largest_mb:.0f} MB)"
-    )
-    yield Line(
-        "volumes in a worker's resident memory", f"<= {VOLUMES_PER_WORKER}", measured, held <= VOLUMES_PER_WORKER
-    )
+    words = f"{held:.2f} ({peak_mb - base_mb:.0f} MB beyond Python's; volumes {mean_mb:.0f}, up to {largest_mb:.0f} MB)"
+    yield Line("volumes in a worker's resident memory", f"<= {VOLUMES_PER_WORKER}", words, held <= VOLUMES_PER_WORKER)
 
 
 def generators(bench: Bench) -> Iterator[Line]:
@@ -168,10 +144,8 @@ def generators(bench: Bench) -> Iterator[Line]:
             samples = maker.open(Path(cache), quietly).samples
             seconds = time.perf_counter() - began
         rate = samples.sizes.sum() / 1e6 / seconds
-        measured = f"{rate:.0f} MB/s ({samples.sizes.sum() / 1e6:.0f} MB in {seconds:.1f} s)"
-        yield Line(
-            f"{type(maker).__name__} writes", f">= {GENERATED_MB_PER_S} MB/s", measured, rate >= GENERATED_MB_PER_S
-        )
+        words = f"{rate:.0f} MB/s ({samples.sizes.sum() / 1e6:.0f} MB in {seconds:.1f} s)"
+        yield Line(f"{type(maker).__name__} writes", f">= {GENERATED_MB_PER_S} MB/s", words, rate >= GENERATED_MB_PER_S)
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
@@ -186,7 +160,6 @@ def main() -> int:
     parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
     parser.add_argument("--cache", type=Path, help="folder in which the datasets stay (default: a temporary one)")
     options = parser.parse_args()
-    short = 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Datasets lie in memory: no disk is measured.
     memory_folder = Path("/dev/shm")
@@ -194,18 +167,13 @@ def main() -> int:
         prefix="joulefeed-loaders-", dir=memory_folder if memory_folder.is_dir() else None
     ) as temporary:
         bench = Bench(Path(temporary), options.cache, quick=options.quick)
+        print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
         try:
-            print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-            print(f"{'demand':<46}{'asked':<12}{'measured':<62}verdict")
-            for name in options.only or PARTS:
-                for line in PARTS[name](bench):
-                    verdict = "" if line.met is None else "met" if line.met else "SHORT"
-                    print(f"{line.what:<46}{line.asked:<12}{line.measured:<62}{verdict}", flush=True)
-                    short += line.met is False
+            parts = (PARTS[name](bench) for name in options.only or PARTS)
+            return 1 if show(chain.from_iterable(parts), widths=(50, 10, 60)) else 0
         except DatasetError as error:
             print(f"benchmarks/loaders.py: {error}", file=sys.stderr)
             return error.exit_status
-    return 1 if short else 0
 
 
 if __name__ == "__main__":

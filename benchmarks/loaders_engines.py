@@ -1,6 +1,7 @@
-"""One engine over one dataset, in a process of its own: a bare script of its documentation's kind, or our loader.
+"""One arm of the loaders' benchmark, in a process of its own that runs epochs when its turn comes.
 
-The order comes as JSON on stdin; what was measured goes to stdout.
+The first line on stdin is the order as JSON, every further one the seconds of a turn; what a turn came to goes to
+stdout as a line of JSON. The arm ends with stdin.
 """
 
 from __future__ import annotations
@@ -8,241 +9,96 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
+from loaders_arms import ARMS
+from loaders_plain import Epoch
 
 from loaders.base import Samples
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SIZE = 224
-
-Epoch = Callable[[int], int]
-"""Runs one epoch and returns the number of its images."""
+LEAD = 6
+"""Batches of an epoch that are not of its steady state: those that were ready beforehand, or came of a cold start."""
+TAIL = 2
+"""Batches at its end that are not, for a worker after the other has nothing left to do."""
+_QUIET_S = 0.1
+_LONGEST_WAIT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be measured."""
+    """What an arm is to do."""
 
-    engine: str
+    arm: str
+    """One of ARMS."""
     samples: str
     """A file of `Samples.save`."""
     workers: int
     batch_size: int = 32
-    seconds: float = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What whole epochs, after one that does not count, came to."""
+class Turn:
+    """What the epochs of one turn came to."""
 
     images_per_s: float
+    steady_per_s: float
+    """Images per second between the first batches of an epoch and its last."""
+    start_s: float
+    """Seconds that beginning and ending an epoch take, beyond its images at the steady rate; below 0 where batches
+    were ready beforehand."""
     cpu_s_per_image: float
     """Of the process and its workers."""
 
-
-@contextmanager
-def native_pytorch(samples: Samples, order: Order) -> Iterator[Epoch]:
-    """Load as PyTorch's ImageNet example does: a Dataset of PIL images, torchvision's transforms, a DataLoader."""
-    import torch
-    from PIL import Image
-    from torchvision import transforms
-
-    class Folder(torch.utils.data.Dataset[Any]):
-        def __init__(self) -> None:
-            self.files = [(samples.path(k), int(samples.labels[k])) for k in range(len(samples))]
-            self.transform = _torchvision(transforms)
-
-        def __len__(self) -> int:
-            return len(self.files)
-
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-            path, label = self.files[index]
-            with path.open("rb") as file, Image.open(file) as image:
-                return self.transform(image.convert("RGB")), label
-
-    loader = torch.utils.data.DataLoader(
-        Folder(),
-        batch_size=order.batch_size,
-        shuffle=True,
-        num_workers=order.workers,
-        persistent_workers=True,
-    )
-    yield lambda _: sum(len(images) for images, _ in loader)
-    if loader._iterator is not None:
-        loader._iterator._shutdown_workers()
+    def epoch_s(self, images: int) -> float:
+        """Return the seconds of an epoch of so many images."""
+        return self.start_s + images / self.steady_per_s
 
 
-@contextmanager
-def native_dali(samples: Samples, order: Order) -> Iterator[Epoch]:
-    """Load as DALI's ResNet-50 example does: one pipeline for all epochs, its file reader shuffling."""
-    import torch
-    from nvidia.dali import fn, pipeline_def, types
-
-    @pipeline_def  # type: ignore[untyped-decorator]
-    def graph() -> Any:
-        encoded, labels = fn.readers.file(
-            file_root=str(samples.root),
-            files=list(samples.paths),
-            labels=samples.labels.tolist(),
-            random_shuffle=True,
-            pad_last_batch=True,
-            name="reader",
-        )
-        images = fn.decoders.image_random_crop(encoded, random_area=[0.08, 1.0], random_aspect_ratio=[0.75, 4 / 3])
-        images = fn.resize(images, size=(SIZE, SIZE), interp_type=types.INTERP_LINEAR, antialias=True)
-        images = fn.crop_mirror_normalize(
-            images,
-            mirror=fn.random.coin_flip(probability=0.5),
-            mean=[255 * mean for mean in MEAN],
-            std=[255 * std for std in STD],
-            dtype=types.FLOAT,
-            output_layout="CHW",
-        )
-        return images, labels
-
-    pipeline = graph(batch_size=order.batch_size, num_threads=order.workers, device_id=None, prefetch_queue_depth=2)
-    pipeline.build()
-
-    def epoch(_: int) -> int:
-        for _batch in range(-(-len(samples) // order.batch_size)):
-            images, _labels = pipeline.run()
-            torch.utils.dlpack.from_dlpack(images.as_tensor())
-        return len(samples)
-
-    yield epoch
+def run_turn(epoch: Epoch, first: int, seconds: float) -> tuple[Turn, int]:
+    """Run whole epochs for about so many seconds, from number `first` on; return also how many there were."""
+    cpu_s, took, slopes, images = _cpu_s(), 0.0, list[float](), 0
+    number = first
+    while number == first or took + took / (number - first) / 2 < seconds:
+        began = time.perf_counter()
+        sizes, arrivals = [], []
+        for size in epoch(number):
+            sizes.append(size)
+            arrivals.append(time.perf_counter() - began)
+        took += time.perf_counter() - began
+        slopes.append(_seconds_per_image(sizes, arrivals))
+        images += sum(sizes)
+        number += 1
+    # What an engine makes ahead of the next epoch is this arm's, and would be in the other's way.
+    _wait_until_idle()
+    epochs = number - first
+    per_image_s = float(np.mean(slopes))
+    start_s = (took - images * per_image_s) / epochs
+    return Turn(images / took, 1 / per_image_s, start_s, (_cpu_s() - cpu_s) / images), epochs
 
 
-@contextmanager
-def native_spdl(samples: Samples, order: Order) -> Iterator[Epoch]:
-    """Load as SPDL's documentation migrates a Dataset: its function in a pipeline's threads, aggregated, collated."""
-    import torch
-    from PIL import Image
-    from spdl.pipeline import PipelineBuilder
-    from torchvision import transforms
+def _seconds_per_image(sizes: list[int], arrivals: list[float]) -> float:
+    """Return the slope of the line through the arrivals of an epoch's steady state.
 
-    transform = _torchvision(transforms)
-    torch.set_num_threads(1)
-
-    def load(sample_id: int) -> tuple[torch.Tensor, int]:
-        with Image.open(samples.path(sample_id)) as image:
-            return transform(image.convert("RGB")), int(samples.labels[sample_id])
-
-    yield lambda seed: _spdl_epoch(PipelineBuilder(), samples, order, load, torch.utils.data.default_collate, seed)
+    Batches of several workers come in lumps, so the first and the last alone would tell it less well.
+    """
+    done = np.cumsum(sizes)
+    inner = slice(LEAD, -TAIL) if len(sizes) >= 2 * (LEAD + TAIL) else slice(None)
+    if len(done[inner]) < 2:
+        return arrivals[-1] / float(done[-1])
+    return float(np.polyfit(done[inner], arrivals[inner], 1)[0])
 
 
-@contextmanager
-def native_spdl_io(samples: Samples, order: Order) -> Iterator[Epoch]:
-    """Load as SPDL's ImageNet example does: spdl.io decodes, FFmpeg's filters crop and resize, one buffer a batch."""
-    import spdl.io
-    import torch
-    from spdl.pipeline import PipelineBuilder
-
-    rng = np.random.default_rng(0)
-    mean, std = (torch.tensor([255 * each for each in values]).view(1, 3, 1, 1) for values in (MEAN, STD))
-    torch.set_num_threads(1)
-
-    def load(sample_id: int) -> tuple[Any, int]:
-        packets = spdl.io.demux_image(str(samples.path(sample_id)))
-        share = float(np.sqrt(rng.uniform(0.08, 1.0)))
-        width, height = (max(8, round(share * edge)) for edge in (packets.width, packets.height))
-        x, y = (int(rng.integers(0, room + 1)) for room in (packets.width - width, packets.height - height))
-        flip = ["hflip"] if rng.random() < 0.5 else []
-        steps = [f"crop={width}:{height}:{x}:{y}:exact=1", f"scale={SIZE}:{SIZE}:flags=bilinear", *flip]
-        frames = spdl.io.decode_packets(packets, filter_desc=",".join([*steps, "format=pix_fmts=rgb24"]))
-        return frames, int(samples.labels[sample_id])
-
-    def collate(loaded: list[tuple[Any, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        pixels = spdl.io.to_torch(spdl.io.convert_frames([frames for frames, _ in loaded]))
-        images = pixels.permute(0, 3, 1, 2).to(torch.float32).sub_(mean).div_(std)
-        return images.contiguous(), torch.tensor([label for _, label in loaded])
-
-    yield lambda seed: _spdl_epoch(PipelineBuilder(), samples, order, load, collate, seed)
-
-
-def _spdl_epoch(builder: Any, samples: Samples, order: Order, load: Any, collate: Any, seed: int) -> int:
-    shuffled = np.random.default_rng(seed).permutation(len(samples)).tolist()
-    pipeline = (
-        builder.add_source(shuffled)
-        .pipe(load, concurrency=order.workers)
-        .aggregate(order.batch_size)
-        .pipe(collate)
-        .add_sink(3)
-        .build(num_threads=order.workers, max_failures=0)
-    )
-    with pipeline.auto_stop():
-        return sum(len(images) for images, _ in pipeline)
-
-
-@contextmanager
-def ours(samples: Samples, order: Order) -> Iterator[Epoch]:
-    """Load through this project's loader of the name."""
-    import torch
-
-    from loaders import DaliLoader, ImageTransform, PyTorchLoader, SpdlLoader
-    from loaders.fixed import FixedBatchLoader
-
-    torch.set_num_threads(1)
-    common: dict[str, Any] = {
-        "samples": samples,
-        "transform": ImageTransform(),
-        "batch_size": order.batch_size,
-        "seed": 0,
-    }
-    loader: Any
-    match order.engine:
-        case "pytorch":
-            loader = PyTorchLoader(num_workers=order.workers, **common)
-        case "dali":
-            loader = DaliLoader(num_threads=order.workers, **common)
-        case "spdl":
-            loader = SpdlLoader(num_threads=order.workers, **common)
-        case "spdl_io":
-            loader = SpdlLoader(num_threads=order.workers, decode="spdl", **common)
-        case "fixed":
-            loader = FixedBatchLoader(**common)
-        case other:
-            raise ValueError(other)
-    with loader:
-        yield lambda epoch: sum(len(batch) for batch in loader.epoch(epoch))
-
-
-@contextmanager
-def reading(samples: Samples, order: Order) -> Iterator[Epoch]:
-    """Read the files and decode nothing: what no loader of files can be faster than."""
-
-    def epoch(seed: int) -> int:
-        return sum(
-            len(samples.path(int(k)).read_bytes()) > 0 for k in np.random.default_rng(seed).permutation(len(samples))
-        )
-
-    yield epoch
-
-
-NATIVE = {
-    "native pytorch": native_pytorch,
-    "native dali": native_dali,
-    "native spdl": native_spdl,
-    "native spdl_io": native_spdl_io,
-    "reading": reading,
-}
-
-
-def _torchvision(transforms: Any) -> Any:
-    return transforms.Compose(
-        [
-            transforms.RandomResizedCrop(SIZE),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize(MEAN, STD),
-        ]
-    )
+def _wait_until_idle() -> None:
+    before, deadline = _cpu_s(), time.monotonic() + _LONGEST_WAIT_S
+    while time.monotonic() < deadline:
+        time.sleep(_QUIET_S)
+        now = _cpu_s()
+        if now - before <= _QUIET_S / 5:
+            return
+        before = now
 
 
 def _cpu_s() -> float:
@@ -252,18 +108,19 @@ def _cpu_s() -> float:
     return sum(each.user + each.system for each in used)
 
 
-def measure(order: Order) -> Measured:
-    """Run whole epochs for at least the time that was ordered."""
-    samples = Samples.load(Path(order.samples))
-    with NATIVE.get(order.engine, ours)(samples, order) as epoch:
-        epoch(0)
-        images, number = 0, 0
-        began, cpu_s = time.perf_counter(), _cpu_s()
-        while time.perf_counter() - began < order.seconds:
-            number += 1
-            images += epoch(number)
-        return Measured(images / (time.perf_counter() - began), (_cpu_s() - cpu_s) / images)
+def main() -> None:
+    """Run one epoch that does not count, and then whatever turns are asked for."""
+    # What an engine prints is not an answer.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    order = Order(**json.loads(sys.stdin.readline()))
+    with ARMS[order.arm](Samples.load(Path(order.samples)), order.workers, order.batch_size) as epoch:
+        _, number = run_turn(epoch, 0, 0.0)
+        print("ready", file=answers, flush=True)
+        for line in sys.stdin:
+            turn, epochs = run_turn(epoch, number, json.loads(line))
+            number += epochs
+            print(json.dumps(asdict(turn)), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(measure(Order(**json.load(sys.stdin))))) + "\n")
+    main()

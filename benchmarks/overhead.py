@@ -24,6 +24,7 @@ sys.path.append(sys.path.pop(0))
 
 import pandas as pd
 import psutil
+from table import Line, show
 
 from harness.cell import measured_epoch, save_batches
 from harness.counters import CellCounters
@@ -49,13 +50,7 @@ def main() -> int:
         print("wan30ms as a whole: not run with --quick")
     else:
         lines += whole_runs()
-    print(f"{'demand':<58} {'asked':>12} {'measured':>12}  verdict")
-    for name, asked, measured, fine in lines:
-        print(f"{name:<58} {asked:>12} {measured:>12}  {'ok' if fine else 'FALLS SHORT'}")
-    return 0 if all(fine for *_, fine in lines) else 1
-
-
-Line = tuple[str, str, str, bool]
+    return 1 if show(lines) else 0
 
 
 def instrumented_epoch(seconds: float) -> Line:
@@ -112,7 +107,7 @@ def instrumented_epoch(seconds: float) -> Line:
     print(f"before and after an instrumented epoch: {1e3 * median(around):.1f} ms (events synced, batches saved)")
     slower = 100 * (quiet(times["instrumented"]) / quiet(times["bare"]) - 1)
     name = f"instrumented epoch against bare loop, {len(times['bare'])} pairs"
-    return name, "≤ 1 % slower", f"{slower:+.2f} %", slower <= 1.0
+    return Line(name, "≤ 1 % slower", f"{slower:+.2f} %", slower <= 1.0)
 
 
 def quiet(times: list[float]) -> float:
@@ -141,18 +136,18 @@ def whole_runs() -> list[Line]:
     slowdown = {loader: at[loader, 30.0] / at[loader, 0.1] for loader in ("streaming", "pytorch", "dali")}
     valid = int((rows["valid"] == "valid").sum())
     return [
-        ("wan30ms: peak memory of all its processes", "≤ 4 GiB", f"{peak_gib:.2f} GiB", peak_gib <= 4),
-        ("wan30ms: disk, dataset and shards and two runs", "≤ 2 GB", f"{disk / 1e9:.2f} GB", disk <= 2e9),
-        ("wan30ms: first run, dataset made", "≤ 300 s", f"{first_s:.0f} s", first_s <= 300),
-        ("wan30ms: second run", "≤ 240 s", f"{second_s:.0f} s", second_s <= 240),
-        (
+        Line("wan30ms: peak memory of all its processes", "≤ 4 GiB", f"{peak_gib:.2f} GiB", peak_gib <= 4),
+        Line("wan30ms: disk, dataset and shards and two runs", "≤ 2 GB", f"{disk / 1e9:.2f} GB", disk <= 2e9),
+        Line("wan30ms: first run, dataset made", "≤ 300 s", f"{first_s:.0f} s", first_s <= 300),
+        Line("wan30ms: second run", "≤ 240 s", f"{second_s:.0f} s", second_s <= 240),
+        Line(
             "wan30ms: rows of the second run that are valid",
             "all",
             f"{valid} of {len(rows)}",
             valid == len(rows),
         ),
         *(
-            (
+            Line(
                 f"{loader}: epoch at 30 ms / at 0.1 ms",
                 asked,
                 f"{slowdown[loader]:.2f}",

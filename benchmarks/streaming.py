@@ -13,8 +13,8 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +23,7 @@ sys.path.append(sys.path.pop(0))
 
 from streaming_receiver import Received
 from streaming_rig import LOCAL, Keys, Rig, Shards, make_shards, open_rig, open_star, split
+from table import Line, show
 
 from harness.errors import TestbedError
 from harness.testbed.link import LinkKind
@@ -38,16 +39,6 @@ GOODPUT_RTT_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
 GOODPUT_GBIT = (1.0, 5.0)
 FIGURE_RTT_MS = (0.1, 1.0, 10.0, 30.0)
 MEMORY_MB = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line of the table; `met` is None where nothing is asked."""
-
-    what: str
-    asked: str
-    measured: str
-    met: bool | None
 
 
 class Bench:
@@ -262,7 +253,6 @@ def main() -> int:
     options = parser.parse_args()
     if shutil.which("iperf3") is None:
         sys.exit("benchmarks/streaming.py: iperf3 is not installed: apt-get install iperf3")
-    short = 0
     # Shards lie in memory: no disk is measured, and nobody's dropping of caches.
     memory_folder = Path("/dev/shm")
     with tempfile.TemporaryDirectory(
@@ -271,18 +261,13 @@ def main() -> int:
         bench = Bench(Path(temporary), options.cache, options.kind, quick=options.quick)
         try:
             print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-            print(f"{'demand':<54}{'asked':<10}{'measured':<46}verdict")
-            for name in options.only or PARTS:
-                for line in PARTS[name](bench):
-                    verdict = "" if line.met is None else "met" if line.met else "SHORT"
-                    print(f"{line.what:<54}{line.asked:<10}{line.measured:<46}{verdict}", flush=True)
-                    short += line.met is False
+            parts = (PARTS[name](bench) for name in options.only or PARTS)
+            return 1 if show(chain.from_iterable(parts)) else 0
         except TestbedError as error:
             print(f"benchmarks/streaming.py: {error}", file=sys.stderr)
             return error.exit_status
         finally:
             bench.close()
-    return 1 if short else 0
 
 
 if __name__ == "__main__":
