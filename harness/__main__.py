@@ -1,5 +1,12 @@
 """`python -m harness`."""
 
-from harness.cli import main
+from harness.signals import run_program
 
-main()
+
+def _program() -> None:
+    from harness.cli import main
+
+    main()
+
+
+run_program(_program, "nothing was measured yet")

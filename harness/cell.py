@@ -28,6 +28,7 @@ from harness.counters import CellCounters
 from harness.errors import CellError
 from harness.events import EventLog
 from harness.procfs import family, pss_bytes
+from harness.skipped import EVENT as SKIPPED
 from harness.targets import instantiate, takes
 from loaders.base import Loader, Samples
 
@@ -156,10 +157,14 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
             talk.say("ready", epoch=epoch, gpu=_board(step.device))
             if not talk.hear().get("go"):
                 raise CellError("the harness ended the cell")
-            seen = len(losses or ())
+            seen, before = len(losses or ()), _times_skipped(loader)
             records = measured_epoch(
                 loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done)
             )
+            if (times := _times_skipped(loader) - before) > 0:
+                log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
+            if not records:
+                raise CellError(_why_no_batch(spec["loader"]["target"], loader, epoch))
             told = None if losses is None else [float(loss) for loss in losses[seen:]]
             save_batches(records, epoch, out / f"batches-{epoch:04d}.parquet", told)
             talk.say("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
@@ -195,6 +200,21 @@ def make_loader(spec: Mapping[str, Any], workload: Any, device: str, *, warmup: 
         samples = Samples.load(Path(spec["samples"])).at(Path(spec["data_root"]))
         common["samples"] = samples.first(spec["warmup_samples"]) if warmup else samples
     return instantiate(spec["loader"]["target"], {**common, **spec["loader"]["params"]})
+
+
+def _times_skipped(loader: Loader) -> int:
+    return int(loader.stats().details.get("skipped_samples", 0))
+
+
+def _why_no_batch(target: str, loader: Loader, epoch: int) -> str:
+    skipped = loader.stats().skipped
+    if not skipped:
+        return f"epoch {epoch}: {target} brought no batch; expected every sample once"
+    first, why = next(iter(skipped.items()))
+    return (
+        f"epoch {epoch}: no batch is left of it: on_error=skip left out {len(skipped)} samples, the first of them "
+        f"{first}: {why}"
+    )
 
 
 def _stream_arguments(spec: Mapping[str, Any], *, warmup: bool) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from harness.reach import DataOnNodes, Reached, reach
 from harness.regime import Regime
 from harness.resources import ResourceSampler
 from harness.results import Results, write_json
+from harness.skipped import skipped_by_epoch
 from harness.specs import Experiment
 from harness.talk import CellProcess
 from harness.testbed import Testbed
@@ -237,6 +238,8 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "other_runs": sorted(outcome.other_runs),
             "notes": outcome.done["notes"],
             "stats": outcome.done["stats"],
+            "on_error": context.experiment.loaders[cell.loader].params.get("on_error", "raise"),
+            "skipped": [asdict(one) for one in skipped_by_epoch(events).values()],
             "accelerator": outcome.done["accelerator"],
             "sampler": outcome.sampler,
             "energy": {

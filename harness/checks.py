@@ -16,6 +16,7 @@ import numpy as np
 
 from harness.measure import CellData, EpochRow, epoch_edges
 from harness.regime import Regime
+from harness.skipped import id_list, skipped_by_epoch
 from harness.specs import Tolerances
 
 __all__ = ["Check", "LinkBound", "judge", "link_bounds"]
@@ -143,19 +144,24 @@ def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Chec
 
 
 def _exactly_once(data: CellData, row: EpochRow) -> Check:
+    """Judge the ids that came; those that the loader's declared policy left out need not come, and are counted."""
     n = int(data.cell["dataset"]["samples"])
     ids = data.batches[row.epoch].ids
     inside = ids[(ids >= 0) & (ids < n)]
     seen = np.bincount(inside, minlength=n)
-    missing, repeated = int((seen == 0).sum()), int((seen > 1).sum())
+    absent, repeated = np.flatnonzero(seen == 0).tolist(), int((seen > 1).sum())
     strange = len(ids) - len(inside)
-    return _check(
-        row,
-        "exactly_once",
-        f"each of {n} samples once",
-        f"{missing} missing, {repeated} repeated, {strange} unknown",
-        not (missing or repeated or strange),
-    )
+    expected, actual = f"each of {n} samples once", ""
+    told = skipped_by_epoch(data.events).get(row.epoch) if data.cell.get("on_error") == "skip" else None
+    left_out = [] if told is None else [sample_id for sample_id in absent if sample_id in told.samples]
+    miscounted = told is not None and told.count != len(left_out)
+    if told is not None:
+        expected += ", or skipped by policy (on_error=skip)"
+        actual = f"{len(left_out)} skipped by policy ({id_list(left_out)})" if left_out else "0 skipped by policy"
+        actual += f" where the loader counted {told.count}, " if miscounted else ", "
+    missing = len(absent) - len(left_out)
+    actual += f"{missing} missing, {repeated} repeated, {strange} unknown"
+    return _check(row, "exactly_once", expected, actual, not (missing or repeated or strange or miscounted))
 
 
 def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -12,10 +12,14 @@ from pathlib import Path
 import hydra
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from harness.errors import HarnessError, Interrupted
+from harness.composing import explained
+from harness.disk import check_writable, disk_errors, folder_of
+from harness.errors import DiskError, HarnessError, Interrupted
 from harness.shorthand import expand
 from harness.signals import signals_raise
 
@@ -62,10 +66,21 @@ def main() -> None:
     if not argv or "--help" in argv or "-h" in argv:
         print(_usage())
         sys.exit(0 if argv else 2)
+    # Else Hydra prints what is wrong with an override in its own way.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         with signals_raise():
             sys.argv[1:] = expand(argv)
-            _compose_and_run()
+            try:
+                _compose_and_run()
+            except (HydraException, OmegaConfBaseException) as error:
+                raise explained(error) from error
+            except ValueError as error:
+                if not str(error).startswith("Config group override"):  # Hydra's own, of dataset=7 for one
+                    raise
+                raise explained(error) from error
+    except Interrupted:
+        raise  # told by run_program
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
@@ -90,27 +105,17 @@ def _compose_and_run(cfg: DictConfig) -> None:
     console = Console(stderr=True)
     folders: list[Path] = []
     try:
-        status = _run(_stored_if_resumed_alone(cfg), console, folders.append)
+        where = {key: folder_of(key, cfg[key]) for key in ("results_dir", "cache_dir")}
+        check_writable("results_dir", where["results_dir"])
+        with disk_errors(where):
+            status = _run(_stored_if_resumed_alone(cfg), console, folders.append)
     except Interrupted as error:
         console.print(f"{error}; {_how_to_go_on(cfg, folders)}", style="yellow", highlight=False, soft_wrap=True)
         status = error.exit_status
     except HarnessError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        hint = f"; {_how_to_go_on(cfg, folders)}" if isinstance(error, DiskError) else ""
+        console.print(f"error: {error}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
         status = error.exit_status
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not full and not _is_ours(error.filename, cfg):
-            raise
-        what = "the disk is full; make room" if full else f"{error.strerror}; choose a folder that can be written"
-        where = error.filename or f"{cfg.results_dir} or {cfg.cache_dir}"
-        console.print(
-            f"error: {where}: {what} (results_dir and cache_dir say where); {_how_to_go_on(cfg, folders)}",
-            style="red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
-        status = 5
     # Hydra would print a traceback for an exception, and nothing is left to say.
     sys.stdout.flush()
     sys.exit(status)
@@ -159,15 +164,6 @@ def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
         if key == "resume" or any(o.lstrip("+").startswith(f"{key}=") for o in overrides):
             stored[key] = cfg[key]
     return stored
-
-
-def _is_ours(filename: object, cfg: DictConfig) -> bool:
-    """Whether an error is of the folders that the user chose, and so the user's to mend."""
-    if not isinstance(filename, str) or "/" not in filename:
-        return False
-    path = Path(filename).absolute()
-    folders = [Path(cfg[key]).expanduser().absolute() for key in ("results_dir", "cache_dir")]
-    return any(path == f or f in path.parents or path in f.parents for f in folders)
 
 
 def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:

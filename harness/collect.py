@@ -51,7 +51,7 @@ def collect(results: Results) -> tuple[list[EpochRow], list[Check]]:
 def _write_metrics(results: Results, frame: pd.DataFrame) -> None:
     for column in frame.columns.drop(["cell_id", "epoch"]):
         # A count that may be unknown stays a whole number; what is unknown in every row still has its type.
-        frame[column] = frame[column].astype("Int64" if column.endswith("_bytes") else "float64")
+        frame[column] = frame[column].astype("Int64" if column.endswith(("_bytes", "_samples")) else "float64")
     write_whole(results.metrics_csv, frame.to_csv(index=False).encode())
     write_whole(results.metrics_parquet, frame.to_parquet(index=False))
 

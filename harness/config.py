@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.errors import ConfigError
+from harness.keys import unknown_key
 from harness.regime import Regime
 from harness.specs import (
     AcceleratorSpec,
@@ -32,6 +33,12 @@ __all__ = ["config_hash", "differences", "experiment_from"]
 
 PLACEMENTS = ("remote", "half", "local")
 SCALES = ("small", "full")
+_SECTIONS = frozenset(
+    {"name", "description", "scale", "sizes", "placement", "workloads", "loaders", "regimes", "dataset", "accelerator"}
+    | {"testbed", "energy", "store", "checks", "repeats", "epochs", "warmup_samples", "seed", "cell_timeout_s"}
+    | {"figures", "results_dir", "cache_dir", "resume", "diagnose"}
+)
+"""What conf/config.yaml has, and what conf/diagnose.yaml adds to it."""
 # Where a run is stored, not what it measures; sizes count where they are used.
 _NOT_HASHED = frozenset(
     {"resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks", "store"}
@@ -64,6 +71,9 @@ def experiment_from(cfg: DictConfig) -> Experiment:
     """Check a composed config and return it as an Experiment; raises ConfigError naming the key."""
     _check_scale(cfg)
     plain = _plain(cfg)
+    for key in plain:
+        if key not in _SECTIONS:
+            raise unknown_key(key, _SECTIONS - {"diagnose"}, "no part of an experiment")
     name = plain.get("name")
     if not name:
         raise ConfigError(
@@ -71,6 +81,8 @@ def experiment_from(cfg: DictConfig) -> Experiment:
             "(python -m harness --help lists them)"
         )
     for group in ("workloads", "loaders", "regimes"):
+        if not isinstance(plain.get(group) or {}, dict):
+            raise ConfigError(f"{group}={plain[group]!r}: expected a section with an entry for each, by name")
         if not plain.get(group):
             raise ConfigError(f"{group} is empty: expected at least one entry, for one +{group[:-1]}@{group}.NAME=NAME")
     workloads, datasets = _workloads(plain)
@@ -92,7 +104,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
         warmup_samples=_integer("warmup_samples", plain["warmup_samples"], 0),
         seed=_integer("seed", plain["seed"], 0),
         cell_timeout_s=_number("cell_timeout_s", plain["cell_timeout_s"], above=0),
-        figures=tuple(_text("figures", f) for f in plain.get("figures") or ()),
+        figures=_figures(plain.get("figures") or []),
         own_datasets=frozenset(key for key, value in plain["workloads"].items() if value.get("dataset") is not None),
     )
     _check_choices(experiment)
@@ -139,6 +151,7 @@ def _check_choices(experiment: Experiment) -> None:
         ("placement", experiment.placement, PLACEMENTS),
         ("testbed.kind", experiment.testbed.kind, ("auto", "local", "netns")),
         ("testbed.link", experiment.testbed.link, ("auto", "netem", "relay")),
+        ("testbed.caches", experiment.testbed.caches, ("all", "tree")),
         ("energy.estimate", experiment.energy.estimate, ("off", "missing")),
         ("store.kind", experiment.store.kind, ("sqlite", "influxdb")),
         *((f"loaders.{k}.reads", v.reads, ("files", "stream")) for k, v in experiment.loaders.items()),
@@ -190,7 +203,7 @@ def _section(cls: type[Any], where: str, value: Any) -> Any:
     known = {f.name for f in fields(cls)}
     for key in value:
         if key not in known:
-            raise ConfigError(f"{where}.{key}: unknown key; known are {', '.join(sorted(known))}")
+            raise unknown_key(f"{where}.{key}", known)
     return cls(**value)
 
 
@@ -220,7 +233,7 @@ def _regime(key: str, value: Any) -> Regime:
     known = {"rtt_ms", "rate_gbit", "jitter_ms", "loss_pct"}
     for name in value:
         if name not in known:
-            raise ConfigError(f"{where}.{name}: unknown key; known are {', '.join(sorted(known))}")
+            raise unknown_key(f"{where}.{name}", known)
     rate = value.get("rate_gbit")
     return Regime(
         name=key,
@@ -251,6 +264,12 @@ def _dataset(value: Any, seed: Any, where: str = "dataset") -> Component:
     seed = _integer(f"{where}.seed", params.get("seed", seed), 0)
     real = {"name": "tree", "root": _text(f"{where}.root", root), "on_error": on_error, "limit": limit, "seed": seed}
     return Component("tree", reader, {**own, **real})
+
+
+def _figures(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise ConfigError(f"figures={value!r}: expected a list of names, such as [emlio_fig5]")
+    return tuple(_text("figures", name) for name in value)
 
 
 def _text(where: str, value: Any) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import CellError, ConfigError, TestbedError
+from harness.keys import unknown_key
 from harness.regime import Regime
 from harness.specs import LoaderSpec
 from harness.talk import first_line
@@ -75,8 +76,8 @@ def check_daemon(loader: LoaderSpec) -> None:
         if _flag(key) in _GIVEN:
             raise ConfigError(f"{where}.{key}: is given by the harness")
         if _flag(key) not in known:
-            takes = sorted(flag[2:].replace("-", "_") for flag in known - _GIVEN - {"--help"})
-            raise ConfigError(f"{where}.{key}: {module} takes no such key; it takes {', '.join(['port', *takes])}")
+            takes = {"port", *(flag[2:].replace("-", "_") for flag in known - _GIVEN - {"--help"})}
+            raise unknown_key(f"{where}.{key}", takes, f"{module} takes no such key", "it takes")
     port = loader.daemon.get("port", 0)
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
         raise ConfigError(f"{where}.port={port!r}: expected 0 to 65535, 0 for any free one")

@@ -6,6 +6,7 @@ __all__ = [
     "CellError",
     "ConfigError",
     "DatasetError",
+    "DiskError",
     "HarnessError",
     "Interrupted",
     "MountError",
@@ -26,6 +27,12 @@ class ConfigError(HarnessError):
 
 class DatasetError(HarnessError):
     """The dataset's root, a file of it or its shards cannot be used."""
+
+
+class DiskError(HarnessError):
+    """A folder that the user chose cannot be written, or its disk is full."""
+
+    exit_status = 5
 
 
 class TestbedError(HarnessError):

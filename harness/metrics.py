@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.measure import CellData, EpochBatches, epoch_edges, gpu_util, rows_within
+from harness.skipped import skipped_by_epoch
 
 __all__ = ["EpochMetrics", "epoch_metrics"]
 
@@ -28,6 +29,8 @@ class EpochMetrics:
     """Batch latency: how long the step waited for a batch, of all batches of the epoch."""
     batch_p95_s: float
     batch_p99_s: float
+    skipped_samples: int | None
+    """Samples that the loader left out under on_error=skip; None where a cell of an older run did not tell."""
     steady_samples_per_s: float | None
     """From the end of the first step to the end of the epoch; None for one batch."""
     work_mean_s: float | None
@@ -66,10 +69,19 @@ class EpochMetrics:
 def epoch_metrics(data: CellData) -> list[EpochMetrics]:
     """Return the metrics of every epoch that began and ended."""
     edges = epoch_edges(data.events)
+    skipped = skipped_by_epoch(data.events)
     made = next((event["duration_ns"] / 1e9 for event in data.events if event["event"] == "loader_made"), None)
     after = {event["epoch"]: event["pss_bytes"] for event in data.events if event["event"] == "memory"}
     return [
-        _metrics(data, start, end, data.batches[epoch], made if epoch == min(edges) else None, after.get(epoch))
+        _metrics(
+            data,
+            start,
+            end,
+            data.batches[epoch],
+            made_s=made if epoch == min(edges) else None,
+            pss_after=after.get(epoch),
+            skipped=skipped[epoch].count if epoch in skipped else 0 if "on_error" in data.cell else None,
+        )
         for epoch, (start, end) in edges.items()
     ]
 
@@ -79,8 +91,10 @@ def _metrics(
     start: Mapping[str, Any],
     end: Mapping[str, Any],
     batches: EpochBatches,
+    *,
     made_s: float | None,
     pss_after: int | None,
+    skipped: int | None,
 ) -> EpochMetrics:
     seen = rows_within(data.resources, start, end)
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
@@ -93,6 +107,7 @@ def _metrics(
         batch_p50_s=float(p50),
         batch_p95_s=float(p95),
         batch_p99_s=float(p99),
+        skipped_samples=skipped,
         steady_samples_per_s=_steady(batches, end["duration_ns"] / 1e9),
         **_work(batches.work_s),
         loss_first=loss[0] if loss else None,

@@ -17,8 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 from energymon import EnergyError
 from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
+from harness.components import check_components
 from harness.config import config_hash, differences
-from harness.daemon import Keys, check_daemon, make_keys, rehearse
+from harness.daemon import Keys, make_keys, rehearse
 from harness.data import RunData, open_data
 from harness.energy import EnergyAgent
 from harness.errors import ConfigError, HarnessError, Interrupted, ResultsError
@@ -31,18 +32,13 @@ from harness.report import render
 from harness.report.figures import check_figures
 from harness.results import Results, write_json, write_whole
 from harness.signals import signals_held
-from harness.specs import Experiment, LoaderSpec
-from harness.targets import check_arguments, instantiate, takes
+from harness.skipped import id_list, skipped_by_epoch
+from harness.specs import Experiment
 from harness.testbed import Testbed, clean, open_testbed
 from harness.testbed.state import RunNames, state_root
-from harness.workloads.accelerator import choose_kind
 from loaders.errors import LoaderError
 
 __all__ = ["Outcome", "run"]
-
-# Given by the harness to every loader; the config may not set them.
-_GIVEN = {"samples", "endpoint", "endpoints", "keys", "events", "epochs"}
-_GIVEN |= {"transform", "batch_size", "seed", "device"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,11 @@ def run(
     `command` is what the user typed, for the provenance; `on_folder` is told the results folder once there is one.
     Raises HarnessError, after which nothing is left behind but the results.
     """
-    _check_targets(experiment)
+    check_components(experiment, OmegaConf.to_container(cfg.loaders, resolve=True))  # type: ignore[arg-type]
+    try:
+        check_figures(experiment.figures)
+    except ResultsError as error:
+        raise ConfigError(str(error)) from error
     with ExitStack() as stack:
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
@@ -82,7 +82,13 @@ def run(
             if todo:
                 regimes = list(experiment.regimes.values())
                 testbed = stack.enter_context(
-                    open_testbed(experiment.testbed.kind, uuid4().hex[:8], regimes, link_kind=experiment.testbed.link)
+                    open_testbed(
+                        experiment.testbed.kind,
+                        uuid4().hex[:8],
+                        regimes,
+                        link_kind=experiment.testbed.link,
+                        caches=experiment.testbed.caches,
+                    )
                 )
                 log = results.folder / "energy.log"
                 agent = stack.enter_context(
@@ -147,20 +153,25 @@ def _run_cells(
             ledger.append("failed", cell.cell_id, str(error))
             progress.cell_failed(cell, str(error))
         else:
-            ledger.append("done", cell.cell_id)
-            progress.cell_done(cell, _summary(context.results.cell(cell.cell_id)))
+            summary, left_out = _summary(context.results.cell(cell.cell_id))
+            ledger.append("done", cell.cell_id, left_out)
+            progress.cell_done(cell, f"{summary}; {left_out}" if left_out else summary)
     progress.stop()
     return failures
 
 
-def _summary(folder: Path) -> str:
-    rows = epoch_rows(load_cell(folder))
+def _summary(folder: Path) -> tuple[str, str]:
+    """Return what a cell measured, and what its loader left out by policy; empty when nothing was."""
+    data = load_cell(folder)
+    rows = epoch_rows(data)
     text = f"{median(row.duration_s for row in rows):.3g} s"
     joules = [row.total_j for row in rows if row.total_j is not None]
     if joules:
         estimated = any("estimate" in row.energy_source for row in rows)
         text += f", {median(joules):.3g} J" + (" (estimate)" if estimated else "")
-    return text
+    ids = {sample_id for epoch in skipped_by_epoch(data.events).values() for sample_id in epoch.samples}
+    many = f"{len(ids)} sample{'' if len(ids) == 1 else 's'}"
+    return text, f"{many} skipped by policy: {id_list(ids)}" if ids else ""
 
 
 def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> None:
@@ -173,26 +184,6 @@ def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> 
     write_json(partial / "cell.json", content)
 
 
-def _check_targets(experiment: Experiment) -> None:
-    for key, loader in experiment.loaders.items():
-        for param in loader.params:
-            if param in _GIVEN:
-                raise ConfigError(f"loaders.{key}.{param}: is given by the harness; set it on the workload or the run")
-        check_arguments(f"loaders.{key}", loader.target, loader.params)
-        if loader.reads == "stream":
-            _check_stream(experiment, loader)
-    for key, workload in experiment.workloads.items():
-        check_arguments(f"workloads.{key}", workload.target, workload.params)
-        name = instantiate(workload.target, workload.params).name
-        choose_kind(asdict(experiment.accelerator), name)
-    for key, dataset in experiment.datasets.items():
-        check_arguments(experiment.dataset_key(key), dataset.target, dataset.params)
-    try:
-        check_figures(experiment.figures)
-    except ResultsError as error:
-        raise ConfigError(f"figures: {error}") from error
-
-
 def _open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunData:
     data = open_data(experiment, cache, progress.dataset)
     skipped = [path for one in data.each for path in one.handle.skipped]
@@ -201,16 +192,6 @@ def _open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunDa
     if len(skipped) > 10:
         progress.note(f"skipped {len(skipped)} broken files in all; provenance.json lists them")
     return data
-
-
-def _check_stream(experiment: Experiment, loader: LoaderSpec) -> None:
-    check_daemon(loader)
-    for wanted, key, why in (
-        (loader.secure, "keys", f"loaders.{loader.key}.secure=true"),
-        (experiment.placement == "half", "endpoints", "placement=half"),
-    ):
-        if wanted and not takes(loader.target, key):
-            raise ConfigError(f"{why}: {loader.target} takes no {key}")
 
 
 def _keys(experiment: Experiment, testbed: Testbed) -> dict[str, Keys]:

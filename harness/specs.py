@@ -60,6 +60,8 @@ class TestbedSpec:
 
     kind: Literal["auto", "local", "netns"] = "auto"
     link: Literal["auto", "netem", "relay"] = "auto"
+    caches: Literal["all", "tree"] = "all"
+    """What the kernel forgets before every epoch: all its caches, or the pages of what the epoch reads alone."""
 
 
 @dataclass(frozen=True, slots=True)

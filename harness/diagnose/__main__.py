@@ -1,7 +1,12 @@
 """`python -m harness.diagnose`."""
 
-import sys
+from harness.signals import run_program
 
-from harness.diagnose.cli import main
 
-sys.exit(main())
+def _program() -> int:
+    from harness.diagnose.cli import main
+
+    return main()
+
+
+run_program(_program, "nothing was written")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.disk import check_writable, disk_errors
 from harness.errors import CellError, HarnessError, Interrupted
 from harness.signals import signals_held, signals_raise
 from loaders.errors import LoaderError
@@ -31,6 +32,7 @@ change any part
                                      dataset.root=/data/imagenet/train reads a real tree
   loader=pytorch                     what loads it ({loaders})
   loader.prefetch_factor=4           its argument
+  --config-dir=my_conf               where the YAML of a workload of your own is (docs/workloads.md)
   accelerator=auto                   auto | cuda | cpu | emulated (always labelled)
   'diagnose.workers=[1,2,4]'         numbers of workers
   diagnose.budget_s=60               seconds of measuring
@@ -69,17 +71,15 @@ def _measure(argv: Sequence[str], console: Console) -> None:
     from harness.diagnose.run import diagnose
     from harness.results import new_folder
 
-    with Progress(console) as progress:
-        measured = diagnose(request, progress)
-    with signals_held():
-        try:
+    where = {"results_dir": request.results_dir, "cache_dir": request.cache}
+    check_writable("results_dir", request.results_dir)
+    with disk_errors(where):
+        with Progress(console) as progress:
+            measured = diagnose(request, progress)
+        with signals_held():
             folder = new_folder(request.results_dir, f"diagnose_{request.workload.key}")
             measured.write(folder)
-        except OSError as error:
-            raise HarnessError(
-                f"results_dir={request.results_dir}: {error.strerror or error}; choose a folder that can be written"
-            ) from error
-        _show(folder)
+            _show(folder)
 
 
 def _show(folder: Path) -> None:

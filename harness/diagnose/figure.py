@@ -12,15 +12,17 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from harness.diagnose.diagnosis import KINDS, Diagnosis, Stage
 from harness.diagnose.verdict import FED, Verdict, judge, stage_s
-from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
+from harness.report.figures.palette import BAD, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import percent, significant, spell
 
 __all__ = ["draw"]
 
 _COLOURS = dict(zip(KINDS, ("#3b78b8", "#c2703d", "#e0a32e", "#7a6bb0", "#4f9fc4", "#9aa3ad"), strict=True))
 _COMPUTE = "#2f9e8a"
-_ROOM_FOR_LABEL = 0.09
-"""Share of the axis that a stage must take for its name to stand inside its bar."""
+_ROOM_FOR_LETTER, _ROOM_FOR_NUMBER = 0.0105, 0.05
+"""Shares of the axis that a stage must take for its name, by letters, and its time to stand inside its bar."""
+_LOW = 0.12
+"""Utilisation below which its figure stands above the point, for below it is the axis."""
 
 
 def draw(diagnosis: Diagnosis) -> Figure:
@@ -71,13 +73,26 @@ def _race(axes: Axes, diagnosis: Diagnosis) -> None:
 def _stack(axes: Axes, y: int, diagnosis: Diagnosis, longest: float) -> None:
     """Draw the stages one after the other."""
     left = 0.0
+    narrow: list[str] = []
     for stage in diagnosis.stages:
         width = stage_s(diagnosis, stage)
         colour = _COLOURS[stage.kind]
         axes.barh(y, 1e3 * width, 0.56, left=1e3 * left, color=colour, edgecolor=SURFACE, linewidth=0.8)
-        if width > _ROOM_FOR_LABEL * longest:
+        if width > max(_ROOM_FOR_NUMBER, _ROOM_FOR_LETTER * len(stage.name)) * longest:
             _inside(axes, 1e3 * (left + width / 2), y, stage, width)
+        else:
+            narrow.append(f"{stage.name} {significant(1e3 * width)}")
         left += width
+    if narrow:
+        axes.annotate(
+            f"without a name, from left to right: {', '.join(narrow)}",
+            (0, y + 0.28),
+            xytext=(0, -3),
+            textcoords="offset points",
+            va="top",
+            fontsize=8,
+            color=MUTED,
+        )
 
 
 def _inside(axes: Axes, x: float, y: float, stage: Stage, width: float) -> None:
@@ -136,7 +151,7 @@ def _say(axes: Axes, place: float, utilisation: float) -> None:
     axes.annotate(
         percent(utilisation),
         (place, 100 * utilisation),
-        xytext=(0, -13),
+        xytext=(0, -13 if utilisation > _LOW else 6),
         textcoords="offset points",
         ha="center",
         fontsize=8.5,

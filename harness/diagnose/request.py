@@ -15,10 +15,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.components import check_dataset, check_loader, check_workload
+from harness.composing import explained
 from harness.config import experiment_from
+from harness.disk import folder_of
 from harness.errors import ConfigError
+from harness.keys import nearest
+from harness.shorthand import own_folder
 from harness.specs import Component, LoaderSpec
-from harness.targets import check_arguments
 
 __all__ = ["Request", "request_from", "spelled_out", "workload_datasets"]
 
@@ -50,13 +54,18 @@ def workload_datasets() -> dict[str, str]:
 
 def request_from(argv: Sequence[str]) -> Request:
     """Compose and check what the arguments ask for; raises ConfigError naming the key."""
-    overrides = spelled_out(argv)
+    folder, asked = own_folder(argv)
+    overrides = spelled_out(asked)
     try:
         with initialize_config_module("conf", version_base="1.3"):
-            cfg = compose("diagnose", overrides=overrides)
+            cfg = compose("diagnose", overrides=[*folder, *overrides])
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_first_lines(error)) from error
+        raise explained(error) from error
     experiment = experiment_from(cfg)
+    for group in ("workloads", "loaders", "regimes"):
+        if len(named := getattr(experiment, group)) > 1:
+            one = f"one of the {group}" if group != "regimes" else "local files, and so the regime local"
+            raise ConfigError(f"{group} {', '.join(named)}: a diagnosis is of {one} alone; leave out what is added")
     (workload,), (loader,) = experiment.workloads.values(), experiment.loaders.values()
     dataset = experiment.datasets[workload.key]
     if loader.reads != "files":
@@ -67,9 +76,9 @@ def request_from(argv: Sequence[str]) -> Request:
         raise ConfigError(
             "accelerator=none: has no step to keep loading apart from; expected auto, cuda, cpu, emulated"
         )
-    check_arguments(f"loaders.{loader.key}", loader.target, loader.params)
-    check_arguments(f"workloads.{workload.key}", workload.target, workload.params)
-    check_arguments("dataset", dataset.target, dataset.params)
+    check_loader(loader)
+    check_workload(workload)
+    check_dataset("dataset", dataset)
     return Request(
         workload=workload,
         loader=loader,
@@ -78,8 +87,8 @@ def request_from(argv: Sequence[str]) -> Request:
         workers=_workers(cfg),
         budget_s=_budget_s(cfg),
         seed=experiment.seed,
-        cache=Path(cfg.cache_dir).expanduser(),
-        results_dir=Path(cfg.results_dir),
+        cache=folder_of("cache_dir", cfg.cache_dir),
+        results_dir=folder_of("results_dir", cfg.results_dir),
         command=shlex.join(["python", "-m", "harness.diagnose", *argv]),
     )
 
@@ -90,6 +99,8 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
     rest: list[str] = []
     for argument in argv:
         group, equals, value = argument.partition("=")
+        if argument.startswith("-"):
+            raise ConfigError(f"{argument}: no such option; --help tells what can be given")
         if equals and group in chosen:
             chosen[group] = value
         else:
@@ -98,15 +109,21 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
     if not any(argument.partition("=")[0] == "dataset" for argument in rest):
         known = workload_datasets()
         if workload not in known:
+            near = nearest(workload, known)
+            meant = f" (did you mean {near}?)" if near else ""
             raise ConfigError(
-                f"workload={workload}: no dataset is known for it: say dataset=NAME, "
+                f"workload={workload}{meant}: no dataset is known for it: say dataset=NAME, "
                 f"or add it to diagnose.datasets (known are {', '.join(known)})"
             )
         rest.append(f"dataset={known[workload]}")
     keys = {"workload.": f"workloads.{workload}.", "loader.": f"loaders.{loader}."}
     written = [
         next(
-            (full + argument.removeprefix(short) for short, full in keys.items() if argument.startswith(short)),
+            (
+                argument.replace(short, full, 1)
+                for short, full in keys.items()
+                if argument.lstrip("+").startswith(short)
+            ),
             argument,
         )
         for argument in rest
@@ -115,6 +132,8 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
 
 
 def _workers(cfg: DictConfig) -> tuple[int, ...]:
+    if not OmegaConf.is_dict(cfg.diagnose):
+        raise ConfigError(f"diagnose={cfg.diagnose!r}: expected a section with workers and budget_s")
     given = OmegaConf.to_container(cfg.diagnose.workers) if OmegaConf.is_list(cfg.diagnose.workers) else None
     good = isinstance(given, list) and given and all(type(count) is int and count >= 1 for count in given)
     if not good:
@@ -130,9 +149,3 @@ def _budget_s(cfg: DictConfig) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 3600:
         raise ConfigError(f"diagnose.budget_s={value!r}: expected seconds of measuring, 1 to 3600")
     return float(value)
-
-
-def _first_lines(error: Exception) -> str:
-    """Return what Hydra says is wrong, without the lines on where it looked."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(lines[:3])

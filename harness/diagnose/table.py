@@ -49,8 +49,10 @@ def _subject(diagnosis: Diagnosis) -> Text:
         f"in batches of {subject.batch_size}; {machine.cores} cores\n",
     )
     text.append(f"accelerator {subject.accelerator}", "yellow" if subject.emulated else "")
-    if subject.emulated:
+    if subject.emulated and subject.citation:
         text.append(f": its step lasts as long as published, and trains nothing ({subject.citation})", "dim")
+    elif subject.emulated:
+        text.append(": its step lasts as long as you assume, and trains nothing", "dim")
     for note in subject.notes:
         text.append(f"\n{spell(subject.loader)}: {note}", "dim")
     return text

@@ -11,6 +11,7 @@ from harness.report.labels import joules, megabytes, percent, spell
 from harness.report.measurements import base_of
 from harness.report.rows import DOMAINS
 from harness.report.summary import Group, Stat
+from harness.skipped import id_list
 
 __all__ = ["Caveat", "LinkCost", "caveats", "link_cost"]
 
@@ -110,6 +111,18 @@ def _skipped(results: Results) -> Iterable[Caveat]:
         named = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
         many = f"{len(files)} broken files were" if len(files) > 1 else "1 broken file was"
         yield Caveat("dataset", f"{many} left out for every loader: {named}.", weakens=True)
+    by_loader: dict[str, dict[int, str]] = {}
+    for cell in results.cells:
+        if cell.skipped:
+            by_loader.setdefault(cell.loader, {}).update(cell.skipped)
+    for loader, samples in by_loader.items():
+        many = "1 sample" if len(samples) == 1 else f"{len(samples)} samples"
+        first = min(samples)
+        yield Caveat(
+            spell(loader),
+            f"{many} skipped by policy (on_error=skip): {id_list(samples)}. The first: {samples[first].rstrip('.')}.",
+            weakens=True,
+        )
 
 
 def _placement(results: Results) -> Iterable[Caveat]:

@@ -44,6 +44,8 @@ class Cell:
     citations: tuple[str, ...]
     """Where an emulated accelerator's step time, and its board power, were published."""
     notes: tuple[str, ...]
+    skipped: Mapping[int, str]
+    """Why the loader left samples out under on_error=skip, by id, of all epochs."""
     link: Json
     """link.json: the probe before and after, and the link's cost per epoch; empty without a link."""
 
@@ -223,6 +225,7 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str]) -> Cell:
         accelerator=str(accelerator.get("label") or ""),
         citations=tuple(str(accelerator[key]) for key in ("citation", "power_citation") if accelerator.get(key)),
         notes=tuple(str(note) for note in stored.get("notes") or ()),
+        skipped={int(key): str(why) for epoch in stored.get("skipped") or () for key, why in epoch["samples"].items()},
         link=_mapping(_json(home / "link.json", {})),
     )
 

@@ -10,6 +10,7 @@ from harness.testbed.clean import clean
 
 if TYPE_CHECKING:
     from harness.regime import Regime
+    from harness.testbed.caches import Caches
     from harness.testbed.link import LinkKind
 
 __all__ = ["Mount", "Node", "Testbed", "TestbedKind", "clean", "open_testbed"]
@@ -17,7 +18,14 @@ __all__ = ["Mount", "Node", "Testbed", "TestbedKind", "clean", "open_testbed"]
 TestbedKind = Literal["auto", "local", "netns"]
 
 
-def open_testbed(kind: TestbedKind, run_id: str, regimes: Sequence[Regime], *, link_kind: LinkKind = "auto") -> Testbed:
+def open_testbed(
+    kind: TestbedKind,
+    run_id: str,
+    regimes: Sequence[Regime],
+    *,
+    link_kind: LinkKind = "auto",
+    caches: Caches = "all",
+) -> Testbed:
     """Bring a testbed up.
 
     Args:
@@ -26,6 +34,7 @@ def open_testbed(kind: TestbedKind, run_id: str, regimes: Sequence[Regime], *, l
         run_id: 1 to 32 letters and digits, part of every name that is given.
         regimes: the regimes that the testbed will be set to.
         link_kind: how the link is emulated, see `harness.testbed.link.open_link`.
+        caches: what is forgotten before an epoch, see `harness.testbed.caches.drop_caches`.
 
     Raises:
         TestbedError: a permission, a tool or a device is missing; the message names it and the remedy.
@@ -34,7 +43,7 @@ def open_testbed(kind: TestbedKind, run_id: str, regimes: Sequence[Regime], *, l
     if kind == "local" or (kind == "auto" and all(regime.is_local for regime in regimes)):
         from harness.testbed.local import LocalTestbed
 
-        return LocalTestbed(run_id, regimes)
+        return LocalTestbed(run_id, regimes, caches)
     from harness.testbed.netns import NetnsTestbed
 
-    return NetnsTestbed(run_id, link_kind)
+    return NetnsTestbed(run_id, link_kind, caches)

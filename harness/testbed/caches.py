@@ -7,14 +7,17 @@ import stat
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["DROP_CACHES", "can_drop_all", "drop_caches"]
+__all__ = ["DROP_CACHES", "Caches", "drop_caches", "how_dropped"]
+
+Caches = Literal["all", "tree"]
+"""What is forgotten before an epoch: all that the kernel caches, or the pages of what the epoch reads."""
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 PAGES_AND_INODES = "3"  # Linux Documentation/admin-guide/sysctl/vm.rst
 
 
-def drop_caches(root: Path) -> Literal["vm.drop_caches", "fadvise"]:
-    """Forget the cached pages of every file under `root`, and of all others where the kernel permits that.
+def drop_caches(root: Path, caches: Caches = "all") -> Literal["vm.drop_caches", "fadvise"]:
+    """Forget the cached pages of every file under `root`, and with "all" of all others where the kernel permits that.
 
     Returns:
         How it was done: by `vm.drop_caches`, which also forgets directories and attributes, or by advising each
@@ -25,18 +28,20 @@ def drop_caches(root: Path) -> Literal["vm.drop_caches", "fadvise"]:
     """
     # Only clean pages can be dropped.
     os.sync()
-    try:
-        DROP_CACHES.write_text(PAGES_AND_INODES)
-    except OSError:
-        # Inside a user namespace or a container even root may not.
-        _advise_away(root)
-        return "fadvise"
-    return "vm.drop_caches"
+    if caches == "all":
+        try:
+            DROP_CACHES.write_text(PAGES_AND_INODES)
+        except OSError:
+            pass  # inside a user namespace or a container even root may not
+        else:
+            return "vm.drop_caches"
+    _advise_away(root)
+    return "fadvise"
 
 
-def can_drop_all() -> bool:
-    """Say whether this process may write `vm.drop_caches`."""
-    return os.access(DROP_CACHES, os.W_OK)
+def how_dropped(caches: Caches = "all") -> Literal["vm.drop_caches", "fadvise"]:
+    """Say how this process can forget: only with "all" and where it may write `vm.drop_caches` by that."""
+    return "vm.drop_caches" if caches == "all" and os.access(DROP_CACHES, os.W_OK) else "fadvise"
 
 
 def _advise_away(root: Path) -> None:

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.testbed.caches import can_drop_all
+from harness.testbed.caches import how_dropped
 from harness.testbed.netns import netns_obstacles
 from harness.testbed.nfs import nfs_obstacles
 from harness.testbed.sshfs import sshfs_obstacles
@@ -36,7 +36,11 @@ def examine() -> Iterator[Finding]:
     yield _device("rate cap by tbf", tbf, "sch_tbf")
     yield _found("mount by NFSv4", nfs_obstacles(), "the papers' own kind of mount")
     yield _found("mount by sshfs", sshfs_obstacles(), "used where there is no NFS")
-    dropping = [] if can_drop_all() else ["root of the machine alone may write vm.drop_caches; files are advised away"]
+    dropping = (
+        []
+        if how_dropped() == "vm.drop_caches"
+        else ["root of the machine alone may write vm.drop_caches; files are advised away"]
+    )
     yield _found("cold caches by vm.drop_caches", dropping, "pages, directories and attributes are forgotten")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from harness.errors import MountError, TestbedError
 from harness.regime import Regime
 from harness.testbed.base import Mount, Node
-from harness.testbed.caches import can_drop_all, drop_caches
+from harness.testbed.caches import Caches, drop_caches, how_dropped
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.mount import list_tree
 
@@ -31,7 +31,8 @@ class LocalTestbed:
     kind: Literal["local"] = "local"
     link: None = None
 
-    def __init__(self, run_id: str, regimes: Sequence[Regime]) -> None:
+    def __init__(self, run_id: str, regimes: Sequence[Regime], caches: Caches = "all") -> None:
+        self._caches: Caches = caches
         for regime in regimes:
             self.set_regime(regime)
         self.run_id = run_id
@@ -69,7 +70,7 @@ class LocalTestbed:
 
     def drop_caches(self, root: Path) -> str:
         """Forget what the kernel caches of the files under `root`."""
-        return drop_caches(root)
+        return drop_caches(root, self._caches)
 
     def describe(self) -> dict[str, object]:
         """Tell what the testbed is made of."""
@@ -77,7 +78,7 @@ class LocalTestbed:
             "kind": self.kind,
             "run_id": self.run_id,
             "mount": {"kind": "local"},
-            "caches": "vm.drop_caches" if can_drop_all() else "fadvise",
+            "caches": how_dropped(self._caches),
         }
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Literal, Self
 from harness.errors import TestbedError
 from harness.regime import Regime
 from harness.testbed.base import Mount, Node
-from harness.testbed.caches import can_drop_all, drop_caches
+from harness.testbed.caches import Caches, drop_caches, how_dropped
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
 from harness.testbed.local import local_mount
@@ -52,6 +52,7 @@ class NetnsTestbed:
     Args:
         run_id: 1 to 32 letters and digits.
         link_kind: how the link is emulated.
+        caches: what is forgotten before an epoch.
 
     Raises:
         TestbedError: something is missing; the message names it and the remedy. Nothing is left behind.
@@ -59,7 +60,7 @@ class NetnsTestbed:
 
     kind: Literal["netns"] = "netns"
 
-    def __init__(self, run_id: str, link_kind: LinkKind) -> None:
+    def __init__(self, run_id: str, link_kind: LinkKind, caches: Caches = "all") -> None:
         if obstacles := netns_obstacles():
             raise TestbedError(
                 f"a testbed with a link cannot be opened here: {'; '.join(obstacles)} "
@@ -67,6 +68,7 @@ class NetnsTestbed:
             )
         self.run_id = run_id
         self._link_kind: LinkKind = link_kind
+        self._caches: Caches = caches
         self._notes: list[str] = []
         with ExitStack() as stack:
             self._lifetime = Lifetime(run_id)
@@ -114,7 +116,7 @@ class NetnsTestbed:
 
     def drop_caches(self, root: Path) -> str:
         """Forget what the kernel caches of the files under `root`."""
-        return drop_caches(root)
+        return drop_caches(root, self._caches)
 
     def describe(self) -> dict[str, object]:
         """Tell what the testbed is made of."""
@@ -124,7 +126,7 @@ class NetnsTestbed:
             "user_namespace": outer_identity()[0] != 0,
             "link": self.link.describe(),
             "mount": self._mounts.describe(),
-            "caches": "vm.drop_caches" if can_drop_all() else "fadvise",
+            "caches": how_dropped(self._caches),
             "notes": list(self._notes),
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ _SMALLEST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Classification:
+class Classification(ABC):
     """Training of an image classifier on random crops; subclasses have the model."""
 
     batch_size: int
@@ -47,9 +48,9 @@ class Classification:
 
         return ImageTransform(size=self.image_size)
 
+    @abstractmethod
     def model(self) -> torch.nn.Module:
         """Return the model with fresh weights, on the CPU."""
-        raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         """Return the cross entropy."""

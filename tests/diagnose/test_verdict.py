@@ -106,7 +106,7 @@ def test_loads_that_stretch_with_workers_are_evidence_of_sharing(diagnosis, poin
         ("decode", "loader=dali or loader=spdl"),
         ("augment", "Make slow cheaper"),
         ("collate", "cheaper layout of batches"),
-        ("transfer", "loader.pin_memory=true"),
+        ("transfer", "loader=spdl: a batch is copied on a stream of its own"),
         ("hand-over", "loader=spdl"),
     ],
 )

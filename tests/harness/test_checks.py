@@ -103,6 +103,53 @@ def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
     assert verdicts(data)[1]["exactly_once"] == "fail"
 
 
+def skipping(data, ids, *, told, count=None, policy="skip"):
+    """Return a cell in which some ids came, and its loader told of samples that it left out."""
+    event = {"event": "skipped", "epoch": 1, "utc_ns": START_TICK, "mono_ns": 0}
+    event |= {"count": len(told) if count is None else count, "samples": {str(i): "is broken" for i in told}}
+    return replace(
+        data,
+        cell={**data.cell, "on_error": policy},
+        events=[*data.events, event],
+        batches={1: replace(data.batches[1], ids=np.array(ids))},
+    )
+
+
+def exactly_once(data):
+    rows, checks = judge([data], epoch_rows(data), Tolerances())
+    (found,) = [check for check in checks if check.rule == "exactly_once"]
+    assert (rows[0].valid == "valid") == (found.verdict == "pass")
+    return found
+
+
+def test_samples_that_the_declared_policy_left_out_are_counted_and_the_row_is_valid(stored):
+    found = exactly_once(skipping(stored(), [0, 1, 2, 3], told=[4, 5]))
+    assert found.verdict == "pass"
+    assert found.expected == "each of 6 samples once, or skipped by policy (on_error=skip)"
+    assert found.actual == "2 skipped by policy (4, 5), 0 missing, 0 repeated, 0 unknown"
+
+
+def test_a_sample_left_out_of_an_earlier_epoch_alone_is_none_of_this_one(stored):
+    assert exactly_once(skipping(stored(), [0, 1, 2, 3, 4], told=[4, 5], count=1)).verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("ids", "told", "changes", "words"),
+    [
+        ([0, 1, 2, 3], [4], {}, "1 skipped by policy (4), 1 missing"),
+        ([0, 1, 2, 3, 3], [4, 5], {}, "2 skipped by policy (4, 5), 0 missing, 1 repeated"),
+        ([0, 1, 2, 3, 9], [4, 5], {}, "1 unknown"),
+        ([0, 1, 2, 3], [4, 5], {"count": 1}, "2 skipped by policy (4, 5) where the loader counted 1"),
+        ([0, 1, 2, 3, 4, 5], [4, 5], {}, "0 skipped by policy where the loader counted 2"),
+        ([0, 1, 2, 3], [4, 5], {"policy": "raise"}, "2 missing, 0 repeated"),
+    ],
+)
+def test_a_sample_that_no_policy_accounts_for_makes_the_row_invalid(ids, told, changes, words, stored):
+    found = exactly_once(skipping(stored(), ids, told=told, **changes))
+    assert found.verdict == "fail"
+    assert words in found.actual
+
+
 def test_missed_ticks_make_the_row_invalid_from_the_second_one_on(stored, readings):
     all_ticks = readings()
     one = [r for r in all_ticks if r.tick_ns != START_TICK + S]

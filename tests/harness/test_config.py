@@ -82,6 +82,11 @@ def test_a_dataset_root_takes_the_place_of_the_generated_data():
         ("store.kind=tape", "store.kind"),
         ("placement=moon", "placement"),
         ("+loaders.dali.secure=maybe", "loaders.dali.secure"),
+        ("testbed.caches=some", "testbed.caches"),
+        ("loaders=7", "loaders=7"),
+        ("workloads=7", "workloads=7"),
+        ("regimes=7", "regimes=7"),
+        ("figures=5", "figures=5"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_key(override, key):

@@ -37,7 +37,10 @@ def shards(tmp_path_factory):
 @pytest.mark.parametrize(
     ("daemon", "told"),
     [
-        ({"treads": 2}, r"daemon\.treads: loaders\.streaming takes no such key; it takes port, .*threads"),
+        (
+            {"treads": 2},
+            r"daemon\.treads: loaders\.streaming takes no such key \(did you mean threads\?\); it takes .*port",
+        ),
         ({"thread": 2}, r"daemon\.thread: loaders\.streaming takes no such key"),
         ({"root": "/tmp"}, r"daemon\.root: is given by the harness"),
         ({"until_eof": True}, r"daemon\.until_eof: is given by the harness"),

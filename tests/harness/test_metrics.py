@@ -37,6 +37,13 @@ def test_latencies_and_the_first_batch_are_those_of_the_waits(stored):
     assert found.steady_samples_per_s == pytest.approx(4 / 2.5)  # 4 s less the first wait and step
 
 
+def test_samples_that_were_left_out_are_counted(stored):
+    told = {"event": "skipped", "epoch": 1, "utc_ns": START, "mono_ns": 0, "count": 2, "samples": {"4": "a", "5": "b"}}
+    data = replace(stored(), cell={**stored().cell, "on_error": "skip"})
+    (found,), (whole,) = epoch_metrics(with_events(data, more=[told])), epoch_metrics(data)
+    assert (found.skipped_samples, whole.skipped_samples) == (2, 0)
+
+
 def test_an_older_run_s_cell_has_what_it_stored_and_nothing_else(stored):
     (found,) = epoch_metrics(stored())
     unknown = {name for name in EpochMetrics.columns() if getattr(found, name) is None}

@@ -30,3 +30,24 @@ def test_another_workload_takes_its_place():
 def test_without_an_experiment_it_says_what_to_do():
     with pytest.raises(ConfigError, match=r"\+experiment="):
         expand(["workload=resnet50"])
+
+
+@pytest.mark.parametrize("plus", ["", "+", "++"])
+def test_a_plus_stays_before_what_is_written_out(plus):
+    assert expand(["+experiment=wan30ms", f"{plus}workload.x=1"])[-1] == f"{plus}workloads.resnet50.x=1"
+
+
+@pytest.mark.parametrize("option", [["--config-dir", "{}"], ["--config-dir={}"]])
+def test_an_experiment_in_a_folder_of_one_s_own_has_the_shorthand_too(tmp_path, option):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - /workload@workloads.vgg19: vgg19\nname: mine\n"
+    )
+    given = [part.format(tmp_path) for part in option]
+    expanded = expand([*given, "+experiment=mine", "workload.width=0.5", "~figures"])
+    assert expanded == [*given, "+experiment=mine", "~figures", "workloads.vgg19.width=0.5"]
+
+
+def test_a_folder_of_configs_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere: expected a folder of configs"):
+        expand(["--config-dir", str(tmp_path / "nowhere"), "workload.x=1"])

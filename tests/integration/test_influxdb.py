@@ -24,7 +24,13 @@ def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_
     token_file.write_text(server.token)
     token_file.chmod(0o600)
     overrides = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
-    overrides += ["~loaders.dali", "~loaders.streaming", "store=influxdb", f"store.token_file={token_file}"]
+    overrides += [
+        "testbed.caches=tree",
+        "~loaders.dali",
+        "~loaders.streaming",
+        "store=influxdb",
+        f"store.token_file={token_file}",
+    ]
     overrides += [f"store.url={server.url}", f"store.org={ORG}", f"store.bucket={bucket}"]
     overrides += [f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
     done = subprocess.run(

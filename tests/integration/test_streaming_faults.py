@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -114,11 +116,11 @@ class Round:
         shards: Path,
         folder: Path,
         *,
-        host: str = "127.0.0.1",
+        host: str,
         namespaces: tuple[str, ...] = (),
         locked: bool = False,
     ) -> None:
-        self._shards, self._host = shards, host
+        self._shards, self.host = shards, host
         self._storage, self._compute = namespaces or (None, None)
         self._keys = make_keys(folder / "keys") if locked else None
         self._script = folder / "receiver.py"
@@ -134,7 +136,7 @@ class Round:
         serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(self._shards)]
         who = ["--keys", str(self._keys[0])] if self._keys else ["--no-auth"] if self._storage else []
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        argv = [*enter, *serve, "--listen", f"{self._host}:{port}", *who]
+        argv = [*enter, *serve, "--listen", f"{self.host}:{port}", *who]
         daemon = subprocess.Popen(argv, text=True, **pipes)
         self._daemons.append(daemon)
         assert daemon.stdout is not None
@@ -181,8 +183,8 @@ class Round:
 class Forwarder:
     """Passes connections on to a port, and can cut all of them off."""
 
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -211,7 +213,7 @@ class Forwarder:
         with contextlib.suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
+                far = socket.create_connection(self._target)
                 self._open += [near, far]
                 self._start(self._pass, near, far)
                 self._start(self._pass, far, near)
@@ -236,11 +238,16 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def rounds(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Round]]:
-    """Begin rounds that end with the test."""
+    """Begin rounds, each in a folder of its own, that end with the test."""
     begun: list[Round] = []
+    numbers = itertools.count()
 
     def begin(**options: object) -> Round:
-        begun.append(Round(shards, tmp_path, **options))  # type: ignore[arg-type]
+        number = next(numbers)
+        folder = tmp_path / f"round-{number}"
+        folder.mkdir()
+        # An address of its own, for a daemon that comes back wants the port that it had.
+        begun.append(Round(shards, folder, **{"host": f"127.0.1.{number + 1}"} | options))  # type: ignore[arg-type]
         return begun[-1]
 
     yield begin
@@ -251,8 +258,21 @@ def rounds(shards: Path, tmp_path: Path) -> Iterator[Callable[..., Round]]:
 Rounds = Callable[..., Round]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_daemon_that_is_killed_and_comes_back_costs_no_sample(rounds: Rounds, seed: int) -> None:
+def at_once(play: Callable[..., None], *cases: object) -> None:
+    """Play a round a case, all at the same time, for they mostly wait; an error tells its case."""
+    with ThreadPoolExecutor(len(cases)) as threads:
+        played = [threads.submit(play, case) for case in cases]
+    for case, one in zip(cases, played, strict=True):
+        if (error := one.exception()) is not None:
+            error.add_note(f"in the round of {case!r}")
+            raise error
+
+
+def test_a_daemon_that_is_killed_and_comes_back_costs_no_sample(rounds: Rounds) -> None:
+    at_once(lambda seed: kill_and_restart_daemon(rounds, seed), *range(6))
+
+
+def kill_and_restart_daemon(rounds: Rounds, seed: int) -> None:
     chance, run = random.Random(seed), rounds(locked=seed > 3)
     receiver = run.receive()
     for earliest in (1, LAST_STRIKE // 2) if seed < 2 else (1,):
@@ -266,8 +286,11 @@ def test_a_daemon_that_is_killed_and_comes_back_costs_no_sample(rounds: Rounds, 
     assert asked_again or not seed % 2
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_receiver_that_is_killed_goes_on_from_its_checkpoint(rounds: Rounds, seed: int) -> None:
+def test_a_receiver_that_is_killed_goes_on_from_its_checkpoint(rounds: Rounds) -> None:
+    at_once(lambda seed: kill_receivers(rounds, seed), *range(4))
+
+
+def kill_receivers(rounds: Rounds, seed: int) -> None:
     chance, run = random.Random(seed), rounds(locked=seed > 2)
     for strike in sorted(chance.sample(range(1, BATCHES - 2), 3)):
         receiver = run.receive()
@@ -277,8 +300,11 @@ def test_a_receiver_that_is_killed_goes_on_from_its_checkpoint(rounds: Rounds, s
     run.finish(run.receive())
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_daemon_and_receiver_that_die_together_go_on_together(rounds: Rounds, seed: int) -> None:
+def test_daemon_and_receiver_that_die_together_go_on_together(rounds: Rounds) -> None:
+    at_once(lambda seed: kill_both(rounds, seed), *range(2))
+
+
+def kill_both(rounds: Rounds, seed: int) -> None:
     chance, run = random.Random(seed), rounds(locked=bool(seed))
     receiver = run.receive()
     receiver.until(chance.randint(1, LAST_STRIKE))
@@ -290,10 +316,13 @@ def test_daemon_and_receiver_that_die_together_go_on_together(rounds: Rounds, se
     run.finish(receiver)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_connections_that_are_cut_are_made_again(rounds: Rounds, seed: int) -> None:
+def test_connections_that_are_cut_are_made_again(rounds: Rounds) -> None:
+    at_once(lambda seed: cut_connections(rounds, seed), *range(3))
+
+
+def cut_connections(rounds: Rounds, seed: int) -> None:
     chance, run = random.Random(seed), rounds()
-    forwarder = Forwarder(run.port)
+    forwarder = Forwarder(run.host, run.port)
     receiver = run.receive(endpoint=forwarder.endpoint)
     receiver.until(chance.randint(1, LAST_STRIKE))
     if seed % 2:
@@ -305,8 +334,11 @@ def test_connections_that_are_cut_are_made_again(rounds: Rounds, seed: int) -> N
     forwarder.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_daemon_that_stalls_for_three_seconds_costs_no_sample(rounds: Rounds, seed: int) -> None:
+def test_a_daemon_that_stalls_for_three_seconds_costs_no_sample(rounds: Rounds) -> None:
+    at_once(lambda seed: stall_daemon(rounds, seed), *range(3))
+
+
+def stall_daemon(rounds: Rounds, seed: int) -> None:
     chance, run = random.Random(seed), rounds(locked=seed == 1)
     # In the last round the receiver finds it dead after two seconds of silence, and connects anew.
     receiver = run.receive(timeout_s=6.0 if seed == 2 else TIMEOUT_S)
@@ -318,8 +350,11 @@ def test_a_daemon_that_stalls_for_three_seconds_costs_no_sample(rounds: Rounds, 
     assert asked_again or seed != 2
 
 
-@pytest.mark.parametrize("way", ["killed", "stopped"])
-def test_a_daemon_that_does_not_come_back_is_named_within_the_timeout(rounds: Rounds, way: str) -> None:
+def test_a_daemon_that_does_not_come_back_is_named_within_the_timeout(rounds: Rounds) -> None:
+    at_once(lambda way: lose_daemon(rounds, way), "killed", "stopped")
+
+
+def lose_daemon(rounds: Rounds, way: str) -> None:
     run, timeout_s = rounds(), 3.0
     receiver = run.receive(timeout_s=timeout_s)
     receiver.until(5)
@@ -332,12 +367,10 @@ def test_a_daemon_that_does_not_come_back_is_named_within_the_timeout(rounds: Ro
     assert time.monotonic() - died < 2 * timeout_s
 
 
-@pytest.fixture(scope="module")
-def namespaces() -> Iterator[tuple[str, ...]]:
-    """Two namespaces with a link of 10 ms and 1 Gbit/s between them."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2 for network namespaces")
-    names = [f"jf-fault{os.getpid():x}-{role}" for role in ("storage", "compute")]
+@contextlib.contextmanager
+def linked(number: int) -> Iterator[tuple[str, ...]]:
+    """Two namespaces with a link of 10 ms and 1 Gbit/s between them: the paths of storage and compute."""
+    names = [f"jf-fault{os.getpid():x}{number}-{role}" for role in ("storage", "compute")]
     for name in names:
         subprocess.run(["ip", "netns", "add", name], check=True)
     try:
@@ -355,10 +388,15 @@ def namespaces() -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("side", "seed"), [("storage", 0), ("compute", 1)])
-def test_a_link_that_is_down_for_five_seconds_costs_no_sample(
-    rounds: Rounds, namespaces: tuple[str, ...], side: str, seed: int
-) -> None:
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for network namespaces"
+)
+def test_a_link_that_is_down_for_five_seconds_costs_no_sample(rounds: Rounds) -> None:
+    with linked(0) as first, linked(1) as second:
+        at_once(lambda case: take_link_down(rounds, *case), (first, "storage", 0), (second, "compute", 1))
+
+
+def take_link_down(rounds: Rounds, namespaces: tuple[str, ...], side: str, seed: int) -> None:
     run = rounds(host=STORAGE_ADDRESS, namespaces=namespaces, locked=bool(seed))
     receiver = run.receive()
     receiver.until(random.Random(seed).randint(1, LAST_STRIKE))

@@ -312,6 +312,7 @@ class SweepBuilder:
     ) -> None:
         self.folder, self.epochs, self.samples = folder, epochs, samples
         self.verdict = "valid"
+        self.accelerator = "none: no load"
         self.config: dict[str, Any] = {
             "name": figures[0].rpartition(".")[2],
             "description": "a sweep",
@@ -370,7 +371,7 @@ class SweepBuilder:
         home = self.folder / "cells" / str(cell["cell_id"])
         home.mkdir(parents=True)
         (home / "cell.json").write_text(
-            json.dumps({**cell, "status": "done", "accelerator": {"label": "none: no load"}})
+            json.dumps({**cell, "status": "done", "accelerator": {"label": self.accelerator}})
         )
         times = self.work_s.get(str(cell["workload"]))
         count = len(times) if times else 1

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.text import Text
 
 from harness.report import render
-from harness.report.figures import figure_tables
+from harness.report.figures import figure_tables, spdl_fig9
 from harness.report.figures.lines import _apart
 from harness.report.folder import read_results
 
@@ -83,6 +83,23 @@ def test_throughput_is_told_by_concurrency_and_against_the_fixed_batch(build_swe
     rows = {(row[0], row[1]): row for row in only_table(folder).rows}
     assert rows["PyTorch", "4"][2:5] == ("60.0", "30.0", "50.0")  # 1 s in the second epoch, 2 s in the first
     assert rows["fixed batch", "–"][-1] == "100 %"
+
+
+def test_a_step_that_is_not_assumed_is_not_said_to_be(build_sweep):
+    builder = build_sweep(figures=("spdl_fig9",), loaders=SWEEPS)
+    assert "assumed" not in drawn(builder.write(), "spdl_fig9")
+    assert "assumed" not in spdl_fig9.caption(read_results(builder.folder))
+
+
+def test_an_assumed_step_is_labelled_in_the_figure_with_the_reason_for_its_length(build_sweep):
+    builder = build_sweep(figures=("spdl_fig9",), loaders=SWEEPS)
+    builder.accelerator = "emulated: assumed 0.0025 s a sample"
+    folder = builder.write()
+    assert "(its step is assumed)" in drawn(folder, "spdl_fig9")
+    told = spdl_fig9.caption(read_results(folder))
+    assert "neither measured nor published but assumed" in told
+    # Of 60 samples: 4 s with the fixed batch, 1 to 4 s through the loaders.
+    assert "this run shows no difference: assume a shorter one" in told
 
 
 def test_without_a_fixed_batch_there_is_no_bound(build_sweep):

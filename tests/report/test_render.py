@@ -77,6 +77,27 @@ def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
         assert words in text
 
 
+def test_samples_that_a_loader_left_out_by_policy_are_told_with_their_ids_and_why(build):
+    builder = build()
+    builder.config["figures"] = []
+    for epoch, cell_id in enumerate(builder.ids(loader="pytorch")[:2], start=1):
+        told = {"3": "sample 3 (a/3.jpg): decode: cannot be read", str(6 + epoch): "decode: cut short"}
+        builder.cells[cell_id]["skipped"] = [{"epoch": 1, "count": 2, "samples": told}]
+    folder = builder.write()
+    render(folder)
+    text = page(folder)
+    assert "3 samples skipped by policy (on_error=skip): 3, 7, 8. The first: sample 3 (a/3.jpg): decode" in text
+    assert "skipped by policy" not in page_of_plain_run(build)
+
+
+def page_of_plain_run(build):
+    builder = build()
+    builder.config["figures"] = []
+    folder = builder.write()
+    render(folder)
+    return page(folder)
+
+
 def test_text_from_the_run_is_escaped_on_the_page(build):
     builder = build()
     builder.fail(builder.ids()[0], "SampleError: <script>alert(1)</script>")

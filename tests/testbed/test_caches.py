@@ -7,7 +7,7 @@ import os
 import pytest
 
 from harness.testbed import caches
-from harness.testbed.caches import drop_caches
+from harness.testbed.caches import drop_caches, how_dropped
 
 
 def _cached_pages(path) -> int:
@@ -52,6 +52,19 @@ def test_missing_tree_is_an_error(tmp_path, forbidden):
 
 
 @pytest.mark.root
-@pytest.mark.skipif(not caches.can_drop_all(), reason="vm.drop_caches may not be written here")
+@pytest.mark.skipif(how_dropped() != "vm.drop_caches", reason="vm.drop_caches may not be written here")
 def test_all_caches_are_dropped_where_permitted(tmp_path):
     assert drop_caches(tmp_path) == "vm.drop_caches"
+
+
+def test_the_tree_alone_is_forgotten_when_that_is_asked_for(tmp_path):
+    for name in ("tree", "beside"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(os.urandom(64 * mmap.PAGESIZE))
+    os.sync()
+    if not _cached_pages(tmp_path / "beside" / "file"):
+        pytest.skip("this file system caches no pages")
+    assert drop_caches(tmp_path / "tree", "tree") == "fadvise" == how_dropped("tree")
+    assert _cached_pages(tmp_path / "tree" / "file") < 64
+    # Another program may drop all caches at any time; then this says nothing.
+    assert _cached_pages(tmp_path / "beside" / "file") in (0, 64)

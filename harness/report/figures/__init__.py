@@ -8,21 +8,22 @@ makes (harness.report.claims). A name with a dot is an import path of the user's
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 
 from harness.errors import ResultsError
-from harness.report.figures.style import house_style, save
+from harness.keys import nearest
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 
 __all__ = ["Drawn", "check_figures", "draw_figures", "figure_modules", "figure_tables"]
 
-_SHARED = {"epochs", "lines", "marks", "slots", "style", "tables", "throughput"}
+_SHARED = {"epochs", "lines", "marks", "palette", "slots", "style", "tables", "throughput"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,14 @@ class Drawn:
 
 
 def check_figures(names: Iterable[str]) -> None:
-    """Raise ResultsError naming a figure that is not there."""
+    """Raise ResultsError naming a figure that is not there; imports none of them but their packages."""
     for name in names:
-        _module(name)
+        try:
+            found = None if name in _SHARED else find_spec(_path(name))
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise _no_figure(name)
 
 
 def figure_modules(results: Results) -> tuple[ModuleType, ...]:
@@ -62,7 +68,12 @@ def draw_figures(results: Results) -> tuple[Drawn, ...]:
     return tuple(_drawn(results, names))
 
 
-def _drawn(results: Results, names: Iterable[str]) -> Iterable[Drawn]:
+def _drawn(results: Results, names: Sequence[str]) -> Iterable[Drawn]:
+    if not names:
+        return
+    # Slow to import, and a run imports this module to begin with.
+    from harness.report.figures.style import house_style, save
+
     for name in names:
         module = _module(name)
         with house_style(name):
@@ -75,13 +86,24 @@ def _drawn(results: Results, names: Iterable[str]) -> Iterable[Drawn]:
 
 
 def _module(name: str) -> ModuleType:
-    path = name if "." in name else f"{__name__}.{name}"
+    path = _path(name)
     try:
         return import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not path.startswith(error.name):
             raise
-        known = ", ".join(module.name for module in iter_modules(__path__) if module.name not in _SHARED)
-        raise ResultsError(
-            f"figures: no figure {name!r}; expected {known}, or the import path of a module with draw and caption"
-        ) from error
+        raise _no_figure(name) from error
+
+
+def _path(name: str) -> str:
+    return name if "." in name else f"{__name__}.{name}"
+
+
+def _no_figure(name: str) -> ResultsError:
+    known = [module.name for module in iter_modules(__path__) if module.name not in _SHARED]
+    near = nearest(name, known)
+    meant = f" (did you mean {near}?)" if near else ""
+    return ResultsError(
+        f"figures: no figure {name!r}{meant}; expected {', '.join(known)}, "
+        "or the import path of a module with draw and caption"
+    )

@@ -16,8 +16,8 @@ from matplotlib.patches import Patch
 
 from harness.report.distance import slowdowns
 from harness.report.figures.marks import above, draw_slowdowns, legend_handles, rises, stack
+from harness.report.figures.palette import BAD, INK, MUTED, SURFACE
 from harness.report.figures.slots import Slot, our_slots, paper_slots
-from harness.report.figures.style import BAD, INK, MUTED, SURFACE
 from harness.report.folder import Results
 from harness.report.labels import megabytes, significant, spell
 from harness.report.published import EnergyRange, PaperFigure

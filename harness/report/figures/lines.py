@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.transforms import offset_copy
 
-from harness.report.figures.style import BAD, MUTED, SURFACE, loader_colour
+from harness.report.figures.palette import BAD, MUTED, SURFACE, loader_colour
 from harness.report.labels import significant, spell
 
 __all__ = ["draw_sweep", "invalid_note", "loader_handles", "tick_settings"]

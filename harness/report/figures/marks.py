@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.report.distance import Slowdown
+from harness.report.figures.palette import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.figures.slots import Slot
-from harness.report.figures.style import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.folder import Results
 from harness.report.labels import factor, regime_labels, spell
 from harness.report.rows import DOMAINS

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from harness.report.figures.style import BAD, MUTED
+from harness.report.figures.palette import BAD, MUTED
 from harness.report.folder import Results
 from harness.report.labels import significant, spell
 from harness.report.measurements import work

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from harness.report.figures.lines import invalid_note, tick_settings
-from harness.report.figures.style import MUTED, loader_colour
+from harness.report.figures.palette import MUTED, loader_colour
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, accelerators, percent, seconds, spell

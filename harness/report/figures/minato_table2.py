@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from harness.report.figures.style import FAINT, INK, MUTED, SURFACE
+from harness.report.figures.palette import FAINT, INK, MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import significant, spell

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from harness.report.figures.lines import draw_sweep, invalid_note, tick_settings
-from harness.report.figures.style import MUTED, SURFACE
+from harness.report.figures.palette import MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, significant, spell

@@ -1,4 +1,4 @@
-"""How figures look: palette, type, hatches, and how they are saved."""
+"""How figures look: type, lines, hatches, and how they are saved."""
 
 from __future__ import annotations
 
@@ -11,33 +11,9 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib.figure import Figure
 
-__all__ = [
-    "BAD",
-    "DOMAIN_COLOURS",
-    "ESTIMATE_HATCH",
-    "FAINT",
-    "GRID",
-    "INK",
-    "LOADER_COLOURS",
-    "MUTED",
-    "SURFACE",
-    "house_style",
-    "loader_colour",
-    "save",
-]
+from harness.report.figures.palette import FAINT, GRID, INK, MUTED, SURFACE
 
-INK = "#1b1f24"
-MUTED = "#5c6570"
-FAINT = "#9aa3ad"
-GRID = "#e3e7eb"
-SURFACE = "#ffffff"
-BAD = "#c2410c"
-DOMAIN_COLOURS = {"cpu": "#3b78b8", "dram": "#e0a32e", "gpu": "#2f9e8a"}
-"""Told apart by deuteranopes and protanopes, and by lightness in grey print."""
-ESTIMATE_HATCH = "/////"
-LOADER_COLOURS = {"pytorch": "#c4553b", "dali": "#3b78b8", "spdl": "#2f9e8a", "fixed": INK, "streaming": "#8a5fb0"}
-"""By the section that a loader comes from."""
-_OTHER_LOADERS = ("#e0a32e", "#5c6570", "#a3577f", "#7a8b2e")
+__all__ = ["house_style", "save"]
 
 _RC = {
     "figure.facecolor": SURFACE,
@@ -75,11 +51,6 @@ _RC = {
     # Text stays text, so that it can be searched, and restyled where the page inlines it.
     "svg.fonttype": "none",
 }
-
-
-def loader_colour(base: str) -> str:
-    """Return a loader's colour, the same in every figure."""
-    return LOADER_COLOURS.get(base) or _OTHER_LOADERS[sum(base.encode()) % len(_OTHER_LOADERS)]
 
 
 @contextmanager

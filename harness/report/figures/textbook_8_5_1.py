@@ -14,7 +14,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from harness.overlap import workers_to_hide
 from harness.report.claims.evidence import CannotJudge, Evidence, Finding, Question
-from harness.report.figures.style import BAD, GRID, INK, MUTED, SURFACE
+from harness.report.figures.palette import BAD, GRID, INK, MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, significant

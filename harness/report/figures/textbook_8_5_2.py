@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 
 from harness.overlap import workers_to_hide
 from harness.report.claims.evidence import CannotJudge, Evidence, Finding, Question
-from harness.report.figures.style import BAD, FAINT, INK, MUTED, SURFACE
+from harness.report.figures.palette import BAD, FAINT, INK, MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import significant

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from harness.report.figures.lines import draw_sweep, invalid_note
-from harness.report.figures.style import FAINT, INK, MUTED
+from harness.report.figures.palette import FAINT, INK, MUTED
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
@@ -38,8 +38,11 @@ def bound_per_s(frame: pd.DataFrame) -> float | None:
     return None if known.empty else float(known.median())
 
 
-def draw_throughput(results: Results, title: str, *, legend: str) -> Figure | None:
-    """Draw samples per second, and CPU time a sample beside it, of later epochs; None when no sweep was measured."""
+def draw_throughput(results: Results, title: str, *, legend: str, bound_note: str = "") -> Figure | None:
+    """Draw samples per second, and CPU time a sample beside it, of later epochs; None when no sweep was measured.
+
+    `bound_note` stands beside the bound's value.
+    """
     frame = swept(results)
     lines = frame[(frame["base"] != _BOUND) & frame["setting"].notna() & frame["later"]]
     if lines.empty:
@@ -48,7 +51,7 @@ def draw_throughput(results: Results, title: str, *, legend: str) -> Figure | No
     figure = Figure(figsize=(11.0, 4.3), layout=layout)
     left, right = figure.subplots(1, 2, width_ratios=[1.35, 1.0])
     draw_sweep(left, lines, "samples_per_s")
-    _draw_bound(left, bound_per_s(frame))
+    _draw_bound(left, bound_per_s(frame), bound_note)
     left.set_title(title, pad=20)
     left.set_ylabel("samples per second")
     draw_sweep(right, lines, "cpu_ms_per_sample")
@@ -106,13 +109,13 @@ def _known(value: float) -> str:
     return UNKNOWN if pd.isna(value) else significant(float(value))
 
 
-def _draw_bound(axes: Axes, bound: float | None) -> None:
+def _draw_bound(axes: Axes, bound: float | None, note: str) -> None:
     if bound is None:
         return
     axes.axhline(bound, color=INK, linewidth=1.2, linestyle=(0, (6, 3)))
     axes.set_ylim(0, max(axes.get_ylim()[1], 1.12 * bound))
     axes.annotate(
-        f"fixed batch, the upper bound: {significant(bound)}",
+        f"fixed batch, the upper bound: {significant(bound)}{note}",
         (0, bound),
         xycoords=("axes fraction", "data"),
         xytext=(4, 4),

@@ -1,0 +1,59 @@
+"""Folders that cannot be written and disks that are full, as errors that name the folder and the key to change."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from harness.errors import ConfigError, DiskError
+
+__all__ = ["check_writable", "disk_errors", "folder_of"]
+
+
+def folder_of(key: str, value: object) -> Path:
+    """Return a folder that the config names; raises ConfigError when it names none."""
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{key}={value!r}: expected a folder")
+    return Path(value).expanduser()
+
+
+def check_writable(key: str, folder: Path) -> None:
+    """Raise DiskError naming `key` when `folder` cannot be made or written; it is not made yet."""
+    there = folder.absolute()
+    while not there.exists() and not there.is_symlink() and there != there.parent:
+        there = there.parent
+    if not there.is_dir():
+        raise DiskError(f"{key}={folder}: {there} is no folder; choose a folder that can be written")
+    try:
+        with TemporaryDirectory(dir=there, prefix=".joulefeed-"):  # no permission tells of every file system
+            pass
+    except OSError as error:
+        raise DiskError(
+            f"{key}={folder}: {there} cannot be written ({error.strerror}); choose a folder that can be written"
+        ) from error
+
+
+@contextmanager
+def disk_errors(folders: Mapping[str, Path]) -> Iterator[None]:
+    """Turn an OSError of a full disk, or in one of `folders` (by their config keys), into a DiskError."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if not full and not _inside(error.filename, folders.values()):
+            raise
+        what = "the disk is full; make room" if full else f"{error.strerror}; choose a folder that can be written"
+        where = error.filename or " or ".join(map(str, folders.values()))
+        raise DiskError(f"{where}: {what} ({' and '.join(folders)} say where)") from error
+
+
+def _inside(filename: object, folders: Iterable[Path]) -> bool:
+    """Whether an error is of the folders that the user chose, and so the user's to mend."""
+    if not isinstance(filename, str) or "/" not in filename:
+        return False
+    path = Path(filename).absolute()
+    known = [folder.expanduser().absolute() for folder in folders]
+    return any(path == folder or folder in path.parents or path in folder.parents for folder in known)

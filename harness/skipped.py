@@ -1,0 +1,40 @@
+"""Samples that a loader left out under its policy on_error=skip: told by the cell, counted, shown; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["EVENT", "Skipped", "id_list", "skipped_by_epoch"]
+
+EVENT: Final = "skipped"
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What was left out of one epoch."""
+
+    epoch: int
+    count: int
+    """How often the loader counted a sample as left out."""
+    samples: Mapping[int, str]
+    """Why, by id; samples that were left out of an earlier epoch of the cell may be among them."""
+
+
+def skipped_by_epoch(events: Iterable[Mapping[str, Any]]) -> dict[int, Skipped]:
+    """Return what was left out, by epoch; epochs of which nothing was are not in it."""
+    return {
+        event["epoch"]: Skipped(
+            event["epoch"], int(event["count"]), {int(key): str(why) for key, why in event["samples"].items()}
+        )
+        for event in events
+        if event["event"] == EVENT
+    }
+
+
+def id_list(ids: Collection[int]) -> str:
+    """Return ids as text, ascending, the first few by name: "3, 7" or "0, 1, 2, 3, 4 and 15 more"."""
+    shown = ", ".join(map(str, sorted(ids)[:_SHOWN]))
+    return shown if len(ids) <= _SHOWN else f"{shown} and {len(ids) - _SHOWN} more"

@@ -1,0 +1,57 @@
+"""A folder that cannot be written and a disk that is full are named with the key to change."""
+
+import errno
+import os
+import subprocess
+
+import pytest
+
+from harness.disk import check_writable, disk_errors
+from harness.errors import DiskError
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A folder that not even root may write."""
+    if os.geteuid() != 0:
+        tmp_path.chmod(0o555)
+        yield tmp_path
+        tmp_path.chmod(0o755)
+        return
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_made(read_only):
+    with pytest.raises(DiskError, match=rf"^results_dir={read_only}/a/b: {read_only} cannot be written \("):
+        check_writable("results_dir", read_only / "a" / "b")
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskError, match=r"file/results: .*file is no folder"):
+        check_writable("results_dir", tmp_path / "file" / "results")
+
+
+def test_a_folder_that_can_be_made_is_not_made_yet(tmp_path):
+    check_writable("results_dir", tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_told_wherever_it_is(tmp_path):
+    with pytest.raises(DiskError, match="the disk is full; make room"), disk_errors({"cache_dir": tmp_path}):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere/file")
+
+
+def test_an_error_outside_of_the_folders_is_left_as_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError), disk_errors({"cache_dir": tmp_path / "cache"}):
+        open("/no/such/file")  # noqa: PTH123, SIM115 - the error is wanted as Python raises it
+
+
+def test_an_error_inside_of_them_is_named_with_its_key(tmp_path):
+    with (
+        pytest.raises(DiskError, match=r"cache/x: No such file.*\(cache_dir say"),
+        disk_errors({"cache_dir": tmp_path}),
+    ):
+        (tmp_path / "cache" / "x").open()

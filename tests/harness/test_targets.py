@@ -1,0 +1,33 @@
+"""What a cell makes from its spec, it is given the keys for: no more and no fewer."""
+
+import pytest
+
+from harness.cell import make_loader
+from harness.errors import ConfigError
+from harness.targets import instantiate
+from harness.workloads.classification import Classification
+from harness.workloads.resnet50 import ResNet50
+from loaders.base import Samples
+
+
+def spec(tmp_path, **params):
+    samples = Samples(tmp_path, ("0.jpg",), [0], [1])
+    samples.save(tmp_path / "samples.parquet")
+    loader = {"target": "loaders.pytorch.PyTorchLoader", "params": params, "reads": "files"}
+    return {"loader": loader, "seed": 0, "samples": str(tmp_path / "samples.parquet"), "data_root": str(tmp_path)}
+
+
+def test_a_cell_whose_loader_takes_no_such_key_says_which_one_it_takes(tmp_path):
+    with pytest.raises(ConfigError, match=r"PyTorchLoader\.num_wokers: .*did you mean num_workers\?"):
+        make_loader(spec(tmp_path, num_wokers=2), ResNet50(batch_size=1), "cpu")
+
+
+def test_a_key_that_is_missing_is_named():
+    with pytest.raises(ConfigError, match=r"ResNet50: missing a required argument: 'batch_size'"):
+        instantiate("harness.workloads.resnet50.ResNet50", {"image_size": 64})
+
+
+def test_what_classifiers_have_in_common_is_no_classifier():
+    with pytest.raises(TypeError, match="abstract"):
+        Classification(batch_size=1)
+    assert ResNet50(batch_size=1).name == "resnet50"
