@@ -17,8 +17,10 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from loaders.image import ImageTransform
+    from loaders.pecan import PecanLoader, SizeBalancedLoader
     from loaders.pipeline import Item, Pipeline, Tensors, Transform
     from loaders.pytorch import PyTorchLoader
+    from loaders.sample_aware import SampleAwareDataLoader, SampleAwareLoader
     from loaders.spdl import SpdlLoader
 
 __all__ = [
@@ -30,11 +32,15 @@ __all__ = [
     "LoaderConfigError",
     "LoaderError",
     "LoaderStats",
+    "PecanLoader",
     "Pipeline",
     "PyTorchLoader",
+    "SampleAwareDataLoader",
+    "SampleAwareLoader",
     "SampleError",
     "SampleTimeoutError",
     "Samples",
+    "SizeBalancedLoader",
     "SpdlLoader",
     "StreamError",
     "Tensors",
@@ -50,9 +56,13 @@ _MODULES: Final = {
     "Item": "pipeline",
     "Loader": "base",
     "LoaderStats": "base",
+    "PecanLoader": "pecan",
     "Pipeline": "pipeline",
     "PyTorchLoader": "pytorch",
+    "SampleAwareDataLoader": "sample_aware",
+    "SampleAwareLoader": "sample_aware",
     "Samples": "base",
+    "SizeBalancedLoader": "pecan",
     "SpdlLoader": "spdl",
     "Tensors": "pipeline",
     "Transform": "pipeline",

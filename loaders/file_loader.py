@@ -55,17 +55,8 @@ class FileLoader(ABC):
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the epoch's batches; raise SampleError naming a sample, WorkerError naming a worker."""
-        if self._closed:
-            raise LoaderError("the loader is closed: make a new one")
-        batches = self._batches(epoch)
-        while True:
-            began = time.perf_counter_ns()
-            batch = next(batches, None)
-            self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
-            if batch is None:
-                return
-            self._stats.count(batch)
-            yield batch
+        self._check_open()
+        yield from self._counted(self._batches(epoch))
 
     def stats(self) -> LoaderStats:
         """Return the counts so far; `wait_s` is the time spent waiting for batches, the start of an epoch included."""
@@ -86,6 +77,21 @@ class FileLoader(ABC):
     @abstractmethod
     def _batches(self, epoch: int) -> Iterator[Batch]:
         """Make the epoch's batches."""
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LoaderError("the loader is closed: make a new one")
+
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Count batches, and what is waited for them."""
+        while True:
+            began = time.perf_counter_ns()
+            batch = next(batches, None)
+            self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
+            if batch is None:
+                return
+            self._stats.count(batch)
+            yield batch
 
     def _skip(self, failed: Iterable[Failed]) -> None:
         """Tell of samples that are left out."""

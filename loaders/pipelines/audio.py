@@ -9,7 +9,7 @@ dimension of time; so `ceil(samples / step)` positions are speech, whatever was 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -51,6 +51,9 @@ class Pad:
     """Seconds; of the default, every position that FrameSplicing makes is whole."""
     sample_rate: int = 16_000
     name: str = "Pad"
+    commutes_with: ClassVar = frozenset(
+        {"SpecAugment", "FilterBank", "FrameSplicing", "PermuteAudio", "LightStep", "HeavyStep"}
+    )
 
     def __post_init__(self) -> None:
         if not self.multiple_s * self.sample_rate >= 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from loaders.pipeline import Item
+from loaders.pipelines.resized_tensor import resized_masks, resized_tensor
 
 __all__ = ["Normalize", "RandomHorizontalFlip", "Resize", "ToTensor", "packed_masks", "resized"]
 
@@ -26,21 +28,36 @@ def resized(width: int, height: int, *, min_size: int, max_size: int) -> tuple[i
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Brings the shorter edge to `min_size` pixels, unless the longer one would then have more than `max_size`."""
+    """Brings the shorter edge to `min_size` pixels, unless the longer one would then have more than `max_size`.
+
+    May stand after ToTensor and Normalize too: then values are interpolated, and not rounded to grey levels.
+    """
 
     min_size: int
     max_size: int
     name: str = "Resize"
+    commutes_with: ClassVar = frozenset({"RandomHorizontalFlip", "ToTensor", "Normalize"})
+
+    def inflates(self, item: Item) -> bool:
+        """Return whether the picture is to have more pixels than it has."""
+        width, height = _size(item)
+        after = resized(width, height, min_size=self.min_size, max_size=self.max_size)
+        return after[0] * after[1] > width * height
 
     def __call__(self, item: Item) -> Item:
-        """Resize a PIL picture, its boxes and its outlines."""
-        before: tuple[int, int] = item.data.size
+        """Resize a picture, PIL's or a tensor of shape (3, H, W), its boxes and its outlines or masks."""
+        before = _size(item)
         after = resized(*before, min_size=self.min_size, max_size=self.max_size)
-        item.data = item.data.resize(after, Image.Resampling.BILINEAR)
+        if isinstance(item.data, torch.Tensor):
+            item.data = resized_tensor(item.data, after)
+        else:
+            item.data = item.data.resize(after, Image.Resampling.BILINEAR)
         ratio = (np.array(after) / np.array(before)).astype(np.float32)
         item.target["boxes"] = item.target["boxes"] * np.tile(ratio, 2)
         if "outlines" in item.target:
             item.target["outlines"] = [[one * ratio for one in thing] for thing in item.target["outlines"]]
+        if "masks" in item.target:
+            item.target["masks"] = resized_masks(item.target["masks"], before, after)
         return item
 
 
@@ -98,6 +115,14 @@ class Normalize:
         mean, std = (torch.tensor(each).view(3, 1, 1) for each in (self.mean, self.std))
         item.data = item.data.sub_(mean).div_(std)
         return item
+
+
+def _size(item: Item) -> tuple[int, int]:
+    """Return width and height of a picture, PIL's or a tensor."""
+    if isinstance(item.data, torch.Tensor):
+        return int(item.data.shape[2]), int(item.data.shape[1])
+    width, height = item.data.size
+    return width, height
 
 
 def packed_masks(things: list[list[npt.NDArray[np.float32]]], width: int, height: int) -> npt.NDArray[np.uint8]:

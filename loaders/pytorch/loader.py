@@ -121,6 +121,10 @@ class PyTorchLoader(FileLoader):
         self._end_workers()
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
+        yield from self._run(self._start(epoch))
+
+    def _start(self, epoch: int) -> int:
+        """Have the workers begin with an epoch; return which of all epochs that were begun it is."""
         # Where workers keep their sockets. Asked for here, it is made before them and shared by them, so it goes
         # with this process even when one of them is killed.
         multiprocessing.util.get_temp_dir()
@@ -130,7 +134,9 @@ class PyTorchLoader(FileLoader):
         self._begin()
         self._deaths.watch()
         self._epochs += 1
-        this = self._epochs
+        return self._epochs
+
+    def _run(self, this: int) -> Iterator[Batch]:
         while True:
             if this != self._epochs:
                 raise LoaderError("another epoch was begun: its batches are not this one's")

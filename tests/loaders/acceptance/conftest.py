@@ -62,6 +62,9 @@ LOADERS = {
     "dali": Entry("loaders.DaliLoader", grey_levels=0.5, deviations=1e-3),
     "dali_python": Entry("loaders.DaliLoader", {"operators": "python"}, ("image", "detection")),
     "dali_read": Entry("loaders.DaliLoader", {"mmap": False}, ("image",), grey_levels=0.5),
+    "pecan": Entry("loaders.PecanLoader", {"num_workers": 2}, ("speech",)),
+    "size_balanced": Entry("loaders.SizeBalancedLoader", {"num_workers": 2}, ("image",)),
+    "sample_aware": Entry("loaders.SampleAwareLoader", {"num_workers": 2, "order": "strict"}),
     "spdl": Entry("loaders.SpdlLoader", {"num_threads": 2}),
     "spdl_decode": Entry("loaders.SpdlLoader", {"num_threads": 2, "decode": "spdl"}, ("image",), grey_levels=2.0),
     "streaming": Entry(

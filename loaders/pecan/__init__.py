@@ -1,0 +1,8 @@
+"""AutoOrder over PyTorch's DataLoader, and the heuristic of sizes, as the MinatoLoader paper compares with them."""
+
+from loaders.pecan.balanced import SizeBalancedLoader
+from loaders.pecan.loader import PecanLoader
+from loaders.pecan.order import Kind, Order, Placed, auto_order
+from loaders.pecan.reorder import Reordered, reorder
+
+__all__ = ["Kind", "Order", "PecanLoader", "Placed", "Reordered", "SizeBalancedLoader", "auto_order", "reorder"]

@@ -1,0 +1,194 @@
+"""AutoOrder: deflationary transforms early, inflationary ones late, nothing across a barrier (pure).
+
+Pecan (Graur et al., USENIX ATC 2024) as section 5.1 of the MinatoLoader paper took it over to PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from loaders.pecan.declared import Resizing, commute, is_barrier
+from loaders.pecan.flow import Flow, Measured
+from loaders.pipeline import Transform
+
+__all__ = ["Kind", "Order", "Placed", "auto_order"]
+
+_SLACK: Final = 1e-3
+"""A transform that changes the bytes by no more than this share does not count as changing them."""
+
+
+class Kind(StrEnum):
+    """What a transform does to the bytes of a sample."""
+
+    INFLATIONARY = "inflationary"
+    DEFLATIONARY = "deflationary"
+    NEUTRAL = "neutral"
+    BY_SAMPLE = "by sample"
+    """Enlarges some and shrinks others."""
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A transform, what it does to the bytes, and where it went."""
+
+    name: str
+    kind: Kind
+    bytes_in: float
+    """Of a sample, on average; 0 where nothing was measured."""
+    bytes_out: float
+    before: int
+    """Its place in the pipeline as it was, the first being 1."""
+    after: int
+    """Its place as it is now; for a transform by sample, of those samples that it enlarges."""
+    reason: str
+
+    @property
+    def factor(self) -> float | None:
+        """Bytes out by bytes in; None where there are none."""
+        return self.bytes_out / self.bytes_in if self.bytes_in else None
+
+    @property
+    def moved(self) -> bool:
+        """Whether its place has changed by a move of its own, and not only because another was moved past it."""
+        return self.reason.startswith("moved")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order that was chosen, and why."""
+
+    placed: tuple[Placed, ...]
+    """In the pipeline's own order."""
+    chosen: tuple[int, ...]
+    """Indices of the pipeline's transforms in the new order; a transform by sample stands where it was."""
+    postponed: tuple[tuple[int, int], ...]
+    """Of every transform by sample that can be moved: its index, and that of the transform that it comes after then."""
+    samples: int
+    """How many were measured."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is moved."""
+        return any(one.moved for one in self.placed)
+
+    def __str__(self) -> str:
+        """Return the table that is logged: a line for every transform."""
+        head = ("transform", "bytes in", "bytes out", "factor", "class", "from", "to", "why")
+        rows = [head, *(_row(one) for one in self.placed)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+        return "\n".join(
+            "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+        )
+
+
+def auto_order(transforms: Sequence[Transform], measured: Measured) -> Order:
+    """Choose the order of a pipeline's transforms from what was measured of them, in that order."""
+    if not measured.samples:
+        why = f"stays: no sample could be measured ({measured.failure or 'there is none'})"
+        unknown = [Placed(one.name, Kind.UNKNOWN, 0, 0, at, at, why) for at, one in enumerate(transforms, 1)]
+        return Order(tuple(unknown), tuple(range(len(transforms))), (), 0)
+    kinds = [_kind(one, flow) for one, flow in zip(transforms, measured.flows, strict=True)]
+    plan = _Plan(transforms, kinds)
+    for index in [k for k, kind in enumerate(kinds) if kind is Kind.DEFLATIONARY]:
+        plan.forward(index)
+    for index in reversed([k for k, kind in enumerate(kinds) if kind is Kind.INFLATIONARY]):
+        plan.backward(index)
+    for index in [k for k, kind in enumerate(kinds) if kind is Kind.BY_SAMPLE]:
+        plan.postpone(index, measured.flows[index], measured.samples)
+    placed = [
+        Placed(
+            one.name,
+            kind,
+            flow.bytes_in / measured.samples,
+            flow.bytes_out / measured.samples,
+            at + 1,
+            plan.place(at) + 1,
+            plan.reasons.get(at, "stays: it changes no bytes"),
+        )
+        for at, (one, kind, flow) in enumerate(zip(transforms, kinds, measured.flows, strict=True))
+    ]
+    return Order(tuple(placed), tuple(plan.sequence), tuple(plan.postponed.items()), measured.samples)
+
+
+class _Plan:
+    """A sequence of transforms in which each may be moved within what it is declared to commute with."""
+
+    def __init__(self, transforms: Sequence[Transform], kinds: Sequence[Kind]) -> None:
+        self.sequence = list(range(len(transforms)))
+        self.reasons: dict[int, str] = {}
+        self.postponed: dict[int, int] = {}
+        self._transforms = transforms
+        self._kinds = kinds
+
+    def place(self, index: int) -> int:
+        """Return where a transform ends up."""
+        return self.sequence.index(self.postponed.get(index, index))
+
+    def forward(self, index: int) -> None:
+        """Move a deflationary transform as early as it may be."""
+        self._move(index, -1)
+
+    def backward(self, index: int) -> None:
+        """Move an inflationary transform as late as it may be."""
+        self._move(index, 1)
+
+    def postpone(self, index: int, flow: Flow, samples: int) -> None:
+        """Find where a transform goes for the samples that it enlarges; for the others it stays."""
+        at = self.sequence.index(index)
+        to, stopped = self._reach(index, 1)
+        share = f"{flow.enlarged} of {samples} samples grow"
+        if to == at:
+            self.reasons[index] = f"stays: {share}, {stopped}"
+        else:
+            self.postponed[index] = self.sequence[to]
+            self.reasons[index] = f"moved where it enlarges ({share}): {stopped}"
+
+    def _move(self, index: int, step: int) -> None:
+        at = self.sequence.index(index)
+        to, stopped = self._reach(index, step)
+        if to == at:
+            self.reasons[index] = f"stays: {stopped}"
+        else:
+            self.sequence.insert(to, self.sequence.pop(at))
+            self.reasons[index] = f"moved: {stopped}"
+
+    def _reach(self, index: int, step: int) -> tuple[int, str]:
+        """Return the place that a transform can be moved to in a direction, and what ends the way."""
+        at = to = self.sequence.index(index)
+        stopped = "to the end" if step > 0 else "to the front"
+        if is_barrier(self._transforms[index]):
+            return at, "it is a barrier"
+        while 0 <= to + step < len(self.sequence):
+            other = self.sequence[to + step]
+            if is_barrier(self._transforms[other]):
+                stopped = f"up to the barrier {self._transforms[other].name}"
+                break
+            if not commute(self._transforms[index], self._transforms[other]):
+                stopped = f"not declared to commute with {self._transforms[other].name}"
+                break
+            to += step
+        # To pass one of its own kind gains nothing unless something else lies beyond.
+        while to != at and self._kinds[self.sequence[to]] is self._kinds[index]:
+            to -= step
+        if to == at and stopped.startswith("to the"):
+            stopped = "already last" if step > 0 else "already first"
+        return to, stopped
+
+
+def _kind(transform: Transform, flow: Flow) -> Kind:
+    if isinstance(transform, Resizing):
+        return Kind.BY_SAMPLE
+    if flow.bytes_out > flow.bytes_in * (1 + _SLACK):
+        return Kind.INFLATIONARY
+    return Kind.DEFLATIONARY if flow.bytes_out < flow.bytes_in * (1 - _SLACK) else Kind.NEUTRAL
+
+
+def _row(one: Placed) -> tuple[str, ...]:
+    known = one.factor is not None
+    sizes = [f"{each:,.0f}" if known else "-" for each in (one.bytes_in, one.bytes_out)]
+    factor = "-" if one.factor is None else f"{one.factor:.3g}"
+    return (one.name, *sizes, factor, one.kind.value, str(one.before), str(one.after), one.reason)

@@ -1,0 +1,132 @@
+"""Samples into batches, in a thread of its own, ahead of the consumer."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from loaders.one_core import use_one_core
+from loaders.sample_aware.delivery import Built, Delivery
+from loaders.sample_aware.messages import IN_ROW, Report
+from loaders.sample_aware.packing import Spec, load, offsets, rows_of, unpack
+from loaders.sample_aware.shared import Arena, Block
+from loaders.sample_aware.stacking import StackedInPlace
+
+__all__ = ["Builder", "Collate", "Order", "Rows"]
+
+Collate: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], Any]
+"""From keys, samples and what each took, in ns, to what the consumer is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Memory of a batch into which workers write."""
+
+    block: Block
+    spec: Spec
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A batch that is to be built."""
+
+    delivery: Delivery
+    samples: Sequence[int]
+    keys: Sequence[Any]
+    reports: Sequence[Report]
+    blocks: Sequence[Block | None]
+    """Of samples that lie apart."""
+    rows: Rows | None
+
+
+class Builder:
+    """The thread that collates."""
+
+    def __init__(self, arena: Arena, collate: Collate, failed: Callable[[Delivery, BaseException], None]) -> None:
+        self._arena, self._collate, self._failed = arena, collate, failed
+        self._orders: queue.SimpleQueue[Order | Delivery | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="sample-aware-builder", daemon=True)
+        self._thread.start()
+
+    def put(self, order: Order) -> None:
+        """Have a batch built."""
+        self._orders.put(order)
+
+    def end(self, delivery: Delivery) -> None:
+        """Tell the consumer that there is no more, behind what is to be built."""
+        self._orders.put(delivery)
+
+    def close(self) -> None:
+        """End the thread; a collation that is under way has a second."""
+        self._orders.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def _work(self) -> None:
+        use_one_core()
+        while (order := self._orders.get()) is not None:
+            try:
+                if isinstance(order, Delivery):
+                    order.end()
+                elif order.delivery.over:
+                    self._drop(order)
+                else:
+                    order.delivery.put(self._built(order))
+            except BaseException as error:  # noqa: BLE001 - the consumer is told
+                assert isinstance(order, Order)
+                self._failed(order.delivery, error)
+                del error
+            del order
+
+    def _drop(self, order: Order) -> None:
+        blocks = [*order.blocks, order.rows.block if order.rows else None]
+        for block in blocks:
+            if block is not None:
+                self._arena.returns.give_back(block, os.getpid())
+
+    def _built(self, order: Order) -> Built:
+        rows: list[Sequence[Any]] = []
+        regions: list[torch.Tensor] = []
+        blocks = [block for block in order.blocks if block is not None]
+        if order.rows is not None:
+            blocks.append(order.rows.block)
+            rows = self._rows(order.rows, regions)
+        samples = []
+        for report, block in zip(order.reports, order.blocks, strict=True):
+            if block is not None:
+                memory = torch.from_numpy(self._arena.lend(block))
+                samples.append(load(memory, report.offset - block.offset, report.nbytes, copy=False))
+            elif report.offset == IN_ROW:
+                samples.append(unpack(report.payload, [leaf[report.row] for leaf in rows]))
+            else:
+                payload, _ = pickle.loads(report.payload)  # noqa: S301 - from a process of ours
+                samples.append(unpack(payload, ()))
+        work_ns = [report.spent_ns for report in order.reports]
+        with StackedInPlace(regions):
+            value = self._collate(order.keys, samples, work_ns)
+        return Built(order.samples, order.keys, value, work_ns, blocks)
+
+    def _rows(self, memory: Rows, regions: list[torch.Tensor]) -> list[Sequence[Any]]:
+        """Return for each leaf what its rows are; add the tensors whose stack is there already to `regions`."""
+        whole = torch.from_numpy(self._arena.lend(memory.block))
+        begins, _ = offsets(memory.spec, memory.rows)
+        found: list[Sequence[Any]] = []
+        for begin, leaf in zip(begins, memory.spec, strict=True):
+            region = rows_of(whole, begin, leaf, memory.rows)
+            if isinstance(region, torch.Tensor):
+                regions.append(region)
+                found.append(region.unbind(0))
+            else:
+                with suppress(TypeError):  # of a type that torch does not have
+                    regions.append(torch.from_numpy(region))
+                found.append(list(region))
+        return found

@@ -1,0 +1,283 @@
+"""The thread that keeps all workers at work: it waits for what they report and gives out what is next."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
+from loaders.sample_aware.builder import Builder
+from loaders.sample_aware.control import Control, Held
+from loaders.sample_aware.delivery import Delivery
+from loaders.sample_aware.epochs import Epochs
+from loaders.sample_aware.figures import Figures
+from loaders.sample_aware.jobs import Job
+from loaders.sample_aware.lateness import NEVER, Lateness
+from loaders.sample_aware.layout import Layout
+from loaders.sample_aware.messages import Report, ReportKind, Reports
+from loaders.sample_aware.packing import load, unpack
+from loaders.sample_aware.pool import Pool
+from loaders.sample_aware.run import Run
+from loaders.sample_aware.scheduler import Scheduler
+from loaders.sample_aware.shared import Arena, Block
+from loaders.sample_aware.staffing import Staffing
+from loaders.sample_aware.timeout import SlowTimeout
+
+__all__ = ["Coordinator", "Settings"]
+
+_READ_BYTES: Final = 1 << 16
+_MOST_AHEAD: Final = 256
+"""Tasks in the pipe that no worker has taken, at most: they have to fit into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the coordinator goes by."""
+
+    most_bytes: int
+    """Of samples and batches ahead of the consumer."""
+    sample_timeout_s: float | None = None
+    scheduler: Scheduler | None = None
+    scheduler_interval_s: float = 0.5
+    queue_size: int = 2
+    """Batches that may be ready at a time, in formula 2."""
+    skip: bool = False
+    """Leave samples out that fail, and go on."""
+
+
+class Coordinator:
+    """Owns the pool, the arena and the epochs; all that others ask for is put in a queue and done by its thread."""
+
+    def __init__(
+        self,
+        job: Job,
+        pool: Pool,
+        arena: Arena,
+        control: Control,
+        timeout: SlowTimeout,
+        settings: Settings,
+        figures: Figures,
+    ) -> None:
+        self.figures = figures
+        self.failed: deque[tuple[Any, str]] = deque()
+        """Keys of samples that were left out, and why."""
+        self.error: BaseException | None = None
+        """What has ended the workers."""
+        self.builder: Builder
+        self._job, self._pool, self._arena, self._control = job, pool, arena, control
+        self._settings = settings
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._calls: deque[Callable[[], None]] = deque()
+        self._reports = Reports()
+        self.epochs = Epochs(pool, arena, control)
+        self.staffing = Staffing(settings.scheduler, settings.scheduler_interval_s, settings.queue_size, pool, figures)
+        self._blocks: dict[int, Block] = {}
+        """What workers have asked for and not reported, by worker."""
+        self._layout = Layout(control)
+        self._lateness = Lateness(timeout, settings.sample_timeout_s, control, figures)
+        self._ending = False
+        self._selector = selectors.DefaultSelector()
+        for descriptor in (self._wake, arena.wake_descriptor):
+            self._selector.register(descriptor, selectors.EVENT_READ, "wake")
+        self._selector.register(pool.reports, selectors.EVENT_READ, "reports")
+        self._thread = threading.Thread(target=self._work, name="sample-aware-coordinator", daemon=True)
+
+    def begin(self) -> None:
+        """Start the thread, once there are workers."""
+        self.figures.note_workers(len(self._pool))
+        self._thread.start()
+
+    def call(self, what: Callable[[], None]) -> None:
+        """Have something done by the thread; from any thread."""
+        self._calls.append(what)
+        os.eventfd_write(self._wake, 1)
+
+    def add_worker(self, worker: int, alive: int) -> None:
+        """Watch over a worker that was started."""
+        self._selector.register(alive, selectors.EVENT_READ, worker)
+        self._control.watch(worker)
+        self.figures.note_workers(len(self._pool))
+
+    def begin_run(self, run: Run) -> None:
+        """Take up an epoch; the one before it ends."""
+        self.epochs.end(LoaderError("another epoch was begun: its batches are not this one's"))
+        self.epochs.begin(run)
+        self.staffing.begin()
+        if self.error is not None:
+            self.epochs.end(self.error)
+
+    def build_failed(self, delivery: Delivery, error: BaseException) -> None:
+        """End the epoch of a batch that cannot be built; from any thread."""
+        self.call(lambda: self.epochs.end(error, delivery))
+
+    def close(self) -> None:
+        """End the thread; what it owns is closed by whoever made it."""
+        if threading.current_thread() is self._thread:
+            # The garbage collector has dropped the loader here.
+            self._end()
+        elif self._thread.is_alive():
+            self.call(self._end)
+            self._thread.join()
+        self._selector.close()
+        self.staffing.close()
+        os.close(self._wake)
+
+    def _end(self) -> None:
+        self.epochs.end(LoaderError("the loader is closed: make a new one"))
+        self._ending = True
+
+    def _work(self) -> None:
+        try:
+            while not self._ending:
+                for key, _ in self._selector.select(self._pause()):
+                    self._handle(key.data, key.fd)
+                self._arena.collect()
+                run = self.epochs.current
+                if run is not None:
+                    self._look(run)
+                    self.staffing.decide(run)
+                    self._fill(run)
+        except BaseException as error:  # noqa: BLE001 - the consumer is told
+            if not self._ending:
+                self._die(error)
+
+    def _handle(self, what: Any, descriptor: int) -> None:
+        if what == "wake":
+            os.eventfd_read(descriptor)
+            while self._calls:
+                self._calls.popleft()()
+        elif what == "reports":
+            for report in self._reports.feed(os.read(descriptor, _READ_BYTES)):
+                self._hear(report)
+        else:
+            self._selector.unregister(descriptor)
+            error = self._pool.ended(what)
+            self.figures.note_workers(len(self._pool))
+            if error is not None and self.error is None:
+                self._die(self._with_sample(error, what))
+
+    def _die(self, error: BaseException) -> None:
+        self.error = error
+        self.epochs.end(error)
+
+    def _with_sample(self, error: WorkerError, worker: int) -> WorkerError:
+        held = self._control.held_by(worker)
+        run = self.epochs.of(held.run)
+        if not held.since_ns or run is None or held.sample not in run.outstanding:
+            return error
+        return WorkerError(f"{error} while it was at {self._job.name(run.key(held.sample))}, in {self._stage(held)}")
+
+    def _hear(self, report: Report) -> None:
+        if report.kind == ReportKind.RETIRED:
+            self._pool.retire(report.worker)
+            return
+        run = self.epochs.of(report.run)
+        if report.kind == ReportKind.NEED:
+            offset = -1
+            if run is not None or not report.run:
+                block = self._blocks[report.worker] = self._arena.allocate(report.nbytes)
+                offset = block.offset
+            self._pool.answer(report.worker, offset)
+            return
+        if report.kind == ReportKind.ROW_BACK:
+            if run is not None:
+                self._pool.give_rows([run.row_again(report)])
+            return
+        held = self._blocks.pop(report.worker) if report.offset >= 0 else None
+        if run is not None:
+            self._hear_of_sample(run, report, held)
+            return
+        if report.sample < 0:
+            self._die(self._failure(report, held).why())
+        elif held is not None:
+            self._arena.free(held)
+        self.epochs.left(report.run, report.sample)
+
+    def _hear_of_sample(self, run: Run, report: Report, block: Block | None) -> None:
+        self.figures.add_stages(report.first_stage, report.stage_ns)
+        if report.kind == ReportKind.PARKED:
+            assert block is not None
+            self._lateness.mark(run, report.sample)
+            self.figures.parked += 1
+            run.park(report, block)
+        elif report.kind == ReportKind.FAILED:
+            failure = self._failure(report, block)
+            key = run.key(report.sample)
+            run.fail(report.sample)
+            if not self._settings.skip:
+                self.epochs.end(failure.why())
+                return
+            self.failed.append((key, str(failure.why())))
+        elif report.kind == ReportKind.DONE:
+            self._layout.learn(report, self._arena.memory)
+            run.finish(report, block)
+            self._lateness.done(run, report.sample, report.spent_ns * 1e-9)
+
+    def _failure(self, report: Report, block: Block | None) -> Any:
+        if block is None:
+            payload, _ = pickle.loads(report.payload)  # noqa: S301 - from a process of ours
+            return unpack(payload, ())
+        failure = load(self._arena.memory, report.offset, report.nbytes, copy=True)
+        self._arena.free(block)
+        return failure
+
+    def _pause(self) -> float | None:
+        """Return for how long nothing is due."""
+        due = min(self._lateness.look_at, self.staffing.due) if self.epochs.current is not None else NEVER
+        return None if due == NEVER else max(0.0, due - time.monotonic())
+
+    def _look(self, run: Run) -> None:
+        """Mark samples slow whose timeout has passed, and end where one has not come back in time."""
+        overdue = self._lateness.look(run)
+        if overdue is not None:
+            self._die(self._overdue(run, *overdue))
+
+    def _overdue(self, run: Run, held: Held, took_s: float) -> SampleTimeoutError:
+        return SampleTimeoutError(
+            f"{self._job.name(run.key(held.sample))} is in {self._stage(held)} for {took_s:.1f} s in worker "
+            f"{held.worker} (pid {self._pool.pid(held.worker)}): longer than sample_timeout_s; the file's storage "
+            "hangs, or the limit is too low for it"
+        )
+
+    def _stage(self, held: Held) -> str:
+        return self._job.stages[min(held.stage, len(self._job.stages) - 1)]
+
+    def _fill(self, run: Run) -> None:
+        """Give out tasks until every worker has one and another waits for it, and ship what is whole."""
+        workers = len(self._pool)
+        room = workers + min(workers, _MOST_AHEAD) - len(run.outstanding)
+        # Each parked sample leaves a row in the pipe, which takes some two thousand.
+        self._control.set_may_park(run.balancer.parked < min(_MOST_AHEAD, 2 * workers))
+        tasks, rows = [], []
+        while room > 0 and (what := run.balancer.next_task(may_start=self._may_start(run))) is not None:
+            task, row = run.records(what, self._layout.spec)
+            tasks.append(task)
+            rows += [row] if row is not None else []
+            room -= 1
+        self._pool.give_rows(rows)
+        self._pool.give(tasks)
+        for order in run.orders():
+            self.builder.put(order)
+        if run.balancer.over and not run.over:
+            run.over = True
+            self.builder.end(run.delivery)
+        if run.balancer.starving and run.shipped == run.taken:
+            # Samples have failed, or this were a batch: the consumer, which waits for it, asks the sampler for others.
+            run.delivery.hungry = True
+            run.delivery.nudge()
+        queues = self.figures.queues
+        queues["running"].set(run.balancer.running)
+        queues["temp"].set(run.balancer.parked)
+        queues["slow"].set(len(run.slow))
+        queues["batch"].set(len(run.delivery))
+
+    def _may_start(self, run: Run) -> bool:
+        """Tell whether memory allows another sample; one is always allowed where the consumer would wait for ever."""
+        return self._arena.ahead < self._settings.most_bytes or not (run.outstanding or run.shipped > run.taken)

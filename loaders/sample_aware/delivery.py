@@ -1,0 +1,90 @@
+"""Where the batches of one epoch wait for the consumer, and what it is told instead of one."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loaders.sample_aware.shared import Block
+
+__all__ = ["Built", "Delivery"]
+
+
+@dataclass(slots=True)
+class Built:
+    """A batch that is ready."""
+
+    samples: Sequence[int]
+    """Their numbers in the epoch."""
+    keys: Sequence[Any]
+    value: Any
+    """What the collation gave."""
+    work_ns: Sequence[int]
+    """What every sample took from its first to its last stage, waits not counted."""
+    blocks: Sequence[Block] = field(default_factory=tuple)
+    """What its samples lie in."""
+
+
+class Delivery:
+    """A queue of batches, at whose end is nothing, or an error."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        """Of the epoch, counted by the engine."""
+        self._changed = threading.Condition()
+        self._ready: deque[Built] = deque()
+        self._error: BaseException | None = None
+        self._over = False
+        self._nudged = False
+        self.hungry = False
+        """Whether the workers have nothing to do until the consumer asks the sampler for more."""
+
+    def __len__(self) -> int:
+        """Return the number of batches that wait."""
+        return len(self._ready)
+
+    @property
+    def over(self) -> bool:
+        """Whether it was ended; what is put in after that is never asked for."""
+        return self._over
+
+    def put(self, built: Built) -> None:
+        """Add a batch."""
+        with self._changed:
+            self._ready.append(built)
+            self._changed.notify()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Let the consumer know that this was all, or raise an error in its place; the first word counts."""
+        with self._changed:
+            if not self._over:
+                self._over, self._error = True, error
+            self._changed.notify()
+
+    def nudge(self) -> None:
+        """Have the consumer call its `between` if it waits."""
+        with self._changed:
+            self._nudged = True
+            self._changed.notify()
+
+    def get(self, between: Callable[[], None], timeout_s: float | None = None) -> Built | None:
+        """Return the next batch, None at the end; raise what ended the epoch, TimeoutError after `timeout_s`."""
+        while True:
+            with self._changed:
+                whole = self._changed.wait_for(self._has_news, timeout_s)
+                if self._error is not None:
+                    raise self._error
+                if self._ready:
+                    return self._ready.popleft()
+                if self._over:
+                    return None
+                self._nudged = False
+            if not whole:
+                raise TimeoutError
+            between()
+
+    def _has_news(self) -> bool:
+        return bool(self._ready) or self._over or self._nudged

@@ -1,0 +1,163 @@
+"""Workers, coordinator and builder as one: epochs of keys go in, batches come out."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loaders.errors import LoaderError
+from loaders.sample_aware.balancer import Balancer, Order
+from loaders.sample_aware.builder import Builder, Collate
+from loaders.sample_aware.control import RESERVED_BYTES, Control
+from loaders.sample_aware.coordinator import Coordinator, Settings
+from loaders.sample_aware.delivery import Built, Delivery
+from loaders.sample_aware.figures import Figures
+from loaders.sample_aware.jobs import Job
+from loaders.sample_aware.pool import Pool, start_context
+from loaders.sample_aware.run import Run
+from loaders.sample_aware.shared import Arena
+from loaders.sample_aware.timeout import SlowTimeout
+
+__all__ = ["Engine", "Epoch", "Policy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How samples are spread over workers and batches."""
+
+    order: Order = "arrival"
+    batches_ahead: int = 4
+    """That are begun and not taken by the consumer."""
+    background_share: float = 0.25
+    """Of the workers, those that go on with parked samples while there are new ones, at most."""
+    longest_wait: int = 4
+    """Batches after which a parked sample is resumed before anything else."""
+
+
+class Engine:
+    """Processes and threads; ended by `close`, or when it is dropped."""
+
+    def __init__(
+        self,
+        job: Job,
+        collate: Collate,
+        *,
+        workers: int,
+        policy: Policy,
+        settings: Settings,
+        timeout: SlowTimeout,
+        figures: Figures,
+        start_method: Any = None,
+    ) -> None:
+        """Start the workers; raises LoaderConfigError where job or collation do not pickle and have to."""
+        self._workers, self._policy = workers, policy
+        arena = Arena(2 * settings.most_bytes, RESERVED_BYTES)
+        pool = self._pool = Pool(job, start_context(start_method), arena.descriptor)
+        try:
+            started = [pool.start(workers) for _ in range(workers)]
+        except BaseException:
+            pool.close()
+            arena.close()
+            raise
+        self.coordinator = Coordinator(job, pool, arena, Control(arena.map), timeout, settings, figures)
+        self._arena = arena
+        for worker, alive in started:
+            self.coordinator.add_worker(worker, alive)
+        self.coordinator.builder = Builder(arena, collate, self.coordinator.build_failed)
+        self._epochs = 0
+        self.figures = figures
+        # Nothing that it refers to refers to the engine.
+        self._finalizer = weakref.finalize(self, _close, self.coordinator, pool, arena, os.getpid())
+        self.coordinator.begin()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return not self._finalizer.alive
+
+    def epoch(self, batches: Iterable[Sequence[Any]]) -> Epoch:
+        """Begin an epoch of batches of keys; the one before it ends."""
+        self._epochs += 1
+        delivery = Delivery(self._epochs)
+        policy = self._policy
+        background = max(1, int(policy.background_share * self._workers))
+        balancer = Balancer(order=policy.order, background=background, longest_wait=policy.longest_wait)
+        run = Run(delivery, balancer, self._arena)
+        self.coordinator.call(lambda: self.coordinator.begin_run(run))
+        return Epoch(self, delivery, iter(batches), policy.batches_ahead)
+
+    def start_wanted(self) -> None:
+        """Start the workers that the scheduler has asked for; in the consumer's thread, where a fork is safest."""
+        while self.coordinator.staffing.wanted:
+            self.coordinator.staffing.wanted -= 1
+            worker, alive = self._pool.start(self._workers)
+            self.coordinator.call(lambda worker=worker, alive=alive: self.coordinator.add_worker(worker, alive))  # type: ignore[misc]
+
+    def close(self) -> None:
+        """End workers and threads; may be called twice."""
+        self._finalizer()
+
+
+class Epoch:
+    """The batches of one epoch, for the consumer's thread."""
+
+    def __init__(self, engine: Engine, delivery: Delivery, batches: Iterator[Sequence[Any]], ahead: int) -> None:
+        self._engine, self._delivery, self._batches = engine, delivery, batches
+        self._exhausted = False
+        # In this thread, as torch's DataLoader does: samplers draw from its random numbers.
+        for _ in range(ahead):
+            self._offer()
+
+    def next(self, timeout_s: float | None = None) -> Built | None:
+        """Return the next batch, None after the last.
+
+        Raises what a sample, a worker or the collation has raised, TimeoutError, and LoaderError where another epoch
+        was begun or the engine closed.
+        """
+        engine = self._engine
+        if engine.closed:
+            raise engine.coordinator.error or LoaderError("the loader is closed: make a new one")
+        began = time.perf_counter_ns()
+        try:
+            built = self._delivery.get(self._between, timeout_s)
+        finally:
+            engine.figures.wait_s += (time.perf_counter_ns() - began) * 1e-9
+        if built is not None:
+            delivery, coordinator = self._delivery, engine.coordinator
+            coordinator.call(lambda: coordinator.epochs.taken(delivery, built))
+            self._offer()
+        return built
+
+    def close(self) -> None:
+        """End the epoch, wherever it is."""
+        if not self._engine.closed:
+            delivery, coordinator = self._delivery, self._engine.coordinator
+            coordinator.call(lambda: coordinator.epochs.end(None, delivery))
+
+    def _between(self) -> None:
+        self._engine.start_wanted()
+        if self._delivery.hungry:
+            self._delivery.hungry = False
+            self._offer()
+
+    def _offer(self) -> None:
+        if self._exhausted:
+            return
+        keys = next(self._batches, None)
+        self._exhausted = keys is None
+        delivery, coordinator = self._delivery, self._engine.coordinator
+        coordinator.call(lambda: coordinator.epochs.offer(delivery, None if keys is None else list(keys)))
+
+
+def _close(coordinator: Coordinator, pool: Pool, arena: Arena, pid: int) -> None:
+    if os.getpid() != pid:
+        # A copy in a process that was forked off: nothing of it is its own.
+        return
+    coordinator.close()
+    coordinator.builder.close()
+    pool.close()
+    arena.close()

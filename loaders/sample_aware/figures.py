@@ -1,0 +1,89 @@
+"""What the loader counted: seconds by stage, how full the queues were, workers over time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from loaders.sample_aware.scheduler import Decision
+
+__all__ = ["Figures", "Gauge"]
+
+_QUEUES: Final = ("running", "temp", "slow", "batch")
+
+
+class Gauge:
+    """The average of a number over time."""
+
+    def __init__(self) -> None:
+        self._began = self._since = time.monotonic()
+        self._value = 0.0
+        self._area = 0.0
+        self.most = 0.0
+
+    def set(self, value: float) -> None:
+        """Note that the number is another one from now on."""
+        if value != self._value:
+            now = time.monotonic()
+            self._area += self._value * (now - self._since)
+            self._since, self._value = now, value
+            self.most = max(self.most, value)
+
+    def mean(self) -> float:
+        """Return the average since the gauge was made."""
+        now = time.monotonic()
+        lasted = now - self._began
+        return (self._area + self._value * (now - self._since)) / lasted if lasted else 0.0
+
+
+class Figures:
+    """Counts of one loader; written by its coordinator, read by whoever asks."""
+
+    def __init__(self, stages: Sequence[str]) -> None:
+        self._stages = tuple(stages)
+        self._stage_ns = [0] * len(stages)
+        self._stage_counts = [0] * len(stages)
+        self._began = time.monotonic()
+        self.samples = self.slow = self.parked = 0
+        self.queues = {name: Gauge() for name in _QUEUES}
+        self.decisions: list[Decision] = []
+        """Everything that the scheduler has decided."""
+        self.wait_s = 0.0
+        """Time that the consumer has waited."""
+        self.workers: list[tuple[float, int]] = []
+        """Seconds since the loader was made, and the number of workers from then on."""
+
+    def add_stages(self, first: int, stage_ns: Sequence[int]) -> None:
+        """Add what one sample took in consecutive stages."""
+        for stage, ns in enumerate(stage_ns, first):
+            self._stage_ns[stage] += ns
+            self._stage_counts[stage] += 1
+
+    def remaining_ns(self) -> list[int]:
+        """Return how long samples take on average from each stage on."""
+        means = [ns // count if count else 0 for ns, count in zip(self._stage_ns, self._stage_counts, strict=True)]
+        return [sum(means[stage:]) for stage in range(len(means))]
+
+    def note_workers(self, number: int) -> None:
+        """Note the number of workers."""
+        if not self.workers or self.workers[-1][1] != number:
+            self.workers.append((time.monotonic() - self._began, number))
+
+    def details(self) -> dict[str, float]:
+        """Return STAGE_count, STAGE_mean_s, QUEUE_queue_mean, QUEUE_queue_most, slow_share and the counts."""
+        found = {
+            "wait_s": self.wait_s,
+            "slow_samples": float(self.slow),
+            "parked_samples": float(self.parked),
+            "slow_share": self.slow / self.samples if self.samples else 0.0,
+            "workers": float(self.workers[-1][1]) if self.workers else 0.0,
+        }
+        for stage, ns, count in zip(self._stages, self._stage_ns, self._stage_counts, strict=True):
+            key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stage).replace(" ", "_").lower()
+            found[f"{key}_count"] = float(count)
+            found[f"{key}_mean_s"] = ns * 1e-9 / count if count else 0.0
+        for name, gauge in self.queues.items():
+            found[f"{name}_queue_mean"], found[f"{name}_queue_most"] = gauge.mean(), gauge.most
+        return found

@@ -1,0 +1,192 @@
+"""What is done to a sample, stage by stage: a pipeline over files, or a dataset of torch's with transforms."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import worker as torch_worker
+
+from loaders.base import Samples
+from loaders.pipeline import Item, Pipeline, sample_error
+
+__all__ = ["DatasetJob", "Failure", "Job", "PipelineJob", "Seat"]
+
+_SEED_BITS: Final = (1 << 63) - 1
+_NUMPY_SEED_BITS: Final = (1 << 32) - 1
+
+
+class Seat(NamedTuple):
+    """Which worker it is that works."""
+
+    worker: int
+    workers: int
+
+
+class Failure(NamedTuple):
+    """Why a sample has no result."""
+
+    error: Any
+    """Pickles: an exception, or torch's wrapper of one."""
+    stage: str
+
+    def why(self) -> BaseException:
+        """Return the error, with the worker's traceback in its notes or its message."""
+        if isinstance(self.error, ExceptionWrapper):
+            try:
+                self.error.reraise()  # type: ignore[no-untyped-call]
+            except Exception as error:  # noqa: BLE001 - it is what is asked for, of whatever type
+                return error
+        assert isinstance(self.error, BaseException)
+        return self.error
+
+
+class Job(Protocol):
+    """A sequence of stages; it is copied or pickled to every worker."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages' names; between any two of them a sample may be handed over."""
+        ...
+
+    def begin_worker(self, seat: Seat) -> None:
+        """Prepare the worker process."""
+        ...
+
+    def run(self, stage: int, key: Any, partial: Any) -> Any:
+        """Return the partial sample after a stage; `partial` is None before the first."""
+        ...
+
+    def result(self, partial: Any) -> Any:
+        """Return what is handed over of the last stage's partial sample."""
+        ...
+
+    def failure(self, seat: Seat, stage: str, key: Any, error: Exception) -> Failure:
+        """Return what is told of a sample that failed."""
+        ...
+
+    def name(self, key: Any) -> str:
+        """Return how messages call a sample."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineJob:
+    """Reads, decodes and transforms the files of a dataset; keys are (epoch, sample id)."""
+
+    samples: Samples
+    pipeline: Pipeline
+    seed: int
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Read, decode and the pipeline's transforms."""
+        return "read", "decode", *(transform.name for transform in self.pipeline.transforms)
+
+    def begin_worker(self, seat: Seat) -> None:
+        """Nothing is needed: random numbers depend on the sample alone."""
+
+    def run(self, stage: int, key: tuple[int, int], partial: Any) -> Any:
+        """Return what was read, then the item."""
+        epoch, sample_id = key
+        if stage == 0:
+            return self.pipeline.read(self.samples, sample_id)
+        if stage == 1:
+            return Item(sample_id, self.seed, epoch, *self.pipeline.decode(partial, self.samples, sample_id))
+        return self.pipeline.transforms[stage - 2](partial)
+
+    def result(self, partial: Item) -> Any:
+        """Return data and target, for the rest of the item is known."""
+        return partial.data, partial.target
+
+    def failure(self, seat: Seat, stage: str, key: tuple[int, int], error: Exception) -> Failure:
+        """Return a SampleError that names the sample and the stage, with the traceback in its notes."""
+        told = sample_error(self.samples, key[1], stage, error)
+        told.add_note("".join(traceback.format_exception(error)).rstrip())
+        return Failure(told, stage)
+
+    def name(self, key: tuple[int, int]) -> str:
+        """Return id and file."""
+        return f"sample {key[1]} ({self.samples.path(key[1])})"
+
+
+class DatasetJob:
+    """Asks a map-style dataset for a sample and applies transforms to it."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        transforms: Sequence[Callable[[Any], Any]],
+        worker_init_fn: Callable[[int], None] | None,
+        base_seed: int,
+    ) -> None:
+        self._dataset, self._transforms = dataset, tuple(transforms)
+        self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The dataset's own work, then the transforms."""
+        return "dataset", *(_name(transform) for transform in self._transforms)
+
+    def begin_worker(self, seat: Seat) -> None:
+        """Do what torch's worker does before its first sample."""
+        seed = self._base_seed + seat.worker
+        _seed_all(seed)
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=seat.worker, num_workers=seat.workers, seed=seed, dataset=self._dataset
+        )
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(seat.worker)
+
+    def run(self, stage: int, key: tuple[int, Any], partial: Any) -> Any:
+        """Return the dataset's sample, then the transformed one; keys are (seed, index)."""
+        # So that what is drawn depends on the sample's place in the epoch and on nothing else: not on the worker that
+        # happens to be idle, nor on the one that goes on with it.
+        _seed_all(key[0] + stage)
+        return self.apply(stage, key, partial)
+
+    def apply(self, stage: int, key: tuple[int, Any], partial: Any) -> Any:
+        """Do the same with the random numbers of the process as they are."""
+        return self._dataset[key[1]] if stage == 0 else self._transforms[stage - 1](partial)
+
+    def result(self, partial: Any) -> Any:
+        """Return the sample."""
+        return partial
+
+    def failure(self, seat: Seat, stage: str, key: tuple[int, Any] | None, error: Exception) -> Failure:
+        """Return what torch's worker would."""
+        told = ExceptionWrapper(  # type: ignore[no-untyped-call]
+            (type(error), error, error.__traceback__),
+            where=f"in {stage} of {self.name(key)} in DataLoader worker process {seat.worker}",
+        )
+        try:
+            pickle.loads(pickle.dumps(told))  # noqa: S301 - pickled in the line itself
+        except Exception as unpicklable:  # noqa: BLE001 - an exception of the user's own may raise anything
+            told = ExceptionWrapper(  # type: ignore[no-untyped-call]
+                (RuntimeError, unpicklable, unpicklable.__traceback__), where=told.where
+            )
+            told.exc_msg = "".join(traceback.format_exception(error))
+        return Failure(told, stage)
+
+    def name(self, key: tuple[int, Any] | None) -> str:
+        """Return the index."""
+        return f"sample {key[1]!r}" if key is not None else "no sample"
+
+
+def _name(transform: Any) -> str:
+    named = getattr(transform, "name", None) or getattr(transform, "__name__", None)
+    return named if isinstance(named, str) else type(transform).__name__
+
+
+def _seed_all(seed: int) -> None:
+    # `torch.manual_seed` would set up every GPU's as well, which costs more than many a transform.
+    torch.default_generator.manual_seed(seed & _SEED_BITS)
+    random.seed(seed)
+    np.random.seed(seed & _NUMPY_SEED_BITS)

@@ -1,0 +1,81 @@
+"""Which samples are slow, and which one has been away for too long: looked at when it is due, and when one is done."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+
+from loaders.sample_aware.control import Control, Held
+from loaders.sample_aware.figures import Figures
+from loaders.sample_aware.run import Run
+from loaders.sample_aware.timeout import SlowTimeout
+
+__all__ = ["NEVER", "Lateness"]
+
+NEVER: Final = float("inf")
+_SHORTEST_S: Final = 0.005
+"""Between two looks at what the workers hold."""
+_PROFILED: Final = 32
+"""Samples after which the workers are told anew what is usually left to do after each stage; the first ones count."""
+
+
+class Lateness:
+    """Keeps the timeout, tells it to the workers, and marks samples as soon as they are over it."""
+
+    def __init__(
+        self, timeout: SlowTimeout, sample_timeout_s: float | None, control: Control, figures: Figures
+    ) -> None:
+        self._timeout, self._sample_timeout_s = timeout, sample_timeout_s
+        self._control, self._figures = control, figures
+        self.look_at = 0.0
+        """When to look next, by the monotonic clock."""
+        self._tell()
+
+    def mark(self, run: Run, sample: int) -> None:
+        """Note that a sample is slow, once."""
+        if sample not in run.slow:
+            run.slow.add(sample)
+            self._figures.slow += 1
+
+    def done(self, run: Run, sample: int, spent_s: float) -> None:
+        """Note that a sample is done, and what it took."""
+        if self._timeout.is_slow(spent_s):
+            self.mark(run, sample)
+        run.slow.discard(sample)
+        self._figures.samples += 1
+        samples = self._figures.samples
+        if self._timeout.add(spent_s) or samples < _PROFILED or samples % _PROFILED == 0:
+            self._tell()
+
+    def look(self, run: Run) -> tuple[Held, float] | None:
+        """Mark the samples whose timeout has passed; return one that exceeds the limit, and since when, in seconds."""
+        now = time.monotonic()
+        if now < self.look_at:
+            return None
+        hang_s = self._sample_timeout_s
+        limits_s = [limit for limit in (self._timeout.timeout_s, hang_s) if limit is not None]
+        ages_s = self._control.ages_ns(time.monotonic_ns()) * 1e-9
+        next_s = min(limits_s, default=NEVER)
+        for limit_s in limits_s:
+            for worker in np.flatnonzero(ages_s > limit_s):
+                held = self._control.held_by(int(worker))
+                if held.run != run.number or held.sample not in run.outstanding:
+                    continue
+                self.mark(run, held.sample)
+                if limit_s == hang_s:
+                    return held, float(ages_s[worker])
+            sooner = ages_s[(ages_s >= 0) & (ages_s <= limit_s)]
+            if len(sooner):
+                next_s = min(next_s, limit_s - float(sooner.max()))
+        self.look_at = now + max(_SHORTEST_S, next_s)
+        return None
+
+    def _tell(self) -> None:
+        for stage, ns in enumerate(self._figures.remaining_ns()):
+            self._control.set_remaining(stage, ns)
+        limit_s = self._timeout.timeout_s
+        self._control.set_timeout(0 if limit_s is None else int(limit_s * 1e9))
+        # With another timeout the next look may be due earlier.
+        self.look_at = 0.0

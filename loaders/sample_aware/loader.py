@@ -1,0 +1,233 @@
+"""The sample-aware loader over files: slow samples make way, and come as soon as they are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from loaders.base import Batch, LoaderStats, Samples
+from loaders.errors import LoaderError
+from loaders.files import check_arguments, encoded_bytes
+from loaders.pipeline import Item, Pipeline, StageTimes
+from loaders.sample_aware.balancer import Order
+from loaders.sample_aware.coordinator import Settings
+from loaders.sample_aware.engine import Engine, Policy
+from loaders.sample_aware.figures import Figures
+from loaders.sample_aware.jobs import PipelineJob
+from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
+from loaders.sample_aware.pool import start_context
+from loaders.sample_aware.scheduler import Decision
+from loaders.sample_aware.timeout import SlowTimeout, TimeoutChange
+from loaders.shares import Share
+from loaders.side_copy import Copied, SideCopy
+from loaders.streaming.planner import Remainder
+from loaders.work import Collated, Loaded, OnError, Work, check_policy
+
+__all__ = ["SampleAwareLoader"]
+
+
+class SampleAwareLoader:
+    """MinatoLoader's design (its paper, sections 4.1 to 4.3) in worker processes.
+
+    A sample over its timeout is slow: it makes way for new ones between two transforms, others go on with it later,
+    and no transform is run twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        samples: Samples,
+        transform: Pipeline,
+        batch_size: int,
+        seed: int,
+        device: str = "cpu",
+        num_workers: int = 4,
+        prefetch_factor: int = 2,
+        order: Order = "arrival",
+        slow_timeout_s: float | None = None,
+        warm_up: int = 32,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        alpha: float = 2.0,
+        beta: float = 1.0,
+        theta_c: float = 0.7,
+        most_bytes: int = DEFAULT_BYTES,
+        start_method: str | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        remainder: Remainder | None = None,
+        sample_timeout_s: float | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        """Check the arguments; raise LoaderConfigError.
+
+        `num_workers` processes work on up to `prefetch_factor` batches for each of them, which all of them fill
+        together, within `most_bytes` of shared memory. `order` is "arrival", first come, first used, or "strict", the
+        epoch's own order. `slow_timeout_s` sets the timeout that is else profiled over the first `warm_up` samples and
+        adjusted. `min_workers` and `max_workers` let the scheduler change the number of workers, by formulas 1 and 2
+        of the paper with their `alpha`, `beta` and `theta_c`. `start_method` is fork, spawn or forkserver, None for the
+        usual one. `rank`, `world_size` and `remainder` share the samples among
+        ranks, see `Share`. A sample that is at work for more than `sample_timeout_s` seconds ends the epoch and the
+        loader. With on_error "skip" a sample that fails is left out and told in `stats`; another takes its place.
+        """
+        self._device = check_arguments(
+            samples,
+            device,
+            batch_size=(batch_size, 1),
+            num_workers=(num_workers, 1),
+            prefetch_factor=(prefetch_factor, 1),
+            warm_up=(warm_up, 1),
+            most_bytes=(most_bytes, 1),
+        )
+        check_policy(on_error, sample_timeout_s)
+        check_order(order)
+        start_context(start_method)
+        self._job = PipelineJob(samples, transform, seed)
+        self.notes: tuple[str, ...] = _notes(len(transform.transforms), order)
+        self._stats = LoaderStats(details={"wait_s": 0.0})
+        self._samples, self._batch_size = samples, batch_size
+        self._share = Share(len(samples), seed, rank, world_size, remainder)
+        work = Work(samples, transform, seed, workers=1, processes=False)
+        self._collate = _Collate(work, seed, SideCopy(self._device))
+        ahead = ahead_of(num_workers, prefetch_factor)
+        self._settings: dict[str, Any] = {
+            "workers": num_workers,
+            "policy": Policy(order, ahead),
+            "settings": Settings(
+                most_bytes,
+                sample_timeout_s,
+                scheduler_of(num_workers, min_workers, max_workers, alpha=alpha, beta=beta, theta_c=theta_c),
+                queue_size=ahead,
+                skip=on_error == "skip",
+            ),
+            "start_method": start_method,
+        }
+        self._figures = Figures(self._job.stages)
+        self._timeout = SlowTimeout(warm_up=warm_up, fixed_s=slow_timeout_s)
+        self._engine: Engine | None = None
+        self._closed = False
+        self._epochs = 0
+
+    def __len__(self) -> int:
+        """Return the number of this rank's samples in an epoch."""
+        return len(self._share)
+
+    @property
+    def timeout_history(self) -> Sequence[TimeoutChange]:
+        """The timeouts above which samples were slow, from the end of the warm-up on."""
+        return tuple(self._timeout.history)
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        """Everything that the scheduler has decided."""
+        return tuple(self._figures.decisions)
+
+    @property
+    def workers_over_time(self) -> Sequence[tuple[float, int]]:
+        """Seconds since the loader was made, and their number from then on."""
+        return tuple(self._figures.workers)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield the epoch's batches; raise SampleError naming a sample, WorkerError naming a worker's pid."""
+        if self._closed:
+            raise LoaderError("the loader is closed: make a new one")
+        if self._engine is None:
+            self._engine = Engine(
+                self._job, self._collate, timeout=self._timeout, figures=self._figures, **self._settings
+            )
+        engine = self._engine
+        self._epochs += 1
+        this = self._epochs
+        order = self._share.order(epoch).tolist()
+        size = self._batch_size
+        running = engine.epoch(
+            [(epoch, sample_id) for sample_id in order[start : start + size]] for start in range(0, len(order), size)
+        )
+        try:
+            while True:
+                if this != self._epochs:
+                    raise LoaderError("another epoch was begun: its batches are not this one's")
+                try:
+                    built = running.next()
+                except BaseException:
+                    if engine.coordinator.error is not None:
+                        self.close()
+                    raise
+                self._note()
+                if built is None:
+                    return
+                collated, copied = built.value
+                data, labels, extra = copied.land()
+                batch = Batch(
+                    collated.ids, data, labels, encoded_bytes(self._samples, collated.ids), extra, collated.work_s
+                )
+                del built, collated, copied, data, labels, extra
+                self._stats.count(batch)
+                yield batch
+                del batch
+        finally:
+            running.close()
+
+    def stats(self) -> LoaderStats:
+        """Return the counts so far.
+
+        `wait_s` is the time spent waiting for batches. Of every stage STAGE_count and STAGE_mean_s; of every queue
+        QUEUE_queue_mean and QUEUE_queue_most: samples that workers hold (running), that are parked (temp), that are
+        slow and not done (slow), and batches that are ready (batch); slow_share, slow_samples, parked_samples; the
+        timeout_s in force and the percentile that it is; the number of workers now.
+        """
+        self._note()
+        return self._stats
+
+    def close(self) -> None:
+        """End the workers, in the middle of a transform too."""
+        self._closed = True
+        self._note()
+        if self._engine is not None:
+            self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _note(self) -> None:
+        failed = self._engine.coordinator.failed if self._engine is not None else None
+        while failed:
+            (_, sample_id), why = failed.popleft()
+            self._stats.skip(sample_id, why)
+        self._stats.details.update(self._figures.details())
+        if self._timeout.history:
+            latest = self._timeout.history[-1]
+            self._stats.details["timeout_s"] = latest.timeout_s
+            self._stats.details["timeout_percentile"] = float(latest.percentile or 0)
+
+
+class _Collate:
+    """The pipeline's collation, and the beginning of the batch's way to the device; knows nothing of the loader."""
+
+    def __init__(self, work: Work, seed: int, side: SideCopy) -> None:
+        self._work, self._seed, self._side = work, seed, side
+
+    def __call__(
+        self, keys: Sequence[tuple[int, int]], samples: Sequence[Any], work_ns: Sequence[int]
+    ) -> tuple[Collated, Copied]:
+        loaded = [
+            Loaded(Item(sample_id, self._seed, epoch, *sample), ns, StageTimes())
+            for (epoch, sample_id), sample, ns in zip(keys, samples, work_ns, strict=True)
+        ]
+        collated = self._work.collate(0, loaded)
+        return collated, self._side.start(collated.tensors)
+
+
+def _notes(transforms: int, order: Order) -> tuple[str, ...]:
+    notes = []
+    if order == "arrival":
+        notes.append("batches are of the samples that were done first")
+    if transforms < 2 and order == "arrival":
+        notes.append("the pipeline has one transform: a slow sample makes way before it or after it, not within it")
+    return tuple(notes)

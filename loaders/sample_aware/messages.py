@@ -1,0 +1,198 @@
+"""What the coordinator and the workers say to each other: records so short that pipes pass them on whole (pipe(7)).
+
+Tasks and rows lie in a pipe each, from which all workers take: whoever is idle takes the next one, and nobody waits
+for the coordinator. What workers report comes through one pipe too.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+__all__ = [
+    "IN_REPORT",
+    "IN_ROW",
+    "NO_ROW",
+    "ROW_BYTES",
+    "TASK_BYTES",
+    "Report",
+    "ReportKind",
+    "Reports",
+    "RowToken",
+    "Task",
+    "TaskKind",
+    "fits",
+    "pack_key",
+    "unpack_key",
+]
+
+NO_ROW: Final = -1
+IN_ROW: Final = -1
+IN_REPORT: Final = -2
+_TASK: Final = struct.Struct("<BBHIqqqqiiqqq56s")
+_TOKEN: Final = struct.Struct("<qqqii")
+_REPORT: Final = struct.Struct("<HBBHHqqqqiqqI")
+_KEY_ROOM: Final = 56
+TASK_BYTES: Final = _TASK.size
+ROW_BYTES: Final = _TOKEN.size
+
+
+class TaskKind(IntEnum):
+    """What a worker is asked for."""
+
+    START = 1
+    RESUME = 2
+    STOP = 3
+
+
+class ReportKind(IntEnum):
+    """What a worker tells."""
+
+    DONE = 1
+    PARKED = 2
+    FAILED = 3
+    DROPPED = 4
+    """Left, for its epoch was ended."""
+    NEED = 5
+    """Asks for a block; the answer comes through its own pipe."""
+    ROW_BACK = 6
+    """A row of a later epoch than its sample's."""
+    RETIRED = 7
+
+
+class RowToken(NamedTuple):
+    """A row for whoever is done next."""
+
+    run: int
+    batch: int
+    base: int
+    """Where the batch's memory begins, -1 where it has none."""
+    row: int
+    rows: int
+    """Of the batch."""
+
+    def pack(self) -> bytes:
+        """Return the record."""
+        return _TOKEN.pack(*self)
+
+    @classmethod
+    def unpack(cls, record: bytes) -> RowToken:
+        """Return what `pack` wrote."""
+        return cls(*_TOKEN.unpack(record))
+
+
+class Task(NamedTuple):
+    """What one worker is to do."""
+
+    kind: int
+    run: int
+    sample: int
+    key: Any
+    stage: int = 0
+    """With which it begins."""
+    spent_ns: int = 0
+    batch: int = NO_ROW
+    """-1: the row is taken when the sample is done."""
+    row: int = 0
+    rows: int = 0
+    base: int = -1
+    offset: int = 0
+    """Of the partial sample, or of a key that is too long for the record."""
+    nbytes: int = 0
+
+    def pack(self, key: bytes) -> bytes:
+        """Return the record, with what `pack_key` returned."""
+        length = len(key) if len(key) <= _KEY_ROOM else 0
+        return _TASK.pack(
+            self.kind, length, self.stage, 0, self.run, self.sample, self.spent_ns, self.batch, self.row, self.rows,
+            self.base, self.offset, self.nbytes, key if length else b"",
+        )  # fmt: skip
+
+    @classmethod
+    def unpack(cls, record: bytes) -> Task:
+        """Return what `pack` wrote; the key is None where it did not fit."""
+        kind, length, stage, _, run, sample, spent, batch, row, rows, base, offset, nbytes, key = _TASK.unpack(record)
+        return cls(
+            kind, run, sample, unpack_key(key[:length]) if length else None, stage, spent, batch, row, rows, base,
+            offset, nbytes,
+        )  # fmt: skip
+
+
+def pack_key(key: Any) -> bytes:
+    """Return what tells the dataset which sample is meant."""
+    return pickle.dumps(key, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack_key(packed: bytes) -> Any:
+    """Return what `pack_key` was given; packed by the other process of the pair."""
+    return pickle.loads(packed)  # noqa: S301
+
+
+def fits(key: bytes) -> bool:
+    """Tell whether a packed key goes into a task's record."""
+    return len(key) <= _KEY_ROOM
+
+
+class Report(NamedTuple):
+    """What a worker tells of a sample."""
+
+    kind: int
+    worker: int
+    run: int
+    sample: int
+    batch: int = NO_ROW
+    row: int = 0
+    spent_ns: int = 0
+    """On this sample since it was begun, waits not counted."""
+    first_stage: int = 0
+    stage_ns: Sequence[int] = ()
+    """Of the stages from `first_stage` on that were run now."""
+    offset: int = IN_ROW
+    """Where what is not tensors lies, in a block behind the tensors; or IN_ROW: these lie in the sample's row and the
+    rest in the payload; or IN_REPORT: the sample has no tensors, and all of it is in the payload."""
+    nbytes: int = 0
+    payload: bytes = b""
+
+    def room(self) -> int:
+        """Return how many bytes of payload the record may take."""
+        return select.PIPE_BUF - _REPORT.size - 8 * len(self.stage_ns)
+
+    def pack(self) -> bytes:
+        """Return the record."""
+        times = self.stage_ns
+        length = _REPORT.size + 8 * len(times) + len(self.payload)
+        head = _REPORT.pack(
+            length, self.kind, 0, len(times), self.first_stage, self.run, self.sample, self.spent_ns, self.batch,
+            self.row, self.offset, self.nbytes, self.worker,
+        )  # fmt: skip
+        return head + struct.pack(f"<{len(times)}q", *times) + self.payload
+
+
+class Reports:
+    """Cuts what was read from the pipe into reports."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, read: bytes) -> Iterator[Report]:
+        """Yield the reports that are whole now."""
+        read = self._rest + read
+        at = 0
+        while len(read) - at >= _REPORT.size:
+            length, kind, _, stages, first, run, sample, spent, batch, row, offset, nbytes, worker = (
+                _REPORT.unpack_from(read, at)
+            )
+            if len(read) - at < length:
+                break
+            times_at = at + _REPORT.size
+            payload_at = times_at + 8 * stages
+            yield Report(
+                kind, worker, run, sample, batch, row, spent, first, struct.unpack_from(f"<{stages}q", read, times_at),
+                offset, nbytes, read[payload_at : at + length],
+            )  # fmt: skip
+            at += length
+        self._rest = read[at:]

@@ -1,0 +1,205 @@
+"""The worker processes: started, counted, asked to stop, and told apart when one dies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+import torch.multiprocessing
+
+from loaders.errors import LoaderConfigError, WorkerError
+from loaders.sample_aware.jobs import Job, Seat
+from loaders.sample_aware.messages import ROW_BYTES, TASK_BYTES, Task, TaskKind
+from loaders.sample_aware.worker import Descriptor, Ends, run_worker
+
+__all__ = ["Pool", "start_context"]
+
+_GRACE_S: Final = 0.2
+"""How long an idle worker may take to stop; one that is at work is ended then."""
+_ANSWER: Final = struct.Struct("<q")
+
+
+@dataclass(slots=True)
+class _Member:
+    process: BaseProcess
+    answers: int
+    alive: int
+    """A pidfd, readable from the process's end on."""
+    retired: bool = False
+
+
+class Pool:
+    """Processes that share a pipe of tasks, a pipe of rows and a pipe of reports.
+
+    `start` belongs to a thread of the consumer's, all else to the coordinator.
+    """
+
+    def __init__(self, job: Job, context: BaseContext, arena: int) -> None:
+        self._job, self._context, self._arena = job, context, arena
+        self._tasks_out, self._tasks = os.pipe()
+        self._rows_out, self._rows = os.pipe()
+        self.reports, self._reports_in = os.pipe()
+        self._tasks_back, self._rows_back = _twin(self._tasks_out), _twin(self._rows_out)
+        self._members: dict[int, _Member] = {}
+        self._made = self._working = 0
+        self._closed = False
+
+    def __len__(self) -> int:
+        """Return the number of workers that were not asked to stop."""
+        return self._working
+
+    @property
+    def pids(self) -> list[int]:
+        """The workers' process ids."""
+        return [member.process.pid or 0 for member in list(self._members.values())]
+
+    def pid(self, worker: int) -> int:
+        """Return a worker's process id."""
+        return self._members[worker].process.pid or 0
+
+    def start(self, workers: int) -> tuple[int, int]:
+        """Start one more worker; return its number and its pidfd. `workers` is what they are told of their number.
+
+        Raises LoaderConfigError where the start method has to pickle what does not pickle.
+        """
+        worker, (answers_out, answers) = self._made, os.pipe()
+        ends = Ends(
+            Descriptor(self._tasks_out),
+            Descriptor(self._rows_out),
+            Descriptor(self._reports_in),
+            Descriptor(answers_out),
+            Descriptor(self._arena),
+            os.getpid(),
+        )
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=run_worker, args=(ends, self._job, Seat(worker, workers)), name=f"sample-aware-{worker}", daemon=True
+        )
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            os.close(answers)
+            method = self._context.get_start_method()
+            raise LoaderConfigError(
+                f"the start method {method} pickles the dataset and its transforms, and these do not pickle: {error}; "
+                "define them at the top of a module, or start the workers by fork"
+            ) from error
+        finally:
+            os.close(answers_out)
+        self._made += 1
+        self._working += 1
+        alive = os.pidfd_open(process.pid)
+        self._members[worker] = _Member(process, answers, alive)
+        return worker, alive
+
+    def give(self, records: Sequence[bytes]) -> None:
+        """Put tasks into the pipe, for whoever is idle."""
+        _write_all(self._tasks, records)
+
+    def give_rows(self, records: Sequence[bytes]) -> None:
+        """Put rows into the pipe, for whoever is done."""
+        _write_all(self._rows, records)
+
+    def answer(self, worker: int, offset: int) -> None:
+        """Tell a worker where its block begins."""
+        os.write(self._members[worker].answers, _ANSWER.pack(offset))
+
+    def recall(self) -> list[Task]:
+        """Take back the tasks that no worker has taken."""
+        tasks = [Task.unpack(record) for record in _drain(self._tasks_back, TASK_BYTES)]
+        stops = [task for task in tasks if task.kind == TaskKind.STOP]
+        self.give([task.pack(b"") for task in stops])
+        return [task for task in tasks if task.kind != TaskKind.STOP]
+
+    def recall_rows(self) -> int:
+        """Take back the rows that no worker has taken; return how many there were."""
+        return len(_drain(self._rows_back, ROW_BYTES))
+
+    def shrink(self) -> None:
+        """Ask whichever worker is idle first to stop."""
+        self._working -= 1
+        self.give([Task(TaskKind.STOP, 0, 0, None).pack(b"")])
+
+    def retire(self, worker: int) -> None:
+        """Note that a worker has stopped as it was asked to."""
+        self._members[worker].retired = True
+
+    def ended(self, worker: int) -> WorkerError | None:
+        """Forget a worker whose pidfd is readable; return the error that names it where it was not asked to stop."""
+        member = self._members[worker]
+        member.process.join()
+        code = member.process.exitcode
+        if member.retired:
+            self._forget(worker)
+            return None
+        end = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with status {code}"
+        return WorkerError(f"the sample-aware loader's worker {worker} (pid {member.process.pid}) {end}")
+
+    def close(self) -> None:
+        """End all workers, in the middle of a transform too."""
+        if self._closed:
+            return
+        self._closed = True
+        members = list(self._members.values())
+        with suppress(OSError):
+            self.give([Task(TaskKind.STOP, 0, 0, None).pack(b"")] * min(len(members), 256))
+        deadline = time.monotonic() + _GRACE_S
+        for end in ("terminate", "kill"):
+            for member in members:
+                member.process.join(max(0.0, deadline - time.monotonic()))
+                if member.process.is_alive():
+                    getattr(member.process, end)()
+            deadline = time.monotonic() + _GRACE_S
+        for worker, member in list(self._members.items()):
+            member.process.join()
+            self._forget(worker)
+        for descriptor in (
+            self._tasks, self._tasks_out, self._tasks_back, self._rows, self._rows_out, self._rows_back,
+            self.reports, self._reports_in,
+        ):  # fmt: skip
+            os.close(descriptor)
+
+    def _forget(self, worker: int) -> None:
+        member = self._members.pop(worker)
+        os.close(member.answers)
+        os.close(member.alive)
+        member.process.close()
+
+
+def start_context(given: Any) -> BaseContext:
+    """Return the multiprocessing context of a start method's name, of a context, or of None for the usual one."""
+    if isinstance(given, BaseContext):
+        return given
+    methods = torch.multiprocessing.get_all_start_methods()
+    if given is not None and given not in methods:
+        raise LoaderConfigError(f"start_method={given!r}: expected one of {', '.join(methods)}")
+    context: BaseContext = multiprocessing.get_context(given)
+    return context
+
+
+def _write_all(descriptor: int, records: Sequence[bytes]) -> None:
+    # Several at once, as long as they go in whole.
+    for first in range(0, len(records), 32):
+        os.write(descriptor, b"".join(records[first : first + 32]))
+
+
+def _twin(descriptor: int) -> int:
+    """Open the reading end of a pipe once more, for reads that do not wait; that is a setting of each opening."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _drain(descriptor: int, size: int) -> list[bytes]:
+    """Read what is there, in competition with the workers: whole records, as they read them."""
+    found = []
+    with suppress(BlockingIOError):
+        while record := os.read(descriptor, size):
+            found.append(record)
+    return found

@@ -1,0 +1,196 @@
+"""Memory that the workers and the consumer share, without a name: one file of the kernel's, cut into blocks.
+
+A block that comes back is used again as it is, for pages that are there cost a tenth of new ones. Blocks that nobody
+needs give their pages back to the kernel when the arena holds more than it may.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from collections import deque
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Arena", "Block"]
+
+VIRTUAL_BYTES: Final = 1 << 38
+"""Addresses, which cost nothing; pages come when they are written."""
+_PAGE: Final = mmap.PAGESIZE
+_REMOVE: Final = 9
+"""MADV_REMOVE (madvise(2)), for which the mmap module has no name: the pages go, the addresses stay."""
+
+
+_TURNS: Final = 2
+"""How often as much as the arena holds has to be allocated in other sizes until one's free pages are taken away."""
+
+
+class Block:
+    """A range of the arena."""
+
+    __slots__ = ("ahead", "lent", "offset", "size")
+
+    def __init__(self, offset: int, size: int) -> None:
+        self.offset, self.size = offset, size
+        self.ahead = True
+        """Whether it counts as held ahead of the consumer."""
+        self.lent = False
+        """Whether it comes back by itself."""
+
+
+class Arena:
+    """Hands out blocks; all methods but `give_back` belong to one thread."""
+
+    def __init__(self, most_bytes: int, reserved: int) -> None:
+        """Keep pages of at most `most_bytes` beyond those in use; the first `reserved` bytes are no block's."""
+        self.descriptor = os.memfd_create("sample-aware", os.MFD_CLOEXEC)
+        os.ftruncate(self.descriptor, VIRTUAL_BYTES)
+        self.map = mmap.mmap(self.descriptor, VIRTUAL_BYTES)
+        self.memory = torch.frombuffer(self.map, dtype=torch.uint8)
+        """All of it, as bytes."""
+        self.returns = _Returns(self.map)
+        self._most = most_bytes
+        self._next = -(-reserved // _PAGE) * _PAGE
+        self._live: set[Block] = set()
+        self._free: dict[int, list[int]] = {}
+        """Where blocks of each size begin whose pages may be there."""
+        self._cold: dict[int, list[int]] = {}
+        """Those whose pages have gone."""
+        self._free_bytes = 0
+        self._allocated = self._look_at = 0
+        self._last_of: dict[int, int] = {}
+        """Of each size, what was allocated in all by the time of its last allocation, in bytes."""
+        self.live = 0
+        """Bytes in blocks that are in use."""
+        self.ahead = 0
+        """Those of them that the consumer does not hold."""
+
+    @property
+    def wake_descriptor(self) -> int:
+        """An eventfd that is written when a block has come back."""
+        return self.returns.wake
+
+    def allocate(self, nbytes: int) -> Block:
+        """Return a block of at least so many bytes."""
+        size = _size_class(nbytes)
+        self._allocated += size
+        self._last_of[size] = self._allocated
+        if self._allocated >= self._look_at:
+            self._drop_idle()
+        if self._free.get(size):
+            offset = self._free[size].pop()
+            self._free_bytes -= size
+        elif self._cold.get(size):
+            offset = self._cold[size].pop()
+        else:
+            offset, self._next = self._next, self._next + size
+            if self._next > VIRTUAL_BYTES:
+                raise MemoryError(f"the shared memory's {VIRTUAL_BYTES} addresses are used up")
+        block = Block(offset, size)
+        self._live.add(block)
+        self.live += size
+        self.ahead += size
+        return block
+
+    def free(self, block: Block) -> None:
+        """Take a block back."""
+        self._live.discard(block)
+        self.hand_out(block)
+        self.live -= block.size
+        self._free.setdefault(block.size, []).append(block.offset)
+        self._free_bytes += block.size
+        if self.live + self._free_bytes > self._most:
+            self._cool()
+
+    def hand_out(self, block: Block) -> None:
+        """Note that a block is the consumer's now."""
+        if block.ahead:
+            block.ahead = False
+            self.ahead -= block.size
+
+    def lend(self, block: Block) -> npt.NDArray[np.uint8]:
+        """Return the block as bytes, shape (size,); it comes back by itself when nothing refers to them any more."""
+        block.lent = True
+        owner = np.frombuffer(self.map, np.uint8, block.size, block.offset)
+        ending = weakref.finalize(owner, self.returns.give_back, block, os.getpid())
+        ending.atexit = False
+        return owner
+
+    def collect(self) -> bool:
+        """Take back what has been given back; return whether there was anything."""
+        found = False
+        while self.returns.blocks:
+            self.free(self.returns.blocks.popleft())
+            found = True
+        return found
+
+    def close(self) -> None:
+        """Give all pages back but those of blocks that are lent."""
+        self.collect()
+        self.returns.closed = True
+        for block in self._live:
+            if not block.lent:
+                self.returns.drop(block.offset, block.size)
+        for size, begins in self._free.items():
+            for offset in begins:
+                self.returns.drop(offset, size)
+        os.close(self.descriptor)
+
+    def _cool(self) -> None:
+        for size in self._free:
+            self._drop(size, self._most)
+
+    def _drop_idle(self) -> None:
+        held = self.live + self._free_bytes
+        for size in self._free:
+            if self._allocated - self._last_of[size] > _TURNS * held:
+                self._drop(size, 0)
+        self._look_at = self._allocated + held
+
+    def _drop(self, size: int, most: int) -> None:
+        begins = self._free[size]
+        while begins and self.live + self._free_bytes > most:
+            # The last ones are the first to be used again.
+            offset = begins.pop(0)
+            self.returns.drop(offset, size)
+            self._cold.setdefault(size, []).append(offset)
+            self._free_bytes -= size
+
+
+class _Returns:
+    """Where blocks come back to, from any thread; it outlives the arena, as what is lent may."""
+
+    def __init__(self, whole: mmap.mmap) -> None:
+        self._map = whole
+        self.blocks: deque[Block] = deque()
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.closed = False
+
+    def give_back(self, block: Block, pid: int) -> None:
+        """Take a block back; called by the garbage collector, whatever the thread is about."""
+        if os.getpid() != pid:
+            # A copy of the tensor in a process that was forked off.
+            return
+        if self.closed:
+            self.drop(block.offset, block.size)
+            return
+        self.blocks.append(block)
+        os.eventfd_write(self.wake, 1)
+
+    def drop(self, offset: int, size: int) -> None:
+        """Give the pages of a range back to the kernel."""
+        self._map.madvise(_REMOVE, offset, size)
+
+    def __del__(self) -> None:
+        # Not before: a block may come back while the arena is being closed.
+        os.close(self.wake)
+
+
+def _size_class(nbytes: int) -> int:
+    """Round up to one of eight sizes per power of two, whole pages; what is not written has no page."""
+    shift = max(_PAGE.bit_length() - 1, nbytes.bit_length() - 4)
+    return -(-max(nbytes, 1) >> shift) << shift

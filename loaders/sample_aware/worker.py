@@ -1,0 +1,252 @@
+"""A worker process: takes the next task, runs its stages, hands over what is slow, and puts what is done in its row."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import select
+import signal
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import reduction
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from loaders.sample_aware.control import Control
+from loaders.sample_aware.jobs import Job, Seat
+from loaders.sample_aware.messages import (
+    IN_REPORT,
+    NO_ROW,
+    ROW_BYTES,
+    TASK_BYTES,
+    Report,
+    ReportKind,
+    RowToken,
+    Task,
+    TaskKind,
+    unpack_key,
+)
+from loaders.sample_aware.packing import Packed, Spec, copy_to, load, offsets, pack
+from loaders.sample_aware.shared import VIRTUAL_BYTES
+
+__all__ = ["Descriptor", "Ends", "run_worker"]
+
+_LEAST_REST_NS: Final = 1_000_000
+"""What is left of a slow sample below which handing it over would cost more than it helps."""
+_LEAST_REST_SHARE: Final = 10
+"""Of the time that it has taken so far, one in so many parts."""
+_ANSWER: Final = struct.Struct("<q")
+
+
+class Descriptor(int):
+    """A file descriptor that goes along to a worker, however that is started."""
+
+    def __reduce__(self) -> Any:
+        return _received, (reduction.DupFd(int(self)),)
+
+
+def _received(sent: Any) -> Descriptor:
+    return Descriptor(sent.detach())
+
+
+class Ends(NamedTuple):
+    """The ends of the pipes that are a worker's, and the arena."""
+
+    tasks: Descriptor
+    rows: Descriptor
+    reports: Descriptor
+    answers: Descriptor
+    """This worker's own."""
+    arena: Descriptor
+    parent: int
+    """Process id, with which the worker ends."""
+
+
+class _Stale(Exception):
+    """The epoch was ended."""
+
+
+def run_worker(ends: Ends, job: Job, seat: Seat) -> None:
+    """Work until asked to stop, or until the parent has ended."""
+    _settle(ends.parent)
+    worker = _Worker(ends, job, seat)
+    try:
+        job.begin_worker(seat)
+    except Exception as error:  # noqa: BLE001 - the consumer is told
+        worker.give_up(error)
+        return
+    while record := os.read(ends.tasks, TASK_BYTES):
+        task = Task.unpack(record)
+        if task.kind == TaskKind.STOP:
+            worker.retire()
+            return
+        worker.do(task)
+
+
+class _Worker:
+    def __init__(self, ends: Ends, job: Job, seat: Seat) -> None:
+        self._ends, self._job, self._seat = ends, job, seat
+        self._stages = job.stages
+        self._map = mmap.mmap(ends.arena, VIRTUAL_BYTES)
+        self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._control = Control(self._map)
+        self._spec: Spec | None = None
+        self._waiting = select.poll()
+        self._waiting.register(ends.tasks, select.POLLIN)
+        self._hands_over = True
+        """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
+
+    def retire(self) -> None:
+        self._tell(Report(ReportKind.RETIRED, self._seat.worker, 0, 0))
+
+    def give_up(self, error: Exception) -> None:
+        """Tell why there is no worker here."""
+        failure = self._job.failure(self._seat, "worker_init", None, error)
+        self._apart(Report(ReportKind.FAILED, self._seat.worker, 0, -1), pack(failure))
+
+    def do(self, task: Task) -> None:
+        """Run a sample until it is done, has failed, or is handed over."""
+        worker = self._seat.worker
+        began = time.monotonic_ns()
+        self._control.begin(worker, task.run, task.sample, task.stage, began - task.spent_ns)
+        try:
+            self._run(task, began)
+        except _Stale:
+            self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample))
+        finally:
+            self._control.end(worker)
+
+    def _run(self, task: Task, began: int) -> None:
+        key = task.key
+        worker, stage, now, times = self._seat.worker, task.stage, began, []
+        try:
+            partial = None
+            if task.kind == TaskKind.RESUME:
+                key, partial = self._resumed(task)
+            elif key is None:
+                key = unpack_key(self._map[task.offset : task.offset + task.nbytes])
+            last = len(self._stages)
+            while stage < last:
+                partial = self._job.run(stage, key, partial)
+                stage += 1
+                before, now = now, time.monotonic_ns()
+                times.append(now - before)
+                if stage == last:
+                    break
+                self._control.at_stage(worker, stage)
+                spent_ns = now - began + task.spent_ns
+                if self._makes_way(task, stage, spent_ns):
+                    partly = _packed((key, partial))
+                    if partly is None:
+                        self._hands_over = False
+                        continue
+                    report = Report(
+                        ReportKind.PARKED, worker, task.run, task.sample, NO_ROW, 0, spent_ns, task.stage, times
+                    )
+                    self._apart(report, partly)
+                    return
+            packed = pack(self._job.result(partial))
+        except _Stale:
+            raise
+        except Exception as error:  # noqa: BLE001 - whoever waits for the sample is told
+            name = self._stages[stage] if stage < len(self._stages) else "hand-over"
+            failure = self._job.failure(self._seat, name, key, error)
+            report = Report(ReportKind.FAILED, worker, task.run, task.sample, first_stage=stage)
+            self._apart(report, pack(failure))
+            return
+        self._done(task, times, now - began + task.spent_ns, packed)
+
+    def _resumed(self, task: Task) -> Any:
+        # Copied, for a transform may keep what it is given, and the block is used again.
+        return load(self._memory, task.offset, task.nbytes, copy=True)
+
+    def _makes_way(self, task: Task, stage: int, spent_ns: int) -> bool:
+        """Tell whether a slow sample makes way for one that waits; where none does, it goes on in place."""
+        if self._control.run != task.run:
+            raise _Stale
+        if not self._hands_over or task.kind == TaskKind.RESUME or task.batch != NO_ROW:
+            return False
+        least = max(_LEAST_REST_NS, spent_ns // _LEAST_REST_SHARE)
+        return self._control.worth_parking(spent_ns, stage, least) and bool(self._waiting.poll(0))
+
+    def _done(self, task: Task, times: Sequence[int], spent_ns: int, packed: Packed) -> None:
+        row = self._row(task)
+        report = Report(
+            ReportKind.DONE, self._seat.worker, task.run, task.sample, row.batch, row.row, spent_ns, task.stage, times
+        )
+        if row.base >= 0:
+            if self._spec is None:
+                self._spec = self._control.spec()
+            if packed.spec == self._spec and len(packed.payload) <= report.room():
+                begins, _ = offsets(packed.spec, row.rows)
+                for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
+                    copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values)
+                self._tell(report._replace(payload=packed.payload))
+                return
+        self._apart(report, packed)
+
+    def _row(self, task: Task) -> RowToken:
+        if task.batch != NO_ROW:
+            return RowToken(task.run, task.batch, task.base, task.row, task.rows)
+        if self._control.run != task.run:
+            raise _Stale
+        while True:
+            row = RowToken.unpack(os.read(self._ends.rows, ROW_BYTES))
+            if row.run == task.run:
+                return row
+            if row.run > task.run:
+                self._tell(Report(ReportKind.ROW_BACK, self._seat.worker, row.run, 0, row.batch, row.row))
+                raise _Stale
+
+    def _apart(self, report: Report, packed: Packed) -> None:
+        """Report with everything in a block of its own: tensors first, then the rest and how the tensors lie."""
+        begins, tensors = offsets(packed.spec)
+        rest = pickle.dumps((packed.payload, packed.spec), pickle.HIGHEST_PROTOCOL)
+        if not packed.spec and len(rest) <= report.room() and report.kind != ReportKind.PARKED:
+            self._tell(report._replace(payload=rest, offset=IN_REPORT))
+            return
+        block = self._block(report.run, tensors + len(rest))
+        for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
+            copy_to(self._memory, block + begin, leaf, values)
+        self._map[block + tensors : block + tensors + len(rest)] = rest
+        self._tell(report._replace(offset=block + tensors, nbytes=len(rest)))
+
+    def _block(self, run: int, nbytes: int) -> int:
+        self._tell(Report(ReportKind.NEED, self._seat.worker, run, 0, nbytes=nbytes))
+        (offset,) = _ANSWER.unpack(os.read(self._ends.answers, _ANSWER.size))
+        if offset < 0:
+            raise _Stale
+        return int(offset)
+
+    def _tell(self, report: Report) -> None:
+        os.write(self._ends.reports, report.pack())
+
+
+def _packed(partial: Any) -> Packed | None:
+    """Pack a partial sample; None where it holds what cannot leave the process, an open file for one."""
+    try:
+        return pack(partial)
+    except Exception:  # noqa: BLE001 - pickling raises whatever the objects do
+        return None
+
+
+def _settle(parent: int) -> None:
+    """Leave Ctrl-C to the parent, end with it, and use one core."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    alive = os.pidfd_open(parent)
+    threading.Thread(target=_end_with, args=(alive,), name="parent-watch", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    # A thread, for the kernel's own tie (PR_SET_PDEATHSIG) is to the thread that started the worker.
+    ended = select.poll()
+    ended.register(parent, select.POLLIN)
+    ended.poll()
+    os._exit(1)

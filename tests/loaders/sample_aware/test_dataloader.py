@@ -1,0 +1,342 @@
+"""SampleAwareDataLoader does what torch's DataLoader does, and goes on where it was."""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    get_worker_info,
+)
+
+from loaders import LoaderConfigError, SampleAwareDataLoader, WorkerError
+
+COUNT = 23
+
+
+class Squares(Dataset):
+    """Gives a tensor, a number and a name."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return {"x": torch.full((3, 5), float(index)), "y": index * index, "name": f"sample {index}"}
+
+
+class Arrays(Dataset):
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return np.full((4,), index, np.float32), np.int64(index)
+
+
+class Ragged(Dataset):
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return torch.arange(index + 1)
+
+
+class Workers(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        info = get_worker_info()
+        time.sleep(0.002)
+        return info.id, info.num_workers, len(info.dataset)
+
+
+class Draws(Dataset):
+    """Draws from every generator that transforms draw from."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return index, torch.rand(()).item(), random.random(), np.random.rand()
+
+
+def as_list(samples):
+    return list(samples)
+
+
+def equal(ours, theirs):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        if isinstance(b, dict):
+            assert torch.equal(a["x"], b["x"]) and torch.equal(a["y"], b["y"]) and a["name"] == b["name"]
+        else:
+            assert all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", [Squares(), Arrays()], ids=["dicts", "arrays"])
+@pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 5, "drop_last": True}, {"batch_size": None}])
+def test_batches_in_order_are_those_of_torch(workers, dataset, options):
+    ours = SampleAwareDataLoader(dataset, num_workers=workers, **options)
+    theirs = DataLoader(dataset, **options)
+    assert len(ours) == len(theirs)
+    if options["batch_size"] is None and isinstance(dataset, Squares):
+        assert [one["name"] for one in ours] == [one["name"] for one in theirs]
+        return
+    if options["batch_size"] is None:
+        assert [one[0].tolist() for one in ours] == [one[0].tolist() for one in theirs]
+        return
+    equal(list(ours), list(theirs))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_same_generator_gives_the_same_epochs_as_torch(persistent):
+    def orders(kind, **options):
+        generator = torch.Generator().manual_seed(5)
+        loader = kind(
+            Squares(), batch_size=4, shuffle=True, generator=generator, num_workers=2, persistent_workers=persistent,
+            **options,
+        )  # fmt: skip
+        return [[batch["y"].tolist() for batch in loader] for _ in range(3)]
+
+    assert orders(SampleAwareDataLoader, order="strict") == orders(DataLoader)
+
+
+def test_every_shuffled_epoch_has_every_sample_once_and_full_batches():
+    loader = SampleAwareDataLoader(Squares(), batch_size=4, shuffle=True, num_workers=3, persistent_workers=True)
+    for _ in range(4):
+        batches = list(loader)
+        assert Counter(name for batch in batches for name in batch["name"]) == Counter(
+            f"sample {k}" for k in range(COUNT)
+        )
+        assert sorted(len(batch["name"]) for batch in batches) == [3, 4, 4, 4, 4, 4]
+        for batch in batches:
+            assert batch["x"].shape[1:] == (3, 5) and torch.equal(batch["x"][:, 0, 0].long() ** 2, batch["y"])
+
+
+def test_order_follows_the_sampler_unless_told():
+    def order(**options):
+        return SampleAwareDataLoader(Squares(), **options)._order()
+
+    assert order() == "strict" and order(shuffle=True) == "arrival"
+    assert order(batch_sampler=BatchSampler(RandomSampler(Squares()), 4, False)) == "arrival"
+    assert order(batch_sampler=[[1, 2], [3]]) == "strict"
+    assert order(sampler=SequentialSampler(Squares()), order="arrival") == "arrival"
+    assert order(sampler=DistributedSampler(Squares(), 2, 0)) == "arrival"
+    assert order(sampler=DistributedSampler(Squares(), 2, 0, shuffle=False)) == "strict"
+
+
+def test_set_epoch_of_a_distributed_sampler_is_honoured_and_ranks_are_disjoint():
+    seen = {}
+    for rank in range(2):
+        sampler = DistributedSampler(Squares(), 2, rank, shuffle=True)
+        loader = SampleAwareDataLoader(Squares(), batch_size=4, sampler=sampler, num_workers=2, order="strict")
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            seen[rank, epoch] = [name for batch in loader for name in batch["name"]]
+    assert seen[0, 0] != seen[0, 1]
+    for epoch in range(2):
+        # 23 samples for two ranks: one comes twice.
+        assert len(set(seen[0, epoch]) | set(seen[1, epoch])) == COUNT
+
+
+def test_a_batch_sampler_says_which_samples_share_a_batch():
+    batches = [[3, 1], [2], [7, 8, 9], [0]]
+    loader = SampleAwareDataLoader(Squares(), batch_sampler=batches, num_workers=2)
+    assert [batch["y"].tolist() for batch in loader] == [[k * k for k in batch] for batch in batches]
+
+
+def test_samples_of_every_shape_reach_a_collate_function_of_ones_own():
+    loader = SampleAwareDataLoader(Ragged(), batch_size=4, shuffle=True, num_workers=2, collate_fn=as_list)
+    lengths = [len(sample) for batch in loader for sample in batch]
+    assert sorted(lengths) == list(range(1, COUNT + 1))
+
+
+class Named(Dataset):
+    """Is asked by name, and takes long for some."""
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, name):
+        time.sleep(0.02 if int(name[-1]) == 3 else 0.001)
+        return name
+
+
+def test_keys_may_be_anything_of_any_length():
+    names = [f"{'a long way down ' * 20}{k}" for k in range(COUNT)]
+    loader = SampleAwareDataLoader(
+        Named(), batch_size=4, sampler=names, num_workers=2, order="arrival", transforms=[str, pause, str],
+        slow_timeout_s=0.01,
+    )  # fmt: skip
+    assert Counter(name for batch in loader for name in batch) == Counter(names)
+    assert loader.stats()["parked_samples"] > 0
+
+
+def pause(sample):
+    time.sleep(0.005)
+    return sample
+
+
+def test_workers_know_who_they_are_and_are_initialised(tmp_path):
+    def init(worker):
+        (tmp_path / str(worker)).touch()
+
+    loader = SampleAwareDataLoader(Workers(), num_workers=2, worker_init_fn=init)
+    told = [tuple(int(number) for number in batch) for batch in loader]
+    assert {one[1:] for one in told} == {(2, 40)} and {one[0] for one in told} == {0, 1}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_an_error_of_the_dataset_is_raised_as_it_is_with_its_traceback():
+    class Broken(Squares):
+        def __getitem__(self, index):
+            if index == 7:
+                raise KeyError("seven is missing")
+            return super().__getitem__(index)
+
+    loader = SampleAwareDataLoader(Broken(), batch_size=4, num_workers=2)
+    with pytest.raises(KeyError, match="seven is missing") as caught:
+        list(loader)
+    assert "sample 7" in str(caught.value) and "__getitem__" in str(caught.value)
+
+
+def test_a_worker_init_that_raises_is_told():
+    def init(_worker):
+        raise OSError("no such licence")
+
+    with pytest.raises(OSError, match="no such licence"):
+        list(SampleAwareDataLoader(Squares(), num_workers=2, worker_init_fn=init))
+
+
+def test_timeout_is_of_a_batch():
+    class Hanging(Squares):
+        def __getitem__(self, index):
+            time.sleep(30)
+
+    loader = SampleAwareDataLoader(Hanging(), num_workers=2, timeout=0.3)
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.3 seconds"):
+        next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("taken", [0, 1, 3, 6])
+def test_a_resumed_epoch_gives_what_was_left_and_the_next_one_is_whole(workers, taken):
+    loader = SampleAwareDataLoader(Squares(), batch_size=4, shuffle=True, num_workers=workers)
+    batches = iter(loader)
+    before = [name for _ in range(taken) for name in next(batches)["name"]]
+    state = loader.state_dict()
+    # Asking does not change what comes.
+    rest = [name for batch in batches for name in batch["name"]]
+    resumed = SampleAwareDataLoader(Squares(), batch_size=4, shuffle=True, num_workers=workers)
+    resumed.load_state_dict(state)
+    again = [name for batch in resumed for name in batch["name"]]
+    assert Counter(again) == Counter(rest) and Counter(before + again) == Counter(f"sample {k}" for k in range(COUNT))
+    assert len([name for batch in resumed for name in batch["name"]]) == COUNT
+
+
+def test_a_resumed_epoch_in_strict_order_is_the_same_to_the_last_random_number():
+    def make():
+        generator = torch.Generator().manual_seed(1)
+        return SampleAwareDataLoader(
+            Draws(), batch_size=4, shuffle=True, generator=generator, num_workers=2, order="strict"
+        )
+
+    def plain(batches):
+        return [[column.tolist() for column in batch] for batch in batches]
+
+    loader = make()
+    batches = iter(loader)
+    next(batches), next(batches)
+    state = loader.state_dict()
+    rest = plain(batches)
+    resumed = make()
+    resumed.load_state_dict(state)
+    assert plain(resumed) == rest
+    drawn = [number for batch in rest for column in batch[1:] for number in column]
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_states_of_others_are_refused():
+    loader = SampleAwareDataLoader(Squares())
+    loader.load_state_dict({"epochs": 1, "base_seed": 0, "left": {"version": 7}})
+    with pytest.raises(LoaderConfigError, match="version is 7"):
+        iter(loader)
+
+
+def test_iterable_datasets_are_refused_with_what_to_do():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(LoaderConfigError, match=r"Stream is an IterableDataset.*use torch"):
+        SampleAwareDataLoader(Stream())
+
+
+def test_it_can_be_made_again_from_its_attributes_as_trainers_do():
+    import inspect
+
+    loader = SampleAwareDataLoader(
+        Squares(), batch_size=4, transforms=[dict], order="strict", num_workers=2, slow_timeout_s=1.0
+    )
+    assert isinstance(loader, DataLoader)
+    arguments = inspect.signature(type(loader).__init__).parameters
+    given = {name: getattr(loader, name) for name in arguments if name not in ("self", "batch_size", "shuffle")}
+    given |= {"batch_sampler": BatchSampler(DistributedSampler(Squares(), 2, 1, shuffle=False), 4, False)}
+    del given["sampler"]
+    again = type(loader)(**given)
+    assert [batch["y"].shape[0] for batch in again] == [4, 4, 4]
+    assert (again.transforms, again.order, again.slow_timeout_s) == ((dict,), "strict", 1.0)
+
+
+def test_an_opaque_dataset_is_told_of_once():
+    from loaders.sample_aware import dataloader
+
+    dataloader._said.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            list(SampleAwareDataLoader(Squares(), shuffle=True, num_workers=1))
+        list(SampleAwareDataLoader(Squares(), shuffle=True, num_workers=1, transforms=[dict]))
+    assert ["does all of a sample's work in one call" in str(one.message) for one in caught].count(True) == 1
+
+
+def test_dropping_the_iterator_ends_workers_that_do_not_persist():
+    import gc
+
+    import psutil
+
+    others = set(psutil.Process().children())
+    loader = SampleAwareDataLoader(Squares(), num_workers=2)
+    for _ in loader:
+        break
+    gc.collect()
+    assert not [child for child in psutil.Process().children() if child not in others]
+
+
+def test_a_killed_worker_is_named():
+    import os
+    import signal
+
+    class Pids(Squares):
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return os.getpid()
+
+    batches = iter(SampleAwareDataLoader(Pids(), num_workers=2))
+    pid = int(next(batches))
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=rf"pid {pid}\) was killed by signal 9"):
+        list(batches)
