@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.report.caveats import caveats
-from harness.report.claims import HOLDS, NOT_HELD, NOT_JUDGED, judge
+from harness.report.claims import FAIL, NOT_CHECKED, PASS, judge
 from harness.report.distance import Slowdown, slowdowns
 from harness.report.figures import figure_tables
 from harness.report.figures.tables import FigureTable
@@ -28,7 +28,7 @@ WIDE_COLUMNS = 100
 """From this width on there is room for utilisation and throughput."""
 SHOWN_PROBLEMS = 12
 
-_MARKS = {HOLDS: ("✓", "green"), NOT_HELD: ("✗", "red")}
+_MARKS = {PASS: ("✓", "green"), FAIL: ("✗", "red")}
 _PROBLEM_STYLES = {"failed": "red", "interrupted": "red", "running": "red", "invalid": "red", "warning": "yellow"}
 
 
@@ -192,10 +192,11 @@ def _figure_table(told: FigureTable) -> Table:
 
 
 def _claims(results: Results) -> RenderableType | None:
-    if not judge(results):
+    claims = judge(results)
+    if not claims:
         return None
-    judged = [claim for claim in judge(results) if claim.verdict != NOT_JUDGED]
-    skipped = [claim for claim in judge(results) if claim.verdict == NOT_JUDGED]
+    judged = [claim for claim in claims if claim.verdict != NOT_CHECKED]
+    skipped = [claim for claim in claims if claim.verdict == NOT_CHECKED]
     parts: list[RenderableType] = []
     if judged:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
@@ -209,7 +210,7 @@ def _claims(results: Results) -> RenderableType | None:
         parts.append(table)
     if skipped:
         reasons = "; ".join(dict.fromkeys(claim.reason for claim in skipped))
-        parts.append(Text(f"{len(skipped)} claims of the paper are not judged: {reasons}.", "dim"))
+        parts.append(Text(f"{len(skipped)} claims of the paper are not checked: {reasons}.", "dim"))
     return Stack(*parts)
 
 

@@ -20,7 +20,7 @@ def test_everything_is_drawn_from_the_folder_and_listed(build):
     drawn = {str(path.relative_to(folder)) for path in render(folder)}
     assert drawn == {"claims.json", "figures/emlio_fig5.png", "figures/emlio_fig5.svg", "report.html"}
     claims = json.loads((folder / "claims.json").read_text())
-    assert set(claims[0]) == {"claim", "source", "expected", "actual", "verdict", "reason"}
+    assert set(claims[0]) == {"id", "claim", "source", "expected", "actual", "verdict", "reason"}
 
 
 def test_drawing_again_replaces_what_was_drawn(build):

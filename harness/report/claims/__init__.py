@@ -1,81 +1,41 @@
-"""Sentences of a paper as predicates over epoch rows, each with a tolerance.
+"""Sentences of papers as predicates over epoch rows, each with a tolerance, read from conf/claims and judged.
 
-A claim is judged on valid rows alone; an energy claim is not judged where a joule behind it is an estimate
-or the accelerator is emulated.
+A claim is judged on valid rows alone; what rests on an estimate or an emulated accelerator is not judged as if it were
+measured. docs/claims.md tells how a claim is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-
-from harness.report.claims import fig5, sharded, synthetic, vgg19
-from harness.report.claims.evidence import CannotJudge, Evidence, Question
+from harness.report.claims.definition import Definition, definitions, read_claims
+from harness.report.claims.rows import claim_rows
+from harness.report.claims.verdict import FAIL, NOT_CHECKED, PASS, Claim, evaluate
 from harness.report.folder import Results
-from harness.report.labels import spell
 from harness.report.published import FIG5, FIG7, FIG8, FIG9, FIG10, figure_of
-from harness.report.summary import summarise
 
-__all__ = ["HOLDS", "NOT_HELD", "NOT_JUDGED", "Claim", "judge"]
+__all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "judge"]
 
-HOLDS = "holds"
-NOT_HELD = "does not hold"
-NOT_JUDGED = "not judged"
-
-_QUESTIONS: dict[str, Callable[[], Iterable[Question]]] = {
-    FIG5.name: fig5.questions,
-    FIG7.name: synthetic.one_stream,
-    FIG8.name: synthetic.two_streams,
-    FIG9.name: vgg19.questions,
-    FIG10.name: sharded.questions,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A claim and its verdict, as claims.json holds it."""
-
-    claim: str
-    source: str
-    expected: str
-    actual: str
-    verdict: str
-    reason: str
-    """Why it was not judged, or what the tolerance is and what makes the difference."""
+_EMLIO = {FIG5.name: "emlio_fig5", FIG7.name: "emlio_fig7", FIG8.name: "emlio_fig8", FIG9.name: "emlio_fig9"}
+_EMLIO |= {FIG10.name: "emlio_fig10"}
 
 
 def judge(results: Results) -> tuple[Claim, ...]:
-    """Judge the claims that the run's figures bring, or those of the EMLIO figure that asks what this run asks.
+    """Judge the claims of the figures that the run's config names, in the order of these and of the YAML files.
 
-    A figure module brings claims by `questions(results)`; a run whose figures are of another paper has none of EMLIO's.
+    For a figure of EMLIO's that of the paper is taken which asks what the run asks. A figure module of the user's own
+    brings its claims by `CLAIMS`, the path of such a file.
     """
+    asked = _asked(results)
+    rows = claim_rows(results, composed=any(one.metric.startswith("slow_") for one in asked))
+    return tuple(evaluate(one, rows) for one in asked)
+
+
+def _asked(results: Results) -> tuple[Definition, ...]:
     from harness.report.figures import figure_modules
 
-    paper = figure_of(results)
-    evidence = Evidence(results, summarise(results), paper)
-    figures = figure_modules(results)
-    brought = [question for module in figures if hasattr(module, "questions") for question in module.questions(results)]
-    if brought:
-        return tuple(_judged(question, evidence) for question in brought)
-    if figures and not any(module.__name__.rpartition(".")[2].startswith("emlio") for module in figures):
-        return ()
-    if paper.workload not in results.workloads:
-        missing = f"no {spell(paper.workload)} row"
-        return tuple(_unjudged(question, missing) for question in _QUESTIONS[paper.name]())
-    return tuple(_judged(question, evidence) for question in _QUESTIONS[paper.name]())
-
-
-def _judged(question: Question, evidence: Evidence) -> Claim:
-    try:
-        finding = question.answer(evidence)
-    except CannotJudge as missing:
-        return _unjudged(question, str(missing))
-    verdict = HOLDS if finding.holds else NOT_HELD
-    reason = question.tolerance
-    if not finding.holds and finding.why:
-        reason += f"; {finding.why}"
-    return Claim(question.claim, question.source, question.expected, finding.actual, verdict, reason)
-
-
-def _unjudged(question: Question, why: str) -> Claim:
-    return Claim(question.claim, question.source, question.expected, "", NOT_JUDGED, why)
+    modules = figure_modules(results)
+    names = [module.__name__.rpartition(".")[2] for module in modules]
+    if any(name.startswith("emlio") for name in names):
+        names = [name for name in names if not name.startswith("emlio")] + [_EMLIO[figure_of(results).name]]
+    known = definitions()
+    own = [one for module in modules if hasattr(module, "CLAIMS") for one in read_claims(module.CLAIMS)]
+    return (*(one for name in names for one in known if one.figure == name), *own)

@@ -2,8 +2,9 @@
 
 A figure module has `draw(results) -> Figure | None`, None when the folder holds nothing to draw, and
 `caption(results) -> str`, one or two sentences that say how to read it. It may have `table(results) -> FigureTable |
-None`, which the page and the terminal show beside the picture, and `questions(results)`, the claims that its paper
-makes (harness.report.claims). A name with a dot is an import path of the user's own. docs/figures.md has an example.
+None`, which the page and the terminal show beside the picture, and `CLAIMS`, the path of a YAML with claims of its own
+beside those of conf/claims (docs/claims.md). A name with a dot is an import path of the user's own. docs/figures.md has
+an example.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from statistics import median
 
 import pandas as pd
@@ -13,17 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from harness.overlap import workers_to_hide
-from harness.report.claims.evidence import CannotJudge, Evidence, Finding, Question
 from harness.report.figures.palette import BAD, GRID, INK, MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, significant
-from harness.report.textbook import CITATION, OUTPUT_8_5_1, Curve, Measured, Printed, curves
+from harness.report.textbook import CITATION, OUTPUT_8_5_1, Curve, Measured, curves
 
-__all__ = ["caption", "draw", "questions", "table"]
-
-_TOLERANCE_PCT = 2.0
-"""Percentage points: the model knows no process that is woken late, and no batch that is handed over."""
+__all__ = ["caption", "draw", "table"]
 
 _STEEP = 0.05
 """A way to the next mark, as a share of the axis, that would run through a label centred on its start."""
@@ -100,58 +95,6 @@ def table(results: Results) -> FigureTable | None:
             )
         )
     return FigureTable(("workers", "textbook", "model", "measured", "textbook's wall", "measured wall"), tuple(rows))
-
-
-def questions(results: Results) -> Iterable[Question]:
-    """Ask whether every line of the textbook's table is met, and whether its rule finds the knee."""
-    for workers, line in OUTPUT_8_5_1.items():
-        who = "1 worker keeps" if workers == 1 else f"{workers} workers keep"
-        yield Question(
-            f"{who} the accelerator busy {line.utilisation_pct} % of the time.",
-            f"{line.utilisation_pct} %",
-            f"within {_TOLERANCE_PCT:g} percentage points",
-            partial(_utilisation, workers=workers, line=line),
-            CITATION,
-        )
-    yield Question(
-        "⌈t_load / t_compute⌉ = 3 workers hide loading, and more gain nothing.",
-        "knee at 3",
-        f"the most workers gain less than {_TOLERANCE_PCT:g} percentage points on 3, and 3 gain more on 2",
-        _knee,
-        CITATION,
-    )
-
-
-def _utilisation(evidence: Evidence, *, workers: int, line: Printed) -> Finding:
-    point = _point(evidence, workers)
-    found = 100 * point.median
-    waited = 1e3 * median(
-        wall_s * (1 - share) / point.steps for wall_s, share in zip(point.wall_s, point.utilisation, strict=True)
-    )
-    expected = line.wall_ms * (1 - line.utilisation_pct / 100) / point.steps
-    why = (
-        f"a step waits {waited:.1f} ms for its batch, {expected:.1f} ms in the textbook, where to take one over is free"
-    )
-    return Finding(f"{found:.1f} %", abs(found - line.utilisation_pct) <= _TOLERANCE_PCT, why)
-
-
-def _knee(evidence: Evidence) -> Finding:
-    two, three = (100 * _point(evidence, workers).median for workers in (2, 3))
-    most = max(OUTPUT_8_5_1)
-    last = 100 * _point(evidence, most).median
-    text = f"{two:.1f}, {three:.1f} and {last:.1f} % with 2, 3 and {most}"
-    return Finding(text, last - three < _TOLERANCE_PCT < three - two)
-
-
-def _point(evidence: Evidence, workers: int) -> Measured:
-    curve = _curve(evidence.results)
-    points = [] if curve is None else [point for point in curve.points if point.workers == workers and point.trusted]
-    if curve is None or not points:
-        raise CannotJudge(f"no valid row with {workers} workers")
-    # The textbook's table is of one ratio and one number of steps.
-    if (round(1e3 * curve.load_s, 3), round(1e3 * curve.compute_s, 3), points[0].steps) != (28.0, 10.0, 200):
-        raise CannotJudge("loads, steps or their number are not the textbook's")
-    return points[0]
 
 
 def _curve(results: Results) -> Curve | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pandas as pd
@@ -14,17 +13,14 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
 from harness.overlap import workers_to_hide
-from harness.report.claims.evidence import CannotJudge, Evidence, Finding, Question
 from harness.report.figures.palette import BAD, FAINT, INK, MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import significant
 from harness.report.textbook import CITATION, Curve, curves
 
-__all__ = ["caption", "draw", "questions", "table"]
+__all__ = ["caption", "draw", "table"]
 
-_NEAR = 0.95
-"""Share of the best utilisation at which the knee is, as harness.diagnose finds it."""
 _COLOURS = ("#2f9e8a", "#e0a32e", "#3b78b8", "#7a6bb0")
 
 _UNCAPPED: Final[Mapping[str, Any]] = {"color": FAINT, "linestyle": (0, (1, 1.5)), "linewidth": 1.2}
@@ -99,34 +95,6 @@ def table(results: Results) -> FigureTable | None:
         rows.append((f"load of {1e3 * curve.load_s:g} ms, ratio {ratio}", *(cells.get(count, "") for count in counts)))
     heads = (f"{count} worker{'' if count == 1 else 's'}" for count in counts)
     return FigureTable(("measured (model)", *heads), tuple(rows))
-
-
-def questions(results: Results) -> Iterable[Question]:
-    """Ask whether the knee tracks the ratio until the cap binds, and whether workers beyond the cap gain nothing."""
-    for curve in _shortest_first(results):
-        expected = workers_to_hide(curve.load_s, curve.compute_s)
-        bound = expected if curve.cap is None else min(expected, curve.cap)
-        ratio = significant(curve.load_s / curve.compute_s, 2)
-        claim = f"Where a load is {ratio} steps long, the knee is at {bound} worker{'' if bound == 1 else 's'}"
-        claim += ", where the cap binds." if bound < expected else ", ⌈t_load / t_compute⌉."
-        yield Question(
-            claim,
-            f"knee at {bound}",
-            f"the knee is the fewest workers within {100 * (1 - _NEAR):.0f} % of the best utilisation",
-            partial(_knee, workload=curve.workload, expected=bound),
-            f"{CITATION}, exercise 8.5.2",
-        )
-
-
-def _knee(evidence: Evidence, *, workload: str, expected: int) -> Finding:
-    curve = next((one for one in curves(evidence.results) if one.workload == workload), None)
-    points = [] if curve is None else [point for point in curve.points if point.trusted]
-    if len(points) < 2:
-        raise CannotJudge(f"no valid rows of {workload} with two numbers of workers")
-    best = max(point.median for point in points)
-    knee = min(point.workers for point in points if point.median >= _NEAR * best)
-    said = ", ".join(f"{100 * point.median:.0f} % with {point.workers}" for point in points)
-    return Finding(f"knee at {knee}", knee == expected, said)
 
 
 def _shortest_first(results: Results) -> Sequence[Curve]:

@@ -1,0 +1,72 @@
+"""How slow samples are spread over the batches of an epoch, as figure 11 of the MinatoLoader paper looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from harness.report.folder import Results
+
+__all__ = ["compositions", "spread_of_slow"]
+
+_SLOW_PERCENTILE: Final = 75.0
+"""Above it a sample is slow (MinatoLoader, section 4.2)."""
+
+_Batches = list[npt.NDArray[np.int64]]
+
+
+def compositions(results: Results) -> Mapping[tuple[str, int], Mapping[str, float]]:
+    """Return `slow_share`, `slow_batch_std` and `slow_first_half` of every epoch, by (cell id, epoch).
+
+    A sample is slow whose preprocessing takes, in the median of all its epochs in the run, longer than that of three
+    quarters of the workload's samples. Epochs of loaders that do not tell how long it takes are counted by the others'
+    samples; a workload of which no loader tells has none.
+    """
+    found: dict[tuple[str, int], Mapping[str, float]] = {}
+    for workload in results.workloads:
+        epochs: dict[tuple[str, int], _Batches] = {}
+        times: dict[int, list[float]] = {}
+        for cell in results.cells:
+            if cell.workload == workload and cell.state == "done":
+                _read(results.folder / "cells" / cell.cell_id / "batches.parquet", cell.cell_id, epochs, times)
+        if not times:
+            continue
+        usual = {sample: float(np.median(each)) for sample, each in times.items()}
+        limit = float(np.percentile(list(usual.values()), _SLOW_PERCENTILE))
+        slow = np.array([sample for sample, seconds in usual.items() if seconds > limit], np.int64)
+        found |= {key: spread_of_slow(batches, slow) for key, batches in epochs.items()}
+    return found
+
+
+def spread_of_slow(batches: _Batches, slow: npt.NDArray[np.int64]) -> Mapping[str, float]:
+    """Return the three figures of one epoch, from the ids of its batches in order and those of the slow samples."""
+    counts = np.array([np.isin(ids, slow).sum() for ids in batches], np.float64)
+    sizes = np.array([len(ids) for ids in batches], np.float64)
+    figures = {
+        "slow_share": float((counts / sizes).mean()),
+        "slow_batch_std": float(counts[sizes == sizes.max()].std()),
+    }
+    if counts.sum():
+        # The batch in the middle of an odd number belongs to both halves, half of it to each.
+        middle = len(counts) / 2
+        weights = np.clip(middle - np.arange(len(counts)), 0.0, 1.0)
+        figures["slow_first_half"] = float((counts * weights).sum() / counts.sum())
+    return figures
+
+
+def _read(path: Path, cell_id: str, epochs: dict[tuple[str, int], _Batches], times: dict[int, list[float]]) -> None:
+    if not path.exists():
+        return
+    table = pq.read_table(path)
+    for record in table.select([name for name in ("epoch", "ids", "work_s") if name in table.column_names]).to_pylist():
+        ids = np.array(record["ids"], np.int64)
+        if len(ids):
+            epochs.setdefault((cell_id, record["epoch"]), []).append(ids)
+        for sample, seconds in zip(record["ids"], record.get("work_s") or (), strict=False):
+            if seconds is not None:
+                times.setdefault(sample, []).append(seconds)

@@ -1,0 +1,105 @@
+"""What claims are judged on: one row an epoch, with all that it can be selected by and all that is known of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.report.claims.composition import compositions
+from harness.report.claims.metrics import METRICS
+from harness.report.folder import Results
+from harness.report.measurements import base_of, epochs
+
+__all__ = ["Row", "claim_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An epoch that was measured."""
+
+    cell_id: str
+    epoch: int
+    labels: Mapping[str, Any]
+    """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, and the config's keys as
+    "loader.num_workers"."""
+    key: str
+    """The loader's key in the run: pytorch_num_workers_4."""
+    values: Mapping[str, float]
+    """By metric; what is unknown is absent."""
+    verdict: str
+    """valid, or why not."""
+    estimated: frozenset[str] = frozenset()
+    """Domains whose joules are an estimate."""
+    accelerator: str = ""
+    """Its label; empty where it is unknown."""
+    devices: int = 1
+
+
+def claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
+    """Return the rows of a results folder; `composed` with the figures of batches, for which every batch is read."""
+    accelerators = {cell.cell_id: cell.accelerator for cell in results.cells}
+    stored = {(row.cell_id, row.epoch): row for row in results.rows}
+    batches = compositions(results) if composed else {}
+    found = []
+    for record in epochs(results).to_dict("records"):
+        key = (str(record["cell_id"]), int(record["epoch"]))
+        row = stored[key]
+        known: dict[str, Any] = {str(name): value for name, value in record.items()}
+        known |= {"mb_per_s": row.mb_per_s, "stall_s": row.stall_s, "total_j": row.total_j}
+        known |= {f"{domain}_j": joules for domain, joules in row.joules.items()} | dict(batches.get(key, {}))
+        found.append(
+            Row(
+                *key,
+                labels=_labels(results, known),
+                key=row.loader,
+                values=_values(known),
+                verdict=row.verdict,
+                estimated=row.estimated,
+                accelerator=accelerators.get(row.cell_id, ""),
+                devices=int(_mapping(results.config.get("accelerator")).get("devices") or 1),
+            )
+        )
+    return tuple(found)
+
+
+def _labels(results: Results, record: Mapping[str, Any]) -> Mapping[str, Any]:
+    loader, workload, regime = str(record["loader"]), str(record["workload"]), str(record["regime"])
+    variant = results.variants.get(loader)
+    base = base_of(results, loader)
+    sections = {
+        "loader": variant.section if variant else {},
+        "workload": _mapping(_mapping(results.config.get("workloads")).get(workload)),
+        "accelerator": _mapping(results.config.get("accelerator")),
+    }
+    sections["dataset"] = _mapping(sections["workload"].get("dataset") or results.config.get("dataset"))
+    settings = {f"{part}.{key}": value for part, section in sections.items() for key, value in section.items()}
+    streamed = results.streaming is not None and "streaming" not in results.loaders and loader == results.streaming
+    return {
+        **settings,
+        "workload": workload,
+        "loader": "streaming" if streamed else base,
+        "regime": regime,
+        "rtt_ms": 0.0 if results.is_local(regime) else results.rtt_ms(regime),
+        "samples": record["samples"],
+    }
+
+
+def _values(record: Mapping[str, Any]) -> Mapping[str, float]:
+    known = {
+        name: float(record[name])
+        for name in METRICS
+        if isinstance(record.get(name), int | float) and not math.isnan(record[name])
+    }
+    if known.get("duration_s") and "stall_s" in known:
+        known["busy_share"] = 1 - known["stall_s"] / known["duration_s"]
+    if "loader_made_s" in known and "first_batch_s" in known:
+        known["until_first_batch_s"] = known["loader_made_s"] + known["first_batch_s"]
+    if "cell_cpu_s" in known and record.get("samples"):
+        known["cpu_s_per_sample"] = known["cell_cpu_s"] / float(record["samples"])
+    return known
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

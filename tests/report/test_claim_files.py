@@ -1,0 +1,106 @@
+"""The YAML of claims: what is wrong in one is said, and the papers' own are whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.errors import ResultsError
+from harness.report.claims.definition import definitions, packaged, read_claims
+from harness.report.figures import check_figures
+from harness.report.published import FIG5, FIG9, FIG10
+
+CLAIM = {
+    "id": "one",
+    "figure": "emlio_fig5",
+    "text": "It is so.",
+    "section": "section 1",
+    "metric": "duration_s",
+    "of": {"loader": "dali"},
+    "over": {"loader": "pytorch"},
+    "is": "within",
+    "paper": 2.0,
+}
+
+
+def written(tmp_path: Path, *claims: Any, **whole: Any) -> Path:
+    path = tmp_path / "paper.yaml"
+    path.write_text(yaml.safe_dump({"paper": "A paper", "claims": list(claims), **whole}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tolerence": {"relative": 0.1}}, "claim one: unknown key 'tolerence'; expected some of id, figure, text"),
+        ({"metric": "seconds"}, "claim one: metric='seconds': expected one of duration_s, "),
+        (
+            {"of": {"loaders": "dali"}},
+            "claim one: of: unknown key 'loaders'; expected workload, loader, regime, rtt_ms",
+        ),
+        ({"of": {"host.name": "a"}}, "unknown key 'host.name'"),
+        ({"is": "about"}, "claim one: is='about': expected one of at_least, at_most, within"),
+        ({"paper": "2"}, "claim one: paper='2': expected a number"),
+        ({"paper": True}, "claim one: paper=True: expected a number"),
+        ({"paper": {"ratio": [1]}}, r"ratio=\[1\]: expected two numbers above 0"),
+        (
+            {"tolerance": {"percent": 5}},
+            "tolerance: unknown key 'percent'; expected some of relative, absolute, factor",
+        ),
+        ({"tolerance": {"factor": 0.5}}, "expected a factor of 1 or more"),
+        ({"tolerance": {"factor": 2, "relative": 1}}, "tolerance: expected one of relative, absolute, factor"),
+        ({"needs": {"gpus": 4}}, "needs: unknown key 'gpus'; expected some of accelerator, devices"),
+        ({"needs": {"accelerator": "fake"}}, "accelerator='fake': expected one of real, emulated, any"),
+        ({"each": {"rtt_ms": "all"}}, "combine=None: expected text"),
+        ({"each": {"rtt_ms": 3}, "combine": "least"}, "each: rtt_ms: expected keys and values, got 3"),
+        ({"combine": "least"}, "combine without each"),
+        ({"settled": "yes"}, "settled='yes': expected true or false"),
+        ({"as": "furlongs"}, "as='furlongs': expected one of factor, less"),
+        ({"of": ["dali"]}, r"of: expected keys and values, got \['dali'\]"),
+    ],
+)
+def test_what_is_wrong_in_a_claim_is_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ResultsError, match=message) as caught:
+        read_claims(written(tmp_path, {**CLAIM, **changed}))
+    assert str(tmp_path / "paper.yaml") in str(caught.value)
+
+
+def test_what_is_wrong_in_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="unknown key 'author'"):
+        read_claims(written(tmp_path, author="me"))
+    with pytest.raises(ResultsError, match="id one is there twice"):
+        read_claims(written(tmp_path, CLAIM, CLAIM))
+    (tmp_path / "torn.yaml").write_text("paper: [")
+    with pytest.raises(ResultsError, match=r"torn.yaml: not readable claims"):
+        read_claims(tmp_path / "torn.yaml")
+
+
+def test_every_claim_of_the_papers_has_an_id_of_its_own_and_a_sentence() -> None:
+    found = definitions()
+    assert len({one.id for one in found}) == len(found)
+    assert {path.stem for path in packaged().glob("*.yaml")} == {"emlio", "minato", "spdl", "textbook"}
+    for one in found:
+        assert one.claim.endswith(".") and one.id.startswith(one.figure), one.id
+        assert one.bound.holds(one.bound.paper), one.id
+
+
+def test_every_figure_of_which_claims_are_made_is_there() -> None:
+    figures = {one.figure for one in definitions()}
+    drawn = {path.stem for path in (packaged().parent / "experiment").glob("*.yaml")}
+    check_figures(figures & drawn)
+    assert {f"minato_fig{name}" for name in ("1b", "3", "7", "8", "9", "10", "11", "12")} <= figures
+
+
+def test_the_ratios_are_those_of_the_published_seconds_and_joules() -> None:
+    by_id = {one.id: one.bound.paper for one in definitions()}
+    for name, figure in (("emlio_fig5", FIG5), ("emlio_fig9", FIG9), ("emlio_fig10", FIG10)):
+        dali, streaming = figure.epoch_s["dali"], figure.epoch_s["streaming"]
+        assert by_id[f"{name}_dali_slows"] == pytest.approx(dali[30.0] / dali[0.1])
+        behind = by_id.get(f"{name}_dali_behind_30ms") or by_id[f"{name}_dali_behind"]
+        assert behind == pytest.approx(dali[30.0] / streaming[30.0])
+    kilojoules = FIG10.energy_kj
+    saving = kilojoules["streaming"][30.0].low / kilojoules["dali"][30.0].low
+    assert by_id["emlio_fig10_saving"] == pytest.approx(saving)
