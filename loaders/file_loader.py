@@ -92,6 +92,8 @@ class FileLoader(ABC):
                 return
             self._stats.count(batch)
             yield batch
+            # While the next one is made, its memory is the consumer's to keep or to give back.
+            del batch
 
     def _skip(self, failed: Iterable[Failed]) -> None:
         """Tell of samples that are left out."""
