@@ -40,12 +40,13 @@ _SPELLING = {
     "vit": "ViT",
     "b16": "B/16",
     "fixed": "fixed batch",
+    "aware": "-aware",
 }
 
 
 def spell(key: str) -> str:
     """Write a config key the way its maker does: pytorch_8w is "PyTorch 8w"."""
-    return " ".join(_SPELLING.get(part, part) for part in key.split("_") if part)
+    return " ".join(_SPELLING.get(part, part) for part in key.split("_") if part).replace(" -", "-")
 
 
 def significant(value: float, digits: int = 3) -> str:

@@ -17,6 +17,7 @@ from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.file_loader import FileLoader
 from loaders.files import encoded_bytes
+from loaders.forks import garbage_kept
 from loaders.pipeline import Pipeline
 from loaders.pytorch.shared import check_room, share
 from loaders.pytorch.workers import (
@@ -25,7 +26,6 @@ from loaders.pytorch.workers import (
     dead_worker,
     end_workers,
     explained,
-    garbage_kept,
     in_main_thread,
 )
 from loaders.shares import Share

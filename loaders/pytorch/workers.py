@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import multiprocessing
 import multiprocessing.util
 import os
@@ -20,7 +19,7 @@ from typing import Any, ClassVar, Final
 
 from loaders.errors import LoaderError, WorkerError
 
-__all__ = ["WorkerDeaths", "begin_worker", "dead_worker", "end_workers", "explained", "garbage_kept", "in_main_thread"]
+__all__ = ["WorkerDeaths", "begin_worker", "dead_worker", "end_workers", "explained", "in_main_thread"]
 
 _PR_SET_PDEATHSIG: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
@@ -103,22 +102,6 @@ def begin_worker(parent: int, bound: bool, worker_id: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
         if os.getppid() != parent:
             end_as_orphan(signal.SIGHUP, None)
-
-
-@contextmanager
-def garbage_kept() -> Iterator[None]:
-    """Leave what is garbage in this process uncollected in the processes that are forked meanwhile.
-
-    An object that ends its threads when it is collected, a pipeline of DALI's for one, would wait for ever in a process
-    that these threads are not in.
-    """
-    frozen = gc.get_freeze_count()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not frozen:
-            gc.unfreeze()
 
 
 def end_workers(iterator: Any) -> None:

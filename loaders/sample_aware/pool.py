@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch.multiprocessing
 
 from loaders.errors import LoaderConfigError, WorkerError
+from loaders.forks import garbage_kept
 from loaders.sample_aware.jobs import Job, Seat
 from loaders.sample_aware.messages import ROW_BYTES, TASK_BYTES, Task, TaskKind
 from loaders.sample_aware.worker import Descriptor, Ends, run_worker
@@ -84,7 +85,8 @@ class Pool:
             target=run_worker, args=(ends, self._job, Seat(worker, workers)), name=f"sample-aware-{worker}", daemon=True
         )
         try:
-            process.start()
+            with garbage_kept():
+                process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             os.close(answers)
             method = self._context.get_start_method()

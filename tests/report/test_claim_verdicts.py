@@ -47,7 +47,7 @@ BOTH = (row("pytorch", 4.0), row("sample_aware", 1.9))
 def test_a_ratio_of_medians_passes_or_fails_with_what_was_compared() -> None:
     claim = evaluate(FASTER, (*BOTH, row("pytorch", 100.0), row("pytorch", 3.0)))
     assert (claim.verdict, claim.actual, claim.expected) == (PASS, "2.11×", "≥ 2.00×")
-    assert claim.reason.startswith("passes from 2.00× on; 4.00 s (PyTorch) to 1.90 s (sample aware)")
+    assert claim.reason.startswith("passes from 2.00× on; 4.00 s (PyTorch) to 1.90 s (sample-aware)")
     slower = evaluate(replace(FASTER, because="of this and that"), (row("pytorch", 3.0), BOTH[1]))
     assert slower.verdict == FAIL and slower.reason.endswith("; of this and that")
 
@@ -56,12 +56,12 @@ def test_a_ratio_of_medians_passes_or_fails_with_what_was_compared() -> None:
     ("rows", "reason"),
     [
         ((), "the run has no PyTorch"),
-        (BOTH[:1], "the run has no sample aware"),
+        (BOTH[:1], "the run has no sample-aware"),
         (
             (BOTH[0], row("sample_aware", 1.0, verdict="invalid: spread")),
-            "no valid row of sample aware: invalid: spread",
+            "no valid row of sample-aware: invalid: spread",
         ),
-        ((BOTH[0], row("sample_aware")), "duration_s of sample aware was not measured"),
+        ((BOTH[0], row("sample_aware")), "duration_s of sample-aware was not measured"),
     ],
 )
 def test_what_is_not_in_the_run_is_why_a_claim_is_not_checked(rows: tuple[Row, ...], reason: str) -> None:
