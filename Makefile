@@ -38,6 +38,7 @@ bench: setup       ## the benchmarks; QUICK=1 for the short form
 	playbooks/privileged.sh $(PYTHON) benchmarks/monitor.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/influxdb.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/loaders.py $(if $(QUICK),--quick)
+	$(PYTHON) benchmarks/sample_aware.py $(if $(QUICK),--quick)
 	playbooks/privileged.sh $(PYTHON) benchmarks/streaming.py $(if $(QUICK),--quick)
 
 lock:              ## resolve pyproject.toml anew into requirements.lock
