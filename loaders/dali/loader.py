@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.base import Batch, LoaderStats, Samples
+from loaders.base import Batch, Samples
 from loaders.batches_ahead import BatchesAhead
 from loaders.dali.choose import Operators, plan_of
 from loaders.dali.epoch import READER_DEPTH, DaliEpoch, device_index
@@ -18,13 +18,11 @@ from loaders.dali.failure import PipelineFailure, explained
 from loaders.dali.fed import DaliFedEpoch
 from loaders.dali.plan import Plan
 from loaders.errors import SampleTimeoutError
-from loaders.file_loader import FileLoader
 from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
-from loaders.stage_table import StageTable
 from loaders.streaming.planner import Remainder
-from loaders.threads import DaemonThreads
+from loaders.threaded_loader import ThreadedLoader
 from loaders.work import OnError, Work
 
 __all__ = ["DaliLoader"]
@@ -35,7 +33,7 @@ _IMAGE_NOTE: Final = (
 )
 
 
-class DaliLoader(FileLoader):
+class DaliLoader(ThreadedLoader):
     """Reads files with DALI, in a pipeline that lives for one epoch.
 
     It starts cold, as the other loaders' epochs do, reads every file of the epoch once and nothing beyond it. Images
@@ -44,6 +42,8 @@ class DaliLoader(FileLoader):
     ("mixed" where they decode pictures) where `device` is one. Of any other pipeline all steps are Python operators,
     and DALI takes the batches in. `notes` tells which steps run where.
     """
+
+    _name = "dali-loader"
 
     def __init__(
         self,
@@ -85,15 +85,12 @@ class DaliLoader(FileLoader):
             remainder=remainder,
             sample_timeout_s=sample_timeout_s,
             on_error=on_error,
-            num_threads=(num_threads, 1),
+            num_threads=num_threads,
             prefetch_queue_depth=(prefetch_queue_depth, 1),
         )
         self._transform = transform
-        self._num_threads = num_threads
         self._depth = prefetch_queue_depth
         self._mmap = mmap
-        self._stages = StageTable()
-        self._threads: DaemonThreads | None = None
         self._end: Callable[[], None] | None = None
         self._plan: tuple[Plan, Work] | None = None
         self.notes: tuple[str, ...] = (_IMAGE_NOTE,)
@@ -101,22 +98,6 @@ class DaliLoader(FileLoader):
         if plan is not None:
             self._plan = plan, Work(samples, plan.ahead, seed, workers=num_threads, processes=False)
             self.notes = (plan.note,)
-
-    def stats(self) -> LoaderStats:
-        """Return the counts so far; `wait_s` is the time spent waiting for DALI.
-
-        Of what Python runs also STAGE_count, STAGE_mean_s and STAGE_p99_s (of the last 10 000) of every stage.
-        """
-        self._stats.details |= self._stages.figures()
-        return self._stats
-
-    def close(self) -> None:
-        """End the pipeline and its threads; may be called twice."""
-        self._closed = True
-        self._stop()
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         self._stop()
@@ -170,15 +151,13 @@ class DaliLoader(FileLoader):
 
     def _fed(self, plan: Plan, work: Work, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
         """Yield batches of samples that this loader's threads read."""
-        if self._threads is None:
-            self._threads = DaemonThreads(self._num_threads, "dali-loader")
         ahead = BatchesAhead(
             work,
             order,
             epoch=epoch,
             batch_size=self._batch_size,
             depth=self._depth,
-            threads=self._threads,
+            threads=self._own_threads(),
             stages=self._stages,
             on_error=self._on_error,
             timeout_s=self._timeout_s,

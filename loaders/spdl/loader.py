@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from loaders.base import Batch, LoaderStats, Samples
+from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, SampleTimeoutError
-from loaders.file_loader import FileLoader
 from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
 from loaders.side_copy import SideCopy
 from loaders.spdl.epoch import Made, SpdlEpoch
-from loaders.stage_table import StageTable
 from loaders.streaming.planner import Remainder
-from loaders.threads import DaemonThreads
+from loaders.threaded_loader import ThreadedLoader
 from loaders.work import OnError, Work
 
 if TYPE_CHECKING:
@@ -26,11 +24,14 @@ __all__ = ["Decode", "SpdlLoader"]
 Decode: TypeAlias = Literal["pil", "spdl"]
 
 
-class SpdlLoader(FileLoader):
+class SpdlLoader(ThreadedLoader):
     """Runs a pipeline in the threads of `spdl.pipeline`, one pipeline of SPDL's an epoch, as its DataLoader does.
 
-    The threads last as long as the loader.
+    The threads last as long as the loader. `stats` has STAGE_queue_occupancy too, of every queue behind a stage of
+    SPDL's, of the epochs that have ended: the share of the time in which something lay in it.
     """
+
+    _name = "spdl-loader"
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class SpdlLoader(FileLoader):
             remainder=remainder,
             sample_timeout_s=sample_timeout_s,
             on_error=on_error,
-            num_threads=(num_threads, 1),
+            num_threads=num_threads,
             buffer_size=(buffer_size, 1),
         )
         if decode not in get_args(Decode):
@@ -75,7 +76,6 @@ class SpdlLoader(FileLoader):
         if decode == "spdl":
             transform = _decoded_by_spdl(transform)
             self.notes = transform.notes
-        self._stages = StageTable()
         self._work = Work(samples, transform, seed, workers=num_threads, processes=False)
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
@@ -85,37 +85,15 @@ class SpdlLoader(FileLoader):
             "timeout_s": sample_timeout_s,
         }
         self._side = SideCopy(self._device)
-        self._threads: DaemonThreads | None = None
-        self._num_threads = num_threads
         self._running: SpdlEpoch | None = None
-
-    def stats(self) -> LoaderStats:
-        """Return the counts so far.
-
-        `wait_s` is the time spent waiting for SPDL. Of every stage, the pipeline's and collate: STAGE_count,
-        STAGE_mean_s, STAGE_p99_s (of the last 10 000). Of every queue behind a stage of SPDL's, of the epochs that
-        have ended: STAGE_queue_occupancy, the share of the time in which something lay in it.
-        """
-        self._stats.details |= self._stages.figures()
-        return self._stats
-
-    def close(self) -> None:
-        """End the pipeline and its threads; may be called twice."""
-        self._closed = True
-        self._stop()
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         self._stop()
-        if self._threads is None:
-            self._threads = DaemonThreads(self._num_threads, "spdl-loader")
         running = self._running = SpdlEpoch(
             self._work,
             self._share.order(epoch),
             epoch=epoch,
-            threads=self._threads,
+            threads=self._own_threads(),
             side=self._side,
             stages=self._stages,
             **self._settings,
