@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
+from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.torch_data import StreamDataset
 
 ALL = list(range(61))
@@ -44,6 +46,20 @@ def test_dataloader_gives_every_sample_once(daemon, workers: int, start: str | N
         assert len(dataset) == 8  # connects here, which a worker must not use
         loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=start)
         assert _ids(loader) == ALL
+
+
+def test_a_worker_closes_its_loader_before_it_ends(daemon, monkeypatch, tmp_path) -> None:
+    close = StreamingLoader.close
+
+    def told(loader: StreamingLoader) -> None:
+        close(loader)
+        (tmp_path / str(os.getpid())).touch()
+
+    monkeypatch.setattr(StreamingLoader, "close", told)
+    loader = DataLoader(_dataset(daemon.endpoint), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert _ids(loader) == ALL
+    closed = {int(path.name) for path in tmp_path.iterdir()}
+    assert len(closed) == 2 and os.getpid() not in closed
 
 
 def test_a_dataset_resumes_in_the_middle_and_at_an_epochs_end(daemon) -> None:
