@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError
-from loaders.files import check_arguments, encoded_bytes
+from loaders.file_loader import FileLoader
+from loaders.files import encoded_bytes
 from loaders.pipeline import Item, Pipeline, StageTimes
 from loaders.sample_aware.balancer import Order
 from loaders.sample_aware.coordinator import Settings
@@ -19,15 +19,14 @@ from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, s
 from loaders.sample_aware.pool import start_context
 from loaders.sample_aware.scheduler import Decision
 from loaders.sample_aware.timeout import SlowTimeout, TimeoutChange
-from loaders.shares import Share
 from loaders.side_copy import Copied, SideCopy
 from loaders.streaming.planner import Remainder
-from loaders.work import Collated, Loaded, OnError, Work, check_policy
+from loaders.work import Collated, Loaded, OnError, Work
 
 __all__ = ["SampleAwareLoader"]
 
 
-class SampleAwareLoader:
+class SampleAwareLoader(FileLoader):
     """MinatoLoader's design (its paper, sections 4.1 to 4.3) in worker processes.
 
     A sample over its timeout is slow: it makes way for new ones between two transforms, others go on with it later,
@@ -71,23 +70,25 @@ class SampleAwareLoader:
         ranks, see `Share`. A sample that is at work for more than `sample_timeout_s` seconds ends the epoch and the
         loader. With on_error "skip" a sample that fails is left out and told in `stats`; another takes its place.
         """
-        self._device = check_arguments(
+        super().__init__(
             samples,
             device,
-            batch_size=(batch_size, 1),
+            batch_size=batch_size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            remainder=remainder,
+            sample_timeout_s=sample_timeout_s,
+            on_error=on_error,
             num_workers=(num_workers, 1),
             prefetch_factor=(prefetch_factor, 1),
             warm_up=(warm_up, 1),
             most_bytes=(most_bytes, 1),
         )
-        check_policy(on_error, sample_timeout_s)
         check_order(order)
         start_context(start_method)
         self._job = PipelineJob(samples, transform, seed)
-        self.notes: tuple[str, ...] = _notes(len(transform.transforms), order)
-        self._stats = LoaderStats(details={"wait_s": 0.0})
-        self._samples, self._batch_size = samples, batch_size
-        self._share = Share(len(samples), seed, rank, world_size, remainder)
+        self.notes = _notes(len(transform.transforms), order)
         work = Work(samples, transform, seed, workers=1, processes=False)
         self._collate = _Collate(work, seed, SideCopy(self._device))
         ahead = ahead_of(num_workers, prefetch_factor)
@@ -106,12 +107,7 @@ class SampleAwareLoader:
         self._figures = Figures(self._job.stages)
         self._timeout = SlowTimeout(warm_up=warm_up, fixed_s=slow_timeout_s)
         self._engine: Engine | None = None
-        self._closed = False
         self._epochs = 0
-
-    def __len__(self) -> int:
-        """Return the number of this rank's samples in an epoch."""
-        return len(self._share)
 
     @property
     def timeout_history(self) -> Sequence[TimeoutChange]:
@@ -128,10 +124,26 @@ class SampleAwareLoader:
         """Seconds since the loader was made, and their number from then on."""
         return tuple(self._figures.workers)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches; raise SampleError naming a sample, WorkerError naming a worker's pid."""
-        if self._closed:
-            raise LoaderError("the loader is closed: make a new one")
+    def stats(self) -> LoaderStats:
+        """Return the counts so far.
+
+        `wait_s` is the time spent waiting for batches, the start of an epoch included. Of every stage STAGE_count and
+        STAGE_mean_s; of every queue QUEUE_queue_mean and QUEUE_queue_most: samples that workers hold (running), that
+        are parked (temp), that are slow and not done (slow), and batches that are ready (batch); slow_share,
+        slow_samples, parked_samples; the timeout_s in force and the percentile that it is; the number of workers now.
+        """
+        self._note()
+        return self._stats
+
+    def close(self) -> None:
+        """End the workers, in the middle of a transform too."""
+        self._closed = True
+        self._note()
+        if self._engine is not None:
+            self._engine.close()
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        """Make the epoch's batches; raises SampleError naming a sample, WorkerError naming a worker's pid."""
         if self._engine is None:
             self._engine = Engine(
                 self._job, self._collate, timeout=self._timeout, figures=self._figures, **self._settings
@@ -154,7 +166,6 @@ class SampleAwareLoader:
                     if engine.coordinator.error is not None:
                         self.close()
                     raise
-                self._note()
                 if built is None:
                     return
                 collated, copied = built.value
@@ -163,44 +174,20 @@ class SampleAwareLoader:
                     collated.ids, data, labels, encoded_bytes(self._samples, collated.ids), extra, collated.work_s
                 )
                 del built, collated, copied, data, labels, extra
-                self._stats.count(batch)
                 yield batch
                 del batch
         finally:
             running.close()
-
-    def stats(self) -> LoaderStats:
-        """Return the counts so far.
-
-        `wait_s` is the time spent waiting for batches. Of every stage STAGE_count and STAGE_mean_s; of every queue
-        QUEUE_queue_mean and QUEUE_queue_most: samples that workers hold (running), that are parked (temp), that are
-        slow and not done (slow), and batches that are ready (batch); slow_share, slow_samples, parked_samples; the
-        timeout_s in force and the percentile that it is; the number of workers now.
-        """
-        self._note()
-        return self._stats
-
-    def close(self) -> None:
-        """End the workers, in the middle of a transform too."""
-        self._closed = True
-        self._note()
-        if self._engine is not None:
-            self._engine.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _note(self) -> None:
         failed = self._engine.coordinator.failed if self._engine is not None else None
         while failed:
             (_, sample_id), why = failed.popleft()
             self._stats.skip(sample_id, why)
-        self._stats.details.update(self._figures.details())
+        found = self._figures.details()
+        # What is counted of all loaders has the start of an epoch in it.
+        del found["wait_s"]
+        self._stats.details.update(found)
         if self._timeout.history:
             latest = self._timeout.history[-1]
             self._stats.details["timeout_s"] = latest.timeout_s

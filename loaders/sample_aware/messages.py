@@ -27,6 +27,7 @@ __all__ = [
     "TaskKind",
     "fits",
     "pack_key",
+    "room",
     "unpack_key",
 ]
 
@@ -137,6 +138,11 @@ def fits(key: bytes) -> bool:
     return len(key) <= _KEY_ROOM
 
 
+def room(stages: int) -> int:
+    """Return how many bytes of payload a report on so many stages may take."""
+    return select.PIPE_BUF - _REPORT.size - 8 * stages
+
+
 class Report(NamedTuple):
     """What a worker tells of a sample."""
 
@@ -156,10 +162,6 @@ class Report(NamedTuple):
     rest in the payload; or IN_REPORT: the sample has no tensors, and all of it is in the payload."""
     nbytes: int = 0
     payload: bytes = b""
-
-    def room(self) -> int:
-        """Return how many bytes of payload the record may take."""
-        return select.PIPE_BUF - _REPORT.size - 8 * len(self.stage_ns)
 
     def pack(self) -> bytes:
         """Return the record."""

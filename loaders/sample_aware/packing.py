@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,6 +16,9 @@ __all__ = ["Packed", "Spec", "copy_to", "load", "offsets", "pack", "rows_of", "s
 
 _ALIGNED: Final = 64
 _TENSOR, _ARRAY = "t", "n"
+_PLAIN: Final = frozenset((int, float, bool, str, bytes, type(None)))
+_MOST_PARTS: Final = 64
+"""Of a sample, beyond which the pickler is faster."""
 
 
 class Leaf(NamedTuple):
@@ -40,6 +45,11 @@ class Packed(NamedTuple):
 
 def pack(sample: Any) -> Packed:
     """Take the tensors out of a sample; raises what pickling raises."""
+    outline = _Outline()
+    with suppress(_Intricate):
+        rest = outline.of(sample)
+        payload = pickle.dumps(rest, pickle.HIGHEST_PROTOCOL, buffer_callback=_goes_along)
+        return Packed(payload, outline.leaves, tuple(outline.spec))
     buffer = io.BytesIO()
     packer = _Packer(buffer)
     packer.dump(sample)
@@ -62,11 +72,12 @@ def offsets(spec: Spec, rows: int = 1) -> tuple[list[int], int]:
 
 def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Any) -> None:
     """Write a leaf's values to a place of the arena, given as bytes."""
+    if leaf.kind == _TENSOR and values.is_contiguous():
+        # Takes two thirds of what torch's copy takes, and no views.
+        ctypes.memmove(whole.data_ptr() + at, values.data_ptr(), leaf.nbytes)
+        return
     place = whole[at : at + leaf.nbytes]
-    if leaf.kind == _TENSOR and leaf.nbytes and values.is_contiguous():
-        # NumPy's copy of bytes takes two thirds of what torch's takes.
-        np.copyto(place.numpy(), values.reshape(-1).view(torch.uint8).numpy())
-    elif leaf.kind == _TENSOR:
+    if leaf.kind == _TENSOR:
         place.view(values.dtype).view(leaf.shape).copy_(values)
     else:
         np.copyto(place.numpy().view(values.dtype).reshape(leaf.shape), values)
@@ -117,6 +128,47 @@ _HERE: Final = pickle.PickleBuffer(bytearray(1))
 """Stands for a leaf in the pickle; writable, for what is read-only comes back as another type."""
 
 
+class _Intricate(Exception):
+    """A sample of which the general pickler has to find the tensors."""
+
+
+class _Outline:
+    """A sample of tuples, lists and dicts without its tensors: found in a fraction of the time that a pickler takes."""
+
+    def __init__(self) -> None:
+        self.leaves: list[Any] = []
+        self.spec: list[Leaf] = []
+        self._met: set[int] = set()
+        self._parts = 0
+
+    def of(self, value: Any) -> Any:
+        """Return a part of the sample; raises _Intricate for one of another type, and for one that is met again."""
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if id(value) in self._met:
+            raise _Intricate
+        self._met.add(id(value))
+        if kind is tuple or kind is list or kind is dict:
+            self._parts += len(value)
+            if self._parts > _MOST_PARTS:
+                raise _Intricate
+        if kind is tuple:
+            return tuple([self.of(each) for each in value])
+        if kind is list:
+            return [self.of(each) for each in value]
+        if kind is dict:
+            if not _PLAIN.issuperset(map(type, value)):
+                raise _Intricate
+            return {key: self.of(each) for key, each in value.items()}
+        leaf = _leaf(value)
+        if leaf is None:
+            raise _Intricate
+        self.leaves.append(value)
+        self.spec.append(leaf)
+        return _HERE
+
+
 class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=_goes_along)
@@ -124,21 +176,27 @@ class _Packer(pickle.Pickler):
         self.spec: list[Leaf] = []
 
     def reducer_override(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is torch.Tensor:
-            if value.layout is not torch.strided or value.device.type != "cpu" or not _is_plain(value):
-                return NotImplemented
-            # The name without its module, as torch has it.
-            leaf = Leaf(_TENSOR, str(value.dtype)[6:], tuple(value.shape), value.nbytes)
-        elif kind is np.ndarray or kind is np.memmap:
-            if value.dtype.hasobject or value.dtype.names is not None:
-                return NotImplemented
-            leaf = Leaf(_ARRAY, value.dtype.str, value.shape, value.nbytes)
-        else:
+        leaf = _leaf(value)
+        if leaf is None:
             return NotImplemented
         self.leaves.append(value)
         self.spec.append(leaf)
         return _same, (_HERE,)
+
+
+def _leaf(value: Any) -> Leaf | None:
+    """Return what a tensor or an array is without its values, None for what is pickled."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        if value.layout is not torch.strided or value.device.type != "cpu" or not _is_plain(value):
+            return None
+        # The name without its module, as torch has it.
+        return Leaf(_TENSOR, str(value.dtype)[6:], tuple(value.shape), value.nbytes)
+    if kind is np.ndarray or kind is np.memmap:
+        if value.dtype.hasobject or value.dtype.names is not None:
+            return None
+        return Leaf(_ARRAY, value.dtype.str, value.shape, value.nbytes)
+    return None
 
 
 def _goes_along(buffer: pickle.PickleBuffer) -> bool:

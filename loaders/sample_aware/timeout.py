@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["SlowTimeout", "TimeoutChange"]
 
@@ -73,9 +74,10 @@ class SlowTimeout:
         return self.timeout_s is not None and seconds > self.timeout_s
 
     def _adjust(self) -> bool:
-        times = np.array(self._last)
-        usual_s, skewed_s = (float(each) for each in np.percentile(times, (_USUAL, _SKEWED)))
-        wrong = float(np.mean((times > usual_s) & (times <= _SOON * usual_s)))
+        # Sorted once, for NumPy's percentile takes ten times as long.
+        times = np.sort(np.fromiter(self._last, np.float64, len(self._last)))
+        usual_s, skewed_s = _percentile(times, _USUAL), _percentile(times, _SKEWED)
+        wrong = (_above(times, usual_s) - _above(times, _SOON * usual_s)) / len(times)
         before, old_s = self._percentile, self.timeout_s
         if wrong > _MOST_WRONG:
             self._percentile = _SKEWED
@@ -91,6 +93,19 @@ class SlowTimeout:
             reason = "times have changed"
         else:
             return new_s != old_s
-        share = float(np.mean(times > new_s))
+        share = _above(times, new_s) / len(times)
         self.history.append(TimeoutChange(self._samples, new_s, self._percentile, share, reason))
         return True
+
+
+def _percentile(ordered: npt.NDArray[np.float64], percent: int) -> float:
+    """Return a percentile, between the two nearest values in proportion, as NumPy's."""
+    at = (len(ordered) - 1) * percent / 100
+    low = int(at)
+    below, above = float(ordered[low]), float(ordered[min(low + 1, len(ordered) - 1)])
+    return below + (above - below) * (at - low)
+
+
+def _above(ordered: npt.NDArray[np.float64], limit: float) -> int:
+    """Return how many values are above a limit."""
+    return len(ordered) - int(np.searchsorted(ordered, limit, "right"))

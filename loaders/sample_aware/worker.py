@@ -28,6 +28,7 @@ from loaders.sample_aware.messages import (
     RowToken,
     Task,
     TaskKind,
+    room,
     unpack_key,
 )
 from loaders.sample_aware.packing import Packed, Spec, copy_to, load, offsets, pack
@@ -175,19 +176,26 @@ class _Worker:
 
     def _done(self, task: Task, times: Sequence[int], spent_ns: int, packed: Packed) -> None:
         row = self._row(task)
+        in_row = self._fits_row(row, packed, len(times))
         report = Report(
-            ReportKind.DONE, self._seat.worker, task.run, task.sample, row.batch, row.row, spent_ns, task.stage, times
-        )
-        if row.base >= 0:
-            if self._spec is None:
-                self._spec = self._control.spec()
-            if packed.spec == self._spec and len(packed.payload) <= report.room():
-                begins, _ = offsets(packed.spec, row.rows)
-                for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
-                    copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values)
-                self._tell(report._replace(payload=packed.payload))
-                return
-        self._apart(report, packed)
+            ReportKind.DONE, self._seat.worker, task.run, task.sample, row.batch, row.row, spent_ns, task.stage, times,
+            payload=packed.payload if in_row else b"",
+        )  # fmt: skip
+        if not in_row:
+            self._apart(report, packed)
+            return
+        begins, _ = offsets(packed.spec, row.rows)
+        for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
+            copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values)
+        self._tell(report)
+
+    def _fits_row(self, row: RowToken, packed: Packed, stages: int) -> bool:
+        """Tell whether the sample's tensors are those that the row is for, and the rest fits into a report."""
+        if row.base < 0:
+            return False
+        if self._spec is None:
+            self._spec = self._control.spec()
+        return packed.spec == self._spec and len(packed.payload) <= room(stages)
 
     def _row(self, task: Task) -> RowToken:
         if task.batch != NO_ROW:
@@ -206,7 +214,7 @@ class _Worker:
         """Report with everything in a block of its own: tensors first, then the rest and how the tensors lie."""
         begins, tensors = offsets(packed.spec)
         rest = pickle.dumps((packed.payload, packed.spec), pickle.HIGHEST_PROTOCOL)
-        if not packed.spec and len(rest) <= report.room() and report.kind != ReportKind.PARKED:
+        if not packed.spec and len(rest) <= room(len(report.stage_ns)) and report.kind != ReportKind.PARKED:
             self._tell(report._replace(payload=rest, offset=IN_REPORT))
             return
         block = self._block(report.run, tensors + len(rest))

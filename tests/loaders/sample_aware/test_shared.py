@@ -33,6 +33,9 @@ SAMPLES = {
     "a structured array": np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
     "nothing to share": ("text", 3, None),
     "the same one twice": [torch.ones(2)] * 2,
+    "nested": (torch.ones(2), {"boxes": [torch.zeros(3), (np.ones(2), 1.5)], "name": b"x"}),
+    "many parts": {"points": list(range(100)), "mask": torch.ones(4)},
+    "odd keys": {(1, 2): torch.ones(3), None: 4},
 }
 
 
@@ -74,6 +77,15 @@ def test_a_sample_comes_back_as_it_was(name):
 
 def test_tensors_are_not_pickled():
     assert len(pack((torch.randn(1000), np.zeros(1000))).payload) < 200
+    assert len(pack(Sample(torch.randn(1000), "x")).payload) < 200
+
+
+def test_what_is_the_same_object_stays_the_same():
+    tensor, boxes = torch.ones(2), [1, 2]
+    packed = pack((tensor, [tensor], boxes, boxes))
+    first, (second,), one, other = unpack(packed.payload, packed.leaves)
+    assert first is second and one is other
+    assert len(packed.leaves) == 1
 
 
 @pytest.fixture
