@@ -27,7 +27,8 @@ from harness.specs import Experiment
 from harness.talk import CellProcess
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters
-from harness.testbed.state import living_runs
+from harness.testbed.memory import limited_memory
+from harness.testbed.state import RunNames, living_runs, state_root
 
 __all__ = ["CellContext", "Watcher", "run_cell"]
 
@@ -74,6 +75,8 @@ class _Outcome:
     done: dict[str, Any] = field(default_factory=dict)
     sampler: dict[str, float] = field(default_factory=dict)
     """What looking at the cell's resources has cost."""
+    memory: dict[str, Any] | None = None
+    """The limit on the memory of its processes, and their peak; None without one."""
 
 
 def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
@@ -83,14 +86,18 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     loader = context.experiment.loaders[cell.loader]
     regime = context.experiment.regimes[cell.regime]
     data, outcome = context.data[cell.workload], _Outcome()
+    testbed, limit_mb = context.testbed, context.experiment.testbed.memory_mb
     with ExitStack() as stack:
-        process = stack.enter_context(CellProcess(context.testbed.compute, partial / "log.txt"))
+        names = RunNames(testbed.run_id, state_root())
+        memory = None if limit_mb is None else stack.enter_context(limited_memory(names, limit_mb, cell.cell_id))
+        compute = testbed.compute if memory is None else memory.node(testbed.compute)
+        process = stack.enter_context(CellProcess(compute, partial / "log.txt"))
         deadline = time.monotonic() + context.experiment.cell_timeout_s
         workload = context.experiment.workloads[cell.workload]
         process.say({"import": ["torch", _module(loader.target), _module(workload.target)]})
         watcher.phase("preparing")
-        context.testbed.set_regime(regime)
-        reached = outcome.reached = reach(data, context.testbed, loader, regime, stack, partial.resolve())
+        testbed.set_regime(regime)
+        reached = outcome.reached = reach(data, testbed, loader, regime, stack, partial.resolve(), memory)
         _hear(process, "imported", deadline)
         watcher.phase("probing the link")
         outcome.before = _probe(context, regime)
@@ -102,6 +109,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
             with sampler:
                 _epochs(context, process, reached.source, outcome, watcher, deadline, sampler)
             outcome.sampler = sampler.cost
+            outcome.memory = None if memory is None else memory.describe()
         except CellError as error:
             if gone := [failure for daemon in reached.daemons if (failure := daemon.failure())]:
                 raise CellError("; ".join([*gone, str(error)])) from error
@@ -153,7 +161,8 @@ def _epochs(
         match state["state"]:
             case "ready":
                 epoch = state["epoch"]
-                outcome.caches = context.testbed.drop_caches(source)
+                if epoch == 1 or context.experiment.testbed.cold == "epoch":
+                    outcome.caches = context.testbed.drop_caches(source)
                 before = _link_counters(context)
                 watcher.samples(epoch, 0)
                 sampler.start(state.get("gpu"))
@@ -235,6 +244,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "placement": context.data[cell.workload].placed.describe(),
             "mount": outcome.reached.mount,
             "caches": outcome.caches,
+            "memory": outcome.memory,
             "other_runs": sorted(outcome.other_runs),
             "notes": outcome.done["notes"],
             "stats": outcome.done["stats"],

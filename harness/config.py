@@ -109,6 +109,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
     )
     _check_choices(experiment)
     _check_numbers(experiment)
+    _check_testbed(experiment)
     return experiment
 
 
@@ -152,12 +153,25 @@ def _check_choices(experiment: Experiment) -> None:
         ("testbed.kind", experiment.testbed.kind, ("auto", "local", "netns")),
         ("testbed.link", experiment.testbed.link, ("auto", "netem", "relay")),
         ("testbed.caches", experiment.testbed.caches, ("all", "tree")),
+        ("testbed.cold", experiment.testbed.cold, ("epoch", "cell")),
         ("energy.estimate", experiment.energy.estimate, ("off", "missing")),
         ("store.kind", experiment.store.kind, ("sqlite", "influxdb")),
         *((f"loaders.{k}.reads", v.reads, ("files", "stream")) for k, v in experiment.loaders.items()),
     ):
         if value not in allowed:
             raise ConfigError(f"{key}={value!r}: expected one of {', '.join(allowed)}")
+
+
+def _check_testbed(experiment: Experiment) -> None:
+    testbed = experiment.testbed
+    if testbed.memory_mb is not None:
+        _number("testbed.memory_mb", testbed.memory_mb, above=0)
+    far = [key for key, regime in experiment.regimes.items() if not regime.is_local]
+    if testbed.cold == "cell" and far:
+        raise ConfigError(
+            f"testbed.cold=cell: regimes.{far[0]} has a link, and no row is valid whose bytes do not all come over it; "
+            "use cold=epoch, or local regimes alone"
+        )
 
 
 def _check_store(store: StoreSpec) -> None:

@@ -9,6 +9,7 @@ __all__ = [
     "DiskError",
     "HarnessError",
     "Interrupted",
+    "MemoryLimitError",
     "MountError",
     "ResultsError",
     "TestbedError",
@@ -50,6 +51,10 @@ class CellError(HarnessError):
     """A cell ended without a result."""
 
     exit_status = 3
+
+
+class MemoryLimitError(CellError):
+    """A cell needs more memory than testbed.memory_mb leaves it."""
 
 
 class ResultsError(HarnessError):

@@ -44,6 +44,8 @@ class EpochMetrics:
     loss_first: float | None
     """Of the epoch's first step; None where nothing is trained."""
     loss_last: float | None
+    loss_mean: float | None
+    """Of all steps of the epoch."""
     cell_cpu_s: float | None
     """CPU seconds of the cell and its workers."""
     pss_peak_bytes: int | None
@@ -112,6 +114,7 @@ def _metrics(
         **_work(batches.work_s),
         loss_first=loss[0] if loss else None,
         loss_last=loss[-1] if loss else None,
+        loss_mean=float(np.mean(loss)) if loss else None,
         cell_cpu_s=_difference(start, end, "cell_cpu_s"),
         pss_peak_bytes=_most([*(row.pss_bytes for row in seen), pss_after]),
         rss_peak_bytes=_most(row.rss_bytes for row in seen),

@@ -17,6 +17,7 @@ from harness.regime import Regime
 from harness.specs import LoaderSpec
 from harness.testbed import Testbed
 from harness.testbed.base import LOOPBACK
+from harness.testbed.memory import MemoryGroup
 from harness.testbed.state import RunNames, state_root
 
 __all__ = ["DataOnNodes", "Reached", "reach"]
@@ -59,16 +60,31 @@ class Reached:
 
 
 def reach(
-    data: DataOnNodes, testbed: Testbed, loader: LoaderSpec, regime: Regime, stack: ExitStack, folder: Path
+    data: DataOnNodes,
+    testbed: Testbed,
+    loader: LoaderSpec,
+    regime: Regime,
+    stack: ExitStack,
+    folder: Path,
+    memory: MemoryGroup | None = None,
 ) -> Reached:
-    """Mount or serve what a cell needs until `stack` is closed; logs and events go into the cell's `folder`."""
+    """Mount or serve what a cell needs until `stack` is closed; logs and events go into the cell's `folder`.
+
+    Daemons run in the cell's `memory` group, where it has one; what serves a mount does not.
+    """
     if loader.reads == "stream":
-        return _served(data, testbed, loader, regime, stack, folder)
+        return _served(data, testbed, loader, regime, stack, folder, memory)
     return _mounted(data, testbed, regime, stack)
 
 
 def _served(
-    data: DataOnNodes, testbed: Testbed, loader: LoaderSpec, regime: Regime, stack: ExitStack, folder: Path
+    data: DataOnNodes,
+    testbed: Testbed,
+    loader: LoaderSpec,
+    regime: Regime,
+    stack: ExitStack,
+    folder: Path,
+    memory: MemoryGroup | None,
 ) -> Reached:
     assert data.shards is not None
     keys = data.keys[loader.daemon["module"]] if loader.secure else None
@@ -84,7 +100,7 @@ def _served(
         # Two daemons may be on one node: the port that was asked for is the storage node's.
         options = {**loader.daemon, "port": 0} if suffix and role == "compute" else loader.daemon
         serve = serving(
-            node,
+            node if memory is None else memory.node(node),
             LOOPBACK if here else node.address,
             shards,
             options,

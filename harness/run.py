@@ -22,7 +22,7 @@ from harness.config import config_hash, differences
 from harness.daemon import Keys, make_keys, rehearse
 from harness.data import RunData, open_data
 from harness.energy import EnergyAgent
-from harness.errors import ConfigError, HarnessError, Interrupted, ResultsError
+from harness.errors import ConfigError, HarnessError, Interrupted, ResultsError, TestbedError
 from harness.ledger import Ledger
 from harness.measure import epoch_rows
 from harness.plan import Cell, plan
@@ -35,6 +35,7 @@ from harness.signals import signals_held
 from harness.skipped import id_list, skipped_by_epoch
 from harness.specs import Experiment
 from harness.testbed import Testbed, clean, open_testbed
+from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
 from loaders.errors import LoaderError
 
@@ -59,6 +60,8 @@ def run(
     Raises HarnessError, after which nothing is left behind but the results.
     """
     check_components(experiment, OmegaConf.to_container(cfg.loaders, resolve=True))  # type: ignore[arg-type]
+    if experiment.testbed.memory_mb is not None and (obstacles := memory_obstacles()):
+        raise TestbedError("; ".join(obstacles))
     try:
         check_figures(experiment.figures)
     except ResultsError as error:

@@ -61,7 +61,12 @@ class TestbedSpec:
     kind: Literal["auto", "local", "netns"] = "auto"
     link: Literal["auto", "netem", "relay"] = "auto"
     caches: Literal["all", "tree"] = "all"
-    """What the kernel forgets before every epoch: all its caches, or the pages of what the epoch reads alone."""
+    """What the kernel forgets before an epoch: all its caches, or the pages of what the epoch reads alone."""
+    cold: Literal["epoch", "cell"] = "epoch"
+    """When it does: before every epoch, or before a cell's first one alone."""
+    memory_mb: float | None = None
+    """Most memory of a cell's processes and daemons together, in 10^6 bytes, the page cache of what they read counted;
+    None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)

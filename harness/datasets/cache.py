@@ -67,7 +67,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
         free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise DatasetError(
-            f"{folder}: {_mb(needed_bytes)} are needed and {_mb(free)} are free; "
+            f"{folder}: {_spelled(needed_bytes)} are needed and {_spelled(free)} are free; "
             "make room, or set cache_dir to a larger file system"
         )
 
@@ -80,7 +80,7 @@ def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[No
     except OSError as error:
         where = error.filename or folder
         if error.errno in _FULL:
-            need = "" if needed_bytes is None else f" ({_mb(needed_bytes)} are needed in all)"
+            need = "" if needed_bytes is None else f" ({_spelled(needed_bytes)} are needed in all)"
             raise DatasetError(
                 f"{where}: the disk is full{need}; make room, or set cache_dir to a larger file system"
             ) from error
@@ -116,5 +116,8 @@ def _remove_leftovers(target: Path) -> None:
             os.close(lock)
 
 
-def _mb(count: int) -> str:
-    return f"{count / 1e6:.0f} MB"
+def _spelled(count: int) -> str:
+    for unit, size in (("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.0f} {unit}"
+    return f"{count} B"

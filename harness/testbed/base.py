@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Mount", "Node", "Testbed"]
 
 LOOPBACK = "127.0.0.1"
+_JOIN = 'echo $$ >"$0" && exec "$@"'
+"""Before anything else, so that all that the process allocates is counted where it belongs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class Node:
     """Interface of the data network; None where the data stays on the machine."""
     namespace: str | None = None
     """Path of its network namespace; None for the machine's own."""
+    memory_group: Path | None = None
+    """Control group that its processes start in; None for the caller's."""
 
     def popen(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
@@ -54,9 +58,10 @@ class Node:
         Raises:
             TestbedError: a tool that starts it is not installed. A missing command is told by exit status 127.
         """
+        join = ["sh", "-c", _JOIN, str(self.memory_group / "cgroup.procs")] if self.memory_group else []
         enter = ["nsenter", f"--net={self.namespace}", "--"] if self.namespace else []
         options.setdefault("stdin", subprocess.DEVNULL)
-        command = [*enter, *dying_with_parent(argv)]
+        command = [*join, *enter, *dying_with_parent(argv)]
         try:
             return subprocess.Popen(command, env=self._environment(env), process_group=0, **options)
         except FileNotFoundError as error:

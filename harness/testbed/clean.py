@@ -1,4 +1,4 @@
-"""Removing what a run made: its processes, mounts, namespaces and files."""
+"""Removing what a run made: its processes, control group, mounts, namespaces and files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from harness.errors import TestbedError
+from harness.testbed.memory import remove_memory_group
 from harness.testbed.mount_table import detach, mounts_below
 from harness.testbed.nfs import stop_nfs_server
 from harness.testbed.process import kill_all
@@ -53,6 +54,13 @@ def tear_down(names: RunNames) -> list[str]:
         removed += [f"process {pid}" for pid in kill_all(names.run_id, names.namespace_paths)]
     except TimeoutError as error:
         problems.append(str(error))
+    group_left = False
+    try:
+        group = remove_memory_group(names.folder)
+        removed += [f"control group {group}"] if group else []
+    except TestbedError as error:
+        group_left = True
+        problems.append(str(error))
     for mount in reversed(mounts_below(names.folder)):
         try:
             detach(mount)
@@ -64,8 +72,9 @@ def tear_down(names: RunNames) -> list[str]:
             problem = stop_nfs_server(path) or _delete_namespace(path)
             removed += [] if problem else [f"namespace {path.name}"]
             problems += [problem] if problem else []
-    # Never through a mount that is still there: what lies behind it is the user's data.
-    if names.folder.exists() and not mounts_below(names.folder):
+    # Never through a mount that is still there: what lies behind it is the user's data. A control group that is left
+    # is known by its record in the folder alone.
+    if names.folder.exists() and not group_left and not mounts_below(names.folder):
         shutil.rmtree(names.folder)
         removed.append(f"folder {names.folder}")
     if problems:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.testbed.caches import how_dropped
+from harness.testbed.memory import memory_obstacles
 from harness.testbed.netns import netns_obstacles
 from harness.testbed.nfs import nfs_obstacles
 from harness.testbed.sshfs import sshfs_obstacles
@@ -42,6 +43,7 @@ def examine() -> Iterator[Finding]:
         else ["root of the machine alone may write vm.drop_caches; files are advised away"]
     )
     yield _found("cold caches by vm.drop_caches", dropping, "pages, directories and attributes are forgotten")
+    yield _found("memory limit of a cell", memory_obstacles(), "testbed.memory_mb can be set")
 
 
 def _found(ability: str, obstacles: Sequence[str], use: str) -> Finding:

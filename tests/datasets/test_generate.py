@@ -170,7 +170,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.root
 def test_too_small_a_disk_is_refused_before_anything_is_made(small_disk, heard):
-    with pytest.raises(DatasetError, match=r"\d MB are needed and \d MB are free; make room"):
+    with pytest.raises(DatasetError, match=r"\d [kM]?B are needed and \d+ [kM]?B are free; make room"):
         ImagenetLike("small", samples=200, classes=3, mean_kb=12).open(small_disk, heard)
     assert heard == []
 
@@ -178,7 +178,7 @@ def test_too_small_a_disk_is_refused_before_anything_is_made(small_disk, heard):
 @pytest.mark.root
 def test_a_disk_that_fills_up_is_named_and_left_without_a_trace(small_disk, heard, monkeypatch):
     monkeypatch.setattr(generating, "check_room", lambda folder, needed: None)
-    with pytest.raises(DatasetError, match=r"disk is full \(\d+ MB are needed in all\)") as error:
+    with pytest.raises(DatasetError, match=r"disk is full \(\d+ [kM]?B are needed in all\)") as error:
         ImagenetLike("small", samples=200, classes=3, mean_kb=12).open(small_disk, heard)
     assert str(small_disk) in str(error.value)
     assert left_beside(small_disk) == []

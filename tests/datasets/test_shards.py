@@ -42,7 +42,7 @@ def test_a_sample_that_changed_is_named_and_nothing_is_left(handle, tmp_path, he
 def test_too_small_a_disk_is_refused_with_what_is_needed(handle, tmp_path, heard, monkeypatch):
     usage = sharding.check_room.__globals__["shutil"].disk_usage("/")._replace(free=10)
     monkeypatch.setattr("harness.datasets.cache.shutil.disk_usage", lambda folder: usage)
-    with pytest.raises(DatasetError, match="are needed and 0 MB are free"):
+    with pytest.raises(DatasetError, match="are needed and 10 B are free"):
         open_shards(handle, tmp_path / "cache", heard)
 
 

@@ -94,7 +94,7 @@ def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored,
     assert found.loss.tolist() == [2.5, 1.5]
     assert found.work_s.tolist() == [0.1, 0.2, 0.3]
     (metrics,) = epoch_metrics(replace(stored(), batches={1: found}))
-    assert (metrics.loss_first, metrics.loss_last) == (2.5, 1.5)
+    assert (metrics.loss_first, metrics.loss_last, metrics.loss_mean) == (2.5, 1.5, 2.0)
     assert (metrics.work_p50_s, metrics.work_max_s) == (0.2, 0.3)
     assert metrics.work_mean_s == pytest.approx(0.2)
 
