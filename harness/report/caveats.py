@@ -55,6 +55,7 @@ def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
         *_energy(groups),
         *_skipped(results),
         *_placement(results),
+        *_memory(results),
         *_mounts(results),
         *_link(results),
         *_other_runs(results),
@@ -76,6 +77,12 @@ def _accelerator(results: Results) -> Iterable[Caveat]:
         return
     names = [label.removeprefix("emulated:").strip() for label in found]
     assumed = [name.startswith("assumed") for name in names]
+    if len(found) > 1:
+        workloads = {(cell.accelerator, spell(cell.workload)): None for cell in results.cells}
+        names = [
+            f"{name} ({', '.join(workload for of, workload in workloads if of == label)})"
+            for name, label in zip(names, found, strict=True)
+        ]
     source = "is assumed, not published" if all(assumed) else "is published" if not any(assumed) else "is as stated"
     text = f"Emulated {', '.join(names)}: how long a step lasts {source}; nothing is trained."
     citations = dict.fromkeys(citation.rstrip(".") for cell in results.cells for citation in cell.citations)
@@ -140,6 +147,16 @@ def _placement(results: Results) -> Iterable[Caveat]:
             f"({megabytes(float(far['remote_bytes']))}) comes over the link.",
             weakens=False,
         )
+
+
+def _memory(results: Results) -> Iterable[Caveat]:
+    limits = dict.fromkeys(cell.memory_bytes for cell in results.cells if cell.memory_bytes is not None)
+    for limit in limits:
+        text = f"The processes of a cell had {megabytes(limit)} of memory together, the page cache of what they read"
+        yield Caveat("memory", f"{text} counted.", weakens=False)
+    testbed = results.config.get("testbed")
+    if isinstance(testbed, Mapping) and testbed.get("cold") == "cell":
+        yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find what is cached.", weakens=False)
 
 
 def _other_runs(results: Results) -> Iterable[Caveat]:

@@ -48,6 +48,8 @@ class Cell:
     """Why the loader left samples out under on_error=skip, by id, of all epochs."""
     link: Json
     """link.json: the probe before and after, and the link's cost per epoch; empty without a link."""
+    memory_bytes: float | None = None
+    """Most that its processes had together; None without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,7 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str]) -> Cell:
         notes=tuple(str(note) for note in stored.get("notes") or ()),
         skipped={int(key): str(why) for epoch in stored.get("skipped") or () for key, why in epoch["samples"].items()},
         link=_mapping(_json(home / "link.json", {})),
+        memory_bytes=_mapping(stored.get("memory")).get("limit_bytes"),
     )
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from harness.errors import ResultsError
 from harness.report.folder import Results
 
-__all__ = ["base_of", "epochs", "trusted", "work"]
+__all__ = ["base_of", "epochs", "settled", "stored", "trusted", "work"]
 
 
 def epochs(results: Results) -> pd.DataFrame:
@@ -57,6 +57,12 @@ def trusted(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["valid"] | ~some_valid]
 
 
+def settled(frame: pd.DataFrame) -> pd.Series[bool]:
+    """Tell of every row of `epochs` whether workers were there already: it is not its cell's first, or the only one."""
+    epoch = frame.groupby("cell_id")["epoch"]
+    return (frame["epoch"] > epoch.transform("min")) | (epoch.transform("min") == epoch.transform("max"))
+
+
 def work(results: Results) -> pd.DataFrame:
     """Return a row for every sample of every epoch whose loader tells how long preprocessing it took.
 
@@ -70,6 +76,12 @@ def work(results: Results) -> pd.DataFrame:
         if cell.state == "done"
     ]
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*_WORK_COLUMNS, "workload", "base"])
+
+
+def stored(path: Path) -> pd.DataFrame | None:
+    """Return one Parquet file of a cell; None where it is not there. Raises ResultsError for one that is broken."""
+    frame: pd.DataFrame | None = _read(path).to_pandas() if path.exists() else None
+    return frame
 
 
 def base_of(results: Results, loader: str) -> str:

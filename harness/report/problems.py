@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from harness.report.folder import Cell, Check, Results
 from harness.report.labels import regime_labels, spell
+from harness.report.rows import EpochRow
 
 __all__ = ["KINDS", "Problem", "problems"]
 
@@ -20,7 +21,7 @@ class Problem:
 
     kind: str
     where: str
-    """Loader and regime."""
+    """Loader, workload where the run has several, and regime."""
     count: int
     """How many cells, or epochs where a row or check is meant."""
     text: str
@@ -37,13 +38,11 @@ def problems(results: Results) -> tuple[Problem, ...]:
 
 
 def _cells(results: Results) -> Iterable[tuple[str, str, str]]:
-    labels = regime_labels(results)
     for cell in results.unfinished:
-        yield cell.state, _where(labels, cell.loader, cell.regime), cell.reason
+        yield cell.state, _where(results, cell), cell.reason
 
 
 def _rows(results: Results) -> Iterable[tuple[str, str, str]]:
-    labels = regime_labels(results)
     unfinished = {cell.cell_id for cell in results.unfinished}
     failing = [check for check in results.checks if check.verdict == "fail"]
     for row in results.rows:
@@ -52,21 +51,21 @@ def _rows(results: Results) -> Iterable[tuple[str, str, str]]:
         kind, _, rules = row.verdict.partition(":")
         told = [_told(check) for check in failing if check.cell_id == row.cell_id and check.epoch in {None, row.epoch}]
         text = "; ".join(dict.fromkeys(told)) or rules.strip()
-        yield kind if kind in KINDS else "invalid", _where(labels, row.loader, row.regime), text
+        yield kind if kind in KINDS else "invalid", _where(results, row), text
 
 
 def _warnings(results: Results) -> Iterable[tuple[str, str, str]]:
-    labels = regime_labels(results)
     cells: dict[str, Cell] = {cell.cell_id: cell for cell in results.cells}
     for check in results.checks:
         if check.verdict == "warn":
             cell = cells.get(check.cell_id)
-            yield "warning", _where(labels, cell.loader, cell.regime) if cell else check.cell_id, _told(check)
+            yield "warning", _where(results, cell) if cell else check.cell_id, _told(check)
 
 
 def _told(check: Check) -> str:
     return f"{check.rule.replace('_', ' ')}: {check.actual or 'unknown'}, expected {check.expected}"
 
 
-def _where(labels: dict[str, str], loader: str, regime: str) -> str:
-    return f"{spell(loader)}, {labels.get(regime, regime)}"
+def _where(results: Results, of: Cell | EpochRow) -> str:
+    parts = [spell(of.loader), spell(of.workload)] if len(results.workloads) > 1 else [spell(of.loader)]
+    return ", ".join([*parts, regime_labels(results).get(of.regime, of.regime)])

@@ -210,7 +210,8 @@ def _claims(results: Results) -> RenderableType | None:
         parts.append(table)
     if skipped:
         reasons = "; ".join(dict.fromkeys(claim.reason for claim in skipped))
-        parts.append(Text(f"{len(skipped)} claims of the paper are not checked: {reasons}.", "dim"))
+        which = "One claim of the paper is" if len(skipped) == 1 else f"{len(skipped)} claims of the paper are"
+        parts.append(Text(f"{which} not checked: {reasons}.", "dim"))
     return Stack(*parts)
 
 

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, evaluate, judge
-from harness.report.claims.composition import spread_of_slow
+from harness.report.claims.composition import composition
 from harness.report.claims.definition import Definition, Needs, Values
 from harness.report.claims.rows import Row, claim_rows
 from harness.report.claims.words import Bound, combined, written
@@ -176,7 +176,8 @@ def test_what_passes_is_told_in_the_style_of_the_value() -> None:
     assert Bound("at_most", 0.05).tolerance("percent") == "passes up to 5.0 %"
     saving = Bound("at_most", 0.6, absolute=0.05)
     assert (saving.expected("less"), saving.tolerance("less")) == ("≥ 40 % less", "passes from 35 % less on")
-    assert written(0.4, "less") == "60 % less" and combined("knee", {4: 1.0, 2: 0.96, 1: 0.5}) == 2
+    assert (written(0.4, "less"), written(1.14, "less")) == ("60 % less", "14 % more")
+    assert combined("knee", {4: 1.0, 2: 0.96, 1: 0.5}) == 2
 
 
 def test_rows_of_a_folder_know_the_config_and_its_sweep(build_sweep: Callable[..., Any]) -> None:
@@ -216,12 +217,12 @@ def test_a_figure_of_one_s_own_brings_a_file_of_claims(
 def test_slow_samples_are_counted_by_batch_and_by_half() -> None:
     slow = np.array([1, 5])
     even = [np.array(ids) for ids in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])]
-    figures = spread_of_slow(even, slow)
+    figures = composition(even, slow).figures
     assert figures["slow_share"] == pytest.approx((0.25 + 0.25 + 0) / 3)
     assert figures["slow_batch_std"] == 0.0
     # The first batch, and half of the second one.
     assert figures["slow_first_half"] == pytest.approx(0.75)
-    late = spread_of_slow([np.array([0, 2]), np.array([3, 4]), np.array([1, 5])], slow)
+    late = composition([np.array([0, 2]), np.array([3, 4]), np.array([1, 5])], slow).figures
     assert (late["slow_first_half"], late["slow_batch_std"]) == (0.0, pytest.approx(0.943, abs=1e-3))
 
 

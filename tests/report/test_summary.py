@@ -76,6 +76,18 @@ def test_an_invalid_row_is_told_with_what_was_expected_and_found(build):
     builder.invalidate(builder.ids()[0], "rtt after", "0.1 ms ± 0.2 ms", "0.9 ms")
     (problem,) = problems(read_results(builder.write()))
     assert (problem.kind, problem.text) == ("invalid", "rtt after: 0.9 ms, expected 0.1 ms ± 0.2 ms")
+    assert "ResNet" not in problem.where
+
+
+def test_of_several_workloads_a_problem_names_its_own(build):
+    builder = build()
+    builder.config["workloads"]["vgg19"] = {"batch_size": 32}
+    first = builder.ids()[0]
+    for table in (builder.cells, builder.rows):
+        table[first]["workload"] = "vgg19"
+    builder.invalidate(first, "rtt after", "0.1 ms ± 0.2 ms", "0.9 ms")
+    (problem,) = problems(read_results(builder.write()))
+    assert problem.where == "PyTorch, VGG-19, 0.1 ms"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,22 +13,44 @@ import pyarrow.parquet as pq
 
 from harness.report.folder import Results
 
-__all__ = ["compositions", "spread_of_slow"]
+__all__ = ["Composition", "composition", "compositions"]
 
 _SLOW_PERCENTILE: Final = 75.0
 """Above it a sample is slow (MinatoLoader, section 4.2)."""
 
-_Batches = list[npt.NDArray[np.int64]]
+_Ints = npt.NDArray[np.int64]
+_Batches = list[_Ints]
 
 
-def compositions(results: Results) -> Mapping[tuple[str, int], Mapping[str, float]]:
-    """Return `slow_share`, `slow_batch_std` and `slow_first_half` of every epoch, by (cell id, epoch).
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """How many slow samples, and how many in all, every batch of an epoch had, in order; both of shape (batches,)."""
+
+    slow: _Ints
+    samples: _Ints
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """`slow_share`, `slow_batch_std` and `slow_first_half` (harness.report.claims.metrics)."""
+        figures = {
+            "slow_share": float((self.slow / self.samples).mean()),
+            "slow_batch_std": float(self.slow[self.samples == self.samples.max()].std()),
+        }
+        if total := self.slow.sum():
+            # The batch in the middle of an odd number belongs to both halves, half of it to each.
+            weights = np.clip(len(self.slow) / 2 - np.arange(len(self.slow)), 0.0, 1.0)
+            figures["slow_first_half"] = float((self.slow * weights).sum() / total)
+        return figures
+
+
+def compositions(results: Results) -> Mapping[tuple[str, int], Composition]:
+    """Return the composition of the batches of every epoch, by (cell id, epoch).
 
     A sample is slow whose preprocessing takes, in the median of all its epochs in the run, longer than that of three
     quarters of the workload's samples. Epochs of loaders that do not tell how long it takes are counted by the others'
     samples; a workload of which no loader tells has none.
     """
-    found: dict[tuple[str, int], Mapping[str, float]] = {}
+    found: dict[tuple[str, int], Composition] = {}
     for workload in results.workloads:
         epochs: dict[tuple[str, int], _Batches] = {}
         times: dict[int, list[float]] = {}
@@ -39,24 +62,16 @@ def compositions(results: Results) -> Mapping[tuple[str, int], Mapping[str, floa
         usual = {sample: float(np.median(each)) for sample, each in times.items()}
         limit = float(np.percentile(list(usual.values()), _SLOW_PERCENTILE))
         slow = np.array([sample for sample, seconds in usual.items() if seconds > limit], np.int64)
-        found |= {key: spread_of_slow(batches, slow) for key, batches in epochs.items()}
+        found |= {key: composition(batches, slow) for key, batches in epochs.items()}
     return found
 
 
-def spread_of_slow(batches: _Batches, slow: npt.NDArray[np.int64]) -> Mapping[str, float]:
-    """Return the three figures of one epoch, from the ids of its batches in order and those of the slow samples."""
-    counts = np.array([np.isin(ids, slow).sum() for ids in batches], np.float64)
-    sizes = np.array([len(ids) for ids in batches], np.float64)
-    figures = {
-        "slow_share": float((counts / sizes).mean()),
-        "slow_batch_std": float(counts[sizes == sizes.max()].std()),
-    }
-    if counts.sum():
-        # The batch in the middle of an odd number belongs to both halves, half of it to each.
-        middle = len(counts) / 2
-        weights = np.clip(middle - np.arange(len(counts)), 0.0, 1.0)
-        figures["slow_first_half"] = float((counts * weights).sum() / counts.sum())
-    return figures
+def composition(batches: _Batches, slow: _Ints) -> Composition:
+    """Return how the samples `slow` are spread, from the ids of an epoch's batches in order."""
+    return Composition(
+        np.array([np.isin(ids, slow).sum() for ids in batches], np.int64),
+        np.array([len(ids) for ids in batches], np.int64),
+    )
 
 
 def _read(path: Path, cell_id: str, epochs: dict[tuple[str, int], _Batches], times: dict[int, list[float]]) -> None:

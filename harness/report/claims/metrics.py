@@ -28,6 +28,7 @@ METRICS: Final[Mapping[str, str]] = {
     "steady_samples_per_s": "",
     "loss_first": "",
     "loss_last": "",
+    "loss_mean": "",
     "cell_cpu_s": "s",
     "pss_peak_bytes": "bytes",
     "rss_peak_bytes": "bytes",

@@ -48,7 +48,9 @@ def claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
         row = stored[key]
         known: dict[str, Any] = {str(name): value for name, value in record.items()}
         known |= {"mb_per_s": row.mb_per_s, "stall_s": row.stall_s, "total_j": row.total_j}
-        known |= {f"{domain}_j": joules for domain, joules in row.joules.items()} | dict(batches.get(key, {}))
+        known |= {f"{domain}_j": joules for domain, joules in row.joules.items()} | (
+            batches[key].figures if key in batches else {}
+        )
         found.append(
             Row(
                 *key,

@@ -101,8 +101,10 @@ def written(value: float, style: Style) -> str:
     """Write a number."""
     if style == "number":
         return significant(value) if value != round(value) else f"{value:g}"
-    if style in ("less", "knee"):
-        return f"{percent(1 - value)} less" if style == "less" else f"knee at {value:g}"
+    if style == "less":
+        return f"{percent(1 - value)} less" if value <= 1 else f"{percent(value - 1)} more"
+    if style == "knee":
+        return f"knee at {value:g}"
     return {"factor": factor, "percent": percent, "seconds": seconds, "joules": joules, "megabytes": megabytes}[style](
         value
     )

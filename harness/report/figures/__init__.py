@@ -24,7 +24,7 @@ from harness.report.folder import Results
 
 __all__ = ["Drawn", "check_figures", "draw_figures", "figure_modules", "figure_tables"]
 
-_SHARED = {"epochs", "lines", "marks", "palette", "slots", "style", "tables", "throughput"}
+_SHARED = {"epochs", "lines", "losses", "marks", "overtime", "palette", "slots", "style", "tables", "throughput", "use"}
 
 
 @dataclass(frozen=True, slots=True)

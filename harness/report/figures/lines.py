@@ -43,7 +43,7 @@ def draw_sweep(axes: Axes, frame: pd.DataFrame, measure: str, *, names: bool = T
 
 def tick_settings(axes: Axes, settings: Sequence[float]) -> None:
     """Put a tick at every setting, on a logarithmic axis where they double."""
-    if len(settings) > 2 and settings[-1] / settings[0] >= 4:
+    if len(settings) > 2 and 0 < 4 * settings[0] <= settings[-1]:
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
     axes.set_xticks(settings, [f"{setting:g}" for setting in settings])

@@ -12,7 +12,7 @@ from harness.report.figures.palette import FAINT, INK, MUTED
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
-from harness.report.measurements import epochs, trusted
+from harness.report.measurements import epochs, settled, trusted
 
 __all__ = ["bound_per_s", "draw_throughput", "swept", "throughput_table"]
 
@@ -27,9 +27,7 @@ def swept(results: Results) -> pd.DataFrame:
     """
     frame = epochs(results)
     frame = trusted(frame[frame["workload"] == next(iter(results.workloads), "")])
-    cell = frame.groupby("cell_id")["epoch"]
-    later = (frame["epoch"] > cell.transform("min")) | (cell.transform("min") == cell.transform("max"))
-    return frame.assign(cpu_ms_per_sample=1e3 * frame["cell_cpu_s"] / frame["samples"], later=later)
+    return frame.assign(cpu_ms_per_sample=1e3 * frame["cell_cpu_s"] / frame["samples"], later=settled(frame))
 
 
 def bound_per_s(frame: pd.DataFrame) -> float | None:

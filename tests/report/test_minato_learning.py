@@ -1,0 +1,116 @@
+"""What a model learns through two loaders, and how slow samples are spread: MinatoLoader's figure 11, and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.text import Text
+
+from harness.report.figures import figure_tables, minato_fig11, minato_seeds
+from harness.report.folder import read_results
+from harness.report.paired import paired
+
+LOADERS = {"pytorch": {"_target_": "p"}, "sample_aware": {"_target_": "s"}}
+EPOCHS, COUNT, SIZE = 3, 32, 4
+
+
+def _batches(order: list[int], loss: float | None) -> pd.DataFrame:
+    """Epochs over samples in an order; every fourth sample is slow."""
+    batches = [order[at : at + SIZE] for at in range(0, COUNT, SIZE)]
+    rows = [
+        {
+            "epoch": epoch,
+            "step": step,
+            "wait_s": 0.5,
+            "step_s": 0.5,
+            "loss": None if loss is None else loss / epoch,
+            "ids": ids,
+            "work_s": [1.0 if sample % 4 == 0 else 0.1 for sample in ids],
+        }
+        for epoch in range(1, EPOCHS + 1)
+        for step, ids in enumerate(batches)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def write(build_sweep: Callable[..., Any]) -> Callable[..., Path]:
+    """Write a run whose slow samples come evenly through PyTorch and at the end through the other."""
+
+    def _write(figure: str, **losses: float | None) -> Path:
+        builder = build_sweep(figures=(figure,), workloads=("unet3d",), loaders=LOADERS, epochs=EPOCHS)
+        folder: Path = builder.write()
+        late = sorted(range(COUNT), key=lambda sample: sample % 4 == 0)
+        for cell in (folder / "cells").iterdir():
+            base = cell.name.partition("-")[0]
+            order = list(range(COUNT)) if base == "pytorch" else late
+            _batches(order, losses.get(base)).to_parquet(cell / "batches.parquet")
+        return folder
+
+    return _write
+
+
+def test_loss_and_slow_samples_of_both_loaders_stand_beside_the_paper_s(write: Callable[..., Path]) -> None:
+    results = read_results(write("minato_fig11", pytorch=3.0, sample_aware=2.4))
+    figure = minato_fig11.draw(results)
+    assert figure is not None and len(figure.axes) == 4
+    text = " ".join(one.get_text() for one in figure.findobj(Text))
+    assert "UNet3D" in text and "iteration" in text
+    (table,) = figure_tables(results)
+    ours, other = table.rows
+    assert ours == ("UNet3D, PyTorch", "1.00", "24.0 s", "0.250", "0", "0.500", "0.23", "8.0 h")
+    assert other[:3] == ("UNet3D, sample-aware", "0.800", "24.0 s")
+    assert other[4:6] == ("1.73", "0")  # two batches of slow samples alone, all in the second half
+    assert "0.24 through sample-aware" in minato_fig11.caption(results)
+
+
+def test_steps_that_trained_nothing_have_no_loss_and_say_so(write: Callable[..., Path]) -> None:
+    results = read_results(write("minato_fig11"))
+    figure = minato_fig11.draw(results)
+    assert figure is not None
+    assert "no loss: nothing was trained" in " ".join(one.get_text() for one in figure.findobj(Text))
+    assert figure_tables(results)[0].rows[0][1] == "–"
+    assert minato_seeds.draw(results) is None and minato_seeds.table(results) is None
+
+
+def test_a_difference_is_judged_over_the_seeds_that_both_arms_have() -> None:
+    noise = paired({1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 1.2, 2: 1.9, 3: 3.05})
+    assert noise is not None and noise.within_noise and noise.pairs == 3
+    assert (noise.first_mean, noise.first_std) == (2.0, 1.0)
+    # Differences 0.2, -0.1 and 0.05: mean 0.05, deviation 0.15, t(2) = 4.303.
+    assert noise.difference == pytest.approx(0.05)
+    assert noise.half_width == pytest.approx(4.303 * 0.15 / np.sqrt(3))
+    more = paired({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.5, 2: 2.52, 3: 3.49})
+    assert more is not None and not more.within_noise
+    assert paired({1: 1.0}, {1: 1.0}) is None
+
+
+def test_seeds_are_told_with_means_deviations_and_a_verdict(write: Callable[..., Path]) -> None:
+    folder = write("minato_seeds", pytorch=3.0, sample_aware=3.0)
+    plan = (folder / "plan.json").read_text()
+    cells = {path.name: path for path in (folder / "cells").iterdir()}
+    more = []
+    for name, home in cells.items():
+        for repeat in (2, 3):
+            copy = home.with_name(name.replace("-r1", f"-r{repeat}"))
+            copy.mkdir()
+            (copy / "cell.json").write_text((home / "cell.json").read_text())
+            loss = 3.0 + 0.3 * repeat + (0.01 * (repeat - 2.5) if "aware" in name else 0.0)
+            _batches(list(range(COUNT)), loss).to_parquet(copy / "batches.parquet")
+            cell = {"cell_id": copy.name, "workload": "unet3d", "loader": name.partition("-")[0]}
+            more.append({**cell, "regime": "local", "repeat": repeat})
+    (folder / "plan.json").write_text(plan.replace('"cells": [', f'"cells": [{str(more)[1:-1]}, '.replace("'", '"')))
+    results = read_results(folder)
+    assert minato_seeds.draw(results) is not None
+    (table,) = figure_tables(results)
+    pytorch, _, verdict = table.rows
+    assert pytorch[:1] + pytorch[3:] == ("UNet3D, PyTorch", "3", "")
+    assert verdict[0] == "sample-aware − PyTorch" and verdict[-1] == "within noise"
+    told = minato_seeds.caption(results)
+    # Of the first seed all batches differ, of the other two none.
+    assert "within noise" in told and "67 % of the batches hold the same samples" in told
