@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes import cpu_s, status_kb
 from table import Line, show
 
 from energymon import SqliteStore
@@ -143,9 +144,9 @@ def agent(store: Path, interval_ms: int, seconds: float, options: list[str]) -> 
     assert process.stdout is not None
     assert process.stdout.readline(), "the agent did not start"
     time.sleep(1.0)
-    began, before_s = time.monotonic(), cpu_s(process.pid)
+    began, before_s = time.monotonic(), cpu_s([process.pid])
     time.sleep(seconds)
-    elapsed, used_s = time.monotonic() - began, cpu_s(process.pid) - before_s
+    elapsed, used_s = time.monotonic() - began, cpu_s([process.pid]) - before_s
     rss_mb = status_kb(process.pid, "VmHWM") / 1e3
     process.send_signal(signal.SIGTERM)
     process.wait()
@@ -154,18 +155,6 @@ def agent(store: Path, interval_ms: int, seconds: float, options: list[str]) -> 
         missed = sum(tick.missed for tick in opened.ticks(0, 2**63 - 1))
     jitter = dict(session.description["jitter"])  # type: ignore[call-overload]
     return Found(used_s / elapsed, rss_mb, {**jitter, "missed": missed}, elapsed)
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU time of all threads of a process, s, to the nanosecond."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def status_kb(pid: int, key: str) -> int:
-    """Return a line of /proc/<pid>/status, kB."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ the window that was measured, and the seconds of every epoch. Orders and answers
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -15,8 +14,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Literal
+
+from processes import cpu_s, status_kb
 
 from loaders.streaming import RawBatch, StreamClient
 from loaders.streaming.decoding.records import check_records
@@ -77,24 +77,9 @@ class Received:
         return 1e9 * (self.receiver_cpu_s + self.daemon_cpu_s) / self.nbytes
 
 
-def cpu_s(pids: list[int]) -> float:
-    """Return the CPU seconds that all living threads of the processes have used, system calls included."""
-    total_ns = 0
-    for pid in pids:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                total_ns += int((thread / "schedstat").read_text().split()[0])
-    return total_ns * 1e-9
-
-
 def anonymous_mb(pids: list[int]) -> float:
     """Return the most resident memory, in MB, that one of the processes has beyond the files that it maps."""
-    most_kib = 0
-    for pid in pids:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        fields = dict(line.split(":", 1) for line in lines)
-        most_kib = max(most_kib, int(fields["RssAnon"].split()[0]))
-    return most_kib * 1024e-6
+    return max((status_kb(pid, "RssAnon") for pid in pids), default=0) * 1024e-6
 
 
 def plans(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[BatchPlan]:

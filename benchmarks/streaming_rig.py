@@ -89,7 +89,8 @@ class Place:
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a process here; what is measured goes before what else runs on the machine."""
         enter = ["nice", "-n", str(NICE), *(["nsenter", f"--net={self.namespace}", "--"] if self.namespace else [])]
-        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        # In this order, for the scripts' folder has a file with the name of a package.
+        environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
         return subprocess.Popen([*enter, *argv], text=True, env=environment, **options)
 
 
