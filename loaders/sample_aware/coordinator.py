@@ -22,6 +22,7 @@ from loaders.sample_aware.jobs import Job
 from loaders.sample_aware.lateness import NEVER, Lateness
 from loaders.sample_aware.layout import Layout
 from loaders.sample_aware.messages import Report, ReportKind, Reports
+from loaders.sample_aware.pace import REST_S, tasks_ahead
 from loaders.sample_aware.packing import load, unpack
 from loaders.sample_aware.pool import Pool
 from loaders.sample_aware.run import Run
@@ -144,6 +145,8 @@ class Coordinator:
                     self._look(run)
                     self.staffing.decide(run)
                     self._fill(run)
+                    if self._rests(run):
+                        time.sleep(REST_S)
         except BaseException as error:  # noqa: BLE001 - the consumer is told
             if not self._ending:
                 self._die(error)
@@ -249,10 +252,14 @@ class Coordinator:
     def _stage(self, held: Held) -> str:
         return self._job.stages[min(held.stage, len(self._job.stages) - 1)]
 
+    def _rests(self, run: Run) -> bool:
+        """Tell whether the workers have enough to do for reports to be left until there are several."""
+        return tasks_ahead(self.figures.sample_ns) > 1 and len(run.outstanding) > 3 * len(self._pool)
+
     def _fill(self, run: Run) -> None:
         """Give out tasks until every worker has one and another waits for it, and ship what is whole."""
         workers = len(self._pool)
-        room = workers + min(workers, _MOST_AHEAD) - len(run.outstanding)
+        room = workers + min(workers * tasks_ahead(self.figures.sample_ns), _MOST_AHEAD) - len(run.outstanding)
         # Each parked sample leaves a row in the pipe, which takes some two thousand.
         self._control.set_may_park(run.balancer.parked < min(_MOST_AHEAD, 2 * workers))
         tasks, rows = [], []
@@ -268,8 +275,8 @@ class Coordinator:
         if run.balancer.over and not run.over:
             run.over = True
             self.builder.end(run.delivery)
-        if run.balancer.starving and run.shipped == run.taken:
-            # Samples have failed, or this were a batch: the consumer, which waits for it, asks the sampler for others.
+        if run.balancer.starving and run.opened > run.shipped == run.taken:
+            # Samples have failed, so the batch that the consumer waits for needs others: it asks the sampler for them.
             run.delivery.hungry = True
             run.delivery.nudge()
         queues = self.figures.queues

@@ -66,6 +66,11 @@ class Figures:
         means = [ns // count if count else 0 for ns, count in zip(self._stage_ns, self._stage_counts, strict=True)]
         return [sum(means[stage:]) for stage in range(len(means))]
 
+    @property
+    def sample_ns(self) -> int:
+        """What samples take on average, 0 before the first one."""
+        return sum(self._stage_ns) // self._stage_counts[-1] if self._stage_counts[-1] else 0
+
     def note_workers(self, number: int) -> None:
         """Note the number of workers."""
         if not self.workers or self.workers[-1][1] != number:

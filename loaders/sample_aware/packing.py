@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from loaders.sample_aware.past_caches import LEAST_BYTES, Move
+
 __all__ = ["Packed", "Spec", "copy_to", "load", "offsets", "pack", "rows_of", "spec_of", "unpack"]
 
 _ALIGNED: Final = 64
@@ -70,11 +72,12 @@ def offsets(spec: Spec, rows: int = 1) -> tuple[list[int], int]:
     return begins, at
 
 
-def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Any) -> None:
-    """Write a leaf's values to a place of the arena, given as bytes."""
+def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Any, past_caches: Move = ctypes.memmove) -> None:
+    """Write a leaf's values to a place of the arena, given as bytes; with `past_caches` where they are many."""
     if leaf.kind == _TENSOR and values.is_contiguous():
-        # Takes two thirds of what torch's copy takes, and no views.
-        ctypes.memmove(whole.data_ptr() + at, values.data_ptr(), leaf.nbytes)
+        # Without views, as torch's copy needs them.
+        move = past_caches if leaf.nbytes >= LEAST_BYTES else ctypes.memmove
+        move(whole.data_ptr() + at, values.data_ptr(), leaf.nbytes)
         return
     place = whole[at : at + leaf.nbytes]
     if leaf.kind == _TENSOR:

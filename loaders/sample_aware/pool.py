@@ -20,6 +20,7 @@ from loaders.errors import LoaderConfigError, WorkerError
 from loaders.forks import garbage_kept
 from loaders.sample_aware.jobs import Job, Seat
 from loaders.sample_aware.messages import ROW_BYTES, TASK_BYTES, Task, TaskKind
+from loaders.sample_aware.past_caches import library
 from loaders.sample_aware.worker import Descriptor, Ends, run_worker
 
 __all__ = ["Pool", "start_context"]
@@ -50,6 +51,7 @@ class Pool:
         self._rows_out, self._rows = os.pipe()
         self.reports, self._reports_in = os.pipe()
         self._tasks_back, self._rows_back = _twin(self._tasks_out), _twin(self._rows_out)
+        self._copy = _in_memory(library())
         self._members: dict[int, _Member] = {}
         self._made = self._working = 0
         self._closed = False
@@ -79,6 +81,7 @@ class Pool:
             Descriptor(self._reports_in),
             Descriptor(answers_out),
             Descriptor(self._arena),
+            None if self._copy is None else Descriptor(self._copy),
             os.getpid(),
         )
         process = self._context.Process(  # type: ignore[attr-defined]
@@ -165,9 +168,10 @@ class Pool:
             self._forget(worker)
         for descriptor in (
             self._tasks, self._tasks_out, self._tasks_back, self._rows, self._rows_out, self._rows_back,
-            self.reports, self._reports_in,
+            self.reports, self._reports_in, self._copy,
         ):  # fmt: skip
-            os.close(descriptor)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _forget(self, worker: int) -> None:
         member = self._members.pop(worker)
@@ -185,6 +189,15 @@ def start_context(given: Any) -> BaseContext:
         raise LoaderConfigError(f"start_method={given!r}: expected one of {', '.join(methods)}")
     context: BaseContext = multiprocessing.get_context(given)
     return context
+
+
+def _in_memory(content: bytes | None) -> int | None:
+    """Return a file without a name that holds this."""
+    if content is None:
+        return None
+    descriptor = os.memfd_create("sample-aware-copy", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    return descriptor
 
 
 def _write_all(descriptor: int, records: Sequence[bytes]) -> None:

@@ -23,8 +23,8 @@ class Run:
         self.slow: set[int] = set()
         self.outstanding: set[int] = set()
         """Samples that were given to the workers and not reported."""
-        self.shipped = self.taken = 0
-        """Batches that were given to the builder, and those that the consumer has."""
+        self.opened = self.shipped = self.taken = 0
+        """Batches that were taken up, those that were given to the builder, and those that the consumer has."""
         self._arena = arena
         self._keys: dict[int, Any] = {}
         self._done: dict[int, Report] = {}
@@ -37,7 +37,6 @@ class Run:
         """Whether the consumer was promised its end."""
         self._begun: set[int] = set()
         """Batches of which a row was given out: what their memory is is settled."""
-        self._batches = 0
         self._spare_rows = 0
         """Rows that were given out with samples that have failed."""
 
@@ -49,8 +48,8 @@ class Run:
     def open_batch(self, keys: Sequence[Any]) -> None:
         """Take up a batch of keys that the sampler has put together."""
         self._keys.update(zip(self.balancer.open_batch(len(keys)), keys, strict=True))
-        self._rows[self._batches] = len(keys), None
-        self._batches += 1
+        self._rows[self.opened] = len(keys), None
+        self.opened += 1
 
     def key(self, sample: int) -> Any:
         """Return what the dataset knows the sample by."""

@@ -75,8 +75,11 @@ class Arena:
         return self.returns.wake
 
     def allocate(self, nbytes: int) -> Block:
-        """Return a block of at least so many bytes."""
-        size = _size_class(nbytes)
+        """Return a block of at least so many bytes: a free one that is up to twice as large before a new one."""
+        least = _size_class(nbytes)
+        size = min(
+            (free for free, begins in self._free.items() if begins and least <= free <= 2 * least), default=least
+        )
         self._allocated += size
         self._last_of[size] = self._allocated
         if self._allocated >= self._look_at:

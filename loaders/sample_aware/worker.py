@@ -32,6 +32,7 @@ from loaders.sample_aware.messages import (
     unpack_key,
 )
 from loaders.sample_aware.packing import Packed, Spec, copy_to, load, offsets, pack
+from loaders.sample_aware.past_caches import loaded
 from loaders.sample_aware.shared import VIRTUAL_BYTES
 
 __all__ = ["Descriptor", "Ends", "run_worker"]
@@ -63,6 +64,8 @@ class Ends(NamedTuple):
     answers: Descriptor
     """This worker's own."""
     arena: Descriptor
+    copy: Descriptor | None
+    """The library to copy with, None for a plain copy."""
     parent: int
     """Process id, with which the worker ends."""
 
@@ -94,6 +97,7 @@ class _Worker:
         self._stages = job.stages
         self._map = mmap.mmap(ends.arena, VIRTUAL_BYTES)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._move = loaded(ends.copy)
         self._control = Control(self._map)
         self._spec: Spec | None = None
         self._waiting = select.poll()
@@ -186,7 +190,7 @@ class _Worker:
             return
         begins, _ = offsets(packed.spec, row.rows)
         for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
-            copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values)
+            copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values, self._move)
         self._tell(report)
 
     def _fits_row(self, row: RowToken, packed: Packed, stages: int) -> bool:
@@ -219,7 +223,7 @@ class _Worker:
             return
         block = self._block(report.run, tensors + len(rest))
         for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
-            copy_to(self._memory, block + begin, leaf, values)
+            copy_to(self._memory, block + begin, leaf, values, self._move)
         self._map[block + tensors : block + tensors + len(rest)] = rest
         self._tell(report._replace(offset=block + tensors, nbytes=len(rest)))
 

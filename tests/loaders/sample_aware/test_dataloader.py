@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import time
 import warnings
@@ -340,3 +341,40 @@ def test_a_killed_worker_is_named():
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match=rf"pid {pid}\) was killed by signal 9"):
         list(batches)
+
+
+class Noted(Dataset):
+    """Counts, over all processes, how many samples were asked for."""
+
+    def __init__(self):
+        self.asked = multiprocessing.Value("i", 0)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        with self.asked:
+            self.asked.value += 1
+        return torch.tensor(index)
+
+
+class Slow(RandomSampler):
+    """Takes its time over the first sample."""
+
+    def __iter__(self):
+        time.sleep(0.1)
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_no_more_batches_are_begun_than_torch_would_hold(taken):
+    dataset = Noted()
+    batches = iter(SampleAwareDataLoader(dataset, 2, sampler=Slow(dataset), num_workers=2, prefetch_factor=2))
+    for _ in range(taken):
+        next(batches)
+    asked = -1
+    while asked != dataset.asked.value:
+        asked = dataset.asked.value
+        time.sleep(0.2)
+    # Two for each of two workers, less the one that is still the consumer's when the next is handed over.
+    assert asked == 2 * (taken + 3)
