@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from loaders.base import LoaderStats, Samples
 from loaders.file_loader import FileLoader
 from loaders.stage_table import StageTable
-from loaders.threads import DaemonThreads
+from loaders.threads import DaemonThreads, close_at_exit
 
 __all__ = ["ThreadedLoader"]
 
@@ -25,6 +25,7 @@ class ThreadedLoader(FileLoader):
         self._num_threads = num_threads
         self._stages = StageTable()
         self._threads: DaemonThreads | None = None
+        close_at_exit(self)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far; `wait_s` is the time spent waiting for the engine.

@@ -1,17 +1,22 @@
-"""A pool of threads that nothing waits for: one that hangs in a read does not keep the process from ending."""
+"""A pool of threads that nothing waits for: one that hangs in a read does not keep the process from ending.
+
+Yet one that is in C++ when the interpreter ends aborts the process, so whatever has threads is closed before that.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
+from multiprocessing.util import Finalize
+from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from loaders.one_core import use_one_core
 
-__all__ = ["DaemonThreads", "thread_number"]
+__all__ = ["DaemonThreads", "close_at_exit", "thread_number"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -19,6 +24,22 @@ T = TypeVar("T")
 _GRACE_S: Final = 1.0
 """How long `shutdown` waits for what is running; what hangs is left behind, for a thread cannot be ended."""
 _here = threading.local()
+
+
+class _Closing(Protocol):
+    def close(self) -> None: ...
+
+
+def close_at_exit(what: _Closing) -> None:
+    """Have something closed at the end of this process, a worker of a DataLoader too, if it is still there then."""
+    kept = weakref.ref(what)
+
+    def close() -> None:
+        found = kept()
+        if found is not None:
+            found.close()
+
+    Finalize(what, close, exitpriority=0)
 
 
 class _Task(NamedTuple):

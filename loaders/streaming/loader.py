@@ -24,6 +24,7 @@ from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import check_window
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
+from loaders.threads import close_at_exit
 from loaders.work import OnError
 
 __all__ = ["StreamingLoader"]
@@ -141,6 +142,7 @@ class StreamingLoader:
         except BaseException:
             self._close_helpers()
             raise
+        close_at_exit(self)
         self._fetching = Fetching(
             self._client, prefetch_batches, order, prefetch_step, verify, self._events, self._times
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from multiprocessing.util import Finalize
 from typing import Any
 
 import torch.distributed
@@ -53,9 +52,6 @@ class StreamDataset(IterableDataset[Batch]):
         """What fetches and decodes in this process, made when it is first asked for."""
         if self._loader is None or self._pid != os.getpid():  # a fork's connections are its parent's
             self._loader, self._pid = StreamingLoader(**self._shared()), os.getpid()
-            if get_worker_info() is not None:
-                # Nobody closes it there, and a thread that is in C++ when the interpreter ends aborts the worker.
-                Finalize(None, self._loader.close, exitpriority=0)
             if self._state:
                 self._loader.load_state_dict(self._state)
         return self._loader
