@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,3 +104,27 @@ def test_a_thread_that_hangs_is_left_behind_and_keeps_nobody_waiting() -> None:
         pool.submit(print)
     released.set()
     assert hanging.result(5)
+
+
+def test_a_loader_that_nobody_closes_is_closed_when_its_process_ends(
+    image_tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = SpdlLoader.close
+    kept: list[Any] = []
+
+    def told(loader: SpdlLoader) -> None:
+        close(loader)
+        (tmp_path / "closed").touch()
+
+    monkeypatch.setattr(SpdlLoader, "close", told)
+    samples = image_tree(12)
+
+    def train() -> None:
+        kept.append(SpdlLoader(samples=samples, transform=TRANSFORM, batch_size=4, seed=0))
+        kept.append(kept[0].epoch(0))
+        next(kept[1])
+
+    process = multiprocessing.get_context("fork").Process(target=train)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0 and (tmp_path / "closed").exists()
