@@ -34,14 +34,15 @@ def library() -> bytes | None:
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), None)
     if compiler is None or platform.machine() not in ("x86_64", "AMD64"):
         return None
-    with tempfile.TemporaryDirectory(prefix="joulefeed-") as folder:
-        built = Path(folder) / "past_caches.so"
-        argv = [compiler, *_OPTIONS, "-o", str(built), str(_SOURCE)]
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="joulefeed-") as folder:
+            built = Path(folder) / "past_caches.so"
+            argv = [compiler, *_OPTIONS, "-o", str(built), str(_SOURCE)]
             subprocess.run(argv, check=True, capture_output=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL)
             return built.read_bytes()
-        except (OSError, subprocess.SubprocessError):
-            return None
+    except (OSError, subprocess.SubprocessError):
+        # No room for it, for one; a plain copy does too.
+        return None
 
 
 def loaded(descriptor: int | None) -> Move:

@@ -5,6 +5,7 @@ import fcntl
 import os
 import random
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -48,6 +49,11 @@ def test_a_host_without_a_compiler_or_with_a_broken_one_copies_plainly(monkeypat
     source, found = np.arange(9), np.zeros(9, int)
     loaded(None)(found.ctypes.data, source.ctypes.data, found.nbytes)
     assert (found == source).all()
+
+
+def test_a_host_without_room_for_the_library_has_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    assert library.__wrapped__() is None
 
 
 def test_what_is_no_library_is_not_called(tmp_path):
