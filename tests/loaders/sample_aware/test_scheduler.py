@@ -17,6 +17,7 @@ from loaders.sample_aware.scheduler import Scheduler
         (12, 0, 0.2, 14, "batch queue 0% full"),
         (12, 100, 0.1, 11, "batch queue 100% full"),
         (12, 100, 0.7, 12, "batch queue 100% full"),
+        (12, 30, 0.7, 13, "batch queue 30% full"),
         (63, 0, 1.0, 64, "max_workers=64 reached"),
         (2, 100, 0.0, 2, "min_workers=2 reached"),
     ],
@@ -48,3 +49,13 @@ def test_a_decision_stays_within_its_bounds(workers, queued, cpu, alpha, beta, l
 def test_bounds_that_cannot_be_are_refused_by_name(least, most):
     with pytest.raises(LoaderConfigError, match=f"min_workers={least}, max_workers={most}"):
         Scheduler(least, most)
+
+
+def test_a_queue_that_holds_more_than_it_may_is_full():
+    assert Scheduler(1, 64).decide(8, queued=30, queue_size=10, cpu=0.7).queue == 1.0
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1.1])
+def test_a_moving_average_without_a_weight_is_refused(smoothing):
+    with pytest.raises(LoaderConfigError, match=f"smoothing={smoothing}: expected above 0, at most 1"):
+        Scheduler(1, 4, smoothing=smoothing)

@@ -72,3 +72,34 @@ def test_a_fixed_timeout_stays():
 def test_whatever_the_times_the_timeout_is_one_of_them_or_between_two(times):
     timeout = fed(times)
     assert min(times) <= timeout.timeout_s <= max(times)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=100))
+def test_the_timeout_is_the_percentile_that_it_says(times):
+    timeout = fed(times, warm_up=len(times))
+    (profiled,) = timeout.history
+    assert profiled.timeout_s == timeout.timeout_s == pytest.approx(np.percentile(times, profiled.percentile))
+    assert profiled.slow_share == np.mean([timeout.is_slow(seconds) for seconds in times])
+
+
+@pytest.mark.parametrize(("slow_s", "percentile"), [(1.4, 90), (2.0, 75), (2.6, 75)])
+def test_samples_that_end_soon_after_the_timeout_are_slow_for_nothing(slow_s, percentile):
+    assert fed([1.0] * 75 + [slow_s] * 25, warm_up=100).history[-1].percentile == percentile
+
+
+def test_who_adds_a_time_is_told_whether_the_timeout_is_another_now():
+    timeout = SlowTimeout(warm_up=32, every=50, window=32)
+    assert [k for k in range(132) if timeout.add(1.0)] == [31]
+    assert [k for k in range(50) if timeout.add(1.2)] == [49]
+    fixed = SlowTimeout(warm_up=2, fixed_s=1.0)
+    assert not any(fixed.add(2.0) for _ in range(100))
+    assert [(change.samples, change.slow_share) for change in fixed.history] == [(0, 0.0)]
+
+
+def test_the_history_leaves_out_changes_of_less_than_a_twentieth():
+    timeout = fed([1.0] * 32, warm_up=32, every=32, window=32)
+    for seconds, lines in ((1.04, 1), (1.08, 1), (1.15, 2), (1.05, 3)):
+        changed = [timeout.add(seconds) for _ in range(32)]
+        assert changed[-1] and timeout.timeout_s == seconds
+        assert len(timeout.history) == lines
