@@ -79,7 +79,9 @@ def test_close_in_the_middle_ends_the_processes_and_leaves_no_memory(
         return resources()
 
     shared = sorted(Path("/dev/shm").iterdir())
-    assert use() == use()
+    # What earlier tests left to the garbage collector may go meanwhile: nothing is to be added, use by use.
+    first, _, third = use(), use(), use()
+    assert all(third[kind] <= first[kind] for kind in first), (first, third)
     assert sorted(Path("/dev/shm").iterdir()) == shared
 
 
