@@ -254,10 +254,10 @@ class Coordinator:
 
     def _rests(self, run: Run) -> bool:
         """Tell whether the workers have enough to do for reports to be left until there are several."""
-        return tasks_ahead(self.figures.sample_ns) > 1 and len(run.outstanding) > 3 * len(self._pool)
+        return len(run.outstanding) > 3 * len(self._pool) and tasks_ahead(self.figures.sample_ns) > 1
 
     def _fill(self, run: Run) -> None:
-        """Give out tasks until every worker has one and another waits for it, and ship what is whole."""
+        """Give out tasks until every worker has one and enough wait for it (`tasks_ahead`), and ship what is whole."""
         workers = len(self._pool)
         room = workers + min(workers * tasks_ahead(self.figures.sample_ns), _MOST_AHEAD) - len(run.outstanding)
         # Each parked sample leaves a row in the pipe, which takes some two thousand.
