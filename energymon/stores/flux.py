@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from energymon.errors import StoreError
 from energymon.stores.points import MAX_NS, MIN_NS, Series, Tags
 from energymon.stores.settings import InfluxSettings
+from energymon.stores.uplink import unexpected
 
 if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
@@ -58,6 +59,8 @@ class FluxReader:
         query += ' |> drop(columns: ["_start", "_stop", "_measurement"])'
         answer: Any = self._client.query_api().query_raw(query)
         try:
+            if not answer.headers.get("Content-Type", "").startswith("text/csv"):
+                raise StoreError(unexpected(self._settings, "query", answer.status, answer.headers, answer.data))
             return self._parsed(csv.reader(io.TextIOWrapper(answer, encoding="utf-8", newline="")))
         finally:
             answer.release_conn()

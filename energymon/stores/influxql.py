@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from energymon.errors import StoreError
 from energymon.stores.points import MAX_NS, MIN_NS, Series
 from energymon.stores.settings import InfluxSettings
+from energymon.stores.uplink import unexpected
 
 if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
@@ -52,6 +53,8 @@ class InfluxQLReader:
             _return_http_data_only=True,
             _preload_content=False,
         )
+        if not answer.headers.get("Content-Type", "").startswith("application/json"):
+            raise StoreError(unexpected(self._settings, "query", answer.status, answer.headers, answer.data))
         (result,) = json.loads(answer.data)["results"]
         if "error" in result:
             raise StoreError(f"{self._settings}: the query failed: {result['error']}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from energymon.errors import EnergyError
 from energymon.stores.settings import InfluxSettings
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
     from influxdb_client.rest import ApiException
 
-__all__ = ["Away", "BadLines", "Refused", "TooLarge", "Uplink", "explain"]
+__all__ = ["Away", "BadLines", "Refused", "TooLarge", "Uplink", "explain", "unexpected"]
 
 _MAX_RETRY_AFTER_S: Final = 3600.0
 _MAX_SHOWN: Final = 300
+_MAX_PAGE_SHOWN: Final = 80
+_STORED: Final = 204
+"""What /api/v2/write of InfluxDB 1.8, 2.x and 3 answers once it has stored every line; a login page is a 200."""
 
 
 class Away(EnergyError):
@@ -58,21 +61,30 @@ class Uplink:
         self._client: InfluxDBClient | None = None
 
     def post(self, lines: Sequence[str]) -> None:
-        """Return when the server has stored the lines; raises Away, Refused, TooLarge and BadLines."""
+        """Return when the server has stored the lines, as 204 says; raises Away, Refused, TooLarge and BadLines."""
         import urllib3
-        from influxdb_client.client.write_api import SYNCHRONOUS
         from influxdb_client.rest import ApiException
 
         if self._client is None:
             self._client = self.settings.client()
+        client: Any = self._client.api_client
         try:
-            self._client.write_api(write_options=SYNCHRONOUS).write(
-                self.settings.bucket, record="\n".join(lines).encode()
+            # Not preloaded: influxdb-client fails at a body that is not UTF-8; a proxy's page may be in any charset.
+            answer, status, headers = client.call_api(
+                "/api/v2/write",
+                "POST",
+                query_params=[("org", self.settings.org), ("bucket", self.settings.bucket), ("precision", "ns")],
+                header_params={"Content-Type": "text/plain; charset=utf-8", "Accept": "application/json"},
+                body="\n".join(lines).encode(),
+                _preload_content=False,
             )
+            body = answer.data
         except ApiException as error:
             raise _meaning(self.settings, error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Away(explain(self.settings, error)) from None
+        if status != _STORED:
+            raise Refused(unexpected(self.settings, "write", status, headers, body))
 
     def renew(self) -> None:
         """Connect anew the next time, with the token that its file holds by then; raises ConfigError."""
@@ -134,12 +146,27 @@ def _explain_answer(settings: InfluxSettings, error: ApiException) -> str:
     return f"{settings.url} answered {error.status}: {told}"
 
 
+def unexpected(settings: InfluxSettings, asked: str, status: int, headers: Mapping[str, str], body: bytes) -> str:
+    """Say that an answer to a write or a query is a success, but none of InfluxDB's."""
+    text = " ".join(_text(body).split())
+    shown = f"{text[:_MAX_PAGE_SHOWN]}…" if len(text) > _MAX_PAGE_SHOWN else text
+    what = f"{headers.get('Content-Type', 'no content type')}: {shown!r}" if shown else "nothing more"
+    return (
+        f"{settings.url} answered a {asked} with {status} ({what}), which is no answer of InfluxDB 1.8, 2.x or 3: "
+        "correct the URL, or look for a proxy or a login page before the server"
+    )
+
+
 def _words(error: ApiException) -> str:
     """Return what the server said; 1.8 says it under another name than influxdb-client looks for."""
-    said = str(error.message or error.reason or "").strip()
+    said = _text(error.message or error.reason or "").strip()
     with contextlib.suppress(ValueError, KeyError, TypeError):
         said = str(json.loads(said)["error"])
     return said
+
+
+def _text(said: object) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
 
 
 def _meaning(settings: InfluxSettings, error: ApiException) -> EnergyError:

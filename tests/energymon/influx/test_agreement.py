@@ -1,6 +1,8 @@
 """The same answers from the SQLite store and from the bucket that its sender has filled."""
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from energymon.counter import Counter
 from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, Event
 from energymon.stores.influxdb import InfluxStore
 from energymon.stores.influxql import InfluxQLReader
+from energymon.stores.settings import InfluxSettings
 from tests.energymon.influx.server import drain
 
 MS = 1_000_000
@@ -227,3 +230,38 @@ def test_what_is_wrong_with_a_server_is_named(server, bucket, monkeypatch):
     server.stop()
     with pytest.raises(StoreError, match="Connection refused"):
         open_store(server.url)
+
+
+class LoginPage(BaseHTTPRequestHandler):
+    """What a proxy shows in the place of every answer, but for the ping that it lets through."""
+
+    version = ""
+
+    def do_GET(self):
+        self.answer(b"")
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer("<html>Anmeldung für Gäste</html>".encode("latin-1"))
+
+    def answer(self, body):
+        self.send_response(200)
+        for name, value in {"X-Influxdb-Version": self.version, "Content-Type": "text/html"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.mark.parametrize("version", ["2.7.1", "3.1.0"])
+def test_a_page_in_the_place_of_an_answer_is_told(version):
+    page = type("Page", (LoginPage,), {"version": version})
+    with HTTPServer(("127.0.0.1", 0), page) as proxy, ThreadPoolExecutor(1) as thread:
+        thread.submit(proxy.serve_forever, 0.01)
+        url = f"http://127.0.0.1:{proxy.server_port}"
+        told = r"a query with 200 \(text/html: '<html>Anmeldung"
+        with InfluxStore(InfluxSettings(url, "b", token="t")) as store, pytest.raises(StoreError, match=told):
+            store.sessions()
+        proxy.shutdown()

@@ -210,7 +210,7 @@ class Gate(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", free_port()), _GateHandler)
         self.server_port_behind = server.port
         self.max_bytes = max_bytes
-        self.own: list[tuple[int, dict[str, str]]] = []
+        self.own: list[tuple[int, dict[str, str]] | tuple[int, dict[str, str], bytes]] = []
         self.posts: list[tuple[int, int, float]] = []
         self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self.thread.start()
@@ -232,7 +232,8 @@ class _GateHandler(BaseHTTPRequestHandler):
         if gate.max_bytes is not None and len(body) > gate.max_bytes:
             status, headers, answer = 413, {}, b""
         elif gate.own:
-            (status, headers), answer = gate.own.pop(0), b""
+            status, headers, *page = gate.own.pop(0)
+            answer = page[0] if page else b""
         else:
             behind = http.client.HTTPConnection("127.0.0.1", gate.server_port_behind)
             behind.request("POST", self.path, body, {"Authorization": self.headers["Authorization"]})
@@ -305,6 +306,44 @@ def test_a_server_that_is_no_influxdb_is_refused(server, bucket, gate, make_stor
     assert sender.end(close=False) == 1
     sender.wait_for("refused", "answered 302")
     assert len(gate.posts) == 1
+
+
+PAGE = "<html><title>Anmeldung für das Gästenetz</title></html>".encode("latin-1")
+HTML = {"Content-Type": "text/html"}
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ((200, HTML, PAGE), "answered a write with 200 (text/html: '<html><title>Anmeldung"),
+        ((200, {}), "answered a write with 200 (nothing more)"),
+        ((202, {}), "answered a write with 202"),
+    ],
+)
+def test_an_answer_that_is_not_204_stores_nothing_and_is_told(
+    server, bucket, gate, make_store, start_sender, own, words
+):
+    store = make_store()
+    append(store, 10)
+    gate.own = [own] * 1000
+    sender = start_sender(store.path, through(gate, server, bucket), "--until-eof")
+    refused = sender.wait_for("refused", words)
+    assert refused["unsent"] == 30
+    gate.own = []
+    sender.wait_for("sending")
+    assert sender.end() == 0
+    assert_whole(store, server.settings(bucket))
+
+
+def test_an_error_page_in_another_charset_is_waited_out(server, bucket, gate, make_store, start_sender):
+    store = make_store()
+    append(store, 10)
+    gate.own = [(503, HTML, PAGE), (401, HTML, PAGE)]
+    sender = start_sender(store.path, through(gate, server, bucket), "--until-eof")
+    assert "answered 503: <html>" in sender.wait_for("waiting")["message"]
+    sender.wait_for("sending")
+    assert sender.end() == 0
+    assert_whole(store, server.settings(bucket))
 
 
 def test_a_second_sender_on_the_same_store_refuses(server, bucket, make_store, start_sender):
