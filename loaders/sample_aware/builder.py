@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
@@ -22,8 +22,18 @@ from loaders.sample_aware.stacking import StackedInPlace
 
 __all__ = ["Builder", "Collate", "Order", "Rows"]
 
-Collate: TypeAlias = Callable[[Sequence[Any], Sequence[Any], Sequence[int]], Any]
-"""From keys, samples and what each took, in ns, to what the consumer is given."""
+
+class Collate(Protocol):
+    """From samples to what the consumer is given."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether a batch may share memory with its samples: the collation neither changes nor keeps them."""
+        ...
+
+    def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
+        """Return a batch of keys, samples and the time that each sample took, in ns."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class Builder:
                 payload, _ = pickle.loads(report.payload)  # noqa: S301 - from a process of ours
                 samples.append(unpack(payload, ()))
         work_ns = [report.spent_ns for report in order.reports]
-        with StackedInPlace(regions):
+        with StackedInPlace(regions if self._collate.in_place else ()):
             value = self._collate(order.keys, samples, work_ns)
         return Built(order.samples, order.keys, value, work_ns, blocks)
 

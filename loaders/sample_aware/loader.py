@@ -90,7 +90,9 @@ class SampleAwareLoader(FileLoader):
         self._job = PipelineJob(samples, transform, seed)
         self.notes = _notes(len(transform.transforms), order)
         work = Work(samples, transform, seed, workers=1, processes=False)
-        self._collate = _Collate(work, seed, SideCopy(self._device))
+        # A pipeline of the user's own may do anything with the samples.
+        in_place = str(transform.collate.__module__).startswith("loaders.")
+        self._collate = _Collate(work, seed, SideCopy(self._device), in_place=in_place)
         ahead = ahead_of(num_workers, prefetch_factor)
         self._settings: dict[str, Any] = {
             "workers": num_workers,
@@ -197,8 +199,9 @@ class SampleAwareLoader(FileLoader):
 class _Collate:
     """The pipeline's collation, and the beginning of the batch's way to the device; knows nothing of the loader."""
 
-    def __init__(self, work: Work, seed: int, side: SideCopy) -> None:
-        self._work, self._seed, self._side = work, seed, side
+    def __init__(self, work: Work, seed: int, side: SideCopy, *, in_place: bool) -> None:
+        self._work, self._seed, self._side, self.in_place = work, seed, side, in_place
+        """Whether a batch may share memory with its samples."""
 
     def __call__(
         self, keys: Sequence[tuple[int, int]], samples: Sequence[Any], work_ns: Sequence[int]

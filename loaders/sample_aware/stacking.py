@@ -12,9 +12,10 @@ __all__ = ["StackedInPlace"]
 
 
 class StackedInPlace(TorchFunctionMode):
-    """While it is entered, `torch.stack` of all rows of a region returns the region, in this thread.
+    """While it is entered, the first `torch.stack` of the rows of a region returns the region, in this thread.
 
-    Whatever collates samples does it through that function, torch's own collation and this project's pipelines alike.
+    Later stacks of the same rows copy them, so no two results share memory. The result shares memory with the samples:
+    only a collation that does not touch them afterwards may run in it, such as torch's own and this project's.
     """
 
     def __init__(self, regions: Sequence[torch.Tensor]) -> None:
@@ -44,4 +45,4 @@ class StackedInPlace(TorchFunctionMode):
             whole = tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
             if not whole or tensor.data_ptr() != begin + row * step:
                 return None
-        return region[: len(tensors)]
+        return self._regions.pop(begin)[: len(tensors)]

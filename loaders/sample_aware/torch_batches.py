@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils import collate as collating
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaders.sample_aware.engine import Engine
@@ -20,6 +22,11 @@ class TorchCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Any], *, single: bool, pin: bool) -> None:
         self._collate_fn, self._single, self._pin = collate_fn, single, pin
+        # A function that was registered for a type of the user's own may do anything with the samples.
+        self.in_place = collate_fn is default_collate and all(
+            function.__module__ == collating.__name__ for function in collating.default_collate_fn_map.values()
+        )
+        """Whether a batch may share memory with its samples."""
 
     def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
         """Return what the consumer is given."""

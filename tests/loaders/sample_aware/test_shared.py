@@ -170,6 +170,7 @@ def test_a_stack_of_rows_is_the_memory_that_they_lie_in():
     expected = default_collate(samples)
     with StackedInPlace(regions):
         batch = default_collate(found)
+    with StackedInPlace(regions):
         part = torch.stack([sample["x"] for sample in found[:3]])
         other = torch.stack([sample["x"] for sample in found[::-1]])
         along = torch.stack([sample["x"] for sample in found], 1)
