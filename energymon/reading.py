@@ -15,6 +15,7 @@ __all__ = [
     "START",
     "Baseline",
     "ClockOffset",
+    "CounterStart",
     "Domain",
     "Event",
     "Reading",
@@ -113,6 +114,36 @@ class Baseline:
     watts: float
     error_w: float | None
     """Bound of the error of `watts`, W; None for an estimate."""
+
+
+@dataclass(frozen=True, slots=True)
+class CounterStart:
+    """The hardware counter behind a reading with the flag START, so that a sum across a restart of the agent exists."""
+
+    node: str
+    device: str
+    domain: Domain
+    source: str
+    tick_ns: int
+    """Tick of the reading."""
+    t_ns: int
+    """When the reading was taken, UTC ns."""
+    boot_ns: int
+    """The same by the clock that counts since the machine was booted, ns."""
+    boot_id: str
+    """Which start of the machine that was."""
+    joules: float
+    """The reading's cumulative joules."""
+    raw: int
+    """What the counter showed, in its own units."""
+    unit_j: float
+    """Joules of one unit."""
+    wrap: int | None
+    """The counter counts modulo this; None for one that does not wrap in the life of a machine."""
+    max_w: float
+    """More power than the device can draw, W."""
+    counter: str
+    """Which counter it is: a file, or a board's UUID."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from energymon.reading import Baseline, ClockOffset, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 
 __all__ = ["Session", "Store"]
 
@@ -58,6 +58,10 @@ class Store(Protocol):
 
     def baselines(self, node: str | None = None) -> list[Baseline]:
         """Return every idle baseline recorded, by time and series."""
+        ...
+
+    def counters(self, node: str | None = None) -> list[CounterStart]:
+        """Return every counter that a series began with, by time and series."""
         ...
 
     def close(self) -> None:

@@ -9,13 +9,14 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
 from energymon.stores.flux import FluxReader
 from energymon.stores.influxql import InfluxQLReader
 from energymon.stores.lineprotocol import (
     BASELINES,
     CLOCKS,
+    COUNTERS,
     ENERGY,
     EVENTS,
     SESSIONS,
@@ -24,6 +25,7 @@ from energymon.stores.lineprotocol import (
     tag_value,
     to_baseline,
     to_clock,
+    to_counter,
     to_event,
     to_reading,
     to_session,
@@ -128,6 +130,12 @@ class InfluxStore:
         with self._asking():
             found = self._all(BASELINES, to_baseline, node)
         return sorted(found, key=lambda b: (b.start_ns, b.node, b.device, b.domain, b.source))
+
+    def counters(self, node: str | None = None) -> list[CounterStart]:
+        """Return every counter that a series began with, by time and series; raises StoreError."""
+        with self._asking():
+            found = self._all(COUNTERS, to_counter, node)
+        return sorted(found, key=lambda c: (c.t_ns, c.node, c.device, c.domain, c.source))
 
     def close(self) -> None:
         """Close the connection; may be called twice."""

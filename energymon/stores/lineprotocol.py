@@ -8,6 +8,7 @@
 | sessions | node, session | interval_ns, description, end_ns and cpu_s when it has ended | start |
 | clocks | node, peer | offset_ns, error_ns, offset_s | when it was measured |
 | baselines | node, device, domain, source | end_ns, watts, error_w when there is one | start |
+| counters | node, device, domain, source | those of a CounterStart; wrap when there is one | tick |
 
 Every number is a float field. What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time,
 a string, or a difference: a reading's `offset_ns` is its own time minus its tick's. `offset_s` is there to be drawn.
@@ -25,12 +26,13 @@ from urllib.parse import unquote
 
 from energymon.clock import NS
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, Domain, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, Domain, Event, Reading, Tick
 from energymon.stores.base import Session
 
 __all__ = [
     "BASELINES",
     "CLOCKS",
+    "COUNTERS",
     "ENERGY",
     "EVENTS",
     "SESSIONS",
@@ -38,6 +40,7 @@ __all__ = [
     "RawReading",
     "baseline_line",
     "clock_line",
+    "counter_line",
     "energy_prefix",
     "event_line",
     "field_text",
@@ -50,6 +53,7 @@ __all__ = [
     "ticks_prefix",
     "to_baseline",
     "to_clock",
+    "to_counter",
     "to_event",
     "to_reading",
     "to_session",
@@ -62,6 +66,7 @@ EVENTS: Final = "events"
 SESSIONS: Final = "sessions"
 CLOCKS: Final = "clocks"
 BASELINES: Final = "baselines"
+COUNTERS: Final = "counters"
 
 RawReading = tuple[int, int, int, float, str]
 """Tick (UTC ns), the series' id, time (UTC ns), cumulative joules, flags: a row of the SQLite store."""
@@ -153,6 +158,17 @@ def baseline_line(baseline: Baseline) -> str:
     return f'{prefix} end_ns="{baseline.end_ns}",watts={baseline.watts!r}{bound} {baseline.start_ns}'
 
 
+def counter_line(start: CounterStart) -> str:
+    """Return the line of a counter that a series began with."""
+    prefix = line_prefix(COUNTERS, device=start.device, domain=start.domain, node=start.node, source=start.source)
+    wrap = "" if start.wrap is None else f',wrap="{start.wrap}"'
+    return (
+        f'{prefix} t_ns="{start.t_ns}",boot_ns="{start.boot_ns}",boot_id={field_text(start.boot_id)},'
+        f'joules={start.joules!r},raw="{start.raw}",unit_j={start.unit_j!r}{wrap},max_w={start.max_w!r},'
+        f"counter={field_text(start.counter)} {start.tick_ns}"
+    )
+
+
 def to_reading(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Reading:
     """Return the reading of a point; raises StoreError for one that is not energymon's."""
     return Reading(
@@ -216,6 +232,26 @@ def to_baseline(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Baseli
         int(_text(BASELINES, time_ns, fields, "end_ns")),
         _number(BASELINES, time_ns, fields, "watts"),
         None if error_w is None else float(error_w),
+    )
+
+
+def to_counter(tags: Mapping[str, str], time_ns: int, fields: Fields) -> CounterStart:
+    """Return the counter of a point; raises StoreError for one that is not energymon's."""
+    return CounterStart(
+        tag_text(tags["node"]),
+        tag_text(tags["device"]),
+        cast(Domain, tag_text(tags["domain"])),
+        tag_text(tags["source"]),
+        time_ns,
+        int(_text(COUNTERS, time_ns, fields, "t_ns")),
+        int(_text(COUNTERS, time_ns, fields, "boot_ns")),
+        _text(COUNTERS, time_ns, fields, "boot_id"),
+        _number(COUNTERS, time_ns, fields, "joules"),
+        int(_text(COUNTERS, time_ns, fields, "raw")),
+        _number(COUNTERS, time_ns, fields, "unit_j"),
+        int(_text(COUNTERS, time_ns, fields, "wrap")) if fields.get("wrap") else None,
+        _number(COUNTERS, time_ns, fields, "max_w"),
+        _text(COUNTERS, time_ns, fields, "counter"),
     )
 
 

@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, Event
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event
 from energymon.stores.base import Session
 from energymon.stores.lineprotocol import (
     baseline_line,
     clock_line,
+    counter_line,
     energy_prefix,
     event_line,
     reading_lines,
@@ -28,7 +29,7 @@ from energymon.stores.lineprotocol import (
     tick_lines,
     ticks_prefix,
 )
-from energymon.stores.sqlite import SqliteStore, connect, told
+from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, connect, told
 
 __all__ = ["Batch", "BusyError", "Spool"]
 
@@ -47,6 +48,8 @@ _NEWS: Final = {
     "clocks": "SELECT rowid, t_ns, node, peer, offset_ns, error_ns FROM clocks WHERE rowid > ? ORDER BY rowid LIMIT ?",
     "baselines": "SELECT rowid, node, device, domain, source, start_ns, end_ns, watts, error_w FROM baselines"
     " WHERE rowid > ? ORDER BY rowid LIMIT ?",
+    "counters": "SELECT rowid, node, device, domain, source, tick_ns, t_ns, boot_ns, boot_id, joules, raw, unit_j,"
+    " wrap, max_w, counter FROM counters WHERE rowid > ? ORDER BY rowid LIMIT ?",
     "events": "SELECT rowid, t_ns, node, kind, message FROM events WHERE rowid > ? ORDER BY rowid LIMIT ?",
 }
 
@@ -91,6 +94,7 @@ class Spool:
             self._db = connect(path, "rw")
             self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
             self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute(COUNTERS_TABLE)
         except (sqlite3.Error, StoreError) as error:
             self._unlock()
             raise told(path, error) from error
@@ -176,6 +180,7 @@ class Spool:
                 notes.append((note, (kind, rows[-1][0])))
         lines += [clock_line(ClockOffset(*row)) for _, *row in news["clocks"]]
         lines += [baseline_line(Baseline(*row)) for _, *row in news["baselines"]]
+        lines += [counter_line(CounterStart(*row)) for _, *row in news["counters"]]
         lines += self._event_lines(news["events"])
         return Batch(lines, tuple(notes)) if notes else None
 

@@ -14,10 +14,10 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self
 
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
 
-__all__ = ["Row", "Series", "SqliteStore", "connect", "told"]
+__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "connect", "told"]
 
 Series = tuple[str, str, str, str]
 """Node, device, domain and source."""
@@ -28,6 +28,13 @@ _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
 _VERSION: Final = 2
 _BUSY_TIMEOUT_S: Final = 5.0
 _END_OF_TIME_NS: Final = 2**63 - 1
+
+COUNTERS_TABLE: Final = """CREATE TABLE IF NOT EXISTS counters (
+    node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, tick_ns INTEGER NOT NULL,
+    t_ns INTEGER NOT NULL, boot_ns INTEGER NOT NULL, boot_id TEXT NOT NULL, joules REAL NOT NULL, raw INTEGER NOT NULL,
+    unit_j REAL NOT NULL, wrap INTEGER, max_w REAL NOT NULL, counter TEXT NOT NULL,
+    PRIMARY KEY (node, device, domain, source, tick_ns))"""
+"""Stores that older agents wrote have no such table until they are written again."""
 
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
@@ -54,6 +61,7 @@ CREATE TABLE IF NOT EXISTS baselines (
     node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, start_ns INTEGER NOT NULL,
     end_ns INTEGER NOT NULL, watts REAL NOT NULL, error_w REAL,
     PRIMARY KEY (node, device, domain, source, start_ns));
+{COUNTERS_TABLE};
 CREATE TABLE IF NOT EXISTS outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
     last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
@@ -144,6 +152,7 @@ class SqliteStore:
         events: Iterable[Event] = (),
         clocks: Iterable[ClockOffset] = (),
         baselines: Iterable[Baseline] = (),
+        counters: Iterable[CounterStart] = (),
     ) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
 
@@ -155,6 +164,7 @@ class SqliteStore:
             events,
             clocks,
             baselines,
+            counters,
         )
 
     def append_rows(
@@ -164,6 +174,7 @@ class SqliteStore:
         events: Iterable[Event] = (),
         clocks: Iterable[ClockOffset] = (),
         baselines: Iterable[Baseline] = (),
+        counters: Iterable[CounterStart] = (),
     ) -> None:
         """Commit a batch as `append` does, its readings as rows."""
         with self._transaction():
@@ -176,6 +187,10 @@ class SqliteStore:
             self._db.executemany("INSERT OR IGNORE INTO clocks VALUES (?, ?, ?, ?, ?)", [astuple(c) for c in clocks])
             self._db.executemany(
                 "INSERT OR IGNORE INTO baselines VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [astuple(b) for b in baselines]
+            )
+            self._db.executemany(
+                "INSERT OR IGNORE INTO counters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [astuple(c) for c in counters],
             )
             touched = [row[0] for row in rows] + [tick.tick_ns for tick in ticks] if self._sends else []
             if touched:
@@ -281,6 +296,22 @@ class SqliteStore:
                 (node, node),
             ).fetchall()
         return [Baseline(*row) for row in rows]
+
+    def counters(self, node: str | None = None) -> list[CounterStart]:
+        """Return every counter that a series began with, by time; none from a store that was written without them."""
+        with self._reading():
+            (there,) = self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'counters'").fetchone()
+            rows = (
+                self._db.execute(
+                    "SELECT node, device, domain, source, tick_ns, t_ns, boot_ns, boot_id, joules, raw, unit_j, wrap,"
+                    " max_w, counter FROM counters WHERE ? IS NULL OR node = ?"
+                    " ORDER BY t_ns, node, device, domain, source",
+                    (node, node),
+                ).fetchall()
+                if there
+                else []
+            )
+        return [CounterStart(*row) for row in rows]
 
     def last_tick_ns(self, node: str) -> int:
         """Return the latest tick that a node has, UTC ns; 0 when it has none."""

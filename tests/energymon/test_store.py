@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, query
-from energymon.reading import Baseline, ClockOffset, Event
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event
 
 MS = 1_000_000
 
@@ -48,6 +48,20 @@ def test_offsets_and_baselines_are_read_back_by_node(store):
     assert store.clocks("m") == clocks[1:]
     assert store.baselines("n") == idle
     assert store.baselines("m") == []
+
+
+def test_counters_are_read_back_by_node_and_an_older_store_has_none(store):
+    start = CounterStart(
+        "n", "package-0", "cpu", "rapl-powercap", 5, 6, 7, "boot", 0.1, 2**62, 1e-6, 2**40, 9.5, "file"
+    )
+    store.append([], counters=[start])
+    store.append([], counters=[start])
+    assert store.counters() == [start]
+    assert store.counters("m") == []
+    with sqlite3.connect(store.path) as db:
+        db.execute("DROP TABLE counters")
+    with SqliteStore.open(store.path) as older:
+        assert older.counters() == []
 
 
 def outbox(store):

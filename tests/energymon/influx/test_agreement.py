@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, open_store
 from energymon.counter import Counter
-from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, Event
+from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, CounterStart, Event
 from energymon.stores.influxdb import InfluxStore
 from energymon.stores.influxql import InfluxQLReader
 from energymon.stores.settings import InfluxSettings
@@ -92,6 +92,7 @@ def assert_agree(here, there, windows):
     assert there.events() == here.events()
     assert there.clocks() == here.clocks()
     assert there.baselines() == here.baselines()
+    assert there.counters() == here.counters()
 
 
 @slow
@@ -130,6 +131,12 @@ def test_names_messages_and_every_float_come_back_exactly(server, measured, told
                     [Event(T0, node, kind, message) for kind, message in told],
                     [ClockOffset(T0 - i, node, device, -(2**60) + i, 2**55 + 1)],
                     [Baseline(node, device, "cpu", "estimate", T0 + i, T0 + 2 * i, value, value if i % 2 else None)],
+                    [
+                        CounterStart(
+                            *(node, device, "cpu", "estimate", T0 + i * STEP, T0 - i, -i, device, value, 2**63 - 1 - i),
+                            *(value, 2**40 + i if i % 2 else None, value, device),
+                        )
+                    ],
                 )
         drain(path, server.settings(bucket))
         with SqliteStore.open(path) as here, bucket_store(server, bucket) as there:
@@ -137,6 +144,7 @@ def test_names_messages_and_every_float_come_back_exactly(server, measured, told
                 assert store.readings(T0, T0 + 10 * STEP) == here.readings(T0, T0 + 10 * STEP)
                 assert store.clocks() == here.clocks()
                 assert store.baselines() == here.baselines()
+                assert store.counters() == here.counters()
                 assert store.sessions() == here.sessions()
                 for node in {node for node, *_ in measured}:
                     assert [e for e in store.events() if e.node == node] == [e for e in here.events() if e.node == node]
