@@ -280,7 +280,7 @@ def _add_export(commands: _Commands) -> None:
     _add_store(export)
     export.add_argument("--format", choices=("parquet", "csv", "line"), default="parquet", help="(parquet)")
     export.add_argument("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
-    export.add_argument("--out", required=True, metavar="FILE", help="file to write; - is stdout")
+    export.add_argument("--out", required=True, metavar="FILE", help="file, FIFO or device to write; - is stdout")
     export.add_argument("--start", help="UTC ns, or ISO 8601 (the first reading)")
     export.add_argument("--end", help="UTC ns, or ISO 8601 (the last reading)")
     export.add_argument("--node", help="one node (all)")

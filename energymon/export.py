@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
+import shutil
+import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 from energymon.errors import ConfigError
 from energymon.integrate import require_order
@@ -49,6 +53,7 @@ TUPLE_COLUMNS: Final = {
 """Columns of an energy tuple and what they are, in order."""
 
 _STDOUT: Final = "-"
+_DESCRIPTORS: Final = "/proc/self/fd"
 _AT_ONCE: Final = 50_000
 _TUPLES: Final = "tuples"
 """Measurement of the tuples' points."""
@@ -68,9 +73,9 @@ def export(
 ) -> int:
     """Write the readings with a tick in [start, end), UTC ns, or the tuples in between, and return how many.
 
-    The file appears when it is whole; "-" is stdout. Readings in line protocol are the lines that are sent to
-    InfluxDB; tuples are points of the measurement `tuples`. Raises ConfigError when the file cannot be written,
-    StoreError, and WindowError when the end is before the start.
+    A regular file appears when it is whole; a device, a FIFO or /dev/stdout is written as it comes, and "-" is stdout.
+    Readings in line protocol are the lines that are sent to InfluxDB; tuples are points of the measurement `tuples`.
+    Raises ConfigError when the file cannot be written, StoreError, and WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
     if not str(out) or not Path(out).name:
@@ -80,13 +85,20 @@ def export(
         if str(out) == _STDOUT:
             raise ConfigError("--out -: Parquet is not written to stdout; name a file, or take --format csv or line")
         rows = _rows(store, what, start_ns, end_ns, node)
-        with _appearing(Path(out)) as path:
-            return _write_parquet(rows, path, columns)
-    with _text(out) as file:
+        with _binary(Path(out)) as (file, regular):
+            if regular:
+                return _write_parquet(rows, file, columns)
+            # Parquet's writer asks where in the file it is, which a pipe does not tell.
+            with tempfile.TemporaryFile() as whole:
+                count = _write_parquet(rows, whole, columns)
+                whole.seek(0)
+                shutil.copyfileobj(whole, file)
+                return count
+    with _text(out) as text:
         if format == "csv":
-            return _write_csv(_rows(store, what, start_ns, end_ns, node), file, columns)
+            return _write_csv(_rows(store, what, start_ns, end_ns, node), text, columns)
         lines = _reading_lines if what == "readings" else _tuple_lines
-        return _write_lines(lines(store, start_ns, end_ns, node), file)
+        return _write_lines(lines(store, start_ns, end_ns, node), text)
 
 
 def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Any, ...]]:
@@ -154,13 +166,13 @@ def _write_lines(lines: Iterable[str], file: IO[str]) -> int:
     return count
 
 
-def _write_parquet(rows: Iterator[Sequence[object]], path: Path, columns: dict[str, str]) -> int:
+def _write_parquet(rows: Iterator[Sequence[object]], file: IO[bytes], columns: dict[str, str]) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pa.schema([pa.field(name, _type(name), metadata={"description": doc}) for name, doc in columns.items()])
     count = 0
-    with pq.ParquetWriter(path, schema) as writer:
+    with pq.ParquetWriter(file, schema) as writer:
         while batch := list(islice(rows, _AT_ONCE)):
             cells = zip(*batch, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(cells, schema, strict=True)]
@@ -183,8 +195,43 @@ def _text(out: Path | str) -> Iterator[IO[str]]:
         yield sys.stdout
         sys.stdout.flush()
         return
-    with _appearing(Path(out)) as path, path.open("w", encoding="utf-8", newline="") as file:
-        yield file
+    with _binary(Path(out)) as (file, _), io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        yield text
+
+
+@contextmanager
+def _binary(out: Path) -> Iterator[tuple[BinaryIO, bool]]:
+    """Open `out` for writing; return also whether it is a regular file, which appears when it is whole.
+
+    Anything else is written through: a device, a FIFO, an open descriptor such as /dev/stdout. Links are followed.
+    """
+    try:
+        through = _through(out)
+        if through is None:
+            with _appearing(Path(os.path.realpath(out))) as partial, partial.open("wb") as file:
+                yield file, True
+        else:
+            with os.fdopen(through, "wb") as file:
+                yield file, False
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}; name another --out") from error
+
+
+def _through(out: Path) -> int | None:
+    """Return a descriptor of what is at `out`; None where a regular file is, or nothing yet."""
+    try:
+        mode = out.stat().st_mode
+    except FileNotFoundError:
+        return None
+    link = out
+    while link.is_symlink():
+        if os.path.realpath(link.parent) == os.path.realpath(_DESCRIPTORS):
+            # Opened by its name, a file that stdout is appended to would be cut.
+            return os.dup(int(link.name))
+        link = link.parent / link.readlink()
+    return None if stat.S_ISREG(mode) else os.open(out, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
 
 
 @contextmanager
@@ -195,9 +242,9 @@ def _appearing(out: Path) -> Iterator[Path]:
     partial = out.with_name(f"{name}{tail}")
     try:
         yield partial
+        if out.exists():
+            shutil.copymode(out, partial)
         partial.replace(out)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}; name another --out") from error
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
