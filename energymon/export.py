@@ -37,6 +37,8 @@ READING_COLUMNS: Final = {
     "source": "rapl-perf, rapl-powercap, nvml-counter, nvml-power, nvml-power-average; estimate is no measurement",
     "joules": "cumulative, unwrapped, J",
     "flags": "start: began anew here; interpolated: inferred across missed ticks",
+    "early_ns": "joules had been used by some instant from so long before t_ns, ns; empty when unknown",
+    "late_ns": "and until so long after t_ns, ns",
 }
 """Columns of a reading and what they are, in order."""
 TUPLE_COLUMNS: Final = {
@@ -123,7 +125,7 @@ def _reading_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -
         rows = []
         for r in readings:
             prefix = energy_prefix(r.node, r.device, r.domain, r.source, session.name)
-            rows.append((r.tick_ns, ids.setdefault(prefix, len(ids)), r.t_ns, r.joules, r.flags))
+            rows.append((r.tick_ns, ids.setdefault(prefix, len(ids)), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns))
         yield from reading_lines(rows, {number: prefix for prefix, number in ids.items()})
 
 

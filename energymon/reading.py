@@ -70,6 +70,10 @@ class Reading:
     """Cumulative since the agent started, unwrapped."""
     flags: str = ""
     """"", START or INTERPOLATED."""
+    early_ns: int | None = None
+    late_ns: int = 0
+    """`joules` is what had been used by some instant in [t_ns - early_ns, t_ns + late_ns]: the read call took time, and
+    what the sensor showed may have been old by then. early_ns is None where only the source's usual lag is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,9 @@ class Writer:
                     whole = False
                     continue
                 series = self._series_of(channel)
-                batch.rows.append((record.tick_ns, series, point.t_ns, point.joules, point.flags))
+                batch.rows.append(
+                    (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
+                )
         if not record.late:
             if record.samples:
                 late_ns = record.start_ns + record.offset_ns - record.tick_ns
@@ -232,7 +234,17 @@ class Writer:
             else:
                 columns += decoded
         series = (
-            zip(ticks_ns, repeat(self._series_of(column.channel)), column.t_ns, column.joules, repeat(""))
+            zip(
+                ticks_ns,
+                repeat(self._series_of(column.channel)),
+                column.t_ns,
+                column.joules,
+                repeat(""),
+                column.early_ns,
+                column.late_ns,
+                # Only what repeats for ever has no length.
+                strict=False,
+            )
             for column in columns
         )
         # Tick by tick, for that is how they lie in the store.

@@ -178,6 +178,8 @@ def save_readings(readings: list[Reading], path: Path) -> None:
             ("source", pa.string()),
             ("joules", pa.float64()),
             ("flags", pa.string()),
+            ("early_ns", pa.int64()),
+            ("late_ns", pa.int64()),
         ]
     )
     pq.write_table(pa.Table.from_pylist([asdict(r) for r in readings], schema=schema), path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +32,9 @@ class Point(NamedTuple):
     flags: str = ""
     problem: str = ""
     """Why joules is None."""
+    early_ns: int | None = None
+    late_ns: int = 0
+    """As in a Reading."""
 
 
 class Column(NamedTuple):
@@ -41,6 +45,9 @@ class Column(NamedTuple):
     """When each was read, UTC ns."""
     joules: Sequence[float]
     """Cumulative joules."""
+    early_ns: Iterable[int | None] = itertools.repeat(None)
+    late_ns: Iterable[int] = itertools.repeat(0)
+    """As in a Reading."""
 
 
 class Sensor(Protocol):

@@ -2,7 +2,7 @@
 
 | measurement | tags | fields | time |
 |---|---|---|---|
-| energy | node, device, domain, source, session | joules, offset_ns, flags when there are any | tick |
+| energy | node, device, domain, source, session | joules, offset_ns; early_ns, late_ns, flags if any | tick |
 | ticks | node, session | missed, 0 or 1 | tick |
 | events | node, kind, n | message | when it was told |
 | sessions | node, session | interval_ns, description, end_ns and cpu_s when it has ended | start |
@@ -68,8 +68,9 @@ CLOCKS: Final = "clocks"
 BASELINES: Final = "baselines"
 COUNTERS: Final = "counters"
 
-RawReading = tuple[int, int, int, float, str]
-"""Tick (UTC ns), the series' id, time (UTC ns), cumulative joules, flags: a row of the SQLite store."""
+RawReading = tuple[int, int, int, float, str, int | None, int]
+"""Tick (UTC ns), the series' id, time (UTC ns), cumulative joules, flags, early_ns, late_ns: a row of the
+SQLite store."""
 Fields = Mapping[str, float | str]
 
 _TAG_ESCAPES: Final = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ "})
@@ -117,8 +118,9 @@ def reading_lines(rows: Iterable[RawReading], prefixes: Mapping[int, str]) -> li
     """Return one line a reading; `prefixes` has the `energy_prefix` of each series' id."""
     return [
         f"{prefixes[series]} joules={joules!r},offset_ns={t_ns - tick_ns}"
+        f"{f',late_ns={late_ns}' if late_ns else ''}{'' if early_ns is None else f',early_ns={early_ns}'}"
         f"{',flags=' + field_text(flags) if flags else ''} {tick_ns}"
-        for tick_ns, series, t_ns, joules, flags in rows
+        for tick_ns, series, t_ns, joules, flags, early_ns, late_ns in rows
     ]
 
 
@@ -171,6 +173,7 @@ def counter_line(start: CounterStart) -> str:
 
 def to_reading(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Reading:
     """Return the reading of a point; raises StoreError for one that is not energymon's."""
+    early_ns = fields.get("early_ns")
     return Reading(
         time_ns,
         time_ns + int(_number(ENERGY, time_ns, fields, "offset_ns")),
@@ -180,6 +183,8 @@ def to_reading(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Reading
         tag_text(tags["source"]),
         _number(ENERGY, time_ns, fields, "joules"),
         str(fields.get("flags") or ""),
+        None if early_ns is None else int(early_ns),
+        int(fields.get("late_ns", 0)),
     )
 
 

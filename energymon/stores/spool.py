@@ -29,7 +29,7 @@ from energymon.stores.lineprotocol import (
     tick_lines,
     ticks_prefix,
 )
-from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, connect, told
+from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, add_columns, connect, told
 
 __all__ = ["Batch", "BusyError", "Spool"]
 
@@ -95,6 +95,7 @@ class Spool:
             self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute(COUNTERS_TABLE)
+            add_columns(self._db)
         except (sqlite3.Error, StoreError) as error:
             self._unlock()
             raise told(path, error) from error
@@ -214,8 +215,9 @@ class Spool:
                 (first_ns, last_ns, node, _BATCH_LINES),
             ).fetchall()
             rows = self._db.execute(
-                "SELECT tick_ns, series_id, t_ns, joules, flags FROM readings WHERE tick_ns BETWEEN ? AND ?"
-                " AND series_id IN (SELECT id FROM series WHERE node = ?) ORDER BY tick_ns, series_id LIMIT ?",
+                "SELECT tick_ns, series_id, t_ns, joules, flags, early_ns, late_ns FROM readings"
+                " WHERE tick_ns BETWEEN ? AND ? AND series_id IN (SELECT id FROM series WHERE node = ?)"
+                " ORDER BY tick_ns, series_id LIMIT ?",
                 (first_ns, last_ns, node, _BATCH_LINES),
             ).fetchall()
             for found in (ticks, rows):

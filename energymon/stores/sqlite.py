@@ -17,15 +17,17 @@ from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
 
-__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "connect", "told"]
+__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "connect", "told"]
 
 Series = tuple[str, str, str, str]
 """Node, device, domain and source."""
-Row = tuple[int, Series, int, float, str]
-"""A reading on its way in: tick, series, time (UTC ns), cumulative joules and flags."""
+Row = tuple[int, Series, int, float, str, int | None, int]
+"""A reading on its way in: tick, series, time (UTC ns), cumulative joules, flags, early_ns and late_ns."""
 
 _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
-_VERSION: Final = 2
+_VERSION: Final = 3
+_OLDEST: Final = 2
+"""The first version that is still read, and brought up to date by the next agent that writes it."""
 _BUSY_TIMEOUT_S: Final = 5.0
 _END_OF_TIME_NS: Final = 2**63 - 1
 
@@ -48,7 +50,8 @@ CREATE TABLE IF NOT EXISTS series (
     source TEXT NOT NULL, UNIQUE (node, device, domain, source));
 CREATE TABLE IF NOT EXISTS readings (
     tick_ns INTEGER NOT NULL, series_id INTEGER NOT NULL REFERENCES series, t_ns INTEGER NOT NULL,
-    joules REAL NOT NULL, flags TEXT NOT NULL, PRIMARY KEY (tick_ns, series_id)) WITHOUT ROWID;
+    joules REAL NOT NULL, flags TEXT NOT NULL, early_ns INTEGER, late_ns INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (tick_ns, series_id)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ticks (
     tick_ns INTEGER NOT NULL, node TEXT NOT NULL, missed INTEGER NOT NULL, PRIMARY KEY (tick_ns, node)
     ) WITHOUT ROWID;
@@ -75,6 +78,8 @@ PRAGMA user_version = {_VERSION};
 COMMIT;
 """
 
+# Columns that came with version 3, and what stands for them in an older store that is only read.
+_ADDED: Final = {"early_ns": ("INTEGER", "NULL"), "late_ns": ("INTEGER NOT NULL DEFAULT 0", "0")}
 _READING: Final = "SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags"
 # One reading beyond the one that covers the edge tells the power there, and thereby the error.
 _BEFORE: Final = """SELECT min(tick_ns) FROM (SELECT tick_ns FROM readings
@@ -92,6 +97,8 @@ class SqliteStore:
         self._lock_fd = lock_fd
         self._series: dict[Series, int] = {}
         self._session, self._sends = 0, False
+        there = _columns(connection)
+        self._added = ", ".join(f"r.{name}" if name in there else none for name, (_, none) in _ADDED.items())
 
     @classmethod
     def create(cls, path: Path) -> SqliteStore:
@@ -118,6 +125,7 @@ class SqliteStore:
             connection.execute("PRAGMA journal_mode = WAL")
             # A killed process loses nothing that was committed; only a power cut may cost the last seconds.
             connection.execute("PRAGMA synchronous = NORMAL")
+            add_columns(connection)
             connection.executescript(_SCHEMA)
         except (sqlite3.Error, StoreError) as error:
             if connection is not None:
@@ -159,7 +167,10 @@ class SqliteStore:
         Raises StoreError, when the disk is full for one.
         """
         self.append_rows(
-            [(r.tick_ns, (r.node, r.device, r.domain, r.source), r.t_ns, r.joules, r.flags) for r in readings],
+            [
+                (r.tick_ns, (r.node, r.device, r.domain, r.source), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns)
+                for r in readings
+            ],
             list(ticks),
             events,
             clocks,
@@ -178,7 +189,7 @@ class SqliteStore:
     ) -> None:
         """Commit a batch as `append` does, its readings as rows."""
         with self._transaction():
-            self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?)", self._numbered(rows))
+            self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", self._numbered(rows))
             self._db.executemany(
                 "INSERT OR IGNORE INTO ticks VALUES (?, ?, ?)",
                 [(t.tick_ns, t.node, int(t.missed)) for t in ticks],
@@ -236,7 +247,7 @@ class SqliteStore:
                 (first,) = self._db.execute(_BEFORE, (series, start_ns, start_ns)).fetchone()
                 (last,) = self._db.execute(_AFTER, (series, end_ns, end_ns)).fetchone()
                 rows = self._db.execute(
-                    f"{_READING} FROM readings r JOIN series s ON s.id = r.series_id"
+                    f"{_READING}, {self._added} FROM readings r JOIN series s ON s.id = r.series_id"
                     " WHERE r.series_id = ? AND r.tick_ns BETWEEN ? AND ? ORDER BY r.tick_ns",
                     (series, 0 if first is None else first, _END_OF_TIME_NS if last is None else last),
                 )
@@ -352,10 +363,10 @@ class SqliteStore:
     ) -> None:
         self.close()
 
-    def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str]]:
+    def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str, int | None, int]]:
         ids = self._series
         try:
-            return [(tick_ns, ids[series], t_ns, joules, flags) for tick_ns, series, t_ns, joules, flags in rows]
+            return [(row[0], ids[row[1]], row[2], row[3], row[4], row[5], row[6]) for row in rows]
         except KeyError:
             for series in dict.fromkeys(row[1] for row in rows):
                 if series not in ids:
@@ -424,8 +435,20 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if tables and application != _APPLICATION_ID:
         raise StoreError(f"{path}: is a database of another program; name another store")
-    if tables and version != _VERSION:
+    if tables and not _OLDEST <= version <= _VERSION:
         raise StoreError(f"{path}: is a store of version {version}, expected {_VERSION}; name another store")
+
+
+def _columns(connection: sqlite3.Connection) -> set[str]:
+    return {row[1] for row in connection.execute("PRAGMA table_info(readings)")}
+
+
+def add_columns(connection: sqlite3.Connection) -> None:
+    """Bring a store of an older version up to date, all or nothing."""
+    there = _columns(connection)
+    if there and (lacking := [name for name in _ADDED if name not in there]):
+        adding = "".join(f"ALTER TABLE readings ADD COLUMN {name} {_ADDED[name][0]};" for name in lacking)
+        connection.executescript(f"BEGIN IMMEDIATE; {adding} PRAGMA user_version = {_VERSION}; COMMIT;")
 
 
 def told(path: Path, error: sqlite3.Error | StoreError) -> StoreError:

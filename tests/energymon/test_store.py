@@ -1,6 +1,8 @@
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -218,3 +220,21 @@ def test_a_query_gives_energy_missed_share_and_events_of_each_node(store):
     (alone,) = query(store, 500 * MS, 1500 * MS, "n")
     assert alone.energies == n.energies
     assert (alone.clock, n.clock) == ("own", "unknown"), "one node's window is in its own time"
+
+
+def test_a_store_of_the_version_before_is_read_as_it_is_and_brought_up_to_date_by_the_next_agent(tmp_path):
+    path = tmp_path / "old.sqlite"
+    with SqliteStore.create(path) as store:
+        store.append(rows())
+    with closing(sqlite3.connect(path)) as old:
+        for column in ("early_ns", "late_ns"):
+            old.execute(f"ALTER TABLE readings DROP COLUMN {column}")
+        old.execute("PRAGMA user_version = 2")
+    with SqliteStore.open(path) as store:
+        as_it_was = store.readings(0, 10**18)
+    with SqliteStore.create(path) as store:
+        store.append([replace(rows()[-1], tick_ns=10**12, t_ns=10**12, early_ns=5, late_ns=7)])
+        found = store.readings(0, 10**18)
+    assert found[:-1] == as_it_was
+    assert {(r.early_ns, r.late_ns) for r in as_it_was} == {(None, 0)}
+    assert (found[-1].early_ns, found[-1].late_ns) == (5, 7)
