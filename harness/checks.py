@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import NormalDist, mean
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,19 @@ from harness.measure import CellData, EpochRow, epoch_edges
 from harness.regime import Regime
 from harness.skipped import id_list, skipped_by_epoch
 from harness.specs import Tolerances
+from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 
-__all__ = ["Check", "LinkBound", "judge", "link_bounds"]
+__all__ = ["Check", "LinkBound", "jittered", "judge", "link_bounds"]
 
 # A rule that only warns says something of a group of rows; the rows themselves stay valid.
 PASS, WARN, FAIL, UNKNOWN = "pass", "warn", "fail", "unknown"
+CHANCE = 3.29
+"""Standard errors of a normal distribution outside which lies one value in 1,000."""
+MEDIAN_ERROR = 1.2533
+"""Standard error of the median of n normal values, in standard deviations / sqrt(n)."""
+SPREAD_ERROR = 0.889
+"""The same of the spread between the 10th and the 90th percentile."""
+QUANTILES = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +63,51 @@ class LinkBound:
 
 
 def link_bounds(regime: Regime, probe: Mapping[str, Any], tolerances: Tolerances) -> list[LinkBound]:
-    """Return the round trip in ms and the rate in Gbit/s that a probe of a regime with a link must show."""
+    """Return what a probe of a regime with a link must show: round trip, rate, and jitter and loss where asked for.
+
+    To what is tolerated comes what chance does to so few samples: `CHANCE` standard errors of the median, the spread
+    or the count that was measured.
+    """
     rate = regime.rate_gbit or 0.0
     rtt_allowed = max(tolerances.rtt_ms, regime.rtt_ms * tolerances.rtt_pct / 100)
-    return [
-        LinkBound("rtt", regime.rtt_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms"),
-        LinkBound("rate", rate, rate * tolerances.rate_pct / 100, probe.get("rate_gbit"), "Gbit/s"),
-    ]
+    if not regime.jitter_ms:
+        bounds = [LinkBound("rtt", regime.rtt_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms")]
+    else:
+        median_ms, jitter_ms = jittered(regime)
+        error = CHANCE / math.sqrt(probe.get("rtt_samples") or 1)
+        rtt_allowed += error * MEDIAN_ERROR * math.sqrt(2) * jitter_ms
+        jitter_allowed = jitter_ms * (tolerances.jitter_pct / 100 + error * SPREAD_ERROR)
+        bounds = [
+            LinkBound("rtt", median_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms"),
+            LinkBound("jitter", jitter_ms, jitter_allowed, probe.get("jitter_ms"), "ms"),
+        ]
+    bounds.append(LinkBound("rate", rate, rate * tolerances.rate_pct / 100, probe.get("rate_gbit"), "Gbit/s"))
+    if regime.loss_pct:
+        bounds += [_loss_bound(regime.loss_pct, probe, where) for where in ("to_compute", "to_storage")]
+    return bounds
+
+
+def jittered(regime: Regime) -> tuple[float, float]:
+    """Return the median round trip and the one-way jitter, in ms, that a regime's link has.
+
+    The delay of each way is normally distributed and never below 0, so jitter that is large against the delay moves
+    the median and narrows the spread.
+    """
+    if regime.rtt_ms / 2 >= 3 * regime.jitter_ms:
+        return regime.rtt_ms, regime.jitter_ms
+    normal = NormalDist(regime.rtt_ms / 2, regime.jitter_ms)
+    one_way = np.array([max(0.0, normal.inv_cdf((k + 0.5) / QUANTILES)) for k in range(QUANTILES)])
+    trips = np.add.outer(one_way, one_way).ravel()
+    p10, p50, p90 = np.percentile(trips, (10, 50, 90))
+    return float(p50), float((p90 - p10) / NORMAL_P10_TO_P90 / math.sqrt(2))
+
+
+def _loss_bound(loss_pct: float, probe: Mapping[str, Any], where: str) -> LinkBound:
+    sent: int = probe.get(f"packets_{where}") or 0
+    lost: int = probe.get(f"lost_{where}") or 0
+    share = loss_pct / 100
+    allowed = 100 * CHANCE * math.sqrt(share * (1 - share) / sent) if sent else 0.0
+    return LinkBound(f"loss_{where}", loss_pct, allowed, 100 * lost / sent if sent else None, "%")
 
 
 def judge(
@@ -102,7 +148,7 @@ def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Che
         return
     for when in ("before", "after"):
         for bound in link_bounds(regime, data.link.get(when) or {}, tolerances):
-            expected = f"{bound.asked:g} ± {bound.allowed:.2g} {bound.unit}"
+            expected = f"{bound.asked:.4g} ± {bound.allowed:.2g} {bound.unit}"
             if bound.found is None:
                 yield _check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
             else:

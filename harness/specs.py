@@ -100,6 +100,7 @@ class Tolerances:
     rtt_ms: float = 0.2
     rtt_pct: float = 5.0
     rate_pct: float = 10.0
+    jitter_pct: float = 10.0
     missed_ticks_pct: float = 1.0
     clock_offset_ms: float = 1.0
     spread_pct: float = 10.0

@@ -1,7 +1,8 @@
 """The link's measured round-trip time and rate, from the compute node to a small server on the storage node.
 
 `python -m harness.testbed.probe serve --host H` answers on a port of its own until standard input ends;
-`python -m harness.testbed.probe measure --host H --port P --seconds S` prints one JSON object.
+`python -m harness.testbed.probe measure --host H --port P --seconds S` prints one JSON object. With `--impaired` it
+also measures jitter and loss.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import contextlib
 import errno
 import json
+import math
 import os
 import select
 import socket
@@ -17,13 +19,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from harness.errors import TestbedError
+from harness.testbed.link.base import MTU
 from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
-from harness.testbed.link.roundtrip import Pinger, percentile
+from harness.testbed.link.roundtrip import Pinger, percentile, spread
+from harness.testbed.link.train import TrainControl, answer_train, carried_gbit, full_train, loss_train
 
 if TYPE_CHECKING:
     from harness.regime import Regime
@@ -35,6 +40,12 @@ CONNECT_TIMEOUT_S = 5.0
 RTT_SHARE = 0.25
 """Share of the time that goes to round trips; the rest goes to the rate."""
 LOADED_FLOWS = 4
+PINGS_MIN, PINGS_MAX, PINGS_S = 30, 120, 3.0
+PING_SPACING_MS = 10.0
+PING_JITTERS = 5
+"""Standard deviations of the delay between two pings: one in 5,000 waits for the ping before it."""
+QUIET_S = 0.25
+"""When no more packets come than this after the last one, the missing ones are lost; a busy host delays some."""
 NICE = -15
 
 
@@ -49,6 +60,13 @@ class ProbeResult:
     """Number of round trips measured."""
     rate_gbit: float | None
     """Gbit/s of IP packets from storage to compute; None where it was not asked for."""
+    jitter_ms: float | None = None
+    """Standard deviation of the one-way delay, from the spread of the round trips; None where it was not asked for."""
+    packets_to_compute: int | None = None
+    """UDP packets that were sent from storage to compute to see which are lost; None where it was not asked for."""
+    lost_to_compute: int | None = None
+    packets_to_storage: int | None = None
+    lost_to_storage: int | None = None
 
 
 class ProbeServer:
@@ -94,6 +112,9 @@ class ProbeServer:
 def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regime: Regime) -> ProbeResult:
     """Measure the idle link's round trip and rate; about 0.4 s when near, 0.7 s at 30 ms, 2.5 s at 150 ms.
 
+    Where the regime has jitter or loss, they are measured too, and the rate by UDP, as TCP's goodput sinks with loss
+    by design; that takes up to 10 s.
+
     Args:
         run_in_compute: runs a command on the compute node and returns its standard output.
         host: address of the server on the storage node.
@@ -105,6 +126,10 @@ def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regi
     """
     if regime.rate_gbit is None:
         raise TestbedError(f"regimes.{regime.name}.rate_gbit is null: a local regime has no link to probe")
+    if regime.jitter_ms or regime.loss_pct:
+        asked = {"rtt_ms": regime.rtt_ms, "rate_gbit": regime.rate_gbit}
+        asked |= {"jitter_ms": regime.jitter_ms, "loss_pct": regime.loss_pct}
+        return _measure(run_in_compute, host, port, ["--impaired", json.dumps(asked)])
     flows = flows_for(regime.rtt_ms, regime.rate_gbit)
     seconds = seconds_for(regime.rtt_ms, regime.rate_gbit, flows) / (1 - RTT_SHARE)
     return _measure(run_in_compute, host, port, ["--seconds", f"{seconds:.3f}", "--flows", str(flows)])
@@ -178,6 +203,41 @@ def measure(host: str, port: int, *, seconds: float, flows: int, loaded: bool) -
         return _result(trips, None if goodput_gbit is None else link_gbit(goodput_gbit, segment_bytes))
 
 
+def measure_impaired(
+    host: str, port: int, *, rtt_ms: float, rate_gbit: float, jitter_ms: float, loss_pct: float
+) -> ProbeResult:
+    """Measure from this process a link that is set to these; the arguments decide how much is sent, and how quickly.
+
+    Raises:
+        OSError: the server cannot be reached, or stops answering.
+    """
+    # So far apart no packet waits for the one before it, which the link would not let it overtake.
+    spacing_ms = max(PING_SPACING_MS, PING_JITTERS * jitter_ms)
+    pings = max(PINGS_MIN, min(PINGS_MAX, round(PINGS_S * 1e3 / spacing_ms)))
+    with Pinger(host) as pinger:
+        trips = pinger.ping(2 * pings * spacing_ms / 1e3, most=pings, every_ns=round(spacing_ms * 1e6))
+    control = TrainControl(host, port)
+    quiet_s = QUIET_S + (2 * rtt_ms + PING_JITTERS * jitter_ms) / 1e3
+    down, up = (0, 0), (0, 0)
+    if loss_pct:
+        train = loss_train(loss_pct, rate_gbit)
+        with ThreadPoolExecutor(1) as thread:
+            away = thread.submit(control.lost_there, train, quiet_s)
+            down = control.lost_here(train, quiet_s)
+            up = away.result()
+    full = full_train(rate_gbit, jitter_ms)
+    carried = carried_gbit(control.arrivals(full, quiet_s), MTU)
+    arrived = 1 - down[1] / down[0] if down[0] else 1.0
+    return replace(
+        _result(trips, None if carried is None or not arrived else carried / arrived),
+        jitter_ms=spread(trips) / math.sqrt(2) / 1e6 if jitter_ms else None,
+        packets_to_compute=down[0] if loss_pct else None,
+        lost_to_compute=down[1] if loss_pct else None,
+        packets_to_storage=up[0] if loss_pct else None,
+        lost_to_storage=up[1] if loss_pct else None,
+    )
+
+
 def _finish_connecting(connection: socket.socket) -> None:
     _, connected, _ = select.select((), (connection,), (), CONNECT_TIMEOUT_S)
     failure = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if connected else errno.ETIMEDOUT
@@ -200,7 +260,7 @@ def serve(host: str) -> None:
     parent = os.getppid()
     with socket.create_server((host, 0), backlog=64) as listener:
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
-        with contextlib.closing(FlowPump(listener, sys.stdin.fileno())) as pump:
+        with contextlib.closing(FlowPump(listener, sys.stdin.fileno(), answer_train)) as pump:
             pump.run(lambda: os.getppid() != parent)
 
 
@@ -216,6 +276,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     measuring.add_argument("--seconds", type=float, default=0.5, help="how long to measure")
     measuring.add_argument("--flows", type=int, default=8, help="TCP flows that measure the rate")
     measuring.add_argument("--rtt-only", action="store_true", help="leave the rate out")
+    measuring.add_argument(
+        "--impaired", type=json.loads, help="the link's rtt_ms, rate_gbit, jitter_ms, loss_pct (JSON)"
+    )
     measuring.add_argument("--loaded", action="store_true", help="time round trips while the flows saturate")
     options = parser.parse_args(argv)
     # The link is measured and not how long this process waits for a CPU.
@@ -225,8 +288,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "serve":
             serve(options.host)
         else:
-            flows = 0 if options.rtt_only else options.flows
-            result = measure(options.host, options.port, seconds=options.seconds, flows=flows, loaded=options.loaded)
+            if options.impaired:
+                result = measure_impaired(options.host, options.port, **options.impaired)
+            else:
+                flows = 0 if options.rtt_only else options.flows
+                result = measure(
+                    options.host, options.port, seconds=options.seconds, flows=flows, loaded=options.loaded
+                )
             print(json.dumps(asdict(result)))
     except OSError as error:
         where = f"{options.host}:{options.port}" if options.command == "measure" else options.host

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.checks import judge
+from harness.checks import jittered, judge
 from harness.measure import epoch_rows
+from harness.regime import Regime
 from harness.specs import Tolerances
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
@@ -67,6 +68,52 @@ def test_a_fault_of_the_link_makes_the_row_invalid(link, rule, remote):
     assert rules[rule] in ("fail", "unknown")
     assert valid.startswith("invalid: ")
     assert rule in valid
+
+
+IMPAIRED = {"name": "wan_57ms", "rtt_ms": 57.0, "rate_gbit": 1.0, "jitter_ms": 5.0, "loss_pct": 0.1}
+KEPT = {
+    "rtt_ms_median": 58.6, "rtt_samples": 120, "rate_gbit": 0.98, "jitter_ms": 5.3,
+    "packets_to_compute": 60_000, "lost_to_compute": 77, "packets_to_storage": 60_000, "lost_to_storage": 41,
+}  # fmt: skip
+
+
+def impaired(data, **changes):
+    probe = {**KEPT, **changes}
+    return replace(data, cell={**data.cell, "regime": IMPAIRED}, link={**data.link, "before": probe, "after": probe})
+
+
+def test_a_link_that_loses_and_jitters_as_asked_is_valid(remote):
+    valid, rules = verdicts(impaired(remote()))
+    assert valid == "valid"
+    assert {"jitter_before", "loss_to_compute_before", "loss_to_storage_after"} <= set(rules)
+    assert "no_drops" not in rules
+
+
+@pytest.mark.parametrize(
+    ("changes", "rule", "told"),
+    [
+        ({"lost_to_compute": 120}, "loss_to_compute_before", "0.2 %, expected 0.1 ± 0.042 %"),
+        ({"lost_to_storage": 30}, "loss_to_storage_before", "0.05 %"),
+        ({"lost_to_storage": 0}, "loss_to_storage_after", "0 %"),
+        ({"packets_to_compute": None, "lost_to_compute": None}, "loss_to_compute_before", "not measured"),
+        ({"jitter_ms": 0.2}, "jitter_before", "0.2 ms, expected 5 ± 1.8 ms"),
+        ({"jitter_ms": 10.0}, "jitter_after", "10 ms"),
+        ({"rate_gbit": 0.5}, "rate_before", "0.5 Gbit/s"),
+        ({"rtt_ms_median": 64.0}, "rtt_before", "64 ms, expected 57 ± 5.5 ms"),
+    ],
+)
+def test_a_link_that_does_not_lose_or_jitter_as_asked_makes_the_row_invalid(changes, rule, told, remote):
+    valid, rules = verdicts(impaired(remote(), **changes))
+    assert rules[rule] in ("fail", "unknown")
+    assert f"{rule} ({told}" in valid
+
+
+def test_jitter_moves_a_round_trip_only_where_a_delay_would_be_below_zero():
+    assert jittered(Regime("far", 57.0, 1.0, 5.0)) == pytest.approx((57.0, 5.0), rel=1e-3)
+    median_ms, jitter_ms = jittered(Regime("near", 10.0, 1.0, 10.0))
+    drawn = np.maximum(0, np.random.default_rng(1).normal(5.0, 10.0, (2, 200_000))).sum(axis=0)
+    assert median_ms == pytest.approx(np.median(drawn), rel=0.01)
+    assert jitter_ms < 10.0
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,19 @@ import sys
 import textwrap
 import time
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from harness.checks import link_bounds
 from harness.errors import TestbedError
 from harness.regime import Regime
+from harness.specs import Tolerances
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
 from harness.testbed.link.namespace import inside, run_in
 from harness.testbed.link.roundtrip import Pinger
-from harness.testbed.probe import ProbeServer, probe
+from harness.testbed.probe import ProbeResult, ProbeServer, probe
 
 pytestmark = [
     pytest.mark.root,
@@ -26,6 +29,8 @@ pytestmark = [
 ]
 
 NEAR = Regime("near", rtt_ms=1.0, rate_gbit=1.0)
+BUSY = {"rtt", "rate", "jitter"}
+"""What a busy host may spoil of a link that is right; it never changes how many packets are lost."""
 FAR = Regime("far", rtt_ms=40.0, rate_gbit=1.0)
 
 
@@ -56,13 +61,22 @@ def round_trips_ms(namespace: str, seconds: float = 0.1) -> list[float]:
 
 
 def measured_rate_gbit(namespaces: tuple[str, str], regime: Regime) -> float | None:
+    return probed(namespaces, regime).rate_gbit
+
+
+def probed(namespaces: tuple[str, str], regime: Regime) -> ProbeResult:
     storage, compute = namespaces
 
     def popen(argv, **keywords):
         return subprocess.Popen(["nsenter", f"--net={storage}", "--", *argv], **keywords)
 
     with ProbeServer(popen, STORAGE_ADDRESS) as server:
-        return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, server.port, regime).rate_gbit
+        return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, server.port, regime)
+
+
+def unkept(namespaces: tuple[str, str], regime: Regime) -> set[str]:
+    """Return the rules that a probe of the link fails."""
+    return {b.rule for b in link_bounds(regime, asdict(probed(namespaces, regime)), Tolerances()) if not b.kept}
 
 
 def has_ended(pid: int, within_s: float = 5.0) -> bool:
@@ -132,6 +146,15 @@ def test_wanted_losses_are_lost_and_are_no_drops(link, namespaces):
     with inside(namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as pinger:
         answered = len(pinger.ping(1.0, most=100))
     assert 30 < answered < 95
+    assert link.counters().drops == 0
+
+
+def test_a_link_with_loss_and_jitter_is_found_to_do_as_asked_and_one_that_does_not_is_not(link, namespaces):
+    asked = Regime("far", rtt_ms=30.0, rate_gbit=0.1, jitter_ms=2.0, loss_pct=1.0)
+    link.set(asked)
+    assert unkept(namespaces, asked) <= BUSY
+    link.set(Regime("other", rtt_ms=30.0, rate_gbit=0.05, loss_pct=2.0))
+    assert unkept(namespaces, asked) >= {"jitter", "rate", "loss_to_compute", "loss_to_storage"}
     assert link.counters().drops == 0
 
 

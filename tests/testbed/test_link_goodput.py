@@ -54,7 +54,7 @@ def test_a_percentile_is_interpolated(share, expected):
 def test_a_pump_sends_nothing_before_it_is_asked_and_stops_when_told():
     stop_read, stop_write = os.pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
-        pump = FlowPump(listener, stop_read)
+        pump = FlowPump(listener, stop_read, socket.socket.close)
         pumping = threading.Thread(target=pump.run, args=(lambda: False,))
         pumping.start()
         flows = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in range(3)]

@@ -8,6 +8,7 @@ import selectors
 import socket
 import statistics
 import struct
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -55,11 +56,13 @@ class FlowPump:
     Args:
         listener: where connections come in.
         stop_fd: descriptor that becomes readable when it is time to stop.
+        answer: gets, in a thread of its own, each connection whose first byte opens a JSON object.
     """
 
-    def __init__(self, listener: socket.socket, stop_fd: int) -> None:
+    def __init__(self, listener: socket.socket, stop_fd: int, answer: Callable[[socket.socket], None]) -> None:
         self._listener = listener
         self._stop_fd = stop_fd
+        self._answer = answer
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(stop_fd, selectors.EVENT_READ)
@@ -103,7 +106,12 @@ class FlowPump:
             self._end(connection)
 
     def _start_or_end(self, connection: socket.socket) -> None:
-        if connection.recv(1):
+        first = connection.recv(1, socket.MSG_PEEK)
+        if first == b"{":
+            self._selector.unregister(connection)
+            connection.setblocking(True)
+            threading.Thread(target=self._answer, args=(connection,), name="train", daemon=True).start()
+        elif connection.recv(1):
             self._selector.modify(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
         else:
             self._end(connection)

@@ -10,16 +10,20 @@ import select
 import socket
 import struct
 import time
+from statistics import NormalDist
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Pinger", "percentile"]
+__all__ = ["Pinger", "percentile", "spread"]
 
 ECHO_REQUEST, ECHO_REPLY = 8, 0  # RFC 792
+NORMAL_P10_TO_P90 = 2 * NormalDist().inv_cdf(0.9)
 HEADER = struct.Struct("!BBHHH")
 """Type, code, checksum, identifier, sequence number."""
-STAMP = struct.Struct("!Q")
-"""The payload: when the request was sent, in ns."""
+STAMP = struct.Struct("!QQ")
+"""The payload: when the request was sent, in ns of the monotonic and of the wall clock."""
+SO_TIMESTAMPNS = 35  # asm-generic/socket.h
+TIMESPEC = struct.Struct("@ll")
 SPACING_NS = 10_000_000
 """On a long link the next request does not wait for the answer; so far apart they do not disturb each other."""
 GRACE_NS = 1_000_000_000
@@ -50,6 +54,8 @@ class Pinger:
                     f"ping {host}: needs CAP_NET_RAW, or sysctl net.ipv4.ping_group_range that covers this user",
                 ) from error
             self._raw = True
+        # The kernel notes when an answer came, so a process that waits for a CPU does not make the link longer.
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._socket.connect((host, 0))
 
     def close(self) -> None:
@@ -64,8 +70,13 @@ class Pinger:
     ) -> None:
         self.close()
 
-    def ping(self, seconds: float, most: int = 2000) -> list[int]:
+    def ping(self, seconds: float, most: int = 2000, every_ns: int | None = None) -> list[int]:
         """Measure round trips for about `seconds`; at least one request is sent.
+
+        Args:
+            seconds: how long to send requests.
+            most: how many to send at most.
+            every_ns: time between two requests; None sends the next at an answer, or 10 ms after the last one.
 
         Returns:
             Round-trip times in ns, in the order of arrival; requests that were lost have none.
@@ -80,35 +91,49 @@ class Pinger:
         while True:
             now = clock()
             sending = sent == 0 or (now < end and sent < most)
-            if sending and (len(trips) == sent or now - sent_at >= SPACING_NS):
+            if sending and ((every_ns is None and len(trips) == sent) or now - sent_at >= (every_ns or SPACING_NS)):
                 sent += 1
                 sent_at = clock()
                 self._socket.send(self._request(sent, sent_at))
                 continue
             if sending:
-                limit = min(end, sent_at + SPACING_NS)
+                limit = min(end, sent_at + (every_ns or SPACING_NS))
             else:
                 limit = sent_at + (2 * max(trips) if trips else GRACE_NS)
                 if len(trips) == sent or now >= limit:
                     break
             ready, _, _ = select.select((self._socket,), (), (), max(0, limit - now) / 1e9)
             if ready:
-                reply = self._socket.recv(4096)
-                arrived = clock()
-                stamp = self._stamp(reply)
-                if stamp is not None:
-                    trips.append(arrived - stamp)
+                trip = self._receive()
+                if trip is not None:
+                    trips.append(trip)
         if not trips:
             raise TimeoutError(f"no answer to {sent} pings within {GRACE_NS / 1e9:g} s")
         return trips
 
+    def _receive(self) -> int | None:
+        """Return the round trip, in ns, that the next packet ends; None where it is none of this pinger's answers."""
+        reply, ancillary, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(TIMESPEC.size))
+        now = time.monotonic_ns()
+        stamps = self._stamps(reply)
+        if stamps is None:
+            return None
+        trip = now - stamps[0]
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
+                seconds, ns = TIMESPEC.unpack(data[: TIMESPEC.size])
+                by_kernel: int = seconds * 1_000_000_000 + ns - stamps[1]
+                # A wall clock that was set meanwhile says nothing.
+                return by_kernel if 0 < by_kernel < trip else trip
+        return trip
+
     def _request(self, sequence: int, now_ns: int) -> bytes:
-        payload = STAMP.pack(now_ns)
+        payload = STAMP.pack(now_ns, time.time_ns())
         header = HEADER.pack(ECHO_REQUEST, 0, 0, self._identifier, sequence & 0xFFFF)
         return HEADER.pack(ECHO_REQUEST, 0, _checksum(header + payload), self._identifier, sequence & 0xFFFF) + payload
 
-    def _stamp(self, reply: bytes) -> int | None:
-        """Read the sending time from an answer to this pinger; None for anything else a raw socket hears."""
+    def _stamps(self, reply: bytes) -> tuple[int, int] | None:
+        """Read the sending times from an answer to this pinger; None for anything else a raw socket hears."""
         if self._raw:
             reply = reply[(reply[0] & 0x0F) * 4 :]
         if len(reply) != HEADER.size + STAMP.size:
@@ -117,8 +142,8 @@ class Pinger:
         # The kernel gives an unprivileged socket an identifier of its own and filters by it.
         if kind != ECHO_REPLY or (self._raw and identifier != self._identifier):
             return None
-        stamp: int = STAMP.unpack_from(reply, HEADER.size)[0]
-        return stamp
+        monotonic_ns, wall_ns = STAMP.unpack_from(reply, HEADER.size)
+        return monotonic_ns, wall_ns
 
 
 def percentile(values: list[int], share: float) -> float:
@@ -128,6 +153,14 @@ def percentile(values: list[int], share: float) -> float:
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def spread(values: list[int]) -> float:
+    """Return the standard deviation of values that are normally distributed, from their 10th to 90th percentile.
+
+    A few outliers, which a busy host causes, do not move it.
+    """
+    return (percentile(values, 0.9) - percentile(values, 0.1)) / NORMAL_P10_TO_P90
 
 
 def _checksum(message: bytes) -> int:
