@@ -185,6 +185,8 @@ class _Agent:
         """Sample until there is a reason to stop."""
         for gap in self._found.missing:
             _say(f"missing: {gap}")
+        for (device, domain), _ in self._found.unreadable.items():
+            _say(f"{device} {domain} was found and cannot be read: {domain} and the total have no figure")
         self._writer.start()
         self._monitor.start()
         if self._sender is not None:
@@ -220,6 +222,10 @@ class _Agent:
         description = {
             "sensors": [sensor.describe() for sensor in self._found.sensors],
             "missing": [str(gap) for gap in self._found.missing],
+            "unreadable": [
+                {"device": device, "domain": domain, "reason": str(gap)}
+                for (device, domain), gap in self._found.unreadable.items()
+            ],
             "host": platform.node(),
             "kernel": platform.release(),
             "pid": os.getpid(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, cast, get_args
 
 from energymon.baseline import NetEnergy
@@ -31,11 +31,13 @@ class Channels:
     """What an agent said that it samples."""
 
     devices: frozenset[tuple[str, Domain]]
-    """Devices that make up each domain; without a domain's estimates where any of it is measured."""
+    """Devices that make up each domain, readable or not; without a domain's estimates where any of it is measured."""
     lags: Mapping[SeriesKey, float]
     """Seconds, where a sensor's own period was probed."""
     module: bool
     """Whether a GPU's counter covers the whole module, the CPU and its memory too, as on a GH200."""
+    unreadable: Mapping[tuple[str, Domain], str] = field(default_factory=dict)
+    """Devices that were found and could not be read when the agent started, and why; among `devices` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +75,11 @@ def channels_of(session: Session | None) -> Channels:
             said.append({"source": sensor.get("source"), "module_power": sensor.get("module_power"), **channel})
     measured = {c["domain"] for c in said if c["source"] != ESTIMATE}
     node = session.node if session is not None else ""
+    gaps = cast(Sequence[Mapping[str, str]], (session.description.get("unreadable") if session else None) or ())
+    unreadable = {(gap["device"], cast(Domain, gap["domain"])): gap["reason"] for gap in gaps}
     return Channels(
-        frozenset(
+        frozenset(unreadable)
+        | frozenset(
             (str(c["device"]), cast(Domain, c["domain"]))
             for c in said
             if c["source"] != ESTIMATE or c["domain"] not in measured
@@ -85,6 +90,7 @@ def channels_of(session: Session | None) -> Channels:
             if c.get("lag_s") is not None and c["source"] in LAG_S
         },
         any(c["domain"] == "gpu" and c["module_power"] for c in said),
+        unreadable,
     )
 
 

@@ -14,7 +14,7 @@ from energymon.errors import ConfigError
 from energymon.jitter import Jitter
 from energymon.monitor import Gap, Monitor, Record, Sampled, SampledBlock
 from energymon.reading import ESTIMATE
-from energymon.sensors.base import Channel, Missing, Point, Sensor
+from energymon.sensors.base import Channel, Missing, Part, Point, Sensor
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.updates import updates
@@ -36,7 +36,8 @@ _PRIORITY: Final = {
 def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int:
     """Print every sensor found or missing, and what ticks of `interval_ns` are like for so many seconds.
 
-    Returns 1 when nothing is measured. Raises ConfigError for seconds below 0 or above an hour.
+    Returns 1 when nothing is measured, and when a part of the host was found and cannot be read. Raises ConfigError
+    for seconds below 0 or above an hour.
     """
     if not 0 <= seconds <= _MAX_S:
         raise ConfigError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
@@ -54,13 +55,14 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
             lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
         _say("sensors", lines)
         _say("missing", chain.from_iterable(_gap(gap) for gap in found.missing))
+        _say("unknown", [_unreadable(part) for part in found.unreadable])
         _say("ticks", _ticks(found.sensors, interval_ns, seconds))
     finally:
         found.close()
     from energymon.chrony import clock_state
 
     _say("clock", clock_state())
-    return 0 if measures else 1
+    return 0 if measures and not found.unreadable else 1
 
 
 def _say(topic: str, lines: Iterator[str] | Sequence[str]) -> None:
@@ -116,6 +118,11 @@ def _about(sensor: Sensor) -> Iterator[str]:
 def _gap(gap: Missing) -> Iterator[str]:
     yield f"{gap.sensor:<10} {gap.reason}"
     yield f"{'':<10} -> {gap.remedy}"
+
+
+def _unreadable(part: Part) -> str:
+    device, domain = part
+    return f"{domain} and the total: {device} {domain} was found and cannot be read"
 
 
 def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Iterator[str]:

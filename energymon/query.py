@@ -34,7 +34,7 @@ class WindowEnergy:
     missed_share: float
     """Share of ticks that lack a reading, 0 to 1."""
     events: tuple[Event, ...]
-    """What the agent told in the window."""
+    """What the agent told in the window, after the parts of the host that it could not read from its start."""
     best: tuple[Energy, ...] = ()
     """The most direct series of every device."""
     components: tuple[Component, ...] = ()
@@ -134,7 +134,7 @@ class _Node:
             end_ns,
             tuple(energies),
             missed_share(self._ticks(own_start_ns, own_end_ns), own_start_ns, own_end_ns, interval_ns),
-            tuple(e for e in self.store.events(own_start_ns, own_end_ns) if e.node == name),
+            (*self._unreadable(start_ns), *self._events(own_start_ns, own_end_ns)),
             tuple(best),
             tuple(components(best, self.channels, nets)),
             tuple(nets),
@@ -142,6 +142,15 @@ class _Node:
             self.offsets[0].offset_ns if self.offsets else 0,
             self.clock_error_ns if self.offsets or self.alone else None,
         )
+
+    def _unreadable(self, t_ns: int) -> Iterator[Event]:
+        for (device, domain), reason in self.channels.unreadable.items():
+            message = f"{device} {domain} was found and cannot be read; {domain} and the total are unknown: {reason}"
+            message += "; --sensors measures what it names alone"
+            yield Event(t_ns, self.session.node, "part-unreadable", message)
+
+    def _events(self, start_ns: int, end_ns: int) -> list[Event]:
+        return [event for event in self.store.events(start_ns, end_ns) if event.node == self.session.node]
 
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
         """Return the readings of a stretch, and as many around it as the bound of the error looks at."""

@@ -216,12 +216,17 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
     pq.write_table(pa.concat_tables([pq.read_table(p) for p in parts]), partial / "batches.parquet")
     save_readings(readings, partial / "energy.parquet")
     epochs = []
-    interval_ns = int(context.experiment.energy.interval_ms * 1e6)
+    energy = {
+        "interval_ms": context.experiment.energy.interval_ms,
+        "series": context.agent.series,
+        "unreadable": context.agent.unreadable,
+        "events": [asdict(event) for event in context.agent.events(*span_ns)],
+    }
     for epoch, (start, end) in edges.items():
         entry: dict[str, float | None] = {"epoch": epoch, "drops": outcome.drops.get(epoch)}
         for key in ("rx_bytes", "tx_bytes", "link_cpu_s"):
             entry[key] = None if end[key] is None or start[key] is None else end[key] - start[key]
-        entry["link_j"] = link_joules(readings, start, end, interval_ns)
+        entry["link_j"] = link_joules(readings, start, end, energy)
         epochs.append(entry)
     link = context.testbed.link
     write_json(
@@ -252,11 +257,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "skipped": [asdict(one) for one in skipped_by_epoch(events).values()],
             "accelerator": outcome.done["accelerator"],
             "sampler": outcome.sampler,
-            "energy": {
-                "interval_ms": context.experiment.energy.interval_ms,
-                "series": context.agent.series,
-                "events": [asdict(event) for event in context.agent.events(*span_ns)],
-            },
+            "energy": energy,
             # Both nodes are this machine: one clock.
             "clock_offset_ms": 0.0,
         },

@@ -132,6 +132,7 @@ def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
     yield from _link(data, row, tolerances)
     yield _exactly_once(data, row)
     yield _missed_ticks(data, row, tolerances)
+    yield _sensors(data, row)
     yield _clock(data, row, tolerances)
     yield _alone(data, row)
 
@@ -229,6 +230,18 @@ def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Chec
     # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
     fine = share < tolerances.missed_ticks_pct or missed <= 1
     return _check(row, "missed_ticks", expected, f"{missed} of {len(due)} ticks ({share:.1f} %)", fine)
+
+
+def _sensors(data: CellData, row: EpochRow) -> Check:
+    """Warn of what leaves the row's joules unknown; its times are no worse for it."""
+    unread = [f"{u['device']} {u['domain']} ({u['reason']})" for u in data.cell["energy"].get("unreadable", [])]
+    return _check(
+        row,
+        "sensors",
+        "every part of the host that was found is read, or else its domain and the total are unknown",
+        f"not readable: {'; '.join(unread)}" if unread else "none unreadable",
+        WARN if unread else PASS,
+    )
 
 
 def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:

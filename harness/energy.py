@@ -40,6 +40,8 @@ class EnergyAgent:
         self._process: subprocess.Popen[bytes] | None = None
         self.sensors: list[dict[str, Any]] = []
         """What each sensor told of itself; empty where nothing measures or estimates."""
+        self.unreadable: list[dict[str, str]] = []
+        """Device, domain and reason of each part of the host that was found and cannot be read."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -93,7 +95,8 @@ class EnergyAgent:
             )
         line = first_line(self._process, _READY_S)
         try:
-            self.sensors = json.loads(line)["sensors"]
+            ready = json.loads(line)
+            self.sensors, self.unreadable = ready["sensors"], ready["unreadable"]
         except (ValueError, KeyError) as error:
             self.stop()
             said = self._log.read_text(errors="replace").strip()

@@ -131,14 +131,17 @@ def gpu_util(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any]) -
 
 
 def link_joules(
-    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], interval_ns: int
+    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], energy: Mapping[str, Any]
 ) -> float | None:
-    """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown."""
+    """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown.
+
+    `energy` is the cell's, of cell.json.
+    """
     if start["link_cpu_s"] is None or end["link_cpu_s"] is None:
         return None
     busy_s = end["cpu_busy_s"] - start["cpu_busy_s"]
-    energies = best_sources(joules(readings, start["utc_ns"], end["utc_ns"], interval_ns))
-    cpu_j = _sum(e.joules for e in energies if e.domain == "cpu")
+    energies, lost = _energies(readings, start, end, energy)
+    cpu_j = None if "cpu" in lost else _sum(e.joules for e in energies if e.domain == "cpu")
     if cpu_j is None or busy_s <= 0:
         return None
     return cpu_j * float(min(1.0, (end["link_cpu_s"] - start["link_cpu_s"]) / busy_s))
@@ -148,13 +151,7 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
     samples, nbytes = int(batches.samples.sum()), int(batches.nbytes.sum())
-    interval_ns = int(cell["energy"]["interval_ms"] * 1e6)
-    energies = best_sources(
-        joules(data.readings, start["utc_ns"], end["utc_ns"], interval_ns, lags=_lags(data.readings, cell))
-    )
-    found = {(e.device, e.domain) for e in energies}
-    # A domain of which one series is lost is unknown: what is left of it would pass for the whole.
-    lost = {s["domain"] for s in cell["energy"]["series"] if (s["device"], s["domain"]) not in found}
+    energies, lost = _energies(data.readings, start, end, cell["energy"])
     if cell["accelerator"]["emulated"]:
         # A board of this machine idles meanwhile and is not what is emulated.
         energies = [e for e in energies if e.domain != "gpu"]
@@ -196,9 +193,24 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
     )
 
 
-def _lags(readings: Sequence[Reading], cell: Mapping[str, Any]) -> dict[tuple[str, str, str, str], float]:
+def _energies(
+    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], energy: Mapping[str, Any]
+) -> tuple[list[Energy], set[str]]:
+    """Return the best series of each device between two events, and the domains whose sum is unknown.
+
+    A domain of which one part is lost, or was never read, is unknown: what is left of it would pass for the whole.
+    """
+    interval_ns = int(energy["interval_ms"] * 1e6)
+    lags = _lags(readings, energy["series"])
+    energies = best_sources(joules(readings, start["utc_ns"], end["utc_ns"], interval_ns, lags=lags))
+    found = {(e.device, e.domain) for e in energies}
+    parts = [*energy["series"], *energy.get("unreadable", [])]
+    return energies, {part["domain"] for part in parts if (part["device"], part["domain"]) not in found}
+
+
+def _lags(readings: Sequence[Reading], series: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, str], float]:
     """Return how old a sensor's value may be, s, by series, for those that told when they were opened."""
-    told = {(s["device"], s["domain"], s["source"]): s.get("lag_s") for s in cell["energy"]["series"]}
+    told = {(s["device"], s["domain"], s["source"]): s.get("lag_s") for s in series}
     nodes = {reading.node for reading in readings}
     return {(node, *key): lag_s for key, lag_s in told.items() if lag_s is not None for node in nodes}
 

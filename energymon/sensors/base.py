@@ -10,7 +10,11 @@ from typing import Any, NamedTuple, Protocol
 from energymon.reading import Domain
 from energymon.ticker import Answers, Operation
 
-__all__ = ["Channel", "Column", "Discovery", "Missing", "Point", "Sensor"]
+__all__ = ["Channel", "Column", "Discovery", "Missing", "Part", "Point", "Sensor"]
+
+
+Part = tuple[str, Domain]
+"""A device and the domain whose joules are the sum over such devices."""
 
 
 class Channel(NamedTuple):
@@ -112,6 +116,8 @@ class Missing:
     sensor: str
     reason: str
     remedy: str
+    parts: tuple[Part, ...] = ()
+    """What was found and cannot be read; the sum of its domain is unknown without it."""
 
     def __str__(self) -> str:
         return f"{self.sensor}: {self.reason}. {self.remedy}"

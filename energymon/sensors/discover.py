@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from energymon.errors import ConfigError, SensorError
-from energymon.sensors.base import Discovery, Missing, Sensor
+from energymon.reading import ESTIMATE
+from energymon.sensors.base import Discovery, Missing, Part, Sensor
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
 from energymon.sensors.nvml import open_nvml
 from energymon.sensors.perf import open_perf
@@ -53,6 +54,19 @@ class Found:
 
     sensors: tuple[Sensor, ...]
     missing: tuple[Missing, ...]
+
+    @property
+    def unreadable(self) -> dict[Part, Missing]:
+        """What was found, is read by no sensor, and leaves its domain unknown, and why.
+
+        An estimate of a domain of which nothing is measured is one of all of it.
+        """
+        channels = [channel for sensor in self.sensors for channel in sensor.channels]
+        covered = {(channel.device, channel.domain) for channel in channels}
+        estimated = {channel.domain for channel in channels if channel.source == ESTIMATE}
+        return {
+            part: gap for gap in self.missing for part in gap.parts if part not in covered and part[1] not in estimated
+        }
 
     def close(self) -> None:
         """Close every sensor."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from energymon.reading import Domain
 
-__all__ = ["MAX_DOMAIN_W", "REPEATED", "SETTLE_S", "STILL", "RaplDomain", "repeated", "still"]
+__all__ = ["MAX_DOMAIN_W", "REPEATED", "SETTLE_S", "STILL", "RaplDomain", "repeated", "still", "unread"]
 
 RaplDomain = tuple[str, Domain]
 """A socket or die as powercap names it, "package-0" or "package-0-die-1", and what of it is counted."""
@@ -44,6 +44,15 @@ def still(read: Callable[[], Mapping[RaplDomain, bytes]], settle_s: float) -> se
         now = read()
         resting = {domain for domain in resting if now[domain] == first[domain]}
     return resting
+
+
+def unread(domain: RaplDomain, counting: Collection[RaplDomain]) -> tuple[RaplDomain, ...]:
+    """Return a domain that is left out if its joules are missing from a sum.
+
+    A package always draws power. DRAM that no socket counts is no domain of the host; DRAM that another one of
+    `counting` counts is a part of it.
+    """
+    return (domain,) if domain[1] == "cpu" or any(of == domain[1] for _, of in counting) else ()
 
 
 def repeated(read: Mapping[RaplDomain, Callable[[], int]], settle_s: float) -> dict[RaplDomain, RaplDomain]:

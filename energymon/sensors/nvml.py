@@ -10,7 +10,7 @@ from typing import Any, Final
 from energymon.clock import NS
 from energymon.sensors.base import Discovery, Missing
 from energymon.sensors.nvml_board import NvmlSensor
-from energymon.sensors.nvml_library import NAME, load
+from energymon.sensors.nvml_library import NAME, load, unanswered
 from energymon.sensors.updates import updates
 
 __all__ = ["open_nvml"]
@@ -40,9 +40,9 @@ def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
                     sensors.append(NvmlSensor(nvml, index, interval_ns))
             except nvml.NVMLError as error:
                 remedy = "check that nvidia-smi shows its power as this user"
-                missing.append(Missing(NAME, f"gpu-{index}: {error}", remedy))
+                missing.append(Missing(NAME, f"gpu-{index}: {error}", remedy, ((f"gpu-{index}", "gpu"),)))
     except nvml.NVMLError as error:
-        missing.append(Missing(NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user"))
+        missing.append(unanswered(error))
     finally:
         # The sensors hold the library from here on.
         nvml.nvmlShutdown()
@@ -84,4 +84,5 @@ def _sliced(index: int) -> Missing:
         NAME,
         f"gpu-{index} is in MIG mode, and its slices have no energy counter of their own",
         "switch MIG off (nvidia-smi -mig 0) to measure this board",
+        ((f"gpu-{index}", "gpu"),),
     )

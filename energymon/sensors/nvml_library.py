@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, cast
 
-from energymon.sensors.base import Missing
+from energymon.sensors.base import Missing, Part
 from energymon.ticker import Operation
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ShownMany",
     "ValueCall",
     "load",
+    "unanswered",
 ]
 
 NAME: Final = "nvml"
@@ -45,6 +46,9 @@ _MASKS: Final = {1: 2**32 - 1, 2: 2**64 - 1, 3: 2**64 - 1, 5: 2**32 - 1}
 other, and the rest of a short value is not cleared."""
 _UNKNOWN: Final = 999
 """NVML_ERROR_UNKNOWN."""
+
+_ALL_BOARDS: Final[Part] = ("gpus", "gpu")
+"""Stands for boards whose number is not known."""
 
 Shown = tuple[int, int, int]
 """NVML's return code, the value, and its timestamp, UTC ns (0 where the call tells none)."""
@@ -168,6 +172,11 @@ def _address(pointer: Any) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
+def unanswered(error: Exception, parts: tuple[Part, ...] = (_ALL_BOARDS,)) -> Missing:
+    """Return what is missing where the driver answers with an error instead of its boards."""
+    return Missing(NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user", parts)
+
+
 def load(library: Path | None) -> ModuleType | Missing:
     """Return the initialised module pynvml, bound to `library` or else to the driver's, or why there is none.
 
@@ -188,7 +197,9 @@ def load(library: Path | None) -> ModuleType | Missing:
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Missing(NAME, f"the driver answers: {error}", "check that nvidia-smi works as this user")
+        # The library without a driver, as images for GPUs have it, is no sign of a board.
+        there = error.value not in (nvml.NVML_ERROR_DRIVER_NOT_LOADED, nvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        return unanswered(error, (_ALL_BOARDS,) if there else ())
     if nvml.nvmlLib._handle != loaded._handle:
         nvml.nvmlShutdown()
         reason = f"{path} is not what this process has loaded as {_DRIVERS}"

@@ -17,7 +17,7 @@ from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S
 from energymon.sensors.base import Channel, Column, Discovery, Missing, Point
-from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
+from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still, unread
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
 from energymon.ticker import Answers, Operation
@@ -237,12 +237,14 @@ def open_perf(
     except FileNotFoundError:
         return Discovery((), (Missing(_NAME, f"{folder(sysfs)} is no PMU for energy", _ABSENT),))
     except (OSError, ValueError) as error:
-        return Discovery((), (Missing(_NAME, f"{folder(sysfs)}: {error}", _REPORT),))
+        return Discovery((), (Missing(_NAME, f"{folder(sysfs)}: {error}", _REPORT, (("packages", "cpu"),)),))
     wanted = set(pmu.domains if only is None else only)
     missing: list[Missing] = []
     groups = _open_groups(pmu, wanted, missing, paranoid)
-    for domain in sorted(still(lambda: {k: v for group in groups for k, v in group.shown().items()}, settle_s)):
-        missing.append(Missing(_NAME, f"{domain[1]} of {domain[0]} does not move", STILL))
+    resting = still(lambda: {k: v for group in groups for k, v in group.shown().items()}, settle_s)
+    for domain in sorted(resting):
+        parts = unread(domain, wanted - resting)
+        missing.append(Missing(_NAME, f"{domain[1]} of {domain[0]} does not move", STILL, parts))
         wanted.discard(domain)
     readers = {(group.device, event.domain): partial(group.value, event) for group in groups for event in group.events}
     for domain, first in repeated(readers, settle_s).items():
@@ -266,14 +268,16 @@ def _open_groups(pmu: Pmu, wanted: set[RaplDomain], missing: list[Missing], para
             groups.append(_Group(pmu.type, device, cpu, events))
         except OSError as error:
             if error.errno in _DENIED:
-                missing.append(_denied(error, paranoid))
+                opened = {group.device for group in groups}
+                parts = tuple(sorted(domain for domain in wanted if domain[0] not in opened))
+                missing.append(_denied(error, paranoid, parts))
                 break
             reason = f"perf_event_open for {device} on CPU {cpu}: {error.strerror}"
-            missing.append(Missing(_NAME, reason, _REPORT))
+            missing.append(Missing(_NAME, reason, _REPORT, tuple((device, event.domain) for event in events)))
     return groups
 
 
-def _denied(error: OSError, paranoid: Path) -> Missing:
+def _denied(error: OSError, paranoid: Path, parts: tuple[RaplDomain, ...]) -> Missing:
     try:
         level = paranoid.read_text().strip()
     except OSError:
@@ -289,4 +293,4 @@ def _denied(error: OSError, paranoid: Path) -> Missing:
             f"as root `setcap cap_perfmon=ep {Path(sys.executable).resolve()}`, or"
             " `sysctl kernel.perf_event_paranoid=0`; or run the agent as root"
         )
-    return Missing(_NAME, reason, remedy)
+    return Missing(_NAME, reason, remedy, parts)

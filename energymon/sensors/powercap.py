@@ -12,7 +12,7 @@ from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import Channel, Column, Discovery, Missing, Point
-from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still
+from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still, unread
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.ticker import Answers, Operation
 
@@ -219,13 +219,15 @@ def open_powercap(
         try:
             zones[domain] = _Zone(path, domain)
         except PermissionError:
-            missing.append(Missing(_NAME, f"{path}/energy_uj: permission denied", _READABLE))
+            missing.append(Missing(_NAME, f"{path}/energy_uj: permission denied", _READABLE, (domain,)))
         except OSError as error:
-            missing.append(Missing(_NAME, f"{path}/energy_uj: {error.strerror}", _MASKED))
+            missing.append(Missing(_NAME, f"{path}/energy_uj: {error.strerror}", _MASKED, (domain,)))
         except ValueError as error:
-            missing.append(Missing(_NAME, f"{path} {error}", _REPORT))
-    for domain in sorted(still(lambda: {key: zone.shown() for key, zone in zones.items()}, settle_s)):
-        missing.append(Missing(_NAME, f"{zones[domain].path} does not move", STILL))
+            missing.append(Missing(_NAME, f"{path} {error}", _REPORT, (domain,)))
+    resting = still(lambda: {key: zone.shown() for key, zone in zones.items()}, settle_s)
+    for domain in sorted(resting):
+        parts = unread(domain, zones.keys() - resting)
+        missing.append(Missing(_NAME, f"{zones[domain].path} does not move", STILL, parts))
         zones.pop(domain).close()
     for domain, first in repeated({key: zone.value for key, zone in zones.items()}, settle_s).items():
         missing.append(Missing(_NAME, f"{zones[domain].path} repeats {first[0]}", REPEATED))

@@ -8,12 +8,13 @@ socket and nothing that lies inside them or repeats them: no core, uncore, psys 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from energymon.sensors import perf, powercap
 from energymon.sensors.base import Discovery, Missing
-from energymon.sensors.domains import SETTLE_S
+from energymon.sensors.domains import SETTLE_S, unread
 
 __all__ = ["open_rapl"]
 
@@ -25,7 +26,12 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
     in_perf, in_powercap = set(perf.domains(sysfs)), set(powercap.domains(sysfs))
     agreed = in_perf & in_powercap if in_perf and in_powercap else in_perf | in_powercap
     left_out = tuple(
-        Missing(name, f"{domain} of {device} is in {name}'s list alone and is left out", _ALONE.format(name))
+        Missing(
+            name,
+            f"{domain} of {device} is in {name}'s list alone and is left out",
+            _ALONE.format(name),
+            unread((device, domain), agreed),
+        )
         for name, alone in (("perf", in_perf - agreed), ("powercap", in_powercap - agreed))
         for device, domain in sorted(alone)
     )
@@ -35,4 +41,7 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
     if by_perf.sensors:
         return Discovery(by_perf.sensors, (*by_perf.missing, *left_out))
     by_powercap = powercap.open_powercap(sysfs, agreed, settle_s, "perf" if in_perf else None)
+    if in_powercap:
+        # What can be read and what cannot is powercap's to say, for it is what is read.
+        by_perf = replace(by_perf, missing=tuple(replace(gap, parts=()) for gap in by_perf.missing))
     return Discovery(by_powercap.sensors, (*by_perf.missing, *by_powercap.missing, *left_out))

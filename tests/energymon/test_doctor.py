@@ -50,9 +50,19 @@ def test_a_channel_that_fails_is_told_with_the_reason(told, rapl, boards, nvml_l
     boards(2, lost=[1], mig=[0])
     with rapl.running():
         status, text = told(sysfs=rapl.root, nvml=nvml_library, sensors=())
-    assert status == 0
+    assert status == 1
     assert "gpu-0 is in MIG mode" in text
     assert "gpu-1: GPU is lost" in text
+
+
+def test_a_socket_that_is_found_and_cannot_be_read_is_named_and_is_a_failure(told, rapl, tmp_path):
+    energy = rapl.packages[1].path / "energy_uj"
+    with rapl.running():
+        assert told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")[0] == 0
+        energy.rename(energy.with_name("gone"))
+        status, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")
+    assert status == 1
+    assert "unknown   cpu and the total: package-1 cpu was found and cannot be read" in text
 
 
 def test_an_estimate_is_no_measurement(told, tmp_path):

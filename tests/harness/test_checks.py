@@ -140,6 +140,13 @@ def test_another_run_at_the_same_time_warns_and_leaves_the_row_valid(stored):
     crowded = replace(data, cell={**data.cell, "other_runs": ["abc123"]})
     valid, rules = verdicts(crowded)
     assert (valid, rules["alone"]) == ("valid", "warn")
+
+
+def test_a_part_of_the_host_that_cannot_be_read_warns(stored):
+    data = stored()
+    energy = {**data.cell["energy"], "unreadable": [{"device": "gpu-1", "domain": "gpu", "reason": "GPU is lost"}]}
+    valid, rules = verdicts(stored(cell={**data.cell, "energy": energy}))
+    assert (valid, rules["sensors"]) == ("valid", "warn")
     assert verdicts(data)[1]["alone"] == "pass"
 
 

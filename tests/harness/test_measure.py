@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energymon import Energy, best_sources
-from harness.measure import accelerator_utilisation, epoch_rows
+from harness.measure import accelerator_utilisation, epoch_rows, link_joules
 
 
 def test_a_row_holds_what_was_stored(stored):
@@ -71,6 +71,17 @@ def test_a_lost_series_leaves_its_domain_and_the_total_unknown(stored):
     }
     (row,) = epoch_rows(stored(cell=cell))
     assert row.cpu_j is row.total_j is row.energy_error_j is None
+
+
+def test_a_part_that_was_never_read_leaves_its_domain_the_total_and_the_links_share_unknown(stored):
+    data = stored()
+    energy = {**data.cell["energy"], "unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}
+    (row,) = epoch_rows(stored(cell={**data.cell, "energy": energy}))
+    assert row.cpu_j is row.total_j is row.energy_error_j is None
+    start, end = data.events
+    start, end = {**start, "link_cpu_s": 0.0}, {**end, "link_cpu_s": 1.0}
+    assert link_joules(data.readings, start, end, data.cell["energy"]) > 0
+    assert link_joules(data.readings, start, end, energy) is None
 
 
 def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored, readings):

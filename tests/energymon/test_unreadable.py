@@ -1,0 +1,142 @@
+"""A part of the host that is found and cannot be read when the agent starts: its domain is unknown everywhere."""
+
+import json
+
+import pytest
+
+from energymon import SqliteStore, WindowError, query, stored_tuples
+from energymon.agent_process import Agent
+from energymon.sensors.discover import SensorConfig, discover
+from energymon.sensors.powercap import open_powercap
+from energymon.sensors.rapl import open_rapl
+from tests.energymon.nvml import fake
+
+INTERVAL_NS = 100_000_000
+
+
+@pytest.fixture
+def hide():
+    """Make a counter one that is there by name alone."""
+
+    def hide_counter(zone):
+        energy = zone.path / "energy_uj"
+        energy.rename(energy.with_name("gone"))
+
+    return hide_counter
+
+
+def measure(store, *options):
+    """Run an agent for a window; return the window and the agent's ready state."""
+    import time
+
+    with Agent(store, node="n", interval_ms=20, options=options) as agent:
+        with agent.window("epoch") as window:
+            time.sleep(0.3)
+        assert window.energy
+        return window
+
+
+def test_a_socket_that_cannot_be_read_leaves_cpu_and_total_unknown(rapl, hide, tmp_path):
+    hide(rapl.packages[1])
+    store = tmp_path / "energy.sqlite"
+    with rapl.running():
+        window = measure(store, "--sysfs", str(rapl.root), "--nvml", str(tmp_path / "none.so"))
+    assert window.by_domain["cpu"] is None
+    assert window.by_domain["dram"] > 0
+    with pytest.raises(WindowError, match=r"(?s)no figure of package-1 cpu.*part-unreadable: package-1 cpu was found"):
+        assert window.joules
+    with SqliteStore.open(store) as opened:
+        (session,) = opened.sessions()
+        assert [(u["device"], u["domain"]) for u in session.description["unreadable"]] == [("package-1", "cpu")]
+        (found,) = query(opened, window.start_ns, window.end_ns)
+        tuples = list(stored_tuples(opened, window.start_ns, window.end_ns))
+    assert {c.name: (c.joules, c.lost) for c in found.components if c.joules is None} == {
+        "cpu": (None, ("package-1",)),
+        "total": (None, ("package-1 cpu",)),
+    }
+    assert tuples
+    assert {t.cpu_energy for t in tuples} == {None}
+    assert all(t.memory_energy is not None for t in tuples)
+
+
+def test_a_board_that_is_lost_before_the_start_leaves_gpu_and_total_unknown(rapl, boards, nvml_library, tmp_path):
+    boards(2, lost=[1])
+    with rapl.running():
+        window = measure(tmp_path / "e.sqlite", "--sysfs", str(rapl.root), "--nvml", str(nvml_library))
+    assert window.by_domain["cpu"] > 0
+    assert window.by_domain["gpu"] is None
+    with pytest.raises(WindowError, match=r"(?s)gpu-1 gpu.*GPU is lost.*nvidia-smi"):
+        assert window.joules
+
+
+def test_the_agents_status_names_what_it_cannot_read(rapl, hide, start_agent, tmp_path):
+    hide(rapl.drams[0])
+    with rapl.running():
+        agent = start_agent("--sysfs", str(rapl.root), "--nvml", str(tmp_path / "none.so"))
+        said = agent.end()
+    (part,) = agent.ready["unreadable"]
+    assert (part["device"], part["domain"]) == ("package-0", "dram")
+    assert "energy_uj" in part["reason"]
+    assert "package-0 dram was found and cannot be read: dram and the total have no figure" in said
+    assert json.dumps(agent.ready)
+
+
+def unreadable(found):
+    parts = sorted(found.unreadable)
+    found.close()
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("control", "parts"),
+    [
+        ({"lost": [1]}, [("gpu-1", "gpu")]),
+        ({"mig": [0]}, [("gpu-0", "gpu")]),
+        ({"no_driver": True}, []),
+    ],
+)
+def test_boards_without_a_figure_are_parts_and_a_host_without_the_driver_has_none(
+    boards, nvml_library, tmp_path, control, parts
+):
+    boards(2, **control)
+    assert unreadable(discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library), INTERVAL_NS)) == parts
+
+
+def test_a_driver_that_answers_with_another_error_hides_boards(boards, nvml_library, tmp_path):
+    boards.control.write_text(f"boards 2\ndriver_error {fake.NO_DRIVER + 9}\n")
+    found = discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library), INTERVAL_NS)
+    assert unreadable(found) == [("gpus", "gpu")]
+
+
+def test_an_estimate_stands_for_every_socket_and_for_no_dram(rapl, hide, tmp_path):
+    for zone in (*rapl.packages, *rapl.drams):
+        hide(zone)
+    config = SensorConfig(sysfs=rapl.root, nvml=tmp_path / "none.so", estimate=True)
+    assert unreadable(discover(config, INTERVAL_NS)) == [("package-0", "dram"), ("package-1", "dram")]
+
+
+def test_a_package_that_stands_still_is_a_part_and_dram_that_no_socket_counts_is_none(rapl):
+    for zone in (rapl.packages[1], *rapl.drams):
+        zone.broken = True
+    with rapl.running():
+        found = open_powercap(rapl.root)
+    assert [part for gap in found.missing for part in gap.parts] == [("package-1", "cpu")]
+    found.sensors[0].close()
+
+
+def test_dram_that_stands_still_beside_dram_that_counts_is_a_part(rapl):
+    rapl.drams[1].broken = True
+    with rapl.running():
+        found = open_powercap(rapl.root)
+    assert [part for gap in found.missing for part in gap.parts] == [("package-1", "dram")]
+    found.sensors[0].close()
+
+
+@pytest.mark.usefixtures("perf_allowed")
+def test_a_socket_in_one_list_alone_is_a_part_and_a_domain_that_no_list_confirms_is_none(plant):
+    tree = plant("intel-two-sockets")
+    tree.pmu({"energy-pkg": 80}, {0: (0, 0)})
+    with tree.running():
+        found = open_rapl(tree.root)
+    assert [part for gap in found.missing for part in gap.parts] == [("package-1", "cpu")]
+    found.sensors[0].close()
