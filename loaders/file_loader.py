@@ -11,7 +11,7 @@ from typing import Self
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError
 from loaders.files import check_arguments
-from loaders.shares import Share
+from loaders.shares import Share, place_among_ranks
 from loaders.streaming.planner import Remainder
 from loaders.work import Failed, OnError, check_policy
 
@@ -30,8 +30,8 @@ class FileLoader(ABC):
         *,
         batch_size: int,
         seed: int,
-        rank: int,
-        world_size: int,
+        rank: int | None,
+        world_size: int | None,
         remainder: Remainder | None,
         sample_timeout_s: float | None,
         on_error: OnError,
@@ -43,7 +43,7 @@ class FileLoader(ABC):
         self._samples = samples
         self._batch_size = batch_size
         self._seed = seed
-        self._share = Share(len(samples), seed, rank, world_size, remainder)
+        self._share = Share(len(samples), seed, *place_among_ranks(rank, world_size), remainder)
         self._timeout_s = sample_timeout_s
         self._on_error = on_error
         self._stats = LoaderStats(details={"wait_s": 0.0})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch.distributed
 
 from loaders.errors import LoaderConfigError
 from loaders.image import epoch_order
-from loaders.streaming.planner import Remainder
+from loaders.streaming.planner import Remainder, check_ranks
 
-__all__ = ["Share"]
+__all__ = ["Share", "in_process_group", "place_among_ranks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,7 @@ class Share:
     remainder: Remainder | None = None
 
     def __post_init__(self) -> None:
-        if self.world_size < 1:
-            raise LoaderConfigError(f"world_size={self.world_size}: expected 1 or more")
-        if not 0 <= self.rank < self.world_size:
-            raise LoaderConfigError(f"rank={self.rank}: expected 0 to {self.world_size - 1}")
-        if self.remainder not in (None, "uneven", "drop", "pad"):
-            raise LoaderConfigError(f"remainder={self.remainder!r}: expected uneven, drop or pad")
-        if self.remainder is None and self.world_size > 1:
-            raise LoaderConfigError(
-                f"remainder: choose uneven, drop or pad for {self.world_size} ranks; DDP needs equal counts, so drop "
-                "or pad"
-            )
+        check_ranks(self.rank, self.world_size, self.remainder)
         if self.remainder == "drop" and self.count < self.world_size:
             raise LoaderConfigError(
                 f"world_size={self.world_size}: remainder=drop leaves none of {self.count} samples; use pad"
@@ -62,3 +54,37 @@ class Share:
         if self.remainder == "pad":
             return -(-self.count // self.world_size) * self.world_size
         return self.count
+
+
+def in_process_group() -> bool:
+    """Return whether torch.distributed is initialised in this process."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def place_among_ranks(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """Return rank and world size, each as given, or else as the process has it.
+
+    The process has those of torch.distributed where that is initialised, else RANK and WORLD_SIZE of the environment
+    where both are set, as torchrun sets them, else 0 of 1.
+
+    Raises LoaderConfigError for a RANK or WORLD_SIZE that is no number.
+    """
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    if in_process_group():
+        own = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        own = _number("RANK"), _number("WORLD_SIZE")
+    else:
+        own = 0, 1
+    return own[0] if rank is None else rank, own[1] if world_size is None else world_size
+
+
+def _number(variable: str) -> int:
+    text = os.environ[variable]
+    try:
+        return int(text)
+    except ValueError as error:
+        raise LoaderConfigError(
+            f"{variable}={text!r} in the environment: expected a whole number; set it, or give rank and world_size"
+        ) from error

@@ -24,7 +24,7 @@ from loaders.pecan.lanes import Lane, Lanes, due
 from loaders.pecan.loader import chosen_order, notes_of
 from loaders.pecan.reorder import reorder
 from loaders.pipeline import Pipeline
-from loaders.shares import Share
+from loaders.shares import Share, place_among_ranks
 from loaders.streaming.planner import Remainder
 from loaders.work import OnError, check_policy
 
@@ -55,8 +55,8 @@ class SizeBalancedLoader:
         prefetch_factor: int = 2,
         persistent_workers: bool = True,
         pin_memory: bool | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         remainder: Remainder | None = None,
         sample_timeout_s: float | None = None,
         on_error: OnError = "raise",
@@ -94,7 +94,7 @@ class SizeBalancedLoader:
             )
             self.notes += notes_of(order)
             transform = reorder(transform, order)
-        share = Share(len(samples), seed, rank, world_size, remainder)
+        share = Share(len(samples), seed, *place_among_ranks(rank, world_size), remainder)
         self._lanes = Lanes(share, samples.sizes, slow, batch_size)
         common: dict[str, Any] = {
             "samples": samples,
@@ -107,6 +107,9 @@ class SizeBalancedLoader:
             "pin_memory": pin_memory,
             "sample_timeout_s": sample_timeout_s,
             "on_error": on_error,
+            # A lane takes its samples from the share above.
+            "rank": 0,
+            "world_size": 1,
         }
         self._quick = Lane(self._lanes.quick, num_workers=num_workers - background, **common)
         self._slow = Lane(self._lanes.slow, num_workers=background, **common)

@@ -63,6 +63,8 @@ def measure(
         persistent_workers=False,
         sample_timeout_s=sample_timeout_s,
         on_error="skip",
+        rank=0,
+        world_size=1,
     ) as loader:
         try:
             table = [batch.data for batch in loader.epoch(0)]

@@ -13,6 +13,7 @@ from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
+from loaders.shares import place_among_ranks
 from loaders.streaming.checkpoint import Progress
 from loaders.streaming.decoding.engines import Engine, Policy, check_engine, make_decoder
 from loaders.streaming.decoding.transfer import SideStream
@@ -55,8 +56,8 @@ class StreamingLoader:
         num_threads: int = 2,
         slice_records: int = 8,
         shuffle_window: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         remainder: Remainder | None = None,
         epochs_ahead: int = 1,
         epochs: int | None = None,
@@ -99,6 +100,7 @@ class StreamingLoader:
             if value < least:
                 raise LoaderConfigError(f"{name}={value}: expected {least} or more")
         check_window(prefetch_batches, order, prefetch_step)
+        rank, world_size = place_among_ranks(rank, world_size)
         self._settings: dict[str, Any] = {
             "seed": seed,
             "slice_records": slice_records,

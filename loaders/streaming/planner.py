@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeAlias, overload
+from typing import Literal, NamedTuple, TypeAlias, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from loaders.errors import LoaderConfigError
 from loaders.streaming.runs import Runs, joined
 
-__all__ = ["BatchPlan", "EpochPlan", "Remainder", "Slice", "plan", "share_records"]
+__all__ = ["BatchPlan", "EpochPlan", "Remainder", "Slice", "check_ranks", "plan", "share_records"]
 
 Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
 """What becomes of records that cannot be shared equally: some ranks get one more, none does, or some come twice."""
@@ -138,21 +138,13 @@ def plan(
 
     Raises LoaderConfigError for a number out of range.
     """
-    counts = {"batch_size": batch_size, "slice_records": slice_records, "world_size": world_size}
-    for name, value in counts.items():
+    for name, value in (("batch_size", batch_size), ("slice_records", slice_records)):
         if value < 1:
             raise LoaderConfigError(f"{name}={value}: expected 1 or more")
     for name, value in (("seed", seed), ("epoch", epoch), ("shuffle_window", shuffle_window)):
         if value < 0:
             raise LoaderConfigError(f"{name}={value}: expected 0 or more")
-    if not 0 <= rank < world_size:
-        raise LoaderConfigError(f"rank={rank}: expected 0 to {world_size - 1}")
-    if remainder not in (None, "uneven", "drop", "pad"):
-        raise LoaderConfigError(f"remainder={remainder!r}: expected uneven, drop or pad")
-    if remainder is None and world_size > 1:
-        raise LoaderConfigError(
-            f"remainder: choose uneven, drop or pad for {world_size} ranks; DDP needs equal counts, so drop or pad"
-        )
+    check_ranks(rank, world_size, remainder)
     if limit is not None and limit < 1:
         raise LoaderConfigError(f"limit={limit}: expected 1 or more, or none")
     random = np.random.default_rng((seed, epoch))
@@ -162,6 +154,21 @@ def plan(
     shares = [runs.within(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
     share = shares[0] if len(shares) == 1 else joined(shares)
     return EpochPlan(epoch, Runs.of(share.shard, share.first, share.records), batch_size)
+
+
+def check_ranks(rank: int, world_size: int, remainder: str | None) -> None:
+    """Raise LoaderConfigError for a rank that there is none of, and where it is not said what becomes of a rest."""
+    if world_size < 1:
+        raise LoaderConfigError(f"world_size={world_size}: expected 1 or more")
+    if not 0 <= rank < world_size:
+        raise LoaderConfigError(f"rank={rank}: expected 0 to {world_size - 1}")
+    if remainder not in (None, *get_args(Remainder)):
+        raise LoaderConfigError(f"remainder={remainder!r}: expected uneven, drop or pad")
+    if remainder is None and world_size > 1:
+        raise LoaderConfigError(
+            f"remainder: choose uneven, drop or pad for {world_size} ranks; DDP needs equal counts, so drop or pad; "
+            "rank=0, world_size=1 gives a rank all samples"
+        )
 
 
 def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> Runs:

@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch.distributed
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.base import Batch
 from loaders.errors import LoaderError
+from loaders.shares import in_process_group, place_among_ranks
 from loaders.streaming.loader import StreamingLoader
+from loaders.streaming.planner import check_ranks
 
 __all__ = ["StreamDataset"]
 
@@ -28,10 +29,13 @@ class StreamDataset(IterableDataset[Batch]):
     def __init__(self, **arguments: Any) -> None:
         """Take the arguments of StreamingLoader; connections are made when the first batch is asked for.
 
-        `rank` and `world_size` are those of torch.distributed where it is initialised and they are not given.
+        `rank` and `world_size`, where they are not given, are those of torch.distributed if it is initialised, else
+        RANK and WORLD_SIZE of the environment. They are those of the process that makes the dataset, and go with it
+        to DataLoader's workers, in which torch.distributed may not be initialised.
         """
         super().__init__()
         self._arguments = arguments
+        self._place = self._place_now()
         self._loader: StreamingLoader | None = None
         self._pid = 0
         self.epoch = 0
@@ -51,9 +55,16 @@ class StreamDataset(IterableDataset[Batch]):
     def loader(self) -> StreamingLoader:
         """What fetches and decodes in this process, made when it is first asked for."""
         if self._loader is None or self._pid != os.getpid():  # a fork's connections are its parent's
+            self._place = self._known_place()
             self._loader, self._pid = StreamingLoader(**self._shared()), os.getpid()
             if self._state:
                 self._loader.load_state_dict(self._state)
+        elif self._place != self._known_place():
+            rank, world_size = self._place
+            raise LoaderError(
+                f"the dataset has connected as rank {rank} of {world_size}, and torch.distributed was initialised "
+                "after that with others: make the dataset after init_process_group"
+            )
         return self._loader
 
     def set_epoch(self, epoch: int) -> None:
@@ -91,20 +102,26 @@ class StreamDataset(IterableDataset[Batch]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave connections behind where the dataset is sent to a worker."""
-        return self.__dict__ | {"_loader": None}
+        """Leave connections behind where the dataset is sent to a worker, and take rank and world size along."""
+        return self.__dict__ | {"_loader": None, "_place": self._known_place()}
+
+    def _place_now(self) -> tuple[int, int]:
+        return place_among_ranks(self._arguments.get("rank"), self._arguments.get("world_size"))
+
+    def _known_place(self) -> tuple[int, int]:
+        # A worker that was spawned has no process group; one that was forked has its parent's.
+        return self._place_now() if in_process_group() else self._place
 
     def _shared(self) -> dict[str, Any]:
         """Return the loader's arguments in this process: a worker of DataLoader takes a share of its rank's."""
-        arguments = dict(self._arguments)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            arguments.setdefault("rank", torch.distributed.get_rank())
-            arguments.setdefault("world_size", torch.distributed.get_world_size())
+        rank, world_size = self._place
+        arguments = self._arguments | {"rank": rank, "world_size": world_size}
+        check_ranks(rank, world_size, arguments.get("remainder"))
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             if self._state:
                 raise LoaderError("a checkpoint cannot be resumed in DataLoader's workers: use num_workers=0")
-            arguments["rank"] = arguments.get("rank", 0) * worker.num_workers + worker.id
-            arguments["world_size"] = arguments.get("world_size", 1) * worker.num_workers
-            arguments.setdefault("remainder", "uneven")
+            arguments["rank"] = rank * worker.num_workers + worker.id
+            arguments["world_size"] = world_size * worker.num_workers
+            arguments["remainder"] = arguments.get("remainder") or "uneven"
         return arguments

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed
 from torch.utils.data import DistributedSampler
 
 from loaders import LoaderConfigError
 from loaders.image import epoch_order
-from loaders.shares import Share
+from loaders.shares import Share, place_among_ranks
 
 
 @pytest.mark.parametrize(("count", "world_size"), [(13, 3), (12, 4), (2, 5)])
@@ -29,3 +30,22 @@ def test_a_share_of_nothing_is_refused() -> None:
 def test_an_uneven_share_may_be_empty() -> None:
     assert len(Share(2, 0, 2, 3, "uneven")) == 0
     assert not len(Share(2, 0, 2, 3, "uneven").order(0))
+
+
+def test_rank_and_world_size_are_the_given_ones_or_those_of_the_process(monkeypatch, tmp_path) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert place_among_ranks() == (0, 1)
+    monkeypatch.setenv("RANK", "3")
+    assert place_among_ranks() == (0, 1)  # one of the two alone is not torchrun's
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    assert place_among_ranks() == (3, 5)
+    assert place_among_ranks(1) == (1, 5) and place_among_ranks(None, 9) == (3, 9) and place_among_ranks(0, 1) == (0, 1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        assert place_among_ranks() == (0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(LoaderConfigError, match="WORLD_SIZE='many' in the environment: expected a whole number"):
+        place_among_ranks()

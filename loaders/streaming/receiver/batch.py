@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ from loaders.streaming.planner import BatchPlan, Slice
 from loaders.streaming.protocol.messages import BatchHeader
 
 __all__ = ["Assembly", "RawBatch"]
+
+_Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,11 @@ class RawBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Views cannot be pickled: a worker of DataLoader sends a copy.
+        fields = (self.epoch, self.batch, self.ids, self.labels, tuple(map(bytes, self.frames)))
+        return _unpickled, (*fields, self.frame_of, self.offsets, self.sizes)
+
     @property
     def nbytes(self) -> int:
         """Encoded bytes of the images."""
@@ -45,6 +53,12 @@ class RawBatch:
         """Return the encoded image of every sample, not copied."""
         places = zip(self.frame_of.tolist(), self.offsets.tolist(), self.sizes.tolist(), strict=True)
         return [self.frames[frame][offset : offset + size] for frame, offset, size in places]
+
+
+def _unpickled(
+    epoch: int, batch: int, ids: _Ints, labels: _Ints, frames: tuple[bytes, ...], frame_of: _Ints, *places: _Ints
+) -> RawBatch:
+    return RawBatch(epoch, batch, ids, labels, tuple(map(memoryview, frames)), frame_of, *places)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,18 @@ def test_ranks_are_disjoint_and_complete_but_for_the_declared_rest(any_loader, r
             assert lengths == [-(-count // WORLD)] * WORLD and set(seen) == set(range(count))
 
 
+def test_ranks_of_torchruns_environment_share_every_epoch(any_loader, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(WORLD))
+    seen = Counter()
+    for rank in range(WORLD):
+        monkeypatch.setenv("RANK", str(rank))
+        with any_loader.make(remainder="uneven") as loader:
+            seen.update(int(sample_id) for batch in loader.epoch(1) for sample_id in batch.ids)
+    assert seen == Counter(range(len(any_loader.data.samples)))
+    with pytest.raises(LoaderConfigError, match=r"choose uneven, drop or pad for 3 ranks.*rank=0, world_size=1 gives"):
+        any_loader.make()
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,83 @@ def test_ranks_come_from_torch_distributed(daemon, tmp_path: Path) -> None:
             assert len(_ids(dataset)) == 15 and len(dataset) == 2
     finally:
         torch.distributed.destroy_process_group()
+
+
+RANK = """
+import json, sys
+import torch.distributed
+from torch.utils.data import DataLoader
+from loaders.streaming import StreamDataset
+
+if __name__ == "__main__":
+    endpoint, store, rank, *ways = sys.argv[1:]
+
+    def made():
+        return StreamDataset(
+            endpoint=endpoint, batch_size=4, seed=5, decode="raw", timeout_s=20, remainder="uneven", streams=1
+        )
+
+    early = made()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    for method, workers in (way.split("-") for way in ways):
+        dataset = made() if method == "forkserver" else early
+        context = method if int(workers) else None
+        batches = DataLoader(dataset, batch_size=None, num_workers=int(workers), multiprocessing_context=context)
+        print(json.dumps([id for batch in batches for id in batch.ids.tolist()]), flush=True)
+        dataset.close()
+    torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_and_their_workers_share_every_sample_however_workers_start(daemon, tmp_path: Path) -> None:
+    ways = ("fork-0", "fork-2", "spawn-1", "forkserver-1")
+    script = tmp_path / "rank.py"
+    script.write_text(RANK)
+    root = str(Path(__file__).parents[3])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), daemon.endpoint, str(tmp_path / "store"), str(rank), *ways],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=root,
+            env=os.environ | {"PYTHONPATH": root},
+        )
+        for rank in range(2)
+    ]
+    said = []
+    try:
+        for process in ranks:
+            said.append(process.communicate(timeout=200)[0].splitlines())
+            assert process.returncode == 0
+    finally:
+        for process in ranks:
+            process.kill()
+    assert len(said[0]) == len(ways)
+    for first, second in zip(*said, strict=True):
+        shares = json.loads(first), json.loads(second)
+        assert sorted(chain(*shares)) == ALL
+        assert {len(share) for share in shares} == {30, 31}
+
+
+def test_several_ranks_choose_a_remainder_with_workers_too(daemon, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = DataLoader(_dataset(daemon.endpoint), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    with pytest.raises(LoaderConfigError, match="choose uneven, drop or pad for 2 ranks"):
+        list(loader)
+
+
+def test_a_dataset_that_connected_as_another_rank_says_so(daemon, tmp_path: Path) -> None:
+    with _dataset(daemon.endpoint) as dataset:
+        dataset.loader  # noqa: B018 - connects as the only rank
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        try:
+            assert _ids(dataset) == ALL
+            dataset._place = (1, 2)
+            with pytest.raises(LoaderError, match=r"connected as rank 1 of 2, .* make the dataset after"):
+                next(iter(dataset))
+        finally:
+            torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
