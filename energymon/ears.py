@@ -21,14 +21,20 @@ class Ears:
             signal.signal(number, self._on_signal)
 
     def wait(self, timeout_s: float) -> None:
-        """Return after `timeout_s`, or as soon as there is something to hear."""
+        """Return after `timeout_s`, or as soon as there is something to hear or another thread calls `wake`."""
         if self.killed:
             return
         heeded = [self._fd, *([0] if self._until_eof and not self.eof else [])]
         ready, _, _ = select.select(heeded, [], [], max(0.0, timeout_s))
         if 0 in ready and not os.read(0, 4096):
             self.eof = True
+        if self._fd in ready:
+            os.eventfd_read(self._fd)
+
+    def wake(self) -> None:
+        """Have `wait` return."""
+        os.eventfd_write(self._fd, 1)
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.killed = True
-        os.eventfd_write(self._fd, 1)
+        self.wake()

@@ -13,8 +13,10 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +32,9 @@ _POLL_S: Final = 1.0
 _FIRST_DELAY_S: Final = 0.5
 _MAX_DELAY_S: Final = 30.0
 _DRAIN_S: Final = 10.0
+_PATIENCE_S: Final = 1.0
+_SLOWER: Final = 3.0
+"""After the end of its agent a sender waits so long for an answer, or so many times as long as the slowest one took."""
 _TRIM_S: Final = 5.0
 _PROGRESS_S: Final = 2.0
 _TELL_S: Final = 60.0
@@ -76,6 +81,8 @@ class Sender:
         self._full = False
         self._progress_due_s = time.monotonic() + _PROGRESS_S
         self._deadline_s: float | None = None
+        self._last_s = float("inf")
+        self._slowest_s = 0.0
         self.sent = 0
         """Lines that the server has taken."""
 
@@ -123,8 +130,8 @@ class Sender:
         self._enter("sending", str(self._uplink.settings))
         self._tell_aside()
         self._tell_progress()
-        if not self._until_eof:
-            self._deadline_s = time.monotonic() + self._drain_s
+        if self._deadline_s is not None:
+            self._extend()
         return 0.0
 
     def _failed(self, state: str, error: EnergyError) -> float:
@@ -135,7 +142,7 @@ class Sender:
     def _post(self, lines: list[str]) -> int:
         """Send lines, or set those aside that cannot be; return how many are done with."""
         try:
-            self._uplink.post(lines)
+            self._deliver(lines)
         except TooLarge as error:
             if len(lines) == 1:
                 self._set_aside(lines, str(error))
@@ -146,6 +153,22 @@ class Sender:
             self._isolate(lines, error)
         self.sent += len(lines)
         return len(lines)
+
+    def _deliver(self, lines: list[str]) -> None:
+        """Post lines, and leave the answer to itself when it is time to end: what is sent again is the same points."""
+        began_s = time.monotonic()
+        answer: Future[None] = Future()
+        answer.add_done_callback(lambda _: self._ears.wake())
+        threading.Thread(target=_answer, args=(answer, self._uplink, lines), name="post", daemon=True).start()
+        while not answer.done():
+            # By hand a request has its own limit alone, INFLUXDB_V2_TIMEOUT.
+            due_s = self._deadline_s if self._until_eof and self._deadline_s is not None else float("inf")
+            self._ears.wait(min(_POLL_S, due_s - time.monotonic()))
+            self._heed()
+            if (self._ears.killed or time.monotonic() >= due_s) and not answer.done():
+                raise Away(f"{self._uplink.settings.url} gave no answer within {time.monotonic() - began_s:.1f} s")
+        answer.result()
+        self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
 
     def _isolate(self, lines: list[str], error: BadLines) -> None:
         """Find the lines that the server does not take, by halves, and set them aside; the others are sent."""
@@ -163,14 +186,14 @@ class Sender:
             for half in (some[middle:], some[:middle]):
                 posts += 1
                 try:
-                    self._uplink.post(half)
+                    self._deliver(half)
                     taken = True
                 except BadLines as half_error:
                     suspects.append((half, half_error))
         if not taken:
             # Nothing of it was taken: are the lines bad, or is every request?
             try:
-                self._uplink.post([_NO_POINTS])
+                self._deliver([_NO_POINTS])
             except BadLines as every:
                 raise Refused(f"{self._uplink.settings} takes no request at all: {every}; is it InfluxDB?") from every
         for some, reason in bad:
@@ -211,9 +234,11 @@ class Sender:
             print(f"energymon: {self.sent} points sent, {self._unsent()} readings to go", file=sys.stderr)
 
     def _enter(self, state: str, message: str) -> None:
-        """Tell a change of state, once."""
+        """Tell a change of state, once; the last one is told at the end, with what to do."""
         if (state, message) != self._state:
             self._state = (state, message)
+            if self._over():
+                return
             unsent = self._unsent()
             kept = f"; {unsent} readings are kept in {self._spool.path} and sent later" if state != "sending" else ""
             self._say(state, message + kept, unsent)
@@ -245,9 +270,16 @@ class Sender:
                 return
 
     def _heed(self) -> None:
-        """Set the time to end by: some after the agent's end, or, alone, some after the last success."""
+        """Set the time to end by once the agent has ended, or from the start where there is none."""
         if self._deadline_s is None and (self._ears.eof or not self._until_eof):
-            self._deadline_s = time.monotonic() + self._drain_s
+            if self._until_eof:
+                self._last_s = time.monotonic() + self._drain_s
+            self._extend()
+
+    def _extend(self) -> None:
+        """Go on for a while: nobody waits for long on a server that is away, and what is unsent stays in the store."""
+        patience_s = max(_PATIENCE_S, _SLOWER * self._slowest_s) if self._until_eof else self._drain_s
+        self._deadline_s = min(self._last_s, time.monotonic() + patience_s)
 
     def _unsent(self) -> int | None:
         """Return how many readings are unsent, or None when the store does not tell."""
@@ -255,6 +287,16 @@ class Sender:
             return self._spool.unsent()
         except StoreError:
             return None
+
+
+def _answer(answer: Future[None], uplink: Uplink, lines: list[str]) -> None:
+    """Post lines and tell what became of it."""
+    try:
+        uplink.post(lines)
+    except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
+        answer.set_exception(error)
+    else:
+        answer.set_result(None)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -316,7 +358,8 @@ def _parser() -> argparse.ArgumentParser:
         "--drain-s",
         type=float,
         default=_DRAIN_S,
-        help=f"how long to go on after the end of stdin, or without it while nothing can be sent ({_DRAIN_S:g})",
+        help=f"how long to go on after the end of stdin while the server answers, or without it while nothing can be "
+        f"sent, s ({_DRAIN_S:g})",
     )
     parser.add_argument(
         "--spool-limit-mb", type=float, help="delete what was sent, oldest first, when the store nears this size"

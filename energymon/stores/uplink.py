@@ -57,8 +57,9 @@ class Uplink:
     """Posts lines through influxdb-client, one request a call."""
 
     def __init__(self, settings: InfluxSettings) -> None:
+        """Make the client, which takes its time to be imported; nothing is sent yet."""
         self.settings = settings
-        self._client: InfluxDBClient | None = None
+        self._client: InfluxDBClient | None = settings.client()
 
     def post(self, lines: Sequence[str]) -> None:
         """Return when the server has stored the lines, as 204 says; raises Away, Refused, TooLarge and BadLines."""

@@ -3,6 +3,7 @@
 import json
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -380,6 +381,39 @@ def test_sigterm_ends_a_sender_that_waits(server, bucket, make_store, start_send
     sender.process.send_signal(signal.SIGTERM)
     assert sender.end(close=False) == 1
     assert sender.told[-1]["unsent"] == 15
+
+
+@pytest.fixture
+def silent():
+    """The URL of a server that takes connections and answers nothing."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(64)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("end", ["eof", "sigterm"])
+@pytest.mark.parametrize("away", ["refused", "silent"])
+def test_a_sender_whose_server_is_away_ends_soon_and_loses_nothing(
+    server, bucket, silent, make_store, start_sender, away, end
+):
+    store = make_store()
+    append(store, 10)
+    url = silent if away == "silent" else f"http://127.0.0.1:{free_port()}"
+    sender = start_sender(store.path, {**server.environment(bucket), "INFLUXDB_V2_URL": url}, "--until-eof")
+    if away == "refused":
+        sender.wait_for("waiting")
+    else:
+        time.sleep(2)
+    began = time.monotonic()
+    if end == "sigterm":
+        sender.process.send_signal(signal.SIGTERM)
+    assert sender.end(close=end == "eof") == 1
+    assert time.monotonic() - began < 5, "the server is given ten seconds to answer"
+    assert sender.told[-1]["unsent"] == 30
+    assert f"--store {store.path}" in sender.told[-1]["message"]
+    drain(store.path, server.settings(bucket))
+    assert_whole(store, server.settings(bucket))
 
 
 def test_tls_works_and_a_certificate_of_a_stranger_is_refused(
