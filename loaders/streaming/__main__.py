@@ -73,6 +73,12 @@ def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
         "where TCP would not make it so itself",
     )
     serve.add_argument("--rtt-ms", type=float, metavar="MS", help="round-trip time of the link, in ms")
+    serve.add_argument(
+        "--congestion",
+        metavar="NAME",
+        help="TCP's congestion control of the connections, of those that the kernel has: bbr keeps a lossy link busy "
+        "where cubic does not (default: the kernel's)",
+    )
     serve.add_argument("--events", type=Path, metavar="FILE", help="append a JSON line for every batch that is sent")
     serve.add_argument("--until-eof", action="store_true", help="stop as well when standard input ends")
     serve.set_defaults(run=_serve)
@@ -135,6 +141,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             encrypt=arguments.encrypt,
             no_auth=arguments.no_auth,
             send_buffer=buffer,
+            congestion=arguments.congestion,
             events=events,
         ) as daemon:
             served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
@@ -152,6 +159,8 @@ def _serve(arguments: argparse.Namespace) -> None:
                 encrypt=arguments.encrypt,
                 threads=arguments.threads,
                 send_buffer=buffer or "tuned by TCP",
+                congestion=daemon.congestion,
+                max_clients=daemon.max_connections,
             )
             sys.stdout.write(json.dumps({"ready": True, **served}) + "\n")
             sys.stdout.flush()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import zmq
 
 from loaders.streaming.daemon.doors import CONTROL, Doors
-from loaders.streaming.daemon.log import Log
+from loaders.streaming.daemon.log import Log, is_logged
 from loaders.streaming.daemon.outbox import Name, Outbox, Place
 from loaders.streaming.daemon.served import Served
 from loaders.streaming.daemon.store import Answer, ShardStore
@@ -96,8 +96,7 @@ class Answers:
 
     def _malformed(self, reason: str) -> None:
         self._served.malformed += 1
-        # One line for each power of two: a flood of garbage must not become a flood of log.
-        if self._served.malformed & (self._served.malformed - 1) == 0:
+        if is_logged(self._served.malformed):
             self._log("malformed", count=self._served.malformed, reason=reason)
 
     def answer(self, name: Name, data: Buffer) -> None:

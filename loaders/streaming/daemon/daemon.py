@@ -17,7 +17,8 @@ import zmq
 
 from loaders.streaming.daemon.answers import Answers
 from loaders.streaming.daemon.doors import Doors
-from loaders.streaming.daemon.log import Log
+from loaders.streaming.daemon.listener import max_connections
+from loaders.streaming.daemon.log import Log, is_logged
 from loaders.streaming.daemon.outbox import Outbox
 from loaders.streaming.daemon.rss import anonymous_bytes, resident_bytes, trim
 from loaders.streaming.daemon.served import Served
@@ -56,6 +57,7 @@ class Daemon:
         encrypt: bool = False,
         no_auth: bool = False,
         send_buffer: int | None = None,
+        congestion: str | None = None,
         events: TimestampLogger | None = None,
     ) -> None:
         """Listen on host:port, any free port for 0; `threads` of ZeroMQ's move the bytes.
@@ -63,12 +65,16 @@ class Daemon:
         With `keys` only the client whose key they hold is served: the port is a CURVE socket for greetings, and the
         next one is for requests, open and sealed, or CURVE as well with `encrypt`. Without keys the host has to be
         a loopback address unless `no_auth` is set. `send_buffer`, in bytes, replaces TCP's own tuning of every
-        connection's buffer. `events` gets a line for every batch, and is closed with the daemon.
+        connection's buffer, and `congestion` names what is to replace the kernel's usual congestion control.
+        `events` gets a line for every batch, and is closed with the daemon.
 
-        Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a host that others can
-        reach without keys.
+        Raises StreamError naming the address when it cannot be bound, or when hardly a descriptor is left for
+        connections; LoaderConfigError for a host that others can reach without keys, or a congestion control that
+        cannot be had.
         """
         self._log = log
+        self.max_connections = max_connections(threads)
+        """Connections beyond which none is taken."""
         self.served = Served()
         seals = Seals(keys.secret) if keys is not None else None
         self._events = events
@@ -82,6 +88,7 @@ class Daemon:
             encrypt=encrypt,
             no_auth=no_auth,
             send_buffer=send_buffer,
+            congestion=congestion,
         )
         self.endpoint = self._doors.endpoint
         """Where clients connect to, such as tcp://10.77.0.1:41234."""
@@ -97,9 +104,14 @@ class Daemon:
             marks=self._marks,
             log=log,
         )
+        self.congestion = self._doors.congestion
+        """TCP's congestion control of what is sent."""
         self._closed = False
         self._started = time.monotonic()
         self._flushed = self._looked = self._started
+        # pyzmq opens what it frees messages with, and imports it, at the first one that is not copied.
+        zmq.Frame(b"", copy=False)
+        self._full = False
         self._memory_limit = anonymous_bytes() + _SPARE_BYTES
 
     def serve(self, *, until_eof: int | None = None) -> str:
@@ -119,6 +131,8 @@ class Daemon:
                     if socket in ready:
                         self._read_waiting(door, socket)
                 self._answer_waiting()
+                if any(monitor in ready for monitor in self._doors.monitors):
+                    self._bound_connections()
                 if self._look():
                     poller = self._poller(stop, until_eof)
 
@@ -137,7 +151,7 @@ class Daemon:
         poller.register(self._outbox.wake, zmq.POLLIN)
         if until_eof is not None:
             poller.register(until_eof, zmq.POLLIN)
-        for socket in self._doors.sockets:
+        for socket in (*self._doors.sockets, *self._doors.monitors):
             poller.register(socket, zmq.POLLIN)
         return poller
 
@@ -156,12 +170,27 @@ class Daemon:
         return {
             "uptime_s": round(time.monotonic() - self._started, 3),
             "clients": self._doors.connections,
+            "max_clients": self.max_connections,
+            "congestion": self.congestion,
             "rejected": self._doors.rejected,
             "rss_bytes": resident_bytes(),
             "anonymous_bytes": anonymous_bytes(),
             "waiting": self._outbox.waiting,
             **asdict(self.served),
         }
+
+    def _bound_connections(self) -> None:
+        """Count connections; take no more at the limit, and more again once an eighth of them is gone."""
+        self._doors.count()
+        connections, most = self._doors.connections, self.max_connections
+        full = connections >= (most - most // 8 if self._full else most)
+        if full != self._full:
+            self._full = full
+            self._doors.refuse(full)
+            if full:
+                self.served.full += 1
+                if is_logged(self.served.full):
+                    self._log("full", count=self.served.full, connections=connections, limit=most)
 
     def _look(self) -> bool:
         """Look after memory, connections and events now and then; return whether the sockets are new ones."""
@@ -172,15 +201,17 @@ class Daemon:
         if now - self._looked < _LOOK_MS * 1e-3:
             return False
         self._looked = now
-        self._doors.count()
         found = anonymous_bytes()
         if found < self._memory_limit:
             return False
         # Messages whose end does not come are kept by ZeroMQ and cannot be dropped one by one. Clients connect
         # again and ask again.
         self.served.shed += 1
-        self._log("shed", anonymous_bytes=found, limit=self._memory_limit, connections=self._doors.connections)
+        if is_logged(self.served.shed):
+            counts = {"count": self.served.shed, "connections": self._doors.connections}
+            self._log("shed", anonymous_bytes=found, limit=self._memory_limit, **counts)
         self._doors.reopen()
+        self._bound_connections()
         trim()
         return True
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import time
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.daemon.gate import Gate
+from loaders.streaming.daemon.listener import Listener
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.protocol.messages import MAX_REQUEST_BYTES
 from loaders.streaming.protocol.seal import Seals
@@ -19,15 +19,14 @@ __all__ = ["CONTROL", "DATA", "Doors", "is_loopback"]
 CONTROL, DATA = 0, 1
 """Places of the doors; without keys there is the first alone, which does for both."""
 
-_HEARTBEAT_MS = 5_000
-"""How often a silent client is asked for a sign of life, so that the connections of dead ones are closed."""
 _HANDSHAKE_MS = 5_000
 """How long a connection may take to speak the protocol."""
+_KEEPALIVE_S = 10
+"""How often the other end of a silent connection is asked, by TCP, whether it is still there."""
 _STALLED_MS = 120_000
-"""After how long a connection is closed whose other end takes no bytes."""
+"""After how long a connection is closed whose other end takes no bytes or gives no sign of life."""
 _PORTS_TRIED = 32
 """A free port needs a free one next to it."""
-_REBIND_S = 5.0
 
 
 class Doors:
@@ -44,20 +43,26 @@ class Doors:
         encrypt: bool,
         no_auth: bool,
         send_buffer: int | None,
+        congestion: str | None,
     ) -> None:
         """Listen on host:port, and with keys on the port after it.
 
         Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a host other than a
-        loopback address without keys and without `no_auth`.
+        loopback address without keys and without `no_auth`, or for a congestion control that cannot be had.
         """
         if keys is None and not no_auth and not is_loopback(host):
             raise LoaderConfigError(
                 f"{host} can be reached from other hosts, and without keys anyone there could read the shards: "
                 "give --keys DIR (made by `python -m loaders.streaming keygen`), or --no-auth to allow it"
             )
-        self._host, self._keys, self._encrypt, self._send_buffer = host, keys, encrypt, send_buffer
+        self._host, self._keys, self._encrypt = host, keys, encrypt
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=threads)
+        # Of every socket, monitors too. libzmq 4.3.5 aborts when a connection ends whose input it stopped for a full
+        # queue and a sign of life is then to be sent (stream_engine_base.cpp, out_event), and it blocks where a
+        # monitor's queue is full. What comes is bounded in bytes: the daemon sheds connections.
+        self._context.setsockopt(zmq.RCVHWM, 0)
         self._gate: Gate | None = None
+        self._listeners: list[Listener] = []
         self.sockets: list[zmq.Socket[bytes]] = []
         self.monitors: list[zmq.Socket[bytes]] = []
         self.connections = 0
@@ -65,11 +70,14 @@ class Doors:
         try:
             if keys is not None and seals is not None:
                 self._gate = Gate(self._context, keys, seals)
-            self._open(port)
+            self._listeners = self._listen(port, send_buffer, congestion)
+            self._open()
         except BaseException:
             self.close(0)
             raise
-        self.port = int(self.sockets[CONTROL].getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.port = self._listeners[CONTROL].port
+        self.congestion = self._listeners[-1].congestion
+        """TCP's congestion control of what is sent."""
         self.endpoint = self.sockets[CONTROL].getsockopt_string(zmq.LAST_ENDPOINT)
         """Where clients connect to, such as tcp://10.77.0.1:41234."""
 
@@ -89,43 +97,49 @@ class Doors:
                 event = recv_monitor_message(monitor)["event"]
                 self.connections += 1 if event == zmq.EVENT_ACCEPTED else -1
 
+    def refuse(self, refuses: bool) -> None:
+        """Take no further connections for now, or take them again."""
+        for listener in self._listeners:
+            listener.refuse(refuses)
+
     def reopen(self) -> None:
-        """Close every connection and listen again where we did; raises StreamError when that cannot be done."""
+        """Close every connection, and take new ones."""
         self._shut(0)
-        deadline = time.monotonic() + _REBIND_S
-        while True:
-            try:
-                self._open(self.port)
-            except StreamError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)  # ZeroMQ closes its sockets in a thread of its own
-            else:
-                return
+        self._open()
 
     def close(self, linger_ms: int) -> None:
         """Take no more connections, send what is under way for at most `linger_ms`, and close."""
+        for listener in self._listeners:
+            listener.close()
         self._shut(linger_ms)
         if self._gate is not None:
             self._gate.close()
         self._context.term()
 
-    def _open(self, port: int) -> None:
+    def _listen(self, port: int, send_buffer: int | None, congestion: str | None) -> list[Listener]:
+        """Return a listener for every door, on ports one after the other."""
         count = 1 if self._keys is None else 2
         for _ in range(1 if port or count == 1 else _PORTS_TRIED):
+            listeners: list[Listener] = []
             try:
-                first = self._bind(CONTROL, port)
-                for door in range(1, count):
-                    self._bind(door, first + door)
-            except zmq.ZMQError as error:
-                self._shut(0)
+                for door in range(count):
+                    place = listeners[CONTROL].port + door if door else port
+                    listeners.append(Listener(self._host, place, send_buffer=send_buffer, congestion=congestion))
+            except (OSError, OverflowError) as error:  # no port follows 65535
                 failed = error
+                for listener in listeners:
+                    listener.close()
             else:
-                return
+                return listeners
         where = f"{self._host}:{port}" + (f" and the port after it, {port + 1}" if count == 2 else "")
-        raise StreamError(f"cannot listen on {where}: {zmq.strerror(failed.errno or 0)}") from failed
+        reason = failed.strerror if isinstance(failed, OSError) else str(failed)
+        raise StreamError(f"cannot listen on {where}: {reason}") from failed
 
-    def _bind(self, door: int, port: int) -> int:
+    def _open(self) -> None:
+        for door, listener in enumerate(self._listeners):
+            self._bind(door, listener)
+
+    def _bind(self, door: int, listener: Listener) -> None:
         socket = self._context.socket(zmq.ROUTER)
         self.sockets.append(socket)
         socket.setsockopt(zmq.LINGER, 0)
@@ -135,10 +149,11 @@ class Doors:
         socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+        # TCP's signs of life and not ZeroMQ's, which must not be sent once a socket is being closed.
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_S)
         socket.setsockopt(zmq.TCP_MAXRT, _STALLED_MS)
-        if self._send_buffer is not None:
-            socket.setsockopt(zmq.SNDBUF, self._send_buffer)
         if self._keys is not None:
             if door == CONTROL or self._encrypt:
                 self._keys.secure_daemon(socket, "streaming")
@@ -148,8 +163,8 @@ class Doors:
                 socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.monitors.append(socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED))
-        socket.bind(f"tcp://{host}:{port or '*'}")
-        return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        socket.setsockopt(zmq.USE_FD, listener.descriptor())
+        socket.bind(f"tcp://{host}:{listener.port}")
 
     def _shut(self, linger_ms: int) -> None:
         while self.sockets:

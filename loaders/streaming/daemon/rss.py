@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from functools import cache
 
 __all__ = ["anonymous_bytes", "resident_bytes", "trim"]
 
@@ -29,8 +30,10 @@ def trim() -> None:
 
 
 def _statm() -> list[int]:
-    file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return [int(value) for value in os.read(file, 200).split()]
-    finally:
-        os.close(file)
+    return [int(value) for value in os.pread(_statm_descriptor(), 200, 0).split()]
+
+
+@cache
+def _statm_descriptor() -> int:
+    """Open the file once: later there may be no descriptor left."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

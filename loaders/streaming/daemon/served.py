@@ -25,5 +25,7 @@ class Served:
     """Requests on an open data channel without a good seal; they get no answer."""
     dropped: int = 0
     """Requests of clients that are gone, or that ask on and on without reading; they get no answer."""
+    full: int = 0
+    """Times that there were as many connections as may be, and no further one was taken."""
     shed: int = 0
     """Times that all connections were closed because unfinished messages filled the memory."""

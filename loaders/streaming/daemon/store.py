@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import stat
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -14,6 +12,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from loaders.streaming.daemon.mapped import map_file
 from loaders.streaming.daemon.pages import Pages
 from loaders.streaming.errors import ShardError, WireError
 from loaders.streaming.planner import Slice
@@ -57,10 +56,10 @@ class ShardStore:
         _refuse_outside(root, [root / MANIFEST])
         shards = sorted(ShardSet.open(root).shards, key=lambda shard: shard.path.name)
         _refuse_outside(root, [path for shard in shards for path in (shard.path, index_path(shard.path))])
-        self._maps = []
+        self._views = []
         described = []
         for shard in shards:
-            self._maps.append(_map(shard.path, shard.nbytes))
+            self._views.append(_map(shard.path, shard.nbytes))
             digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)
             digest.update(shard.records.tobytes())
             described.append(Shard(shard.path.name, len(shard.records), shard.nbytes, digest.hexdigest()))
@@ -71,7 +70,6 @@ class ShardStore:
         """What is served."""
         self.nbytes = sum(shard.nbytes for shard in described)
         """Bytes of all shards."""
-        self._views = [memoryview(mapped) for mapped in self._maps]
         self._pages = [Pages(view) for view in self._views]
         self._counts = self.catalog.shard_records
         self._base: _Ints = np.concatenate([[0], np.cumsum(self._counts)]).astype(np.int64)
@@ -130,9 +128,6 @@ class ShardStore:
     def close(self) -> None:
         """Unmap the shards, once nothing refers to their records any more."""
         self._views.clear()
-        with suppress(BufferError):  # a view is left somewhere; the map goes with it
-            while self._maps:
-                self._maps.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -151,7 +146,7 @@ def _refuse_outside(root: Path, paths: list[Path]) -> None:
             raise ShardError(f"{path} leads out of the shard folder, to {path.resolve()}: it is not served")
 
 
-def _map(path: Path, nbytes: int) -> mmap.mmap:
+def _map(path: Path, nbytes: int) -> memoryview:
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -160,6 +155,10 @@ def _map(path: Path, nbytes: int) -> mmap.mmap:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_size != nbytes:
             raise ShardError(f"{path}: expected a file of {nbytes} bytes; convert the data again")
-        return mmap.mmap(file, nbytes, access=mmap.ACCESS_READ)
+        return map_file(file, nbytes)
+    except OSError as error:
+        raise ShardError(
+            f"{path} cannot be mapped: {error.strerror}; of many shards, vm.max_map_count may have to be raised"
+        ) from error
     finally:
         os.close(file)

@@ -50,10 +50,19 @@ def shards(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class DaemonProcess:
     """A daemon as a process of its own, as it runs on a storage node."""
 
-    def __init__(self, root: Path, *, port: int = 0, log: Path | None = None, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        port: int = 0,
+        log: Path | None = None,
+        options: Sequence[str] = (),
+        descriptors: int | None = None,
+    ) -> None:
         self._log = log.open("a") if log else subprocess.DEVNULL
         self.process = subprocess.Popen(
             [
+                *(["prlimit", f"--nofile={descriptors}"] if descriptors else []),
                 *(sys.executable, "-m", "loaders.streaming", "serve", "--until-eof"),
                 *("--root", str(root), "--listen", f"127.0.0.1:{port}"),
                 *options,

@@ -1,0 +1,119 @@
+"""A daemon's listening socket, which ZeroMQ is given: its connections can be bounded, and have options of TCP's own."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import resource
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from loaders.errors import LoaderConfigError, StreamError
+
+__all__ = ["Listener", "max_connections"]
+
+_BACKLOG = 128
+"""Connections that may wait to be accepted."""
+_MOST = 2_048
+"""Connections at a time, however many descriptors there are; each takes 28 kB of memory."""
+_LEAST = 8
+_OWN, _OWN_PER_THREAD = 32, 2
+"""Descriptors that a daemon opens for itself: 18 with one of ZeroMQ's threads, and two for every further one."""
+_UNLIMITED = 2**20
+"""What a limit of descriptors without end is taken for."""
+_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+# socket(7) and linux/filter.h: a filter whose only instruction takes nothing of any packet.
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+_NOTHING = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0), 8)
+_DROP_ALL = struct.pack("@HP", 1, ctypes.addressof(_NOTHING))
+
+
+class Listener:
+    """Listens at one address until it is closed; ZeroMQ accepts the connections through a descriptor of its own."""
+
+    def __init__(self, host: str, port: int, *, send_buffer: int | None = None, congestion: str | None = None) -> None:
+        """Listen on a numeric host and a port, any free one for 0.
+
+        Connections inherit `send_buffer`, in bytes, and the name of a congestion control; None leaves the kernel's.
+
+        Raises OSError when the address cannot be bound, LoaderConfigError for a congestion control that cannot be had.
+        """
+        ((family, _, _, _, address), *_) = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._refuses = False
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            if send_buffer is not None:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+            if congestion is not None:
+                self._choose(congestion)
+            self._socket.bind(address)
+            self._socket.listen(_BACKLOG)
+            self._socket.setblocking(False)
+        except BaseException:
+            self._socket.close()
+            raise
+        self.port = int(self._socket.getsockname()[1])
+
+    @property
+    def congestion(self) -> str:
+        """The congestion control of its connections."""
+        return self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+    def descriptor(self) -> int:
+        """Return a new descriptor of the listening socket, which the caller closes."""
+        return os.dup(self._socket.fileno())
+
+    def refuse(self, refuses: bool) -> None:
+        """Drop the packets that would make a further connection, or take them again.
+
+        The other side's TCP tries again by itself, so that a client is let in as soon as there is room.
+        """
+        if refuses and not self._refuses:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, _DROP_ALL)
+        elif self._refuses and not refuses:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        self._refuses = refuses
+
+    def close(self) -> None:
+        """Stop to listen, once ZeroMQ has closed its descriptor too; may be called twice."""
+        self._socket.close()
+
+    def _choose(self, congestion: str) -> None:
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+        except OSError as error:
+            advice = f"this kernel has {_AVAILABLE.read_text().strip()} (modprobe tcp_{congestion} may add it)"
+            if error.errno == errno.EPERM:
+                advice = f"as root, add it to {_ALLOWED}"
+            raise LoaderConfigError(f"--congestion {congestion}: {error.strerror}; {advice}") from error
+
+
+def max_connections(threads: int) -> int:
+    """Raise this process' limit of descriptors as far as it may; return how many connections it leaves room for.
+
+    Called before a daemon with so many of ZeroMQ's threads opens anything. Half of the descriptors that are left:
+    connections that came while others were counted need some too.
+
+    Raises StreamError when that is next to none.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with suppress(ValueError, OSError):  # the limit stays what it was, and is read below
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = _UNLIMITED if soft == resource.RLIM_INFINITY else soft
+    used = len(list(Path("/proc/self/fd").iterdir())) + _OWN + _OWN_PER_THREAD * threads
+    if (limit - used) // 2 < _LEAST:
+        raise StreamError(
+            f"a limit of {limit} descriptors leaves none for connections: raise it to {used + 2 * _LEAST} or more "
+            "(ulimit -Hn)"
+        )
+    return min(_MOST, (limit - used) // 2)

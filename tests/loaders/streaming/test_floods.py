@@ -1,0 +1,146 @@
+"""However many peers connect, and however they leave, the daemon lives and its client gets every sample once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from loaders.errors import LoaderConfigError
+from loaders.streaming import StreamingLoader
+from loaders.streaming.daemon.listener import Listener
+from loaders.streaming.daemon.store import ShardStore
+from loaders.streaming.receiver.session import health
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+PING = b"\x04\x07\x04PING\x00\x00"
+SMALL = b"\x00\x01a"
+"""A message of one byte; ZeroMQ stops to read a connection after a thousand that nobody takes."""
+
+
+def _ready(identity: bytes) -> bytes:
+    """A peer's side of the handshake."""
+    properties = ((b"Socket-Type", b"DEALER"), (b"Identity", identity))
+    body = b"\x05READY" + b"".join(
+        bytes([len(name)]) + name + struct.pack(">I", len(value)) + value for name, value in properties
+    )
+    return b"\x04" + bytes([len(body)]) + body
+
+
+def _peer(port: int, identity: bytes = b"") -> socket.socket:
+    peer = socket.create_connection(("127.0.0.1", port), timeout=5)
+    peer.sendall(GREETING)
+    peer.recv(64, socket.MSG_WAITALL)
+    peer.sendall(_ready(identity))
+    peer.recv(2)
+    peer.settimeout(0.3)
+    return peer
+
+
+def _reset(peer: socket.socket) -> None:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def _send_and_reset(peer: socket.socket, data: bytes) -> None:
+    with suppress(TimeoutError, ConnectionError):
+        peer.sendall(data)
+    _reset(peer)
+
+
+@contextmanager
+def _client(endpoint: str) -> Iterator[StreamingLoader]:
+    with StreamingLoader(endpoint=endpoint, batch_size=4, seed=1, decode="raw", timeout_s=20) as loader:
+        yield loader
+
+
+def _epoch_is_whole(loader: StreamingLoader, epoch: int) -> None:
+    seen = Counter(one for batch in loader.epoch(epoch) for one in batch.ids.tolist())
+    assert len(seen) == len(loader) and set(seen.values()) == {1}
+
+
+def test_connections_that_are_reset_while_their_messages_wait_do_not_end_the_daemon(
+    start_daemon: Callable[..., object], shards: Path
+) -> None:
+    daemon = start_daemon(shards)
+    port: int = daemon.port  # type: ignore[attr-defined]
+    with _client(daemon.endpoint) as loader:  # type: ignore[attr-defined]
+        # A second connection of one name is never read from; what ends it is noticed when it is asked for a sign
+        # of life, within 5 s.
+        first = _peer(port, b"one name")
+        _send_and_reset(_peer(port, b"one name"), SMALL * 100_000)
+        end, epoch = time.monotonic() + 6, 0
+        while time.monotonic() < end:
+            # Of these, signs of life wait among the messages, and are answered once the connection is gone.
+            _send_and_reset(_peer(port), (SMALL * 10 + PING) * 20_000)
+            _epoch_is_whole(loader, epoch)
+            epoch += 1
+        first.close()
+    assert daemon.stop() == 0  # type: ignore[attr-defined]
+
+
+def test_connections_beyond_the_limit_of_descriptors_are_not_taken(
+    start_daemon: Callable[..., object], shards: Path
+) -> None:
+    daemon = start_daemon(shards, descriptors=100)
+    port: int = daemon.port  # type: ignore[attr-defined]
+    endpoint: str = daemon.endpoint  # type: ignore[attr-defined]
+    with _client(endpoint) as loader:
+        peers = [socket.socket() for _ in range(400)]
+        for peer in peers:
+            peer.setblocking(False)
+            with suppress(BlockingIOError):
+                peer.connect(("127.0.0.1", port))
+        for epoch in range(5):
+            _epoch_is_whole(loader, epoch)
+        for peer in peers:
+            peer.close()
+    with _client(endpoint) as loader:
+        _epoch_is_whole(loader, 0)
+    report = health(endpoint, timeout_s=20)
+    assert int(str(report["full"])) >= 1 and int(str(report["max_clients"])) < 50
+    assert daemon.stop() == 0  # type: ignore[attr-defined]
+
+
+def test_a_daemon_without_descriptors_for_connections_says_so_and_ends(shards: Path) -> None:
+    serve = [sys.executable, "-m", "loaders.streaming", "serve", "--root", str(shards), "--listen", "127.0.0.1:0"]
+    done = subprocess.run(["prlimit", "--nofile=40", *serve], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2 and "a limit of 40 descriptors" in done.stderr
+
+
+def test_shards_keep_no_descriptor(make_shards: Callable[..., Path], tmp_path: Path) -> None:
+    root = make_shards(tmp_path, shards=20, records=2, size=100)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    with ShardStore(root) as store:
+        assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+        assert len(store.catalog.shards) == 20
+
+
+def test_a_listener_that_refuses_takes_no_connection_until_it_takes_them_again() -> None:
+    with closing(Listener("127.0.0.1", 0)) as listener:
+        listener.refuse(True)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(("127.0.0.1", listener.port), timeout=0.2)
+        listener.refuse(False)
+        socket.create_connection(("127.0.0.1", listener.port), timeout=5).close()
+
+
+def test_a_congestion_control_is_that_of_every_connection_and_an_unknown_one_is_refused() -> None:
+    with closing(Listener("127.0.0.1", 0, congestion="reno")) as listener:
+        assert listener.congestion == "reno"
+        with socket.create_connection(("127.0.0.1", listener.port), timeout=5):
+            accepted = socket.socket(fileno=listener.descriptor()).accept()[0]
+            with accepted:
+                name = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        assert name.rstrip(b"\0") == b"reno"
+    with pytest.raises(LoaderConfigError, match=r"--congestion nothing: .*this kernel has"):
+        Listener("127.0.0.1", 0, congestion="nothing")
