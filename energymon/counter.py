@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from energymon.clock import NS
@@ -47,42 +47,51 @@ class Counter:
         # In an outage this long the counter may have wrapped twice.
         self._wrap_ns = None if wrap is None else wrap / self._max_per_ns
         # Two updates of the counter may fall between readings that are closer together than that.
-        self._slack_ns = round(2 * lag_s * NS)
+        self._slack_ns = 0
+        self.allow_lag(lag_s)
         self._total = 0
         self._last: int | None = None
         self._last_ns = 0
         self._changed_ns = 0
         self._suspect: tuple[int, int] | None = None
 
-    def update(self, raw: int, now_ns: int) -> tuple[float, str]:
-        """Take the value `raw`, in the counter's own units, read at `now_ns` of the monotonic clock.
+    def allow_lag(self, lag_s: float) -> None:
+        """Take how old the value may be that the counter shows."""
+        self._slack_ns = round(2 * lag_s * NS)
 
-        Returns cumulative joules and flags. Raises CounterError for a value that cannot be true, and for one
-        that has not moved for two seconds.
+    def update(self, raw: int, now_ns: int, before_ns: int | None = None) -> tuple[float, str]:
+        """Take the value `raw`, in the counter's own units, read by `now_ns` of the monotonic clock.
+
+        `before_ns` is when the reading was begun, where that matters. Returns cumulative joules and flags. Raises
+        CounterError for a value that cannot be true, and for one that has not moved for two seconds.
         """
+        if before_ns is None:
+            before_ns = now_ns
         wrap, last = self._wrap, self._last
         if raw < 0 or (wrap is not None and raw > wrap):
             raise CounterError(f"shows {raw}, expected 0 to {wrap}")
         if last is None:
-            return self._restart(raw, now_ns)
+            return self._restart(raw, before_ns)
         delta = raw - last
         if delta < 0 and wrap is not None:
             delta += wrap
         elapsed_ns = now_ns - self._last_ns
         if self._wrap_ns is not None and elapsed_ns >= self._wrap_ns:
-            return self._restart(raw, now_ns)
+            return self._restart(raw, before_ns)
         if not 0 <= delta <= self._max_per_ns * (elapsed_ns + self._slack_ns):
-            return self._doubt(raw, delta, now_ns)
+            return self._doubt(raw, delta, now_ns, before_ns)
         self._suspect = None
         if delta:
             self._changed_ns = now_ns
             self._total += delta
-        elif now_ns - self._changed_ns > _FROZEN_NS:
-            raise CounterError(f"has shown {raw} for {(now_ns - self._changed_ns) / NS:.1f} s: it is frozen")
-        self._last, self._last_ns = raw, now_ns
+        elif before_ns - self._changed_ns > _FROZEN_NS:
+            raise CounterError(f"has shown {raw} for {(before_ns - self._changed_ns) / NS:.1f} s: it is frozen")
+        self._last, self._last_ns = raw, before_ns
         return self._total * self._unit_j, ""
 
-    def advance(self, raws: Iterable[int], nows_ns: Iterable[int]) -> list[float] | None:
+    def advance(
+        self, raws: Iterable[int], nows_ns: Sequence[int], befores_ns: Sequence[int] | None = None
+    ) -> list[float] | None:
         """Take several values as `update` does; return None, with nothing changed, when one is not simply more.
 
         Arguments and joules are those of `update`.
@@ -94,16 +103,16 @@ class Counter:
         most, slack_ns = self._max_per_ns, self._slack_ns
         wrap_ns = float("inf") if self._wrap_ns is None else self._wrap_ns
         joules: list[float] = []
-        for raw, now_ns in zip(raws, nows_ns, strict=True):
+        for raw, now_ns, before_ns in zip(raws, nows_ns, befores_ns or nows_ns, strict=True):
             delta = raw - last
             if now_ns - last_ns >= wrap_ns or not 0 <= delta <= most * (now_ns - last_ns + slack_ns):
                 return None
             if delta:
                 total += delta
                 last, changed_ns = raw, now_ns
-            elif now_ns - changed_ns > _FROZEN_NS:
+            elif before_ns - changed_ns > _FROZEN_NS:
                 return None
-            last_ns = now_ns
+            last_ns = before_ns
             joules.append(total * unit_j)
         if self._wrap is not None and last > self._wrap:
             return None
@@ -122,14 +131,14 @@ class Counter:
         self._last, self._last_ns, self._changed_ns, self._suspect = raw, now_ns, now_ns, None
         return self._total * self._unit_j, START
 
-    def _doubt(self, raw: int, delta: int, now_ns: int) -> tuple[float, str]:
-        suspect, self._suspect = self._suspect, (raw, now_ns)
+    def _doubt(self, raw: int, delta: int, now_ns: int, before_ns: int) -> tuple[float, str]:
+        suspect, self._suspect = self._suspect, (raw, before_ns)
         if suspect is not None:
             since = raw - suspect[0]
             if since < 0 and self._wrap is not None:
                 since += self._wrap
             if 0 <= since <= self._max_per_ns * (now_ns - suspect[1] + self._slack_ns):
-                return self._restart(raw, now_ns)
+                return self._restart(raw, before_ns)
         if delta < 0:
             raise CounterError(f"went back from {self._last} to {raw}")
         watts = delta * self._unit_j / max(now_ns - self._last_ns, 1) * NS

@@ -20,7 +20,7 @@ class Place(NamedTuple):
     """An instant on a curve."""
 
     joules: float
-    """Cumulative, interpolated between the readings around it."""
+    """Cumulative, interpolated between the readings around it, or between the updates where it is read more often."""
     before: int
     """Index of the last reading at or before the instant."""
     after: int
@@ -53,8 +53,25 @@ class Curve:
         if i + 1 == self._bounds[segment + 1]:
             return None
         after = self.rows[i + 1]
+        if after.joules == before.joules or (i > self._bounds[segment] and self.rows[i - 1].joules == before.joules):
+            return Place(self._between_updates_j(at_ns, i, segment), i, i + 1, segment)
         share = (at_ns - before.t_ns) / (after.t_ns - before.t_ns)
         return Place(before.joules + (after.joules - before.joules) * share, i, i + 1, segment)
+
+    def _between_updates_j(self, at_ns: int, i: int, segment: int) -> float:
+        """Interpolate between updates of a counter that is read more often than it is updated.
+
+        A value that is shown again and again is of an instant that is as early as its last reading says.
+        """
+        rows, first, stop = self.rows, self._bounds[segment], self._bounds[segment + 1]
+        joules = rows[i].joules
+        then = next((k for k in range(i + 1, stop) if rows[k].joules > joules), stop)
+        since = next((k + 1 for k in range(i - 1, first - 1, -1) if rows[k].joules < joules), first)
+        last = rows[then - 1]
+        start_ns = max(rows[since].t_ns, last.t_ns - (last.early_ns or 0))
+        if then == stop or at_ns <= start_ns:
+            return joules
+        return joules + (rows[then].joules - joules) * (at_ns - start_ns) / (rows[then].t_ns - start_ns)
 
     def shortest_ns(self, segment: int) -> int:
         """Return the shortest distance between two ticks of a segment, ns; 0 where there is one reading."""
@@ -66,10 +83,32 @@ class Curve:
         row = self.rows[after]
         return row.flags == INTERPOLATED or row.tick_ns - self.rows[after - 1].tick_ns > interval_ns
 
-    def shown_j(self, place: Place, from_ns: int) -> float | None:
-        """Return cumulative joules of the first reading at or after `from_ns`; None when the place's life has none."""
-        i = max(place.after, bisect_left(self.times, from_ns))
-        return self.rows[i].joules if i < self._bounds[place.segment + 1] else None
+    def last(self, place: Place) -> Reading:
+        """Return the last reading of the place's life."""
+        return self.rows[self._bounds[place.segment + 1] - 1]
+
+    def least_j(self, place: Place, at_ns: int) -> float | None:
+        """Return what had surely been used by `at_ns`: the last reading whose call had ended by then shows it.
+
+        None where the place's life has no such reading.
+        """
+        first = self._bounds[place.segment]
+        for i in range(min(place.after, bisect_right(self.times, at_ns) - 1), first - 1, -1):
+            if self.times[i] + self.rows[i].late_ns <= at_ns:
+                return self.rows[i].joules
+        return None
+
+    def most_j(self, place: Place, at_ns: int, lag_ns: int) -> float | None:
+        """Return what had surely not been exceeded by `at_ns`: the first reading of a later value shows it.
+
+        `lag_ns` is how old the value of a reading may be that does not tell. None where the place's life has no such
+        reading.
+        """
+        for i in range(max(place.before, bisect_left(self.times, at_ns)), self._bounds[place.segment + 1]):
+            early_ns = self.rows[i].early_ns
+            if self.times[i] - (lag_ns if early_ns is None else early_ns) >= at_ns:
+                return self.rows[i].joules
+        return None
 
     def power_w(self, place: Place, at_ns: int, reach_ns: int, least_ns: int) -> float:
         """Return the highest mean power, W, of any stretch of readings near `at_ns`.

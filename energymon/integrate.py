@@ -44,7 +44,9 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    shown_j: float
+    less_j: float
+    """By how much less than interpolated may have been used by the instant."""
+    more_j: float
     clock_j: float
     in_gap: bool
 
@@ -97,7 +99,8 @@ class Integral:
         found = []
         for (node, device, domain, source), total in (self._sums or {}).items():
             bounded = source in LAG_S and source not in UNBOUNDED
-            edge_j = total.start.shown_j + total.end.shown_j
+            start, end = total.start, total.end
+            edge_j = max(end.more_j + start.less_j, end.less_j + start.more_j)
             clock_j = total.start.clock_j + total.end.clock_j
             interpolated = total.start.in_gap or total.end.in_gap or total.inferred
             found.append(
@@ -188,17 +191,22 @@ def _joined(one: _Sum, then: _Sum) -> _Sum:
 def _edge(curve: Curve, place: Place, at_ns: int, interval_ns: int, lag_ns: int, clock_ns: int) -> _Edge:
     """Bound the errors of the counter at one instant: of what it shows, and of when the instant was.
 
-    The counter only grows, so what was used until the instant lies between what it had shown by then and what it
-    shows once the sensor's lag is over. Where no reading is that late, what is yet unseen is taken to be the power
-    around the edge times the part of the lag that is not over by the later reading.
+    A cumulative counter only grows, so what was used until the instant lies between what the last reading shows that
+    had ended by then, and what the first one shows whose value is no older. At either end of a series, where there is
+    none, what is unseen is taken to be the highest power around the edge times the time that is missing.
     """
     before, after = curve.rows[place.before], curve.rows[place.after]
     power_w = curve.power_w(place, at_ns, max(lag_ns, clock_ns), lag_ns // 2)
-    late_j = curve.shown_j(place, at_ns + lag_ns)
-    if late_j is None:
-        late_j = after.joules + power_w * max(0, lag_ns - (after.t_ns - at_ns)) / NS
+    least_j, most_j = curve.least_j(place, at_ns), curve.most_j(place, at_ns, lag_ns)
+    if least_j is None:
+        least_j = place.joules - power_w * (before.t_ns + before.late_ns - at_ns) / NS
+    if most_j is None:
+        last = curve.last(place)
+        early_ns = lag_ns if last.early_ns is None else last.early_ns
+        most_j = last.joules + power_w * (at_ns - last.t_ns + early_ns) / NS
     return _Edge(
-        max(place.joules - before.joules, late_j - place.joules),
+        max(0.0, place.joules - least_j),
+        max(0.0, most_j - place.joules),
         power_w * clock_ns / NS,
         in_gap=place.before != place.after and after.tick_ns - before.tick_ns > interval_ns,
     )

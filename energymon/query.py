@@ -156,7 +156,8 @@ class _Node:
         """Return the readings of a stretch, and as many around it as the bound of the error looks at."""
         known = self.channels.lags
         lag_s = max(known.values(), default=max(LAG_S.values()))
-        margin_ns = round(lag_s * NS) + self.clock_error_ns
+        # A value may be as old as the lag, and is known to be no older where the reading before it showed another.
+        margin_ns = 2 * round(lag_s * NS) + 2 * self.session.interval_ns + self.clock_error_ns
         return self.store.readings(start_ns - margin_ns, end_ns + margin_ns, self.session.node)
 
     def baselines(self, start_ns: int, end_ns: int) -> list[Baseline]:

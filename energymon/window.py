@@ -234,7 +234,8 @@ class Window:
             for r in store.readings(self._end_ns, self._end_ns, session.node):
                 if r.t_ns >= session.start_ns:
                     key = (r.device, r.domain, r.source)
-                    last[key] = max(last.get(key, 0), r.t_ns)
+                    # What is shown after the end may be of before it.
+                    last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
             if last and min(last.values()) >= self._end_ns:
                 return
             if session.end_ns is not None or self._is_agent_gone() or time.monotonic_ns() >= deadline_ns:

@@ -148,7 +148,8 @@ class EnergyAgent:
         with SqliteStore.open(self._store) as store:
             while True:
                 found = store.readings(start_ns - margin_ns, end_ns + margin_ns)
-                past = found and max(r.t_ns for r in found) >= end_ns
+                # What is shown after the end may be of before it.
+                past = found and max(r.t_ns - (r.early_ns or 0) for r in found) >= end_ns
                 if past or self.pid is None or time.monotonic() > deadline:
                     return found
                 self._flush()

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from energymon.reading import Domain
+from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
 
-__all__ = ["Channel", "Column", "Discovery", "Missing", "Part", "Point", "Sensor"]
+__all__ = ["Channel", "Column", "Discovery", "Missing", "Part", "Point", "Sensor", "counted_column"]
 
 
 Part = tuple[str, Domain]
@@ -52,6 +53,30 @@ class Column(NamedTuple):
     early_ns: Iterable[int | None] = itertools.repeat(None)
     late_ns: Iterable[int] = itertools.repeat(0)
     """As in a Reading."""
+
+
+def counted_column(
+    channel: Channel,
+    answers: Answers,
+    joules: Sequence[float],
+    age: Age,
+    offset_ns: int,
+    ats_ns: Sequence[int] | None = None,
+) -> Column:
+    """Return what a counter's answers came to: `joules`, each at the middle of its answer or at `ats_ns`.
+
+    Times are the monotonic clock's, ns, and `offset_ns` is what that lacks to UTC.
+    """
+    before_ns, after_ns = answers.before_ns, answers.after_ns
+    at_ns = answers.middles_ns() if ats_ns is None else ats_ns
+    early_ns = age.early_ns(joules, before_ns, after_ns, at_ns)
+    return Column(
+        channel,
+        [at + offset_ns for at in at_ns],
+        joules,
+        early_ns if ats_ns is None else [max(early, 0) for early in early_ns],
+        [after - at for after, at in zip(after_ns, at_ns, strict=True)],
+    )
 
 
 class Sensor(Protocol):

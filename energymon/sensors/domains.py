@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from energymon.reading import Domain
+from energymon.sensors.updates import lag_of, polled
 
-__all__ = ["MAX_DOMAIN_W", "REPEATED", "SETTLE_S", "STILL", "RaplDomain", "repeated", "still", "unread"]
+__all__ = ["MAX_DOMAIN_W", "REPEATED", "SETTLE_S", "STILL", "RaplDomain", "lags", "repeated", "still", "unread"]
 
 RaplDomain = tuple[str, Domain]
 """A socket or die as powercap names it, "package-0" or "package-0-die-1", and what of it is counted."""
@@ -27,6 +28,9 @@ _SAME_MOVES: Final = 10
 _SAME_SETTLES: Final = 10
 """Two that move in step are watched for this many times as long as it takes to see that they move."""
 _SAME_POLL_S: Final = 0.0002
+_LAG_POLL_S: Final = 0.0001
+_LAG_USUAL_S: Final = 0.05
+_LAG_LONGEST_S: Final = 0.5
 
 
 def still(read: Callable[[], Mapping[RaplDomain, bytes]], settle_s: float) -> set[RaplDomain]:
@@ -70,6 +74,17 @@ def repeated(read: Mapping[RaplDomain, Callable[[], int]], settle_s: float) -> d
         else:
             found[domain] = same
     return found
+
+
+def lags(read: Mapping[RaplDomain, Callable[[], object | None]], settle_s: float) -> dict[RaplDomain, float]:
+    """Return how old, s, the value of each counter may be; nothing where `settle_s` leaves no time to see it.
+
+    `read` returns what a domain shows, None where it cannot be read.
+    """
+    if settle_s <= 0:
+        return {}
+    shown = polled(list(read.values()), step_s=_LAG_POLL_S, usual_s=_LAG_USUAL_S, longest_s=_LAG_LONGEST_S)
+    return {domain: lag_of(looks) or _LAG_LONGEST_S for domain, looks in zip(read, shown, strict=True)}
 
 
 def _in_step(first: Callable[[], int], second: Callable[[], int], settle_s: float) -> bool:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from energymon.clock import NS
 from energymon.sensors.base import Discovery, Missing
 from energymon.sensors.nvml_board import NvmlSensor
 from energymon.sensors.nvml_library import NAME, load, unanswered
-from energymon.sensors.updates import updates
+from energymon.sensors.updates import polled
 
 __all__ = ["open_nvml"]
 
 _PROBE_S: Final = 0.3
+_PROBE_LONGEST_S: Final = 1.5
 _PROBE_STEP_S: Final = 0.001
-_PROBE_CHANGES: Final = 6
 
 
 def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
     """Open every board that NVML shows, a sensor each; those without energy of their own are named in `missing`.
 
-    `library` is loaded in place of the driver's. The counters are polled for up to 0.3 s to learn how often they
-    are updated.
+    `library` is loaded in place of the driver's. The counters are polled for 0.3 s, and for longer where they are
+    slow, to learn how often they are updated.
     """
     nvml: Any = load(library)
     if isinstance(nvml, Missing):
@@ -54,20 +52,15 @@ def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
 
 def _probe(sensors: Iterable[NvmlSensor]) -> None:
     """Poll all counters together until each has changed a few times, or time is up."""
-    shown: dict[NvmlSensor, list[tuple[int, int]]] = {sensor: [] for sensor in sensors}
-    probed = {sensor for sensor in shown if sensor.counter_shown() is not None}
-    deadline_ns = time.monotonic_ns() + round(_PROBE_S * NS)
-    while probed and time.monotonic_ns() < deadline_ns:
-        for sensor in sorted(probed, key=lambda sensor: sensor.name):
-            value = sensor.counter_shown()
-            seen = shown[sensor]
-            if value is not None and (not seen or seen[-1][1] != value):
-                seen.append((time.monotonic_ns(), value))
-            if len(seen) > _PROBE_CHANGES:
-                probed.discard(sensor)
-        time.sleep(_PROBE_STEP_S)
-    for sensor, seen in shown.items():
-        sensor.learn_updates(updates(seen))
+    counting = [sensor for sensor in sensors if sensor.counter_shown() is not None]
+    shown = polled(
+        [sensor.counter_shown for sensor in counting],
+        step_s=_PROBE_STEP_S,
+        usual_s=_PROBE_S,
+        longest_s=_PROBE_LONGEST_S,
+    )
+    for sensor, looks in zip(counting, shown, strict=True):
+        sensor.learn_updates(looks, _PROBE_LONGEST_S)
 
 
 def _is_sliced(nvml: Any, index: int) -> bool:

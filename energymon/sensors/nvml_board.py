@@ -10,7 +10,7 @@ from energymon.clock import NS
 from energymon.counter import Counter, PowerIntegral
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, START
-from energymon.sensors.base import Channel, Column, Point
+from energymon.sensors.base import Channel, Column, Point, counted_column
 from energymon.sensors.divergence import Divergence
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
@@ -23,7 +23,7 @@ from energymon.sensors.nvml_library import (
     ShownMany,
     ValueCall,
 )
-from energymon.sensors.updates import Updates
+from energymon.sensors.updates import Age, Poll, Updates, lag_of, updates
 from energymon.ticker import Answers, Operation
 
 __all__ = ["NvmlSensor"]
@@ -50,7 +50,7 @@ _RENEW_NS: Final = NS
 class _Series:
     """One channel of a board."""
 
-    __slots__ = ("_at_ns", "_counter", "_integral", "_told", "channel", "lag_s")
+    __slots__ = ("_age", "_at_ns", "_counter", "_integral", "_told", "channel", "lag_s")
 
     def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
         """Take the board as messages name it, its device's name first."""
@@ -58,20 +58,33 @@ class _Series:
         self.lag_s = LAG_S[source] if lag_s is None else lag_s
         self._told = board
         self._counter = what if isinstance(what, Counter) else None
+        self._age = Age(self.lag_s)
         self._integral = what if isinstance(what, PowerIntegral) else None
         self._at_ns = 0
 
-    def point(self, value: int, t_ns: int, read_ns: int, after_ns: int, offset_ns: int) -> Point:
-        """Take a value with its own time, the middle of its reading and the end of it, monotonic clock's, ns."""
-        at_ns = read_ns
+    def learn(self, lag_s: float) -> None:
+        """Take the lag that polling the counter showed."""
+        self.lag_s = lag_s
+        self._age = Age(lag_s)
+        if self._counter is not None:
+            self._counter.allow_lag(lag_s)
+
+    def point(self, value: int, t_ns: int, before_ns: int, after_ns: int, offset_ns: int) -> Point:
+        """Take a value with its own time, and the begin and the end of its reading, monotonic clock's, ns."""
+        at_ns = read_ns = (before_ns + after_ns) // 2
         if -_OLD_NS <= t_ns - read_ns <= _AHEAD_NS:
             at_ns = min(t_ns, after_ns)
         # Driver and host may disagree; a series does not run backwards for that.
         self._at_ns = at_ns = max(at_ns, self._at_ns)
         try:
             if self._counter is not None:
-                joules, flags = self._counter.update(value, at_ns)
-            elif self._integral is not None:
+                joules, flags = self._counter.update(value, after_ns, before_ns)
+                if flags:
+                    self._age.restart()
+                # The driver may tell that the value is older than that.
+                since_ns = min(at_ns, self._age.since_ns(joules, before_ns, after_ns))
+                return Point(self.channel, at_ns + offset_ns, joules, flags, "", at_ns - since_ns, after_ns - at_ns)
+            if self._integral is not None:
                 joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
         except CounterError as error:
             return self.failed(str(error), read_ns + offset_ns)
@@ -91,12 +104,14 @@ class _Series:
             ats_ns.append(last_ns)
         joules: list[float] | None = None
         if self._counter is not None:
-            joules = self._counter.advance(values, ats_ns)
+            joules = self._counter.advance(values, answers.after_ns, answers.before_ns)
         elif self._integral is not None:
             joules = self._integral.advance([value * _WATTS_PER_MW for value in values], ats_ns, reads_ns)
         if joules is None:
             return None
         self._at_ns = last_ns
+        if self._counter is not None:
+            return counted_column(self.channel, answers, joules, self._age, offset_ns, ats_ns)
         return Column(self.channel, [at_ns + offset_ns for at_ns in ats_ns], joules)
 
     def mark(self) -> Callable[[], None]:
@@ -104,9 +119,11 @@ class _Series:
         at_ns, counter, integral = self._at_ns, self._counter, self._integral
         counted = counter.mark() if counter is not None else None
         summed = integral.mark() if integral is not None else None
+        aged = self._age.mark()
 
         def undo() -> None:
             self._at_ns = at_ns
+            self._age.back_to(aged)
             if counter is not None and counted is not None:
                 counter.back_to(counted)
             if integral is not None and summed is not None:
@@ -178,14 +195,15 @@ class NvmlSensor:
         for call, several in self._calls:
             before_ns, answer, after_ns = raw[at], raw[at + 1], raw[at + 2]
             at += 2
-            read_ns = (before_ns + after_ns) // 2
             shown = call.shown(answer) if type(answer) is bytes else [(answer, 0, 0)] * len(several)
             for series, (code, value, t_utc_ns) in zip(several, shown, strict=True):
                 if code:
                     self._failed = True
-                    points.append(series.failed(str(self._nvml.NVMLError(code)), read_ns + offset_ns))
+                    points.append(
+                        series.failed(str(self._nvml.NVMLError(code)), (before_ns + after_ns) // 2 + offset_ns)
+                    )
                 else:
-                    points.append(series.point(value, t_utc_ns - offset_ns, read_ns, after_ns, offset_ns))
+                    points.append(series.point(value, t_utc_ns - offset_ns, before_ns, after_ns, offset_ns))
         if self._compared is not None:
             counter, power = points[self._compared[0]], points[self._compared[1]]
             if counter.joules is None or power.joules is None or START in (counter.flags, power.flags):
@@ -261,12 +279,12 @@ class NvmlSensor:
                     return None if code else value
         return None
 
-    def learn_updates(self, seen: Updates | None) -> None:
-        """Take what probing showed of the counter; its lag is then the longest time seen between updates."""
-        self._counter_updates = seen
+    def learn_updates(self, shown: Sequence[Poll], polled_s: float) -> None:
+        """Take what polling for `polled_s` showed of the counter."""
+        self._counter_updates = updates((look.after_ns, look.value) for look in shown)
         for series in self._series():
-            if seen is not None and series.channel.source == _COUNTER:
-                series.lag_s = min(series.lag_s, seen.longest_ms / 1e3)
+            if series.channel.source == _COUNTER:
+                series.learn(lag_of(shown) or polled_s)
 
     def _series(self) -> Iterator[_Series]:
         return (series for _, several in self._calls for series in several)

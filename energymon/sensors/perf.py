@@ -13,13 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from energymon.clock import NS
 from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S
-from energymon.sensors.base import Channel, Column, Discovery, Missing, Point
-from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still, unread
+from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, counted_column
+from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, lags, repeated, still, unread
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
+from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
 
 __all__ = ["PerfSensor", "domains", "open_perf"]
@@ -47,7 +49,7 @@ _REPORT: Final = "report it with the kernel's version"
 class _Group:
     """The events of one socket or die, which one read returns together."""
 
-    __slots__ = ("_pmu_type", "channels", "counters", "cpu", "device", "events", "fd", "others", "words")
+    __slots__ = ("_pmu_type", "ages", "channels", "counters", "cpu", "device", "events", "fd", "others", "words")
 
     def __init__(self, pmu_type: int, device: str, cpu: int, events: list[Event]) -> None:
         self._pmu_type = pmu_type
@@ -58,10 +60,18 @@ class _Group:
         self.counters = [
             Counter(unit_j=event.unit_j, wrap=None, max_w=MAX_DOMAIN_W, lag_s=LAG_S[_SOURCE]) for event in events
         ]
+        self.ages = [Age(LAG_S[_SOURCE]) for _ in events]
         self.words = struct.Struct(f"={1 + len(events)}Q")
         self.fd = CLOSED
         self.others: list[int] = []
         self.open()
+
+    def learn(self, lags_s: Mapping[RaplDomain, float]) -> None:
+        """Take how old the values may be that the events show."""
+        for i, event in enumerate(self.events):
+            if (lag_s := lags_s.get((self.device, event.domain))) is not None:
+                self.ages[i] = Age(lag_s)
+                self.counters[i].allow_lag(lag_s)
 
     def open(self) -> None:
         self.close()
@@ -135,19 +145,17 @@ class PerfSensor:
         """Decode several ticks whose events all counted on."""
         counters = [counter for group in self._groups for counter in group.counters]
         marks = [counter.mark() for counter in counters]
-        columns: list[Column] = []
+        counted: list[tuple[Channel, Answers, list[float], Age]] = []
         for group, answer in zip(self._groups, answers, strict=True):
-            nows_ns = answer.middles_ns()
-            times_ns = [now_ns + offset_ns for now_ns in nows_ns]
             whole = set(answer.status) == {group.words.size}
-            for channel, counter, values in zip(group.channels, group.counters, answer.values, strict=True):
-                joules = counter.advance(values, nows_ns) if whole else None
+            for i, counter in enumerate(group.counters):
+                joules = counter.advance(answer.values[i], answer.after_ns, answer.before_ns) if whole else None
                 if joules is None:
                     for other, mark in zip(counters, marks, strict=True):
                         other.back_to(mark)
                     return None
-                columns.append(Column(channel, times_ns, joules))
-        return columns
+                counted.append((group.channels[i], answer, joules, group.ages[i]))
+        return [counted_column(*column, offset_ns) for column in counted]
 
     def decode(self, raw: Any, offset_ns: int) -> list[Point]:
         """Return a point of each event; those of a socket share their time."""
@@ -157,9 +165,9 @@ class PerfSensor:
         for group in self._groups:
             data, after_ns = raw[at], raw[at + 1]
             at += 2
-            now_ns = (before_ns + after_ns) // 2
+            begun_ns, before_ns = before_ns, after_ns
+            now_ns = (begun_ns + after_ns) // 2
             t_ns = now_ns + offset_ns
-            before_ns = after_ns
             if type(data) is not bytes or len(data) != group.words.size:
                 if type(data) is bytes:
                     self._held.distrust(at // 2 - 1)
@@ -171,11 +179,14 @@ class PerfSensor:
             values = group.words.unpack(data)
             for i, channel in enumerate(group.channels):
                 try:
-                    joules, flags = group.counters[i].update(values[i + 1], now_ns)
+                    joules, flags = group.counters[i].update(values[i + 1], after_ns, begun_ns)
                 except CounterError as error:
                     points.append(Point(channel, t_ns, None, problem=_told(group, str(error))))
                 else:
-                    points.append(Point(channel, t_ns, joules, flags))
+                    if flags:
+                        group.ages[i].restart()
+                    early_ns = now_ns - group.ages[i].since_ns(joules, begun_ns, after_ns)
+                    points.append(Point(channel, t_ns, joules, flags, "", early_ns, after_ns - now_ns))
         return points
 
     def describe(self) -> dict[str, object]:
@@ -189,13 +200,13 @@ class PerfSensor:
                     "device": group.device,
                     "domain": event.domain,
                     "source": _SOURCE,
-                    "lag_s": LAG_S[_SOURCE],
+                    "lag_s": age.lag_ns / NS,
                     "cpu": group.cpu,
                     "event": event.config,
                     "unit_j": event.unit_j,
                 }
                 for group in self._groups
-                for event in group.events
+                for event, age in zip(group.events, group.ages, strict=True)
             ],
         }
 
@@ -254,6 +265,10 @@ def open_perf(
         for group in groups:
             group.close()
         groups = _open_groups(pmu, wanted, missing, paranoid)
+    shown = {(group.device, event.domain): partial(group.value, event) for group in groups for event in group.events}
+    lags_s = lags(shown, settle_s)
+    for group in groups:
+        group.learn(lags_s)
     return Discovery((PerfSensor(groups, confirmed_by),) if groups else (), tuple(missing))
 
 

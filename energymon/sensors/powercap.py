@@ -8,12 +8,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from energymon.clock import NS
 from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, Domain
-from energymon.sensors.base import Channel, Column, Discovery, Missing, Point
-from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, repeated, still, unread
+from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, counted_column
+from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, lags, repeated, still, unread
 from energymon.sensors.held import CLOSED, HeldFiles
+from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
 
 __all__ = ["PowercapSensor", "domains", "open_powercap"]
@@ -21,8 +23,10 @@ __all__ = ["PowercapSensor", "domains", "open_powercap"]
 _NAME: Final = "powercap"
 _SOURCE: Final = "rapl-powercap"
 _JOULES_PER_UJ: Final = 1e-6
-_LIMIT_HEADROOM: Final = 3.0
-"""Short bursts and mezzanine limits exceed the long-term limit, by less than this factor."""
+_LIMIT_HEADROOM: Final = 4.0
+_LEAST_LIMIT_W: Final = 400.0
+"""No zone is refused less than this: parts of 15 W draw 64 W for seconds and those of 65 W 220 W, and some list their
+long-term limit alone."""
 _BYTES: Final = 32
 
 # Zones of the MMIO interface repeat package-0, and psys holds package and DRAM: neither may be added to them.
@@ -44,7 +48,7 @@ _REPORT: Final = "report it with the kernel's version"
 class _Zone:
     """One energy_uj file."""
 
-    __slots__ = ("channel", "counter", "fd", "path")
+    __slots__ = ("age", "channel", "counter", "fd", "path")
 
     def __init__(self, path: Path, domain: RaplDomain) -> None:
         self.path = path / "energy_uj"
@@ -55,6 +59,7 @@ class _Zone:
             max_w=_max_w(path),
             lag_s=LAG_S[_SOURCE],
         )
+        self.age = Age(LAG_S[_SOURCE])
         self.fd = CLOSED
         try:
             self.open()
@@ -62,6 +67,11 @@ class _Zone:
         except BaseException:
             self.close()
             raise
+
+    def learn(self, lag_s: float) -> None:
+        """Take how old the value may be that the file shows."""
+        self.age = Age(lag_s)
+        self.counter.allow_lag(lag_s)
 
     def open(self) -> None:
         self.close()
@@ -78,6 +88,10 @@ class _Zone:
             return os.pread(self.fd, _BYTES, 0)
         except OSError:
             return b""
+
+    def shown_or_none(self) -> bytes | None:
+        """Return what the file holds, None if it cannot be read."""
+        return self.shown() or None
 
     def value(self) -> int:
         """Return the counter's value, -1 if it cannot be read."""
@@ -125,38 +139,44 @@ class PowercapSensor:
         for zone in self._zones:
             text, after_ns = raw[at], raw[at + 1]
             at += 2
-            now_ns = (before_ns + after_ns) // 2
-            before_ns = after_ns
+            begun_ns, before_ns = before_ns, after_ns
+            now_ns = (begun_ns + after_ns) // 2
             try:
                 if type(text) is not bytes:
                     raise text
-                joules, flags = zone.counter.update(_parse(text), now_ns)
+                joules, flags = zone.counter.update(_parse(text), after_ns, begun_ns)
             except OSError as error:
                 points.append(self._failed(zone, now_ns + offset_ns, f": {error.strerror}"))
             except (ValueError, CounterError) as error:
                 self._held.distrust(at // 2 - 1)
                 points.append(self._failed(zone, now_ns + offset_ns, f" {error}"))
             else:
-                points.append(Point(zone.channel, now_ns + offset_ns, joules, flags))
+                if flags:
+                    zone.age.restart()
+                early_ns = now_ns - zone.age.since_ns(joules, begun_ns, after_ns)
+                points.append(Point(zone.channel, now_ns + offset_ns, joules, flags, "", early_ns, after_ns - now_ns))
         return points
 
     def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
         """Decode several ticks whose files all held more microjoules."""
         marks = [zone.counter.mark() for zone in self._zones]
-        columns: list[Column] = []
+        counted: list[list[float]] = []
         for zone, answer in zip(self._zones, answers, strict=True):
-            nows_ns = answer.middles_ns()
             try:
                 texts = (text[:size] for text, size in zip(answer.values[0], answer.status, strict=True))
-                joules = zone.counter.advance(map(_parse, texts), nows_ns) if min(answer.status) > 0 else None
+                whole = min(answer.status) > 0
+                joules = zone.counter.advance(map(_parse, texts), answer.after_ns, answer.before_ns) if whole else None
             except ValueError:
                 joules = None
             if joules is None:
                 for other, mark in zip(self._zones, marks, strict=True):
                     other.counter.back_to(mark)
                 return None
-            columns.append(Column(zone.channel, [now_ns + offset_ns for now_ns in nows_ns], joules))
-        return columns
+            counted.append(joules)
+        return [
+            counted_column(zone.channel, answer, joules, zone.age, offset_ns)
+            for zone, answer, joules in zip(self._zones, answers, counted, strict=True)
+        ]
 
     @staticmethod
     def _failed(zone: _Zone, t_ns: int, why: str) -> Point:
@@ -173,7 +193,7 @@ class PowercapSensor:
                     "device": zone.channel.device,
                     "domain": zone.channel.domain,
                     "source": _SOURCE,
-                    "lag_s": LAG_S[_SOURCE],
+                    "lag_s": zone.age.lag_ns / NS,
                     "path": str(zone.path),
                 }
                 for zone in self._zones
@@ -232,6 +252,8 @@ def open_powercap(
     for domain, first in repeated({key: zone.value for key, zone in zones.items()}, settle_s).items():
         missing.append(Missing(_NAME, f"{zones[domain].path} repeats {first[0]}", REPEATED))
         zones.pop(domain).close()
+    for domain, lag_s in lags({key: zone.shown_or_none for key, zone in zones.items()}, settle_s).items():
+        zones[domain].learn(lag_s)
     if zones:
         return Discovery((PowercapSensor(list(zones.values()), confirmed_by),), tuple(missing))
     if not missing:
@@ -271,9 +293,13 @@ def _domain(zone: Path) -> RaplDomain | None:
 
 
 def _max_w(zone: Path) -> float:
-    """Return more watts than the zone can draw, from its own long-term limit where it tells one."""
-    try:
-        limit_w = _parse((zone / "constraint_0_max_power_uw").read_bytes()) / 1e6
-    except (OSError, ValueError):
-        limit_w = 0.0
-    return min(_LIMIT_HEADROOM * limit_w, 2 * MAX_DOMAIN_W) if limit_w > 0 else MAX_DOMAIN_W
+    """Return more watts than the zone can draw, from the largest of its own limits where it tells any."""
+    limits_w = [0.0]
+    for path in (*zone.glob("constraint_*_max_power_uw"), *zone.glob("constraint_*_power_limit_uw")):
+        try:
+            limits_w.append(_parse(path.read_bytes()) / 1e6)
+        except (OSError, ValueError):
+            # Some zones list a limit that they do not tell.
+            continue
+    most_w = _LIMIT_HEADROOM * max(limits_w)
+    return min(max(most_w, _LEAST_LIMIT_W), 2 * MAX_DOMAIN_W) if most_w > 0 else MAX_DOMAIN_W

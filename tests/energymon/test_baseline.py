@@ -19,7 +19,7 @@ def test_the_idle_power_of_every_series_is_its_joules_over_the_span():
     rows = [*ramp(30.0), *ramp(8.0, domain="dram"), *ramp(5.0, device="cpu", source="estimate")]
     found = {(b.device, b.domain): b for b in baseline_of(rows, S, 3 * S)}
     assert found["package-0", "cpu"].watts == pytest.approx(30.0)
-    assert found["package-0", "cpu"].error_w == pytest.approx(2 * 30 * 0.1 / 2)
+    assert found["package-0", "cpu"].error_w == pytest.approx(30 * 0.1 / 2)
     assert found["package-0", "dram"].watts == pytest.approx(8.0)
     assert found["cpu", "cpu"].error_w is None
     assert (found["cpu", "cpu"].start_ns, found["cpu", "cpu"].end_ns) == (S, 3 * S)

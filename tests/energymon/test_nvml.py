@@ -117,11 +117,17 @@ def test_the_period_of_the_counter_is_learnt_and_bounds_its_lag(opened):
     assert (lags["nvml-power"], lags["nvml-power-average"]) == (0.1, 1.0)
 
 
-def test_a_counter_too_slow_to_be_probed_keeps_the_default_lag(opened):
+def test_a_counter_too_slow_to_be_probed_lags_by_as_long_as_it_was_polled(opened):
     (sensor,) = opened(1, period_ms={0: 5000.0}).sensors
     told = sensor.describe()
     assert told["counter_period_ms"] is None
-    assert told["channels"][0]["lag_s"] == 0.1
+    assert told["channels"][0]["lag_s"] == 1.5
+
+
+@pytest.mark.parametrize("period_ms", [140.0, 250.0])
+def test_a_counter_slower_than_most_has_the_lag_that_it_shows(opened, period_ms):
+    (sensor,) = opened(1, period_ms={0: period_ms}).sensors
+    assert period_ms <= 1e3 * sensor.describe()["channels"][0]["lag_s"] < 2 * period_ms
 
 
 def test_a_board_without_the_fields_has_counter_and_power_by_their_functions(opened):

@@ -241,3 +241,31 @@ def test_an_unreadable_counter_names_the_file_and_the_remedy(rapl, public_path, 
     assert found.sensors == ()
     assert "intel-rapl:0/energy_uj: permission denied" in found.missing[0].reason
     assert "chmod" in found.missing[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("limits_w", "drawn_w", "measures"),
+    [
+        # A part of 15 W with its limit for seconds; one that lists its long-term limit alone; a desktop part whose
+        # board has no limit; a processor without any.
+        ({"0_max_power": 15, "0_power_limit": 20, "1_power_limit": 64}, 64, True),
+        ({"0_max_power": 15}, 64, True),
+        ({"0_max_power": 65, "1_max_power": 0, "1_power_limit": 4095.875}, 253, True),
+        ({}, 500, True),
+        ({"0_max_power": 15}, 5000, False),
+    ],
+)
+def test_what_a_zone_can_draw_goes_by_the_largest_of_its_limits(rapl, limits_w, drawn_w, measures):
+    package = rapl.packages[0]
+    for name, watts in limits_w.items():
+        (package.path / f"constraint_{name}_uw").write_text(f"{round(watts * 1e6)}\n")
+    (sensor,) = open_powercap(rapl.root, settle_s=0).sensors
+    points = []
+    for tick in range(20):
+        package.show(package.start_uj + tick * round(drawn_w * 1e5))
+        before_ns, text, after_ns, *rest = sensor.sample()
+        later_ns = tick * 100_000_000
+        raw = [before_ns + later_ns, text, after_ns + later_ns, *(t + later_ns if type(t) is int else t for t in rest)]
+        points.append(sensor.decode(raw, 0)[0])
+    sensor.close()
+    assert all(point.joules is not None for point in points[1:]) is measures

@@ -81,8 +81,8 @@ def test_the_period_that_was_probed_bounds_the_error(make_store):
     errors = {e.source: e.error_j for e in window.energies}
     # 15 ms are left to the next reading: enough for RAPL, but the board's counter may show it one later.
     assert errors == {
-        "rapl-perf": pytest.approx(2 * 50 * 0.085),
-        "nvml-counter": pytest.approx(2 * 300 * 0.115),
+        "rapl-perf": pytest.approx(50 * (0.085 + 0.015)),
+        "nvml-counter": pytest.approx(300 * (0.085 + 0.115)),
         "nvml-power": None,
     }
 
@@ -231,7 +231,7 @@ def test_the_table_shows_components_series_and_events(make_store):
     lines = render([window]).splitlines()
     assert lines[0].startswith("n: 2023-11-14T22:13:21.000000Z to 2023-11-14T22:13:23.000000Z, 2.000000 s, its own")
     rows = [line.split() for line in lines]
-    assert ["cpu", "100.000", "10.000", "10.000", "0.000", "0.00%", "rapl-perf"] in rows
+    assert ["cpu", "100.000", "5.000", "5.000", "0.000", "0.00%", "rapl-perf"] in rows
     assert ["gpu", "gpu-0", "580.000", "none", "none", "none", "0.00%", "nvml-power", "(not", "summed)"] in rows
     assert "sensor-lost: gpu-0" in lines[-1]
     assert len({line.index("rapl-perf") for line in lines[2:3]}) == 1
