@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 
 import torch
@@ -18,6 +19,13 @@ def use_one_core() -> None:
     """
     # torch sets a new thread's number when it is first asked, to what the process was last told.
     torch.get_num_threads()
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-    for library in {line.split()[-1] for line in maps if "/libgomp" in line or "/libiomp5" in line}:
-        ctypes.CDLL(library).omp_set_num_threads(1)
+    for library in _mapped_files():
+        if library.name.startswith(("libgomp", "libiomp5")):
+            ctypes.CDLL(str(library)).omp_set_num_threads(1)
+
+
+def _mapped_files() -> set[Path]:
+    """Return the files that this process has mapped (proc_pid_maps(5)); a path may hold blanks, and any bytes."""
+    lines = Path("/proc/self/maps").read_bytes().splitlines()
+    fields = (line.split(maxsplit=5) for line in lines)
+    return {Path(os.fsdecode(field[5])) for field in fields if len(field) == 6 and field[5].startswith(b"/")}

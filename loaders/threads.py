@@ -93,13 +93,17 @@ class DaemonThreads(Executor):
 
     def _work(self, number: int) -> None:
         _here.number = number
-        use_one_core()
+        ready = False
         while (task := self._tasks.get()) is not None:
             future, run = task
             del task
             if not future.set_running_or_notify_cancel():
                 continue
             try:
+                # Inside, because a thread that ends here would leave its tasks waiting without an error.
+                if not ready:
+                    use_one_core()
+                    ready = True
                 result = run()
             except BaseException as error:  # noqa: BLE001 - it is whoever waits for the future that is told
                 future.set_exception(error)

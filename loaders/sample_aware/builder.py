@@ -82,9 +82,13 @@ class Builder:
             self._thread.join(1.0)
 
     def _work(self) -> None:
-        use_one_core()
+        ready = False
         while (order := self._orders.get()) is not None:
             try:
+                # Inside, because a thread that ends here would leave the consumer waiting without an error.
+                if not ready:
+                    use_one_core()
+                    ready = True
                 if isinstance(order, Delivery):
                     order.end()
                 elif order.delivery.over:
@@ -92,8 +96,8 @@ class Builder:
                 else:
                     order.delivery.put(self._built(order))
             except BaseException as error:  # noqa: BLE001 - the consumer is told
-                assert isinstance(order, Order)
-                self._failed(order.delivery, error)
+                delivery = order if isinstance(order, Delivery) else order.delivery
+                self._failed(delivery, error)
                 del error
             del order
 

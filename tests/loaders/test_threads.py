@@ -1,11 +1,16 @@
-"""Whatever has threads is closed before the interpreter ends, in workers too, and once it is gone it is forgotten."""
+"""Threads of loaders: each is closed before its process ends, and none of them ends without an error."""
 
+import os
 import subprocess
 import sys
 import weakref
 from pathlib import Path
 
-from loaders.threads import close_at_exit
+import pytest
+import torch
+
+from loaders import threads
+from loaders.threads import DaemonThreads, close_at_exit
 
 REPO = Path(__file__).parents[2]
 SCRIPT = """
@@ -60,3 +65,34 @@ def test_what_is_closed_at_the_end_is_not_kept_until_then():
     gone = weakref.ref(closing)
     del closing
     assert gone() is None
+
+
+ONE_CORE = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1])
+from loaders.threads import DaemonThreads
+import torch
+print(DaemonThreads(1, "test").submit(torch.get_num_threads).result(timeout=60))
+"""
+
+
+def test_threads_start_where_the_path_of_openmp_has_blanks_and_other_letters(tmp_path):
+    folder = tmp_path / "jöule  feed"
+    folder.mkdir()
+    library = folder / "libgomp-own.so.1"
+    library.write_bytes(next(Path(torch.__file__).parent.joinpath("lib").glob("libgomp*")).read_bytes())
+    argv, env = [sys.executable, "-c", ONE_CORE, library], {**os.environ, "PYTHONPATH": str(REPO)}
+    ended = subprocess.run(argv, check=False, env=env, capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "1"), ended.stderr
+
+
+def test_a_thread_that_fails_at_its_start_fails_its_tasks(monkeypatch):
+    def fail() -> None:
+        raise OSError("no such library")
+
+    monkeypatch.setattr(threads, "use_one_core", fail)
+    pool = DaemonThreads(1, "test")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such library"):
+            pool.submit(int).result(timeout=10)
+    pool.shutdown()
