@@ -19,9 +19,10 @@ from rich.console import Console
 
 from harness.composing import explained
 from harness.disk import check_writable, disk_errors, folder_of
-from harness.errors import DiskError, HarnessError, Interrupted
-from harness.shorthand import expand
+from harness.errors import ConfigError, DiskError, HarnessError, Interrupted
+from harness.shorthand import expand, split
 from harness.signals import signals_raise
+from harness.sweep import Job
 
 __all__ = ["main"]
 
@@ -50,6 +51,7 @@ groups
 
 more
   resume=latest                     run what is missing of a run (a folder's name works too)
+  --multirun repeats=1,3 seed=0,1   one run for each combination, each in its results folder, and a table of all
   --cfg job                         print the composed config and stop
   --info defaults                   print where each part came from
   --hydra-help                      Hydra's own flags
@@ -70,9 +72,10 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         with signals_raise():
-            sys.argv[1:] = expand(argv)
+            arguments = split(argv)
+            sys.argv[1:] = expand(arguments)
             try:
-                _compose_and_run()
+                status = _compose_and_run(multirun=arguments.read.multirun)
             except (HydraException, OmegaConfBaseException) as error:
                 raise explained(error) from error
             except ValueError as error:
@@ -83,7 +86,8 @@ def main() -> None:
         raise  # told by run_program
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        status = error.exit_status
+    sys.exit(status)
 
 
 def _usage() -> str:
@@ -100,25 +104,54 @@ def _usage() -> str:
     return _USAGE.format(experiments="\n".join(experiments), groups="\n".join(groups))
 
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-def _compose_and_run(cfg: DictConfig) -> None:
+def _compose_and_run(*, multirun: bool) -> int:
+    """Have Hydra compose the experiment, or each of a sweep, and run them; returns the exit status."""
+    jobs: list[Job] = []
+    if multirun:
+        # Before the first job, because this process begins again where it needs a user namespace.
+        _reexec_unprivileged()
+
+    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+    def compose_and_run(cfg: DictConfig) -> None:
+        hydra_config = HydraConfig.get()
+        if multirun and cfg.resume is not None:
+            raise ConfigError(f"resume={cfg.resume}: goes on with one run; leave --multirun out")
+        if multirun:
+            what = f"job {hydra_config.job.num + 1}: {' '.join(hydra_config.overrides.task)}"
+            Console(stderr=True).print(what, style="bold", markup=False, highlight=False, soft_wrap=True)
+        jobs.append(_job(cfg, tuple(hydra_config.overrides.task)))
+        if jobs[-1].was_interrupted:
+            sys.exit(jobs[-1].status)
+
+    try:
+        compose_and_run()
+    finally:
+        if multirun and jobs:
+            from harness.report import print_jobs
+
+            print_jobs(jobs, Console())
+    return max((job.status for job in jobs), default=0)  # none where a flag only shows something
+
+
+def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
+    """Run one experiment; whatever ends it is said, and is in the status."""
     console = Console(stderr=True)
     folders: list[Path] = []
+    said = ""
     try:
         where = {key: folder_of(key, cfg[key]) for key in ("results_dir", "cache_dir")}
         check_writable("results_dir", where["results_dir"])
         with disk_errors(where):
             status = _run(_stored_if_resumed_alone(cfg), console, folders.append)
     except Interrupted as error:
+        said, status = str(error), error.exit_status
         console.print(f"{error}; {_how_to_go_on(cfg, folders)}", style="yellow", highlight=False, soft_wrap=True)
-        status = error.exit_status
     except HarnessError as error:
+        said, status = str(error), error.exit_status
         hint = f"; {_how_to_go_on(cfg, folders)}" if isinstance(error, DiskError) else ""
         console.print(f"error: {error}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
-        status = error.exit_status
-    # Hydra would print a traceback for an exception, and nothing is left to say.
     sys.stdout.flush()
-    sys.exit(status)
+    return Job(overrides, folders[-1] if folders else None, status, said)
 
 
 def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -> int:
@@ -128,9 +161,7 @@ def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -
     experiment = experiment_from(cfg)
     needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
     if needs_link and experiment.testbed.kind != "local":
-        from harness.testbed.unprivileged import reexec_unprivileged
-
-        reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
+        _reexec_unprivileged()
     from harness.report import print_table
     from harness.run import run
 
@@ -147,6 +178,12 @@ def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -
         )
         return 3
     return 0
+
+
+def _reexec_unprivileged() -> None:
+    from harness.testbed.unprivileged import reexec_unprivileged
+
+    reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
 
 
 def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Final
 
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -14,6 +15,9 @@ from harness.targets import parameters
 
 __all__ = ["explained"]
 
+_SECTIONS: Final = {"workload": "workloads", "loader": "loaders", "regime": "regimes"}
+"""Groups of which an experiment has several, and the sections in which they stand."""
+
 
 def explained(error: Exception) -> ConfigError:
     """Return the error of composing a config as ours: the key, what exists there and the nearest spelling."""
@@ -23,6 +27,8 @@ def explained(error: Exception) -> ConfigError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(cause, OmegaConfBaseException):
         lines += [str(cause).splitlines()[0]]
+    if match := re.search(r"Could not override '([^']*)'.*use \+(\S+)", str(error), re.DOTALL):
+        return _no_such_default(match[1], match[2], error)
     if match := re.search(r"Could not find '(\w+)/([^']*)'", str(error)):
         group, name = match.groups()
         start = next((at for at, line in enumerate(lines) if line.startswith("Available options")), len(lines))
@@ -31,6 +37,17 @@ def explained(error: Exception) -> ConfigError:
         meant = f" (did you mean {near}?)" if near else ""
         return ConfigError(f"{group}={name}: there is no such {group}{meant}; there are {', '.join(sorted(names))}")
     return ConfigError("; ".join(line for line in lines if "https://hydra.cc" not in line))
+
+
+def _no_such_default(group: str, given: str, error: Exception) -> ConfigError:
+    """Return the error for a choice in a group of which the base config chooses nothing."""
+    name = given.partition("=")[2]
+    if group in _SECTIONS:
+        there = re.search(r"Did you mean to override (\S+)\?", str(error))
+        instead = f"; {there[1]}={name} replaces {there[1].rpartition('.')[2]}" if there else ""
+        adds = f"+{group}@{_SECTIONS[group]}.{name}={name}"
+        return ConfigError(f"{given}: an experiment may have several {_SECTIONS[group]}; {adds} adds one{instead}")
+    return ConfigError(f"{given}: write it with a plus: +{given}")
 
 
 def _not_there(full_key: str, parent: object) -> ConfigError:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
             raise ConfigError(f"{group} is empty: expected at least one entry, for one +{group[:-1]}@{group}.NAME=NAME")
     workloads, datasets = _workloads(plain)
     experiment = Experiment(
-        name=_text("name", name),
+        name=_name(name),
         description=str(plain.get("description") or ""),
         workloads=workloads,
         loaders={k: _loader(k, variant.section) for k, variant in variants(plain["loaders"]).items()},
@@ -164,9 +165,14 @@ def _check_choices(experiment: Experiment) -> None:
 
 def _check_testbed(experiment: Experiment) -> None:
     testbed = experiment.testbed
+    far = [key for key, regime in experiment.regimes.items() if not regime.is_local]
+    if testbed.kind == "local" and far:
+        raise ConfigError(
+            f"testbed=local: regimes.{far[0]} has a link, and a local testbed has none; use testbed=netns, or leave "
+            f"the regime out ('~regimes.{far[0]}')"
+        )
     if testbed.memory_mb is not None:
         _number("testbed.memory_mb", testbed.memory_mb, above=0)
-    far = [key for key, regime in experiment.regimes.items() if not regime.is_local]
     if testbed.cold == "cell" and far:
         raise ConfigError(
             f"testbed.cold=cell: regimes.{far[0]} has a link, and no row is valid whose bytes do not all come over it; "
@@ -289,6 +295,14 @@ def _figures(value: Any) -> tuple[str, ...]:
 def _text(where: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{where}={value!r}: expected text")
+    return value
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.+-]{0,99}", value):
+        raise ConfigError(
+            f"name={value!r}: expected up to 100 letters, digits, '_', '-', '+' and '.'; it names the results folder"
+        )
     return value
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from harness.daemon import Keys
 from harness.datasets import DatasetHandle
+from harness.datasets.cache import free_bytes, spelled
+from harness.datasets.generate import GeneratedDataset
 from harness.datasets.handle import Progress
 from harness.datasets.placement import HALF_SHARDS, PlacedData, place
 from harness.errors import ConfigError, DatasetError
@@ -96,6 +98,7 @@ def open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunDat
 
     Raises ConfigError for a batch larger than its dataset, DatasetError as the datasets do.
     """
+    _check_room(experiment, cache)
     opened: list[tuple[Component, OpenData]] = []
     for component in experiment.datasets.values():
         if all(component != known for known, _ in opened):
@@ -112,6 +115,31 @@ def open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunDat
                 f"({len(handle.samples)} samples): expected at most {len(handle.samples)}"
             )
     return RunData(found)
+
+
+def _check_room(experiment: Experiment, cache: Path) -> None:
+    """Refuse datasets for which there is no room, with their shards, before the first of them is made."""
+    needed, wanted = 0, []
+    converted = experiment.placement == "half" or experiment.streams
+    for key in experiment.workloads:
+        component, where = experiment.datasets[key], experiment.dataset_key(key)
+        dataset = instantiate(component.target, component.params)
+        if isinstance(dataset, GeneratedDataset) and where not in wanted:
+            needed += dataset.bytes_to_make(cache) * (2 if converted else 1)
+            wanted.append(where)
+    free = free_bytes(cache)
+    if needed > free:
+        keys = " and ".join(f"{where}.samples={_samples(experiment, where)}" for where in wanted)
+        raise DatasetError(
+            f"{keys}: about {spelled(needed)} are needed in {cache}"
+            f"{', shards included' if converted else ''}, and {spelled(free)} are free; "
+            "ask for fewer, make room, or set cache_dir to a larger file system"
+        )
+
+
+def _samples(experiment: Experiment, where: str) -> object:
+    key = next(key for key in experiment.workloads if experiment.dataset_key(key) == where)
+    return experiment.datasets[key].params.get("samples")
 
 
 def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress) -> OpenData:

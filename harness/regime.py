@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 from harness.errors import ConfigError
 
-__all__ = ["Regime"]
+__all__ = ["MAX_RTT_MS", "Regime"]
+
+MAX_RTT_MS: Final = 3000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,16 @@ class Regime:
             value = getattr(self, key)
             if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
                 raise ConfigError(f"{where}.{key}={value!r}: expected a number that is 0 or more")
+        if self.rtt_ms > MAX_RTT_MS:
+            raise ConfigError(
+                f"{where}.rtt_ms={self.rtt_ms:g}: expected at most {MAX_RTT_MS:g} ms, a few times that of a "
+                "satellite link; beyond it TCP gives up connections"
+            )
+        if self.jitter_ms > self.rtt_ms / 2:
+            raise ConfigError(
+                f"{where}.jitter_ms={self.jitter_ms:g}: is the standard deviation of the one-way delay, expected at "
+                f"most that delay, {self.rtt_ms / 2:g} ms (half of rtt_ms={self.rtt_ms:g})"
+            )
         if self.loss_pct >= 100:
             raise ConfigError(f"{where}.loss_pct={self.loss_pct}: expected less than 100")
         if self.rate_gbit is not None and not (math.isfinite(self.rate_gbit) and self.rate_gbit > 0):

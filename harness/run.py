@@ -66,6 +66,7 @@ def run(
         check_figures(experiment.figures)
     except ResultsError as error:
         raise ConfigError(str(error)) from error
+    resumed = None if cfg.resume is None else _resumed(cfg)
     with ExitStack() as stack:
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
@@ -75,7 +76,7 @@ def run(
             if loader.reads == "stream":
                 for shards in (one.shards for one in data.each if one.shards is not None):
                     rehearse(loader, shards)
-        results = _results(cfg, experiment, data.content_hash)
+        results = _results(cfg, experiment, data.content_hash, resumed)
         on_folder(results.folder)
         ledger = Ledger(results.ledger)
         cells = plan(experiment)
@@ -204,8 +205,21 @@ def _keys(experiment: Experiment, testbed: Testbed) -> dict[str, Keys]:
     return {module: make_keys(module, folder / f"keys-{n}") for n, module in enumerate(sorted(modules))}
 
 
-def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str) -> Results:
-    if cfg.resume is None:
+def _resumed(cfg: DictConfig) -> Results:
+    """Return the run that is to go on; raises ResultsError where there is none, or it is of another config."""
+    results = Results.find(str(cfg.resume), Path(cfg.results_dir))
+    stored = json.loads(results.plan.read_text())
+    if stored.get("config_hash") != config_hash(cfg):
+        raise ResultsError(
+            f"resume={cfg.resume}: the config differs from that of {results.folder.name} "
+            f"({'; '.join(differences(OmegaConf.load(results.config), cfg))}); "
+            f"give the same overrides, or resume={cfg.resume} alone"
+        )
+    return results
+
+
+def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str, resumed: Results | None) -> Results:
+    if resumed is None:
         results = Results.create(Path(cfg.results_dir), experiment.name)
         write_whole(results.config, OmegaConf.to_yaml(cfg, resolve=True).encode())
         planned: dict[str, Any] = {
@@ -219,21 +233,14 @@ def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str) -> Resu
         write_json(results.plan, planned)
         results.point_latest()
         return results
-    results = Results.find(str(cfg.resume), Path(cfg.results_dir))
-    stored = json.loads(results.plan.read_text())
-    if stored.get("config_hash") != config_hash(cfg):
-        raise ResultsError(
-            f"resume={cfg.resume}: the config differs from that of {results.folder.name} "
-            f"({'; '.join(differences(OmegaConf.load(results.config), cfg))}); "
-            f"give the same overrides, or resume={cfg.resume} alone"
-        )
+    stored = json.loads(resumed.plan.read_text())
     if stored.get("dataset_hash") != dataset_hash:
         raise ResultsError(
-            f"resume={cfg.resume}: the dataset is not the one that {results.folder.name} began with "
+            f"resume={cfg.resume}: the dataset is not the one that {resumed.folder.name} began with "
             f"({dataset_hash}, expected {stored.get('dataset_hash')}); restore it, or start a new run"
         )
     # Tolerances and figures may have changed; what is shown and judged follows the newest.
-    write_whole(results.config, OmegaConf.to_yaml(cfg, resolve=True).encode())
-    results.point_latest()
-    Ledger(results.ledger).append("resumed")
-    return results
+    write_whole(resumed.config, OmegaConf.to_yaml(cfg, resolve=True).encode())
+    resumed.point_latest()
+    Ledger(resumed.ledger).append("resumed")
+    return resumed

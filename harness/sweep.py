@@ -1,15 +1,16 @@
-"""One loader in several settings: what its section's `sweep` stands for; pure."""
+"""Sweeps: one loader in several settings in one run (its section's `sweep`), and the runs of a --multirun; pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.errors import ConfigError
 
-__all__ = ["Variant", "variants"]
+__all__ = ["Job", "Variant", "changed", "variants"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,27 @@ def _of(base: str, section: Any) -> list[Variant]:
 
 def _key(base: str, setting: Mapping[str, Any]) -> str:
     return "_".join([base, *(f"{name}_{value}" for name, value in setting.items())])
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a --multirun, and how it ended."""
+
+    overrides: tuple[str, ...]
+    folder: Path | None
+    """Its results; None where it ended before there were any."""
+    status: int
+    """What `python -m harness` would have exited with."""
+    error: str
+    """Why it ended early; empty where it did not."""
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether a signal ended it."""
+        return self.status > 128
+
+
+def changed(jobs: Sequence[Job]) -> list[tuple[str, ...]]:
+    """Return for each job the overrides that not all jobs have."""
+    common = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs[1:]))
+    return [tuple(override for override in job.overrides if override not in common) for job in jobs]

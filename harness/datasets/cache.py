@@ -14,7 +14,7 @@ from uuid import uuid4
 from harness.datasets.handle import Progress
 from harness.errors import DatasetError
 
-__all__ = ["building", "check_room", "only_builder", "storage_errors"]
+__all__ = ["building", "check_room", "free_bytes", "only_builder", "spelled", "storage_errors"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -61,13 +61,21 @@ def building(target: Path) -> Iterator[Path]:
         _remove_leftovers(target)
 
 
+def free_bytes(folder: Path) -> int:
+    """Return the room on the file system of a folder, which need not be there yet."""
+    with storage_errors(folder):
+        there = folder.absolute()
+        while not there.exists():
+            there = there.parent
+        return shutil.disk_usage(there).free
+
+
 def check_room(folder: Path, needed_bytes: int) -> None:
     """Raise DatasetError unless the file system of `folder` has room for so many bytes."""
-    with storage_errors(folder):
-        free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free < needed_bytes:
         raise DatasetError(
-            f"{folder}: {_spelled(needed_bytes)} are needed and {_spelled(free)} are free; "
+            f"{folder}: {spelled(needed_bytes)} are needed and {spelled(free)} are free; "
             "make room, or set cache_dir to a larger file system"
         )
 
@@ -80,7 +88,7 @@ def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[No
     except OSError as error:
         where = error.filename or folder
         if error.errno in _FULL:
-            need = "" if needed_bytes is None else f" ({_spelled(needed_bytes)} are needed in all)"
+            need = "" if needed_bytes is None else f" ({spelled(needed_bytes)} are needed in all)"
             raise DatasetError(
                 f"{where}: the disk is full{need}; make room, or set cache_dir to a larger file system"
             ) from error
@@ -116,8 +124,9 @@ def _remove_leftovers(target: Path) -> None:
             os.close(lock)
 
 
-def _spelled(count: int) -> str:
-    for unit, size in (("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
+def spelled(count: int) -> str:
+    """Write a number of bytes with its unit."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= 10 * size or (count >= size and size < 1e9):
             return f"{count / size:.0f} {unit}"
     return f"{count} B"

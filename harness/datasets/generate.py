@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,11 +26,40 @@ if TYPE_CHECKING:
 
     from loaders.base import Samples
 
-__all__ = ["generate"]
+__all__ = ["GeneratedDataset", "generate"]
 
 _SLACK: Final = 1.02
 """Of needed bytes: encoded sizes miss the wanted ones by a little."""
 _BLOCK: Final = 4096
+_TYPICAL: Final = 1000
+"""Samples whose mean size stands for that of more."""
+
+
+class GeneratedDataset(ABC):
+    """A dataset that is made from its recipe, once, in the cache."""
+
+    __slots__ = ()
+    name: str
+
+    @property
+    @abstractmethod
+    def recipe(self) -> Recipe:
+        """Return what is to be made."""
+
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
+        """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""
+        return generate(self.name, self.recipe, cache, progress)
+
+    def bytes_to_make(self, cache: Path) -> int:
+        """Return about how many bytes `open` would write; 0 where the dataset is in the cache.
+
+        It takes milliseconds, for any number of samples.
+        """
+        recipe = self.recipe
+        if _folder(self.name, recipe, cache).exists():
+            return 0
+        some: Recipe = replace(recipe, samples=min(_TYPICAL, recipe.samples))
+        return round(_needed_bytes(some) * (recipe.samples / some.samples))
 
 
 def generate(name: str, recipe: Recipe, cache: Path, progress: Progress) -> DatasetHandle:
@@ -37,7 +67,7 @@ def generate(name: str, recipe: Recipe, cache: Path, progress: Progress) -> Data
 
     Raises DatasetError when the cache cannot be written or lacks room.
     """
-    target = cache / "datasets" / f"{name}-{recipe.key()}"
+    target = _folder(name, recipe, cache)
     with only_builder(target, progress):
         handle = _stored(name, target, recipe)
         if handle is None:
@@ -49,6 +79,10 @@ def generate(name: str, recipe: Recipe, cache: Path, progress: Progress) -> Data
     if handle is None:
         raise DatasetError(f"{target}: changed while it was made; let nothing else write there")
     return handle
+
+
+def _folder(name: str, recipe: Recipe, cache: Path) -> Path:
+    return cache / "datasets" / f"{name}-{recipe.key()}"
 
 
 def _stored(name: str, target: Path, recipe: Recipe) -> DatasetHandle | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from harness.datasets.checks import check_count, check_name, check_size_kb
-from harness.datasets.generate import generate
-from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.generate import GeneratedDataset
 from harness.datasets.image_recipe import ImageRecipe
 
 __all__ = ["ImagenetLike"]
@@ -18,7 +16,7 @@ _SIGMA: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ImagenetLike:
+class ImagenetLike(GeneratedDataset):
     """JPEGs of about 500 x 375 pixels in class folders, their sizes log-normal.
 
     The mean of 115 kB is ImageNet's (114 660 bytes in the MLPerf Storage configs of ResNet-50).
@@ -38,7 +36,7 @@ class ImagenetLike:
         check_size_kb("mean_kb", self.mean_kb)
         check_count("seed", self.seed, least=0)
 
-    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""
-        recipe = ImageRecipe(self.samples, self.classes, self.mean_kb * 1000.0, _SIGMA, self.seed)
-        return generate(self.name, recipe, cache, progress)
+    @property
+    def recipe(self) -> ImageRecipe:
+        """Return what is to be made."""
+        return ImageRecipe(self.samples, self.classes, self.mean_kb * 1000.0, _SIGMA, self.seed)

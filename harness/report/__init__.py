@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from harness.report.jobs import print_jobs
 from harness.report.render import render
 from harness.report.tables import print_table
 
-__all__ = ["print_table", "render"]
+__all__ = ["print_jobs", "print_table", "render"]

@@ -2,8 +2,12 @@
 
 import pytest
 
+from harness import shorthand
 from harness.errors import ConfigError
-from harness.shorthand import expand
+
+
+def expand(argv: list[str]) -> list[str]:
+    return shorthand.expand(shorthand.split(argv))
 
 
 def test_arguments_without_the_shorthand_stay_as_they_are():
@@ -51,3 +55,27 @@ def test_an_experiment_in_a_folder_of_one_s_own_has_the_shorthand_too(tmp_path, 
 def test_a_folder_of_configs_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match="nowhere: expected a folder of configs"):
         expand(["--config-dir", str(tmp_path / "nowhere"), "workload.x=1"])
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_flags_may_stand_anywhere_among_the_overrides(at):
+    argv = ["+experiment=smoke", "~loaders.dali", "repeats=1,2"]
+    argv.insert(at, "-m")
+    assert expand(argv) == ["-m", "+experiment=smoke", "~loaders.dali", "repeats=1,2"]
+    assert expand(["+experiment=smoke", "--cfg", "job", "seed=1"]) == ["--cfg", "job", "+experiment=smoke", "seed=1"]
+
+
+def test_the_shorthand_may_be_swept():
+    expanded = expand(["+experiment=smoke", "-m", "workload.batch_size=8,16", "seed=1,2"])
+    assert expanded == ["-m", "+experiment=smoke", "seed=1,2", "workloads.resnet50.batch_size=8,16"]
+
+
+def test_several_workloads_are_one_run_and_no_sweep():
+    with pytest.raises(ConfigError, match=r"\+workload@workloads.vgg19=vgg19 .* '~workloads.resnet50'"):
+        expand(["-m", "+experiment=smoke", "workload=vgg19,vit_b16"])
+
+
+@pytest.mark.parametrize("flag", ["--experiment=smoke", "--multi-run", "-z", "--cfg=everything"])
+def test_an_unknown_flag_is_named(flag):
+    with pytest.raises(ConfigError, match=flag.partition("=")[0]):
+        expand(["+experiment=smoke", flag])

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from harness.cli import main
 from harness.testbed.state import RunState
@@ -247,13 +248,18 @@ BAD = {
     "+loaders.streaming.daemon.treads=2": "loaders.streaming.daemon.treads",
     "figures=[nope]": "nope",
     "accelerator=cuda": "accelerator",
+    "experiment=smoke": "experiment=smoke: write it with a plus: +experiment=smoke",
+    "regime=wan_30ms": "+regime@regimes.wan_30ms=wan_30ms adds one; regime@regimes.local=wan_30ms replaces local",
+    "dataset.samples=1000000000": "dataset.samples=1000000000: about 243 TB are needed",
+    "+regime@regimes.wan_30ms=wan_30ms": "testbed=local: regimes.wan_30ms has a link",
+    "--repeats=2": "--repeats=2: no such flag",
 }
 """Overrides, and what the message has to have in it."""
 
 
 def refused(command, override):
     """Return the arguments of a bad command, without an experiment beside a bad one."""
-    return command[3 + override.startswith("+experiment") :]
+    return command[3 + override.lstrip("+").startswith("experiment=") :]
 
 
 def judge(status, said, message):
@@ -290,6 +296,26 @@ def test_a_taken_port_fails_the_cell_with_the_port_and_no_other_config_resumes_t
     done = run(harness(*only, "resume=latest", "seed=7"))
     assert done.returncode == 2
     assert "seed: 7, was 0" in done.stderr
+
+
+def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, tmp_path):
+    only = ["~loaders.dali", "~loaders.streaming", "workload.batch_size=8,9999,16"]
+    done = run(harness("--multirun", *only))
+    assert done.returncode == 2, done.stderr
+    assert "workloads.resnet50.batch_size=9999 is larger than the dataset" in done.stderr
+    table = done.stdout[done.stdout.index("\njob ") :]
+    for number, size in enumerate((8, 9999, 16), 1):
+        assert f"{number}: workloads.resnet50.batch_size={size}\n" in table
+    folders = sorted((tmp_path / "results").glob("2*_smoke"))
+    assert len(folders) == 2
+    assert all(str(folder) in table.replace("\n", "") for folder in folders)
+    assert [
+        yaml.safe_load((f / "config.yaml").read_text())["workloads"]["resnet50"]["batch_size"] for f in folders
+    ] == [
+        8,
+        16,
+    ]
+    assert len(list((tmp_path / "results" / "multirun").glob("*/multirun.yaml"))) == 1
 
 
 def test_help_names_every_experiment():

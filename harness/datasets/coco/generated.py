@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.datasets.checks import check_count, check_name, check_scale
 from harness.datasets.coco.recipe import CocoRecipe
-from harness.datasets.generate import generate
-from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.generate import GeneratedDataset
 
 __all__ = ["CocoLike"]
 
 
 @dataclass(frozen=True, slots=True)
-class CocoLike:
+class CocoLike(GeneratedDataset):
     """Pictures of 0.1 to 1 MB, mean 0.8 MB (MinatoLoader, section 2.2), times `scale`, in train2017's layout.
 
     The pictures of the real COCO are 0.84 MB when decoded and 0.16 MB as they lie on disk, which `scale=0.2` makes.
@@ -32,6 +30,7 @@ class CocoLike:
         check_count("seed", self.seed, least=0)
         check_scale(self.scale, least=0.01, most=10)
 
-    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""
-        return generate(self.name, CocoRecipe(self.samples, float(self.scale), self.seed), cache, progress)
+    @property
+    def recipe(self) -> CocoRecipe:
+        """Return what is to be made."""
+        return CocoRecipe(self.samples, float(self.scale), self.seed)

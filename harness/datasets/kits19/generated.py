@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from harness.datasets.checks import check_count, check_name, check_scale
-from harness.datasets.generate import generate
-from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.generate import GeneratedDataset
 from harness.datasets.kits19.recipe import FORMS, Kits19Recipe
 from harness.errors import ConfigError
 
@@ -19,7 +17,7 @@ _LEAST_SCALE: Final = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
-class Kits19Like:
+class Kits19Like(GeneratedDataset):
     """CT-like volumes in KiTS19's layout, their sizes those of the real set times `scale`."""
 
     name: str
@@ -38,6 +36,7 @@ class Kits19Like:
         if self.form not in FORMS:
             raise ConfigError(f"dataset.form={self.form!r}: expected one of {', '.join(FORMS)}")
 
-    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""
-        return generate(self.name, Kits19Recipe(self.samples, float(self.scale), self.form, self.seed), cache, progress)
+    @property
+    def recipe(self) -> Kits19Recipe:
+        """Return what is to be made."""
+        return Kits19Recipe(self.samples, float(self.scale), self.form, self.seed)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from harness.datasets.checks import check_count, check_name, check_scale
-from harness.datasets.generate import generate
-from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.generate import GeneratedDataset
 from harness.datasets.librispeech.recipe import SpeechRecipe
 
 __all__ = ["LibriSpeechLike"]
@@ -19,7 +17,7 @@ _MOST_SCALE: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class LibriSpeechLike:
+class LibriSpeechLike(GeneratedDataset):
     """FLAC files of 16 kHz, one channel and 16 bits, with their transcripts, in LibriSpeech's folders.
 
     At scale 1 files have the 0.06 to 0.34 MB, mean 0.2 MB, of the MinatoLoader paper (section 2.2).
@@ -37,9 +35,7 @@ class LibriSpeechLike:
         check_count("seed", self.seed, least=0)
         check_scale(self.scale, least=_LEAST_SCALE, most=_MOST_SCALE)
 
-    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be.
-
-        The samples' columns are transcript (string) and duration_s (float64).
-        """
-        return generate(self.name, SpeechRecipe(self.samples, float(self.scale), self.seed), cache, progress)
+    @property
+    def recipe(self) -> SpeechRecipe:
+        """Return what is to be made; the samples' columns are transcript (string) and duration_s (float64)."""
+        return SpeechRecipe(self.samples, float(self.scale), self.seed)
