@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.testbed.link.delay_line import DelayLine, Impairment
-from harness.testbed.link.tun import VNET_HEADER_BYTES, wire_size
+from harness.testbed.link.tun import VNET_HEADER_BYTES, wire_size, without_segments
 
 MS = 1_000_000
 
@@ -85,3 +85,57 @@ def test_a_plain_packet_is_one_of_its_own_length():
 
 def test_a_super_packet_counts_its_headers_once_per_segment():
     assert wire_size(super_packet(3 * 1448 + 1)) == (4, 3 * 1448 + 1 + 4 * 52)
+
+
+def tcp_super_packet(payload: bytes, *, sequence: int, segment: int, flags: int) -> bytes:
+    ip = struct.pack(
+        ">BBHHHBBH4s4s", 0x45, 0, 52 + len(payload), 65_535, 0x4000, 64, 6, 0, b"\x0a\1\2\3", b"\x0a\4\5\6"
+    )
+    tcp = struct.pack(">HHIIBBHHH12s", 1, 2, sequence, 7, 8 << 4, flags, 100, 0, 0, b"t" * 12)
+    return struct.pack("=BBHHHH", 1, 1, 52, segment, 20, 16) + ip + tcp + payload
+
+
+def ones_sum(data: bytes) -> int:
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+def test_what_is_left_of_a_super_packet_are_its_other_segments_with_headers_of_their_own():
+    payload = bytes(range(250))
+    packet = tcp_super_packet(payload, sequence=2**32 - 50, segment=100, flags=0x80 | 0x10 | 0x08 | 0x01)
+    assert wire_size(packet)[0] == 3
+    whole = {
+        (0, 2): (0x90, 1, 100),
+        (2, 3): (0x19, 0, 0),
+        (1, 3): (0x19, 1, 100),
+        (0, 1): (0x90, 0, 0),
+        (1, 2): (0x10, 0, 0),
+    }
+    for lost, kept in (([2], [(0, 2)]), ([1], [(0, 1), (2, 3)]), ([0], [(1, 3)]), ([0, 2], [(1, 2)]), ([0, 1, 2], [])):
+        parts = without_segments(packet, lost)
+        assert len(parts) == len(kept)
+        for part, (first, end) in zip(parts, kept, strict=True):
+            flags, gso_type, gso_size = whole[first, end]
+            assert struct.unpack("=BBHHHH", part[:10])[1:4:2] == (gso_type, gso_size)
+            body = part[VNET_HEADER_BYTES:]
+            assert body[52:] == payload[first * 100 : end * 100]
+            assert wire_size(part) == (end - first, len(body[52:]) + 52 * (end - first))
+            assert struct.unpack(">H", body[2:4])[0] == len(body)
+            assert struct.unpack(">H", body[4:6])[0] == (65_535 + first) % 2**16
+            assert ones_sum(body[:20]) == 0xFFFF
+            assert struct.unpack(">I", body[24:28])[0] == (2**32 - 50 + first * 100) % 2**32
+            assert body[33] == flags
+            assert struct.unpack(">H", body[36:38])[0] == ones_sum(body[12:20] + struct.pack(">HH", 6, len(body) - 20))
+
+
+def test_segments_of_super_packets_are_lost_one_by_one():
+    line = DelayLine(seed=0)
+    line.configure(Impairment(loss=0.01))
+    packet = tcp_super_packet(bytes(4000), sequence=1, segment=100, flags=0x10)
+    for _ in range(2000):
+        line.accept(packet, 0)
+    assert line.packets + line.lost == 80_000
+    assert 0.008 < line.lost / 80_000 < 0.012
+    assert line.bytes == line.packets * 152

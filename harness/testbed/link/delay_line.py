@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass
 
-from harness.testbed.link.tun import wire_size
+from harness.testbed.link.tun import wire_size, without_segments
 
 __all__ = ["DelayLine", "Impairment"]
 
@@ -30,7 +31,7 @@ class Impairment:
 class DelayLine:
     """Holds packets in order until they are due."""
 
-    __slots__ = ("_finish_ns", "_impairment", "_random", "bytes", "drops", "lost", "packets", "waiting")
+    __slots__ = ("_finish_ns", "_impairment", "_random", "_spared", "bytes", "drops", "lost", "packets", "waiting")
 
     def __init__(self, seed: int) -> None:
         self.waiting: deque[tuple[int, bytes]] = deque()
@@ -39,18 +40,46 @@ class DelayLine:
         self._impairment = Impairment()
         self._random = random.Random(seed)  # noqa: S311  packet loss is no secret
         self._finish_ns = 0
+        self._spared = 0
+        """Packets that pass before the next one is lost."""
 
     def configure(self, impairment: Impairment) -> None:
         """Treat the packets that come from now on so; those that wait keep their time."""
         self._impairment = impairment
+        self._spared = self._gap() if impairment.loss else 0
 
     def accept(self, packet: bytes, now_ns: int) -> None:
-        """Queue a packet that came at `now_ns`, lose it as the regime asks, or drop it for a full queue."""
-        impairment = self._impairment
+        """Queue a packet that came at `now_ns`, lose it as the regime asks, or drop it for a full queue.
+
+        Each segment of a super-packet is lost or not by itself.
+        """
         count, size = wire_size(packet)
-        if impairment.loss and self._random.random() < impairment.loss:
-            self.lost += count
-            return
+        if self._impairment.loss:
+            if self._spared < count:
+                left = without_segments(packet, self._lost_of(count))
+                sizes = [wire_size(part) for part in left]
+                self.lost += count - sum(segments for segments, _ in sizes)
+                for part, (segments, nbytes) in zip(left, sizes, strict=True):
+                    self._hold(part, segments, nbytes, now_ns)
+                return
+            self._spared -= count
+        self._hold(packet, count, size, now_ns)
+
+    def _lost_of(self, count: int) -> list[int]:
+        """Draw which of the next `count` packets are lost."""
+        lost, place = [], self._spared
+        while place < count:
+            lost.append(place)
+            place += 1 + self._gap()
+        self._spared = place - count
+        return lost
+
+    def _gap(self) -> int:
+        """Draw how many packets pass between two that are lost."""
+        return int(math.log(1.0 - self._random.random()) / math.log1p(-self._impairment.loss))
+
+    def _hold(self, packet: bytes, count: int, size: int, now_ns: int) -> None:
+        impairment = self._impairment
         release_ns = now_ns + impairment.delay_ns
         if impairment.rate_bits_s is not None:
             start_ns = max(now_ns, self._finish_ns)

@@ -20,7 +20,7 @@ from harness.testbed.link.base import INTERFACE, LinkCounters
 from harness.testbed.link.delay_line import Impairment
 from harness.testbed.link.managed import ManagedLink
 from harness.testbed.link.namespace import inside
-from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts, segment_in_kernel
+from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
 
 __all__ = ["RelayLink"]
 
@@ -80,8 +80,6 @@ class RelayLink(ManagedLink):
             rate_bits_s=None if self._kernel_caps else round(self._rate_gbit * 1e9),
             queue_ns=round(regime.queue_ms * 1e6),
         )
-        for namespace in self._namespaces:
-            segment_in_kernel(namespace, every_packet=loss_pct > 0)
         self._ask({"do": "set", "directions": [asdict(impairment)] * 2})
 
     def counters(self) -> LinkCounters:
