@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from energymon.agent_process import Agent
 from energymon.baseline import NetEnergy, baseline_of
+from energymon.clock import boot_ns
 from energymon.components import Component, best_sources
 from energymon.errors import (
     AgentError,
@@ -63,6 +64,7 @@ __all__ = [
     "WindowError",
     "baseline_of",
     "best_sources",
+    "boot_ns",
     "export",
     "joules",
     "missed_share",

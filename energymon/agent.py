@@ -18,12 +18,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from energymon.clock import NS, Clock
+from energymon.clock import NS, Clock, boot_id
 from energymon.components import channels_of
 from energymon.errors import ConfigError, EnergyError, SensorError, StoreError
 from energymon.loop import Loop
 from energymon.monitor import Monitor
-from energymon.reading import Event
+from energymon.offsets import WALL
+from energymon.reading import ClockOffset, Event
 from energymon.sender_process import SenderProcess
 from energymon.sensors.discover import Found, SensorConfig, discover
 from energymon.stores.base import Session
@@ -142,7 +143,8 @@ class _Agent:
 
     def __init__(self, config: AgentConfig, found: Found, store: SqliteStore, signals: _Signals) -> None:
         self._config, self._found, self._store, self._signals = config, found, store, signals
-        self._clock = Clock()
+        before_ns = _boot_offset_of_the_last(store, config.node)
+        self._clock = Clock(before_ns)
         self._loop = Loop()
         self._writer = Writer(
             store,
@@ -152,11 +154,12 @@ class _Agent:
             on_stored=signals.on_stored,
             on_failure=signals.on_failure,
             tell=_tell,
+            now_ns=self._clock.now_ns,
             limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
         )
         last_ns = store.last_tick_ns(config.node)
-        ahead_s = (last_ns - self._clock.utc_ns()) / NS
-        if ahead_s > _AHEAD_S:
+        ahead_s = (last_ns - self._clock.now_ns()) / NS
+        if before_ns is None and ahead_s > _AHEAD_S:
             raise StoreError(
                 f"{config.store}: holds ticks that are {ahead_s:.0f} s ahead of the clock, which was set back since; "
                 "name another store"
@@ -177,6 +180,10 @@ class _Agent:
             limit = [] if config.spool_limit_mb is None else ["--spool-limit-mb", f"{config.spool_limit_mb:g}"]
             argv = ["--store", str(config.store), *limit]
             self._sender = SenderProcess(argv, config.influxdb, config.node, self._writer.put, self._loop)
+        # While no agent looked, the clock may have been set at any time.
+        now_ns = self._clock.now_ns()
+        told_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
+        store.append([], clocks=[ClockOffset(told_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
         self._session = self._begin()
         self._waiting = True
         self._measuring: threading.Thread | None = None
@@ -213,7 +220,7 @@ class _Agent:
             "sampler": self._monitor.sampler,
             "jitter": self._writer.jitter.summary(),
         }
-        self._store.end_session(self._session, self._clock.utc_ns(), usage.ru_utime + usage.ru_stime, more)
+        self._store.end_session(self._session, self._clock.now_ns(), usage.ru_utime + usage.ru_stime, more)
         for message in self._sender.stop() if self._sender is not None else ():
             _say(message)
         return 0
@@ -229,10 +236,12 @@ class _Agent:
             "host": platform.node(),
             "kernel": platform.release(),
             "pid": os.getpid(),
+            "boot_id": boot_id(),
+            "boot_offset_ns": self._clock.boot_offset_ns,
         }
         return self._store.begin_session(
             self._config.node,
-            self._clock.utc_ns(),
+            self._clock.now_ns(),
             self._config.interval_ns,
             description,
             sends=self._config.influxdb is not None,
@@ -245,7 +254,7 @@ class _Agent:
         elif self._signals.stored and self._waiting:
             self._waiting = False
             if self._config.idle_s:
-                start_ns = self._clock.utc_ns()
+                start_ns = self._clock.now_ns()
                 self._loop.later(self._config.idle_s, lambda: self._rest(start_ns))
             else:
                 self._say_ready()
@@ -270,13 +279,13 @@ class _Agent:
         from energymon.clocksync import measure
 
         node = self._config.node
-        if (own := ntp_offset(node, self._clock.utc_ns())) is not None:
+        if (own := ntp_offset(node, self._clock.now_ns())) is not None:
             self._writer.put(own)
         if self._config.controller is not None:
             try:
-                self._writer.put(measure(self._config.controller, node, clock=self._clock.utc_ns))
+                self._writer.put(measure(self._config.controller, node, clock=self._clock.now_ns))
             except EnergyError as error:
-                self._writer.put(Event(self._clock.utc_ns(), node, "clock-unknown", str(error)))
+                self._writer.put(Event(self._clock.now_ns(), node, "clock-unknown", str(error)))
 
     def _rest(self, start_ns: int) -> None:
         """Record what the host drew since `start_ns` as its idle baseline, once the store holds all of it."""
@@ -290,7 +299,7 @@ class _Agent:
                     return
                 self._record_baseline(store, start_ns, end_ns, margin_ns)
         except EnergyError as error:
-            self._writer.put(Event(self._clock.utc_ns(), self._config.node, "no-baseline", str(error)))
+            self._writer.put(Event(self._clock.now_ns(), self._config.node, "no-baseline", str(error)))
         self._say_ready()
 
     def _record_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> None:
@@ -320,6 +329,15 @@ class _Agent:
         except OSError:
             # Whoever asked is gone, and does not read the answer; stdin or a signal tells when to stop.
             sys.stdout = None
+
+
+def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:
+    """Return how a node's last agent since the machine was booted told time; None when there was none.
+
+    The next one goes on with it, so that no time comes twice, and windows that span both have one clock.
+    """
+    told = [s.description for s in store.sessions() if s.node == node and s.description.get("boot_id") == boot_id()]
+    return cast(int, told[-1]["boot_offset_ns"]) if told else None
 
 
 def _linger_ns(found: Found) -> int:

@@ -1,11 +1,14 @@
-"""One clock for every reading, monotonic with a measured offset to UTC, and the grid of ticks on it."""
+"""One clock for every reading, which nobody sets, its offset to the wall clock, and the grid of ticks on it."""
 
 from __future__ import annotations
 
+import functools
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
-__all__ = ["NS", "UNNOTICED_NS", "Clock", "next_tick", "tick_at"]
+__all__ = ["NS", "UNNOTICED_NS", "Clock", "boot_id", "boot_ns", "next_tick", "tick_at", "utc_text"]
 
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
@@ -27,41 +30,57 @@ def next_tick(utc_ns: int, interval_ns: int) -> int:
 
 
 class Clock:
-    """UTC as the monotonic clock plus an offset that changes only in `sync`.
+    """An agent's clock: UTC when the first agent of a store starts, and the time that passes from then on.
 
-    Linux disciplines both clocks at the same rate, so the offset moves only when the wall clock is stepped;
-    readings taken between two syncs keep their order and distance whatever happens to the wall clock.
+    Nobody sets it. It counts as CLOCK_BOOTTIME does, the time that the machine is suspended included. How far the wall
+    clock has been set ahead of it since is known beside it. Linux disciplines all of its clocks at the same rate, so
+    the offsets between them move only when the wall clock is set or the machine is suspended.
     """
 
-    __slots__ = ("_bracket_ns", "offset_ns")
+    __slots__ = ("_asleep_ns", "_bracket_ns", "boot_offset_ns", "wall_ns")
 
-    def __init__(self) -> None:
-        self.offset_ns, self._bracket_ns = self._best()
+    def __init__(self, boot_offset_ns: int | None = None) -> None:
+        """Take the offset to CLOCK_BOOTTIME, ns, of an agent before this one, whose time goes on."""
+        self._asleep_ns = _asleep_ns()
+        wall_offset_ns, self._bracket_ns = self._best()
+        self.boot_offset_ns = wall_offset_ns - self._asleep_ns if boot_offset_ns is None else boot_offset_ns
+        """This clock minus CLOCK_BOOTTIME, ns; it stays what it is."""
+        self.wall_ns = wall_offset_ns - self.offset_ns
+        """The wall clock minus this one, ns, as of the last `sync`."""
 
-    def utc_ns(self) -> int:
-        """Return the time now, UTC ns."""
+    @property
+    def offset_ns(self) -> int:
+        """This clock minus the monotonic one, ns; it changes when the machine was suspended, in `sync`."""
+        return self.boot_offset_ns + self._asleep_ns
+
+    def now_ns(self) -> int:
+        """Return the time now, ns since 1970."""
         return time.monotonic_ns() + self.offset_ns
 
     def step_ns(self) -> int:
         """Return the step of the wall clock since the last call, ns, as `sync` does, at the price of two reads."""
-        if -UNNOTICED_NS < time.time_ns() - time.monotonic_ns() - self.offset_ns < UNNOTICED_NS:
-            return 0
-        return self.sync()
+        beside_ns = time.time_ns() - time.monotonic_ns() - self.offset_ns - self.wall_ns
+        return 0 if -UNNOTICED_NS < beside_ns < UNNOTICED_NS else self.sync()
 
     def sync(self) -> int:
-        """Measure the offset anew and return the step of the wall clock since, ns; 0 if there was none.
+        """Measure the offsets again and return the step of the wall clock since, ns; 0 if there was none.
 
         The wall clock is read between two reads of the monotonic one; a change within the brackets is noise.
         """
+        asleep_ns = _asleep_ns()
+        if abs(asleep_ns - self._asleep_ns) >= UNNOTICED_NS:
+            self._asleep_ns = asleep_ns
         offset_ns, bracket_ns = self._best()
-        change_ns = offset_ns - self.offset_ns
+        wall_ns = offset_ns - self.offset_ns
+        change_ns = wall_ns - self.wall_ns
         stepped = abs(change_ns) > self._bracket_ns + bracket_ns
         if stepped or bracket_ns < self._bracket_ns:
-            self.offset_ns, self._bracket_ns = offset_ns, bracket_ns
+            self.wall_ns, self._bracket_ns = wall_ns, bracket_ns
         return change_ns if stepped else 0
 
     def _best(self) -> tuple[int, int]:
-        """Return offset and bracket, ns, of the first attempt that nothing interrupted, else of the best."""
+        """Return what the monotonic clock lacks to UTC and the bracket, ns, of the first attempt that nothing
+        interrupted, else of the best."""
         best = self._measure()
         for _ in range(_ATTEMPTS - 1):
             if best[1] <= _GOOD_BRACKET_NS:
@@ -75,3 +94,37 @@ class Clock:
         wall = time.time_ns()
         after = time.monotonic_ns()
         return wall - (before + after) // 2, after - before
+
+
+def utc_text(ns: int) -> str:
+    """Return UTC ns as ISO 8601, to the microsecond."""
+    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")
+
+
+def boot_ns() -> int:
+    """Return the time since the machine was booted, suspended time included, ns."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@functools.cache
+def boot_id() -> str:
+    """Return which start of the machine, and which time namespace, `boot_ns` counts in."""
+    started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    try:
+        return f"{started} {Path('/proc/self/ns/time').stat().st_ino}"
+    except FileNotFoundError:
+        # Linux before 5.6 has one for all.
+        return started
+
+
+def _asleep_ns() -> int:
+    """Return how long the machine has been suspended since it was booted, ns."""
+    best = min((_suspended() for _ in range(_ATTEMPTS)), key=lambda attempt: attempt[1])
+    return best[0]
+
+
+def _suspended() -> tuple[int, int]:
+    before = time.monotonic_ns()
+    boot = boot_ns()
+    after = time.monotonic_ns()
+    return boot - (before + after) // 2, after - before

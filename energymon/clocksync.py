@@ -109,7 +109,7 @@ def measure(
     ns. Raises ConfigError for a peer that is no HOST:PORT, and ClockError when none of the requests was answered, or
     one with times that no clock shows.
     """
-    now = clock or Clock().utc_ns
+    now = clock or Clock().now_ns
     host, port = _split(peer)
     family, where = _resolve(host, port)
     found: list[ClockOffset] = []

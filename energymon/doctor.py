@@ -138,7 +138,9 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
             for sampled in record.ticks():
                 take(sampled)
         elif isinstance(record, Sampled) and not record.late:
-            jitter.add(record.start_ns + record.offset_ns - record.tick_ns, record.end_ns - record.start_ns)
+            jitter.add(
+                record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns, record.end_ns - record.start_ns
+            )
             if not record.whole:
                 jitter.miss(1)
 

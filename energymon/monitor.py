@@ -55,6 +55,8 @@ class Sampled(NamedTuple):
     """When the first of these samples was begun, ns of the monotonic clock."""
     end_ns: int
     """When the last of them was done, ns of the monotonic clock."""
+    ahead_ns: int = 0
+    """How far the clock of the ticks was ahead of UTC: 0 unless the wall clock was set."""
 
 
 class SampledBlock(NamedTuple):
@@ -65,16 +67,18 @@ class SampledBlock(NamedTuple):
     sensors: Sequence[int]
     """The place of each group's sensor in the monitor's list."""
     block: Block
+    ahead_ns: int = 0
+    """As in Sampled."""
 
     def ticks(self) -> Iterator[Sampled]:
         """Yield one tick after the other."""
         for taken in self.block.ticks():
-            yield _sampled(taken, self.sensors, self.offset_ns, whole=True)
+            yield _sampled(taken, self.sensors, self.offset_ns, self.ahead_ns, whole=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Ticks that passed unseen: the process was stopped or starved, or the wall clock jumped ahead."""
+    """Ticks that passed unseen: the process was stopped or starved, or the machine was suspended."""
 
     first_ns: int
     last_ns: int
@@ -86,10 +90,27 @@ class ClockStep:
     """The wall clock was set."""
 
     t_ns: int
+    """When it was noticed, ns of the clock of the ticks, which nobody sets."""
     step_ns: int
+    wall_ns: int
+    """How far the wall clock is ahead of the clock of the ticks since, ns."""
+    within_ns: int
+    """How long before it was noticed it may have been, ns."""
 
 
 Record = Sampled | SampledBlock | Gap | ClockStep
+
+
+class _Due(NamedTuple):
+    """A tick that is being taken; its fields are those of Sampled."""
+
+    tick_ns: int
+    offset_ns: int
+    ahead_ns: int
+
+    def sampled(self, samples: Sequence[tuple[int, Any]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
+        """Return what was brought for it."""
+        return Sampled(self.tick_ns, self.offset_ns, samples, whole, late, *span, self.ahead_ns)
 
 
 class _Aside:
@@ -99,7 +120,7 @@ class _Aside:
 
     def __init__(self, index: int, *, busy: bool = False) -> None:
         self.index = index
-        self.gate: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self.gate: SimpleQueue[_Due | None] = SimpleQueue()
         self.busy = busy
 
 
@@ -158,7 +179,7 @@ class Monitor:
         self._hand: tuple[int, int] | None = None
         self._open: list[tuple[int, Any]] | None = None
         self._span = (0, 0)
-        self._tick = (0, 0)
+        self._tick = _Due(0, 0, 0)
         self._awaited = 0
         self._skipped = False
         # Guards the ticker, and the order of what comes out of it.
@@ -167,6 +188,7 @@ class Monitor:
         self._kept: tuple[object, Ticker] | None = None
         self._order: list[int] = []
         self._offset_ns = 0
+        self._wall_ns = 0
         self._begun = False
         self._mended_ns = 0
 
@@ -178,7 +200,7 @@ class Monitor:
         rehearses = self._interval_ns >= _COLD_NS and sum(took_ns[i] for i in self._quick) <= _REHEARSED_NS
         self._readings = 2 if rehearses else 1
         granted: SimpleQueue[str] = SimpleQueue()
-        self._due_ns = next_tick(max(self._clock.utc_ns(), self._after_ns), self._interval_ns)
+        self._due_ns = next_tick(max(self._clock.now_ns(), self._after_ns), self._interval_ns)
         self._keeping = self._spawn(self._keep_time, 0, granted)
         for aside in self._asides:
             self._spawn(self._sample, aside)
@@ -186,7 +208,7 @@ class Monitor:
 
     def stop(self) -> None:
         """Take one last tick and end the threads; one that hangs in a driver dies with the process."""
-        self._last_ns = self._clock.utc_ns() + self._linger_ns
+        self._last_ns = self._clock.now_ns() + self._linger_ns
         with self._draining:
             self._stopping = True
             if self._ticker is not None:
@@ -270,6 +292,7 @@ class Monitor:
         clock, interval_ns, stop = self._clock, self._interval_ns, self._stop
         monotonic_ns = time.monotonic_ns
         awaited = self._due_ns
+        looked_ns = clock.now_ns()
         stopping = False
         while not stopping:
             if self._library is not None and self._may_run(awaited):
@@ -284,10 +307,13 @@ class Monitor:
             if wait_ns > 0:
                 time.sleep(wait_ns / NS)
             stopping = self._stopping and awaited >= self._last_ns
+            # What compiled code took was looked at, up to the tick before this one.
+            looked_ns = max(looked_ns, awaited - interval_ns)
             step_ns = clock.step_ns()
-            now = clock.utc_ns()
+            now = clock.now_ns()
             if step_ns:
-                self._sink(ClockStep(now, step_ns))
+                self._sink(ClockStep(now, step_ns, clock.wall_ns, now - looked_ns))
+            looked_ns = now
             if now < awaited and not self._stopping:
                 continue
             tick = awaited
@@ -315,12 +341,12 @@ class Monitor:
         if len(able) < len(groups) or self._library is None:
             self._mended_ns = due_ns + _MEND_NS
             return None, due_ns
-        order, offset_ns = self._quick, self._clock.offset_ns
-        ticker = self._ticker_for(self._library, able, offset_ns)
+        order, offset_ns, wall_ns = self._quick, self._clock.offset_ns, self._clock.wall_ns
+        ticker = self._ticker_for(self._library, able, offset_ns, wall_ns)
         with self._draining:
             if self._stopping:
                 return None, due_ns
-            self._ticker, self._order, self._offset_ns = ticker, order, offset_ns
+            self._ticker, self._order, self._offset_ns, self._wall_ns = ticker, order, offset_ns, wall_ns
         reason, next_ns = ticker.run(due_ns)
         with self._draining:
             replaced = keeper != self._keeper
@@ -330,7 +356,7 @@ class Monitor:
                 self._due_ns = next_ns
         if replaced:
             taken = ticker.left_with()
-            brought = _sampled(taken, order, offset_ns, whole=False)
+            brought = _sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=False)
             self._left_with(self._stuck[keeper], brought)
         elif reason is Reason.FAILED:
             self._mended_ns = next_ns + _MEND_NS
@@ -338,15 +364,16 @@ class Monitor:
             self._slow = []
         return reason, next_ns
 
-    def _ticker_for(self, library: Library, groups: list[Sequence[Operation]], offset_ns: int) -> Ticker:
+    def _ticker_for(self, library: Library, groups: list[Sequence[Operation]], offset_ns: int, wall_ns: int) -> Ticker:
         """Return the ticker of the last time if it still serves: a ring is large where ticks are close."""
-        key = (groups, offset_ns)
+        key = (groups, offset_ns, wall_ns)
         if self._kept is None or self._kept[0] != key:
             ticker = Ticker(
                 library,
                 groups,
                 interval_ns=self._interval_ns,
                 offset_ns=offset_ns,
+                wall_ns=wall_ns,
                 readings=self._readings,
                 slow_ns=_SLOW_NS,
             )
@@ -355,11 +382,12 @@ class Monitor:
 
     def _pass_on(self, ticker: Ticker) -> None:
         if (block := ticker.take()) is not None:
-            self._sink(SampledBlock(self._offset_ns, self._order, block))
+            self._sink(SampledBlock(self._offset_ns + self._wall_ns, self._order, block, -self._wall_ns))
 
     def _take(self, keeper: int, tick_ns: int) -> bool:
         """Sample all that is due at this tick; return False when another thread keeps the time by now."""
-        tick = (tick_ns, self._clock.offset_ns)
+        wall_ns = self._clock.wall_ns
+        tick = _Due(tick_ns, self._clock.offset_ns + wall_ns, -wall_ns)
         met = bool(self._asides)
         if met:
             self._release(tick)
@@ -384,14 +412,14 @@ class Monitor:
             if not replaced:
                 self._hand = None
         if replaced:
-            self._left_with(self._stuck[keeper], Sampled(*tick, samples, False, met, start_ns, end_ns))
+            self._left_with(self._stuck[keeper], tick.sampled(samples, (start_ns, end_ns), whole=False, late=met))
             return False
         if slow or self._slow:
             self._part_with(slow)
         if met:
             self._meet(tick, samples, (start_ns, end_ns))
         else:
-            self._sink(Sampled(*tick, samples, True, False, start_ns, end_ns))
+            self._sink(tick.sampled(samples, (start_ns, end_ns), whole=True, late=False))
         return True
 
     def _part_with(self, slow: list[int]) -> None:
@@ -404,7 +432,7 @@ class Monitor:
             self._spawn(self._sample, aside)
         self._slow = slow
 
-    def _release(self, tick: tuple[int, int]) -> None:
+    def _release(self, tick: _Due) -> None:
         """Open the tick, closing the one before it if somebody is still missing, and release who is idle."""
         self._hand_over()
         with self._meeting:
@@ -435,7 +463,7 @@ class Monitor:
 
     def _meet(
         self,
-        tick: tuple[int, int],
+        tick: _Due,
         samples: list[tuple[int, Any]],
         span: tuple[int, int],
         aside: _Aside | None = None,
@@ -454,7 +482,7 @@ class Monitor:
         if last:
             self._hand_over()
         elif not in_time:
-            self._sink(Sampled(*tick, samples, False, True, *span))
+            self._sink(tick.sampled(samples, span, whole=False, late=True))
 
     def _hand_over(self) -> None:
         """Pass on what the open tick has brought, once."""
@@ -462,15 +490,15 @@ class Monitor:
             if self._open is None:
                 return
             whole = not self._awaited and not self._skipped
-            record = Sampled(*self._tick, self._open, whole, False, *self._span)
+            record = self._tick.sampled(self._open, self._span, whole=whole, late=False)
             self._open = None
         self._sink(record)
 
 
-def _sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, *, whole: bool) -> Sampled:
+def _sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, ahead_ns: int, *, whole: bool) -> Sampled:
     samples = list(zip(sensors, taken.raw, strict=False))
     start_ns, end_ns = (taken.raw[0][0], taken.raw[-1][-1]) if samples else (0, 0)
-    return Sampled(taken.tick_ns, offset_ns, samples, whole, False, start_ns, end_ns)
+    return Sampled(taken.tick_ns, offset_ns, samples, whole, False, start_ns, end_ns, ahead_ns)
 
 
 def _answers_in_ns(sensor: Sensor) -> int:

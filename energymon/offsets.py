@@ -1,26 +1,30 @@
-"""From the controller's time to a node's, by the offsets that the node measured; pure functions."""
+"""From the controller's time, or that of a wall clock, to a node's, by the offsets that it stored; pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
+from energymon.clock import UNNOTICED_NS
 from energymon.reading import ClockOffset
 
-__all__ = ["CONTROLLER", "STEP", "Offset", "offset_at"]
+__all__ = ["CONTROLLER", "STEP", "WALL", "Instant", "Offset", "at_wall", "offset_at", "wall_at"]
 
 CONTROLLER: Final = "controller"
 """Peer of an offset that was measured against the controller."""
 STEP: Final = "step"
-"""Peer of an offset that is a step of the node's own clock: how far it was set ahead, ns."""
+"""Peer of an offset that is a step of the node's own clock: how far it was set ahead, ns. Older agents followed it."""
+WALL: Final = "wall"
+"""Peer of an offset of the node's wall clock against the clock of its readings, which nobody sets."""
 
 _DRIFT: Final = 100e-6
 """How fast two clocks may drift apart since the last measurement: quartz of ±50 ppm on either side. Clocks that
 NTP steers stay far below; of 20,000 hosts the median oscillator was off by 78 ppm before NTP steered it (Mills,
 Computer Network Time Synchronization, chapter 15)."""
 _ROUNDS: Final = 4
+_FOREVER_NS: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,60 @@ class Offset:
     def to_node(self, controller_ns: int) -> int:
         """Return the node's time, UTC ns, at an instant of the controller's."""
         return controller_ns - self.offset_ns
+
+
+class Instant(NamedTuple):
+    """An instant of a wall clock by the clock of the node's readings."""
+
+    t_ns: int
+    """When it was, ns; when it was first, after the clock was set back. An instant that never was, for the clock was
+    set ahead over it, is taken as that at which it was set."""
+    times: int = 1
+    """How often it was: 0, 1 or more."""
+
+
+class _Piece(NamedTuple):
+    """A span of a node's time in which its wall clock was not set."""
+
+    first_ns: int
+    last_ns: int
+    offset_ns: int
+    """The wall clock minus the node's, ns."""
+
+
+def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> Instant:
+    """Return when a node's wall clock showed an instant, UTC ns, by the clock of its readings.
+
+    What was before `since_ns`, when the node's first agent began, does not count where there is another answer.
+    """
+    told = sorted(clocks, key=lambda c: c.t_ns)
+    pieces = _pieces(told)
+    found = sorted({utc_ns - p.offset_ns for p in pieces if p.first_ns <= utc_ns - p.offset_ns < p.last_ns})
+    found = [t_ns for t_ns in found if t_ns >= since_ns] or found
+    if not found:
+        return Instant(min(p.first_ns for p in pieces if p.first_ns + p.offset_ns > utc_ns), 0)
+    # Agents that followed the clock waited until they had passed the second time what it was set back over.
+    again = sum(c.peer == STEP and c.t_ns <= utc_ns < c.t_ns - c.offset_ns for c in told)
+    return Instant(found[0], len(found) + again)
+
+
+def wall_at(clocks: Iterable[ClockOffset], node_ns: int) -> int:
+    """Return what a node's wall clock showed at an instant of the clock of its readings, UTC ns."""
+    pieces = _pieces(sorted(clocks, key=lambda c: c.t_ns))
+    return node_ns + next(p.offset_ns for p in pieces if node_ns < p.last_ns)
+
+
+def _pieces(told: Iterable[ClockOffset]) -> list[_Piece]:
+    """Return the spans of a node's time by the offset of its wall clock, in order.
+
+    Where it is not known when within a span the clock was set, that span belongs to both offsets.
+    """
+    found = [_Piece(-_FOREVER_NS, _FOREVER_NS, 0)]
+    for c in told:
+        if c.peer == WALL and abs(c.offset_ns - found[-1].offset_ns) >= UNNOTICED_NS:
+            found[-1] = found[-1]._replace(last_ns=c.t_ns)
+            found.append(_Piece(c.t_ns - c.error_ns, _FOREVER_NS, c.offset_ns))
+    return found
 
 
 def offset_at(clocks: Iterable[ClockOffset], controller_ns: int) -> Offset | None:

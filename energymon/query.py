@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from energymon.baseline import NetEnergy, baseline_of, baselines_at
 from energymon.baseline import net as net_of
-from energymon.clock import NS
+from energymon.clock import NS, utc_text
 from energymon.components import Channels, Component, add_up, best_sources, channels_of, components
+from energymon.errors import WindowError
 from energymon.integrate import Energy, Integral, missed_share, require_order
-from energymon.offsets import Offset, offset_at
-from energymon.reading import LAG_S, Baseline, Event, Reading, Tick
+from energymon.offsets import Instant, Offset, at_wall, offset_at, wall_at
+from energymon.reading import LAG_S, Baseline, ClockOffset, Event, Reading, Tick
 from energymon.render import render
 from energymon.stores.base import Session, Store
 from energymon.stretches import known_nodes, lives, spans
@@ -62,26 +63,29 @@ def query(
     *,
     net: bool = False,
     baseline: tuple[int, int] | None = None,
-    clock: Literal["own", "controller"] = "controller",
+    clock: Literal["own", "controller", "readings"] = "controller",
 ) -> list[WindowEnergy]:
     """Return the energy in [start, end], UTC ns, of one node, of several, or of every node in the store.
 
     With `net` the idle baseline recorded last before the window is subtracted, or with `baseline` the mean power in
     that span, UTC ns. The instants are the controller's and are moved into each node's clock by the offset that the
     node stored; a node that stored none is taken to have the same clock, and says so. With clock="own" they are each
-    node's own. Raises StoreError, and WindowError for a node that is not in the store and a span that ends before
-    it starts.
+    node's own wall clock's, and with clock="readings" those of its readings, which nobody sets. A window with an edge
+    at an instant that was more than once, for the wall clock was set back, has no figure. Raises StoreError, and
+    WindowError for a node that is not in the store and a span that ends before it starts.
     """
     require_order(start_ns, end_ns)
     sessions = store.sessions()
     nodes = known_nodes(sessions, node)
     found = []
     for name in nodes:
-        session = _session(sessions, name, end_ns)
+        clocks = store.clocks(name)
+        since_ns = min(s.start_ns for s in sessions if s.node == name)
+        told = _Told(clocks, since_ns, clock, _offsets(clocks, (start_ns, end_ns)) if clock == "controller" else None)
+        session = _session(sessions, name, told.own(start_ns, end_ns)[1].t_ns)
         if session is None:
             continue
-        offsets = None if clock == "own" else _offsets(store, name, (start_ns, end_ns))
-        asked = _Node(store, session, channels_of(session), offsets, alone=clock == "own" or len(nodes) == 1)
+        asked = _Node(store, session, channels_of(session), told, alone=clock != "controller" or len(nodes) == 1)
         found.append(asked.window(start_ns, end_ns, _baselines(asked, baseline, start_ns) if net or baseline else None))
     return found
 
@@ -102,29 +106,50 @@ def to_json(windows: Sequence[WindowEnergy]) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Told:
+    """Whose clock a window is told by, and a node's clock beside it."""
+
+    clocks: Sequence[ClockOffset]
+    since_ns: int
+    """When the node's first agent began, UTC ns."""
+    clock: Literal["own", "controller", "readings"]
+    offsets: tuple[Offset, Offset] | None
+    """The controller's at the start and at the end of the window, where the window is in the controller's time."""
+
+    def own(self, start_ns: int, end_ns: int) -> tuple[Instant, Instant]:
+        """Return a window by the clock of the node's readings."""
+        if self.offsets is not None:
+            return Instant(self.offsets[0].to_node(start_ns)), Instant(self.offsets[1].to_node(end_ns))
+        if self.clock == "readings":
+            return Instant(start_ns), Instant(end_ns)
+        return at_wall(self.clocks, start_ns, self.since_ns), at_wall(self.clocks, end_ns, self.since_ns)
+
+    def shown(self, event: Event) -> Event:
+        """Return an event with its time by the wall clock, where the window is told by that."""
+        if self.offsets is not None:
+            return event
+        return replace(event, t_ns=wall_at(self.clocks, event.t_ns))
+
+
+@dataclass(frozen=True, slots=True)
 class _Node:
     """One node of the store, seen through its clock."""
 
     store: Store
     session: Session
     channels: Channels
-    offsets: tuple[Offset, Offset] | None
-    """At the start and at the end of the window, where the window is in the controller's time."""
+    told: _Told
     alone: bool
 
     @property
     def clock_error_ns(self) -> int:
-        return max(offset.error_ns for offset in self.offsets) if self.offsets else 0
-
-    def own(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """Return a window in the node's own time, UTC ns."""
-        if self.offsets is None:
-            return start_ns, end_ns
-        return self.offsets[0].to_node(start_ns), self.offsets[1].to_node(end_ns)
+        return max(offset.error_ns for offset in self.told.offsets) if self.told.offsets else 0
 
     def window(self, start_ns: int, end_ns: int, baselines: Sequence[Baseline] | None) -> WindowEnergy:
-        own_start_ns, own_end_ns = self.own(start_ns, end_ns)
-        energies = self._energies(own_start_ns, own_end_ns)
+        start, end = self.told.own(start_ns, end_ns)
+        own_start_ns, own_end_ns = start.t_ns, max(start.t_ns, end.t_ns)
+        torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
+        energies = [] if torn else self._energies(own_start_ns, own_end_ns)
         best = best_sources(energies)
         nets = net_of(best, baselines, (own_end_ns - own_start_ns) / NS) if baselines is not None else []
         name, interval_ns = self.session.node, self.session.interval_ns
@@ -134,13 +159,17 @@ class _Node:
             end_ns,
             tuple(energies),
             missed_share(self._ticks(own_start_ns, own_end_ns), own_start_ns, own_end_ns, interval_ns),
-            (*self._unreadable(start_ns), *self._events(own_start_ns, own_end_ns)),
+            (
+                *self._unreadable(start_ns),
+                *self._clock_events((start_ns, start), (end_ns, end)),
+                *self._events(own_start_ns, own_end_ns),
+            ),
             tuple(best),
             tuple(components(best, self.channels, nets)),
             tuple(nets),
-            "controller" if self.offsets else "own" if self.alone else "unknown",
-            self.offsets[0].offset_ns if self.offsets else 0,
-            self.clock_error_ns if self.offsets or self.alone else None,
+            "controller" if self.told.offsets else "own" if self.alone else "unknown",
+            self.told.offsets[0].offset_ns if self.told.offsets else 0,
+            self.clock_error_ns if self.told.offsets or self.alone else None,
         )
 
     def _unreadable(self, t_ns: int) -> Iterator[Event]:
@@ -149,8 +178,21 @@ class _Node:
             message += "; --sensors measures what it names alone"
             yield Event(t_ns, self.session.node, "part-unreadable", message)
 
+    def _clock_events(self, *edges: tuple[int, Instant]) -> Iterator[Event]:
+        for t_ns, instant in edges:
+            if instant.times == 1:
+                continue
+            message = f"{self.session.node}'s wall clock showed {utc_text(t_ns)} "
+            if instant.times:
+                message += f"{instant.times} times, for it was set back: the window is unknown; ask for other instants"
+            else:
+                message += "never, for it was set ahead over it: this edge of the window is where it was set"
+            yield Event(t_ns, self.session.node, "clock-ambiguous" if instant.times else "clock-step", message)
+
     def _events(self, start_ns: int, end_ns: int) -> list[Event]:
-        return [event for event in self.store.events(start_ns, end_ns) if event.node == self.session.node]
+        return [
+            self.told.shown(event) for event in self.store.events(start_ns, end_ns) if event.node == self.session.node
+        ]
 
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
         """Return the readings of a stretch, and as many around it as the bound of the error looks at."""
@@ -195,14 +237,18 @@ def _session(sessions: Sequence[Session], node: str, end_ns: int) -> Session | N
     return max((s for s in sessions if s.node == node and s.start_ns <= end_ns), key=lambda s: s.start_ns, default=None)
 
 
-def _offsets(store: Store, node: str, instants_ns: tuple[int, int]) -> tuple[Offset, Offset] | None:
-    clocks = store.clocks(node)
+def _offsets(clocks: Sequence[ClockOffset], instants_ns: tuple[int, int]) -> tuple[Offset, Offset] | None:
     start, end = (offset_at(clocks, at_ns) for at_ns in instants_ns)
     return (start, end) if start is not None and end is not None else None
 
 
 def _baselines(node: _Node, span: tuple[int, int] | None, start_ns: int) -> list[Baseline]:
     if span is None:
-        return baselines_at(node.store.baselines(node.session.node), node.own(start_ns, start_ns)[0])
+        return baselines_at(node.store.baselines(node.session.node), node.told.own(start_ns, start_ns)[0].t_ns)
     require_order(*span)
-    return node.baselines(*node.own(*span))
+    start, end = node.told.own(*span)
+    if start.times > 1 or end.times > 1:
+        raise WindowError(
+            f"the idle span begins or ends at an instant that {node.session.node}'s wall clock showed twice"
+        )
+    return node.baselines(start.t_ns, end.t_ns)

@@ -95,12 +95,12 @@ class ClockOffset:
     """When it was measured, UTC ns of the node."""
     node: str
     peer: str
-    """"controller"; "chrony" or "kernel" for what the node itself believes of UTC; "step" for its clock's being set,
-    the offset being how far."""
+    """"controller"; "chrony" or "kernel" for what the node itself believes of UTC; "wall" for its wall clock, told when
+    an agent starts and when it is set. Agents that followed the wall clock told of a "step", how far it was set."""
     offset_ns: int
     """The peer's clock minus the node's, ns."""
     error_ns: int
-    """Bound of the offset's error, ns."""
+    """Bound of the offset's error, ns; of "wall", how long before `t_ns` the clock may have been set."""
 
 
 @dataclass(frozen=True, slots=True)

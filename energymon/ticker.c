@@ -37,7 +37,7 @@ struct task {
     struct control *control;
     const struct operation *operations;
     uint8_t *ring;
-    int64_t capacity, slot_bytes, interval_ns, offset_ns, unnoticed_ns, slow_ns;
+    int64_t capacity, slot_bytes, interval_ns, offset_ns, wall_ns, unnoticed_ns, slow_ns;
     int32_t count, readings;
 };
 
@@ -79,7 +79,7 @@ int run(const struct task *task) {
         while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR)
             ;
         int64_t before_ns = now_ns(CLOCK_MONOTONIC);
-        int64_t step_ns = now_ns(CLOCK_REALTIME) - before_ns - task->offset_ns;
+        int64_t step_ns = now_ns(CLOCK_REALTIME) - before_ns - task->offset_ns - task->wall_ns;
         if (step_ns <= -task->unnoticed_ns || step_ns >= task->unnoticed_ns)
             return STEPPED;
         if (before_ns - due_ns >= task->interval_ns)

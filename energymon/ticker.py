@@ -153,6 +153,7 @@ class _Task(ctypes.Structure):
         ("slot_bytes", ctypes.c_int64),
         ("interval_ns", ctypes.c_int64),
         ("offset_ns", ctypes.c_int64),
+        ("wall_ns", ctypes.c_int64),
         ("unnoticed_ns", ctypes.c_int64),
         ("slow_ns", ctypes.c_int64),
         ("count", ctypes.c_int32),
@@ -173,13 +174,15 @@ class Ticker:
         *,
         interval_ns: int,
         offset_ns: int,
+        wall_ns: int = 0,
         readings: int,
         slow_ns: int,
         slots: int | None = None,
     ) -> None:
         """Take groups of operations, one a sensor, which are done in order at each tick, `readings` times.
 
-        `offset_ns` is what the monotonic clock lacks to UTC; an operation that takes more than `slow_ns` is told. The
+        `offset_ns` is what the monotonic clock lacks to that of the ticks, and `wall_ns` how far the wall clock is
+        ahead of that one, which ends `run` when it changes; an operation that takes more than `slow_ns` is told. The
         ring holds `slots` ticks, those of some seconds by default.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
@@ -201,6 +204,7 @@ class Ticker:
             slot_bytes=self._slot_bytes,
             interval_ns=interval_ns,
             offset_ns=offset_ns,
+            wall_ns=wall_ns,
             unnoticed_ns=UNNOTICED_NS,
             slow_ns=slow_ns,
             count=len(operations),

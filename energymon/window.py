@@ -9,13 +9,13 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 from energymon.agent_process import Agent, shared_agent
-from energymon.clock import NS, Clock
+from energymon.clock import NS, boot_id, boot_ns, utc_text
 from energymon.components import Component
 from energymon.errors import EnergyError, WindowError
 from energymon.integrate import Energy
@@ -74,7 +74,7 @@ class Window:
         self._locate()
         if self._sync_cuda:
             _synchronize_cuda()
-        self._start_ns, self._began_ns = _instants.now()
+        self._start_ns, self._began_ns = time.time_ns(), boot_ns()
         return self
 
     def __exit__(
@@ -82,7 +82,7 @@ class Window:
     ) -> None:
         if self._sync_cuda and kind is None:
             _synchronize_cuda()
-        self._end_ns, self._ended_ns = _instants.now()
+        self._end_ns, self._ended_ns = time.time_ns(), boot_ns()
 
     @property
     def start_ns(self) -> int:
@@ -193,37 +193,49 @@ class Window:
         last = max((s for s in sessions if s.node == node), key=lambda s: s.start_ns, default=None)
         if last is not None and last.end_ns is not None:
             raise WindowError(
-                f"{STORE}={named}: the agent of {node} ended at {_utc(last.end_ns)}, and nothing samples into this "
+                f"{STORE}={named}: the agent of {node} ended at {utc_text(last.end_ns)}, and nothing samples into this "
                 f"store; start `energymon run` with it, or unset {STORE}"
             )
 
     def _look_up(self) -> WindowEnergy:
-        end_ns = self.end_ns
+        self._require_end()
         assert self._where is not None
         if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
             raise WindowError(f"{self._told()} cannot be read: {self._removed()}")
         with _opened(self._where) as store:
-            session = self._session(store.sessions())
-            self._wait(store, session)
-            (found,) = query(store, self._start_ns, end_ns, session.node, net=True, clock="own")
+            session, span = self._in_readings_time(store.sessions())
+            start_ns, end_ns = span or (self._start_ns, self._end_ns)
+            self._wait(store, session, end_ns)
+            (found,) = query(store, start_ns, end_ns, session.node, net=True, clock="readings" if span else "own")
             if not found.components or not found.energies:
-                raise self._uncovered(store, session)
-        return found
+                raise self._uncovered(store, session, end_ns)
+        return replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
 
-    def _session(self, sessions: list[Session]) -> Session:
-        """Return the life of the agent whose readings these are."""
+    def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
+        """Return the life of the agent whose readings these are, and the window by the clock of its readings.
+
+        That clock is known for agents of this host since it was booted; for others, None leaves the wall clocks.
+        """
         node = self._node_of(sessions)
-        own = [s for s in sessions if s.node == node and s.start_ns <= self._end_ns]
-        if not own:
+        own = [s for s in sessions if s.node == node]
+        here = [s for s in own if s.description.get("boot_id") == boot_id()]
+        span: tuple[int, int] | None = None
+        if here:
+            # All agents of a store since the machine was booted have one clock.
+            offset_ns = cast(int, here[-1].description["boot_offset_ns"])
+            span = self._began_ns + offset_ns, self._ended_ns + offset_ns
+        end_ns = span[1] if span else self._end_ns
+        session = max((s for s in own if s.start_ns <= end_ns), key=lambda s: s.start_ns, default=None)
+        if session is None:
             there = ", ".join(sorted({s.node for s in sessions})) or "no node"
             raise WindowError(f"{self._told()}: node {node!r} had no agent by then; the store has {there}")
-        return max(own, key=lambda s: s.start_ns)
+        return session, span
 
     def _node_of(self, sessions: list[Session]) -> str:
         nodes = {s.node for s in sessions}
         return self._node or (nodes.pop() if len(nodes) == 1 else platform.node())
 
-    def _wait(self, store: Store, session: Session) -> None:
+    def _wait(self, store: Store, session: Session, end_ns: int) -> None:
         """Wait until every series that goes on has a reading past the end, or cannot be expected to."""
         interval_s = session.interval_ns / NS
         deadline_ns = self._ended_ns + round((interval_s + _WAIT_S) * NS)
@@ -231,29 +243,29 @@ class Window:
             if self._agent is not None:
                 self._agent.flush()
             last: dict[tuple[str, str, str], int] = {}
-            for r in store.readings(self._end_ns, self._end_ns, session.node):
+            for r in store.readings(end_ns, end_ns, session.node):
                 if r.t_ns >= session.start_ns:
                     key = (r.device, r.domain, r.source)
                     # What is shown after the end may be of before it.
                     last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
-            if last and min(last.values()) >= self._end_ns:
+            if last and min(last.values()) >= end_ns:
                 return
-            if session.end_ns is not None or self._is_agent_gone() or time.monotonic_ns() >= deadline_ns:
+            if session.end_ns is not None or self._is_agent_gone() or boot_ns() >= deadline_ns:
                 return
             time.sleep(min(max(interval_s / 2, _LOOK_S), _LOOK_MOST_S))
 
-    def _uncovered(self, store: Store, session: Session) -> WindowError:
-        around = store.readings(self._end_ns, self._end_ns, session.node)
+    def _uncovered(self, store: Store, session: Session, end_ns: int) -> WindowError:
+        around = store.readings(end_ns, end_ns, session.node)
         last = max((r.t_ns for r in around), default=0)
-        told = f"the last reading of {session.node} is of {_utc(last)}" if last else "there is no reading"
+        told = f"the last reading of {session.node} is of {utc_text(last)}" if last else "there is no reading"
         said = ""
         if self._agent is not None and self._agent.owner != os.getpid():
             said = f"\n{self._foreign(self._agent)}"
         elif self._agent is not None and self._is_agent_gone():
             said = f"\nthe agent is gone; it said: {self._agent.said or 'nothing'}"
         return WindowError(
-            f"{self._told()}, {_utc(self._start_ns)} to {_utc(self._end_ns)}, is not covered by any series: {told}; "
-            f"expected an agent that samples throughout{said}"
+            f"{self._told()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
+            f"{told}; expected an agent that samples throughout{said}"
         )
 
     def _is_agent_gone(self) -> bool:
@@ -282,35 +294,6 @@ class Window:
         return f"the window {self.name!r}" if self.name else "the window"
 
 
-class _Instants:
-    """This process's clock, which follows the wall clock as the agent's does."""
-
-    def __init__(self) -> None:
-        self._clock: Clock | None = None
-        self._lock = threading.Lock()
-
-    def now(self) -> tuple[int, int]:
-        """Return now as UTC ns and as ns of the monotonic clock."""
-        with self._lock:
-            if self._clock is None:
-                self._clock = Clock()
-            self._clock.step_ns()
-            monotonic_ns = time.monotonic_ns()
-            return monotonic_ns + self._clock.offset_ns, monotonic_ns
-
-
-_instants = _Instants()
-
-
-def _after_fork() -> None:
-    """In the child: whoever held the lock is not here."""
-    global _instants  # noqa: PLW0603
-    _instants = _Instants()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
 @contextmanager
 def _opened(where: Store | Path | str) -> Iterator[Store]:
     """Open a store for a moment; one that was given open stays so."""
@@ -335,7 +318,3 @@ def _synchronize_cuda() -> None:
         # On a board that this process never used, synchronising would make a context of hundreds of megabytes.
         if torch.cuda.max_memory_reserved(device) > 0:
             torch.cuda.synchronize(device)
-
-
-def _utc(ns: int) -> str:
-    return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")

@@ -15,6 +15,7 @@ from energymon.clock import NS
 from energymon.errors import StoreError
 from energymon.jitter import Jitter
 from energymon.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
+from energymon.offsets import WALL
 from energymon.reading import START, Baseline, ClockOffset, Event, Tick
 from energymon.sensors.base import Channel, Column, Point, Sensor
 from energymon.stores.sqlite import Row, Series, SqliteStore
@@ -90,7 +91,9 @@ class Writer:
         on_failure: Callable[[BaseException], None],
         tell: Callable[[Event], None],
         limit_bytes: int | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """Take where to, whose readings these are, and whom to tell; `now_ns` returns the time by the ticks' clock."""
         self._store = store
         self._node = node
         self._sensors = sensors
@@ -101,6 +104,7 @@ class Writer:
         self._source: Source | None = None
         self._problem = False
         self._limit_bytes = limit_bytes
+        self._now_ns = now_ns
         self._queue: deque[Record | Told] = deque()
         # Released to wake the writer: some time after the last by whoever brings a tick, so that the writer's
         # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
@@ -176,7 +180,7 @@ class Writer:
                 self._problem = False
                 self._note()
                 if stopping and self._unseen:
-                    told = self._tell_unseen(time.time_ns(), self._interval_ns)
+                    told = self._tell_unseen(self._now_ns(), self._interval_ns)
                     self._backlog.append(_Batch(told=[told]))
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
@@ -189,10 +193,9 @@ class Writer:
             case Gap():
                 return self._gap(record)
             case ClockStep():
-                message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; "
-                message += "ticks follow it" if record.step_ns > 0 else "ticks go on when the last one is past again"
-                step = ClockOffset(record.t_ns, self._node, "step", record.step_ns, 0)
-                return _Batch(told=[self._event(record.t_ns, "clock-step", message), step])
+                message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; readings keep the time they had"
+                wall = ClockOffset(record.t_ns, self._node, WALL, record.wall_ns, record.within_ns)
+                return _Batch(told=[self._event(record.t_ns, "clock-step", message), wall])
             case Event():
                 self._tell(record)
         return _Batch(told=[record])
@@ -201,7 +204,8 @@ class Writer:
         batch = _Batch()
         whole = record.whole
         for index, raw in record.samples:
-            for point in self._sensors[index].decode(raw, record.offset_ns):
+            for decoded in self._sensors[index].decode(raw, record.offset_ns):
+                point = decoded._replace(t_ns=decoded.t_ns + record.ahead_ns) if record.ahead_ns else decoded
                 channel = point.channel
                 if point.joules is None or point.flags or channel in self._problems:
                     self._watch(point, batch)
@@ -215,7 +219,7 @@ class Writer:
                 )
         if not record.late:
             if record.samples:
-                late_ns = record.start_ns + record.offset_ns - record.tick_ns
+                late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
             batch.ticks.append(Tick(record.tick_ns, self._node, missed=not whole))
         return batch
@@ -237,7 +241,7 @@ class Writer:
             zip(
                 ticks_ns,
                 repeat(self._series_of(column.channel)),
-                column.t_ns,
+                [t_ns + record.ahead_ns for t_ns in column.t_ns] if record.ahead_ns else column.t_ns,
                 column.joules,
                 repeat(""),
                 column.early_ns,
@@ -252,9 +256,9 @@ class Writer:
         if rest:
             one_by_one = [self._tick(_part(sampled, rest)) for sampled in record.ticks()]
             return [_Batch(rows), *one_by_one]
-        to_utc_ns = record.offset_ns
+        to_tick_ns = record.offset_ns + record.ahead_ns
         for tick_ns, start_ns, end_ns in zip(ticks_ns, groups[0][0].before_ns, groups[-1][-1].after_ns, strict=True):
-            self.jitter.add(start_ns + to_utc_ns - tick_ns, end_ns - start_ns)
+            self.jitter.add(start_ns + to_tick_ns - tick_ns, end_ns - start_ns)
         return [_Batch(rows, [Tick(tick_ns, self._node, missed=False) for tick_ns in ticks_ns])]
 
     def _series_of(self, channel: Channel) -> Series:
@@ -305,7 +309,7 @@ class Writer:
     def _note(self) -> None:
         for sensor in self._sensors:
             for note in sensor.notes():
-                self._backlog.append(_Batch(told=[self._event(time.time_ns(), "sensor-diverges", note)]))
+                self._backlog.append(_Batch(told=[self._event(self._now_ns(), "sensor-diverges", note)]))
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
@@ -319,7 +323,7 @@ class Writer:
         back: Event | None = None
         if self._refused is not None:
             # Told in the very transaction that makes it true.
-            back = Event(time.time_ns(), self._node, "store-back", f"{self._store.path}: written again")
+            back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
             self._backlog.append(_Batch(told=[back]))
         try:
             self._store.require_there()
@@ -332,7 +336,7 @@ class Writer:
             if self._refused is None:
                 self._refused = error
                 message = f"{error}; readings are kept in memory meanwhile"
-                self._backlog.append(_Batch(told=[self._event(time.time_ns(), "store-failed", message)]))
+                self._backlog.append(_Batch(told=[self._event(self._now_ns(), "store-failed", message)]))
             self._bound_backlog()
             return
         if back is not None:
@@ -368,7 +372,7 @@ class Writer:
                     if self._full
                     else ("spool-room", "there is room again; every tick is kept")
                 )
-                event = self._event(time.time_ns(), kind, f"{self._store.path}: {message}")
+                event = self._event(self._now_ns(), kind, f"{self._store.path}: {message}")
                 self._backlog.append(_Batch(told=[event]))
         if self._full:
             keep = now_ns - self._kept_ns >= _FULL_NS

@@ -208,7 +208,8 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
     edges = epoch_edges(events)
     if len(edges) != context.experiment.epochs:
         raise CellError(f"{len(edges)} of {context.experiment.epochs} epochs were recorded")
-    span_ns = events[0]["utc_ns"], events[-1]["utc_ns"]
+    offset_ns = context.agent.offset_ns
+    span_ns = events[0]["mono_ns"] + offset_ns, events[-1]["mono_ns"] + offset_ns
     readings = context.agent.readings(*span_ns)
     told = _stream_events(outcome.reached, partial)
     save_events(sorted([*events, *told], key=lambda event: event["utc_ns"]), partial / "events.parquet")
@@ -218,6 +219,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
     epochs = []
     energy = {
         "interval_ms": context.experiment.energy.interval_ms,
+        "offset_ns": offset_ns,
         "series": context.agent.series,
         "unreadable": context.agent.unreadable,
         "events": [asdict(event) for event in context.agent.events(*span_ns)],

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.measure import CellData, EpochRow, epoch_edges
+from harness.measure import CellData, EpochRow, epoch_edges, readings_ns
 from harness.regime import Regime
 from harness.skipped import id_list, skipped_by_epoch
 from harness.specs import Tolerances
@@ -215,7 +215,7 @@ def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Chec
     expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
     interval_ns = int(data.cell["energy"]["interval_ms"] * 1e6)
     start, end = epoch_edges(data.events)[row.epoch]
-    window = start["utc_ns"], end["utc_ns"]
+    window = readings_ns(start, data.cell["energy"]), readings_ns(end, data.cell["energy"])
     due = range(-(-window[0] // interval_ns) * interval_ns, window[1], interval_ns)
     series = data.cell["energy"]["series"]
     if not series:
@@ -249,9 +249,9 @@ def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
     if offset_ms is None:
         return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
-    start, end = epoch_edges(data.events)[row.epoch]
+    start_ns, end_ns = (readings_ns(event, data.cell["energy"]) for event in epoch_edges(data.events)[row.epoch])
     for event in data.cell["energy"].get("events", []):
-        if event["kind"] == "clock-step" and start["utc_ns"] <= event["t_ns"] <= end["utc_ns"]:
+        if event["kind"] == "clock-step" and start_ns <= event["t_ns"] <= end_ns:
             return _check(row, "clock_offset", expected, event["message"], FAIL)
     return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon import Event, Reading, SqliteStore
+from energymon import Event, Reading, SqliteStore, boot_ns
 from harness.errors import TestbedError
 from harness.specs import EnergySpec, StoreSpec
 from harness.talk import first_line
@@ -40,6 +40,7 @@ class EnergyAgent:
         self._process: subprocess.Popen[bytes] | None = None
         self.sensors: list[dict[str, Any]] = []
         """What each sensor told of itself; empty where nothing measures or estimates."""
+        self._boot_offset_ns = 0
         self.unreadable: list[dict[str, str]] = []
         """Device, domain and reason of each part of the host that was found and cannot be read."""
 
@@ -97,6 +98,7 @@ class EnergyAgent:
         try:
             ready = json.loads(line)
             self.sensors, self.unreadable = ready["sensors"], ready["unreadable"]
+            self._boot_offset_ns = ready["boot_offset_ns"]
         except (ValueError, KeyError) as error:
             self.stop()
             said = self._log.read_text(errors="replace").strip()
@@ -139,8 +141,13 @@ class EnergyAgent:
             end_group(self._process)
             self._process = None
 
+    @property
+    def offset_ns(self) -> int:
+        """What the monotonic clock lacks to the clock of the readings, which nobody sets, ns."""
+        return self._boot_offset_ns + boot_ns() - time.monotonic_ns()
+
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
-        """Return the readings around a span of UTC ns, once the agent has stored a tick past its end."""
+        """Return the readings around a span, ns of their clock, once the agent has stored a tick past its end."""
         if not self.sensors:
             return []
         margin_ns = int(3 * self._spec.interval_ms * 1e6)
@@ -163,7 +170,7 @@ class EnergyAgent:
                 self._process.stdin.flush()
 
     def events(self, start_ns: int, end_ns: int) -> list[Event]:
-        """Return what the agent told of itself in a span of UTC ns: clocks set, sensors lost, stores full."""
+        """Return what the agent told of itself in a span, ns of its readings' clock: clocks set, sensors lost."""
         if not self.sensors:
             return []
         with SqliteStore.open(self._store) as store:

@@ -22,6 +22,7 @@ __all__ = [
     "epoch_rows",
     "gpu_util",
     "link_joules",
+    "readings_ns",
     "rows_within",
 ]
 
@@ -119,6 +120,15 @@ def epoch_edges(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Mapping[
     return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
 
 
+def readings_ns(event: Mapping[str, Any], energy: Mapping[str, Any]) -> int:
+    """Return when an event was by the clock of the cell's energy readings, ns; `energy` is that of cell.json.
+
+    That clock is never set. Cells of older runs have readings by the wall clock.
+    """
+    offset_ns = energy.get("offset_ns")
+    return int(event["utc_ns"] if offset_ns is None else event["mono_ns"] + offset_ns)
+
+
 def rows_within(resources: Iterable[Resources], start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Resources]:
     """Return what was seen of a cell's resources between two events."""
     return [row for row in resources if start["utc_ns"] <= row.utc_ns <= end["utc_ns"]]
@@ -202,7 +212,8 @@ def _energies(
     """
     interval_ns = int(energy["interval_ms"] * 1e6)
     lags = _lags(readings, energy["series"])
-    energies = best_sources(joules(readings, start["utc_ns"], end["utc_ns"], interval_ns, lags=lags))
+    span_ns = readings_ns(start, energy), readings_ns(end, energy)
+    energies = best_sources(joules(readings, *span_ns, interval_ns, lags=lags))
     found = {(e.device, e.domain) for e in energies}
     parts = [*energy["series"], *energy.get("unreadable", [])]
     return energies, {part["domain"] for part in parts if (part["device"], part["domain"]) not in found}

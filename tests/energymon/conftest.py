@@ -97,6 +97,17 @@ def boards(tmp_path, monkeypatch):
     return fake.Boards(control)
 
 
+@pytest.fixture(scope="session")
+def clock_shim(tmp_path_factory):
+    """A library that shifts the wall clock of a process, and of no other."""
+    if fake.compiler() is None:
+        pytest.skip("the shim is C: no cc on this host")
+    library = tmp_path_factory.mktemp("clock") / "shift_clock.so"
+    source = Path(__file__).parent / "clock" / "shift_clock.c"
+    subprocess.run([fake.compiler(), "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
 class Agent:
     """An agent's process, ready."""
 

@@ -22,18 +22,40 @@ def test_a_clock_that_nobody_sets_has_no_steps():
     assert [clock.sync() for _ in range(200)] == [0] * 200
 
 
+class Shifted:
+    """The module time, with what the kernel's clocks show moved by so many seconds."""
+
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+    monotonic_ns = staticmethod(time.monotonic_ns)
+
+    def __init__(self, *, wall_s=0.0, boot_s=0.0):
+        self.time_ns = lambda: time.time_ns() + round(wall_s * S)
+        self.clock_gettime_ns = lambda clock: time.clock_gettime_ns(clock) + round(boot_s * S)
+
+
 @pytest.mark.parametrize("step_s", [2, -2, 0.01])
-def test_a_step_of_the_wall_clock_is_measured_and_followed(monkeypatch, step_s):
+def test_a_step_of_the_wall_clock_is_measured_and_readings_keep_their_time(monkeypatch, step_s):
     clock = Clock()
-    wall = time.time_ns
+    before = clock.now_ns()
+    monkeypatch.setattr(clock_module, "time", Shifted(wall_s=step_s))
+    assert clock.step_ns() == pytest.approx(step_s * S, abs=5_000_000)
+    assert clock.wall_ns == pytest.approx(step_s * S, abs=5_000_000)
+    assert clock.step_ns() == clock.sync() == 0
+    assert 0 < clock.now_ns() - before < S
 
-    class Stepped:
-        monotonic_ns = staticmethod(time.monotonic_ns)
-        time_ns = staticmethod(lambda: wall() + round(step_s * S))
 
-    before = clock.utc_ns()
-    monkeypatch.setattr(clock_module, "time", Stepped)
-    assert clock.utc_ns() - before < S, "readings follow the monotonic clock until the next sync"
-    assert clock.sync() == pytest.approx(step_s * S, abs=5_000_000)
-    assert clock.sync() == 0
-    assert clock.utc_ns() - before == pytest.approx(step_s * S, abs=S)
+def test_a_machine_that_was_suspended_has_not_had_its_clock_set(monkeypatch):
+    clock = Clock()
+    before = clock.now_ns()
+    monkeypatch.setattr(clock_module, "time", Shifted(wall_s=100, boot_s=100))
+    assert clock.step_ns() == 0
+    assert clock.now_ns() - before == pytest.approx(100 * S, abs=S)
+    assert clock.wall_ns == pytest.approx(0, abs=5_000_000)
+
+
+def test_a_clock_goes_on_with_the_time_of_the_one_before_it(monkeypatch):
+    first = Clock()
+    monkeypatch.setattr(clock_module, "time", Shifted(wall_s=-30))
+    second = Clock(first.boot_offset_ns)
+    assert second.now_ns() == pytest.approx(first.now_ns(), abs=S)
+    assert second.wall_ns == pytest.approx(-30 * S, abs=S)

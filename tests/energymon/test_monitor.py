@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import pytest
 
+from energymon import clock as clock_module
 from energymon.clock import Clock
 from energymon.monitor import ClockStep, Gap, Monitor, Sampled
 from energymon.sensors.base import Channel, Point
@@ -205,28 +206,28 @@ def test_an_unforeseen_exception_of_a_sensor_is_told_to_the_owner():
 
 
 @pytest.mark.parametrize("step_ms", [300, -100])
-def test_a_wall_clock_that_is_set_is_followed_and_no_tick_is_taken_twice(monkeypatch, step_ms):
-    clock = Clock()
-    honest, when = clock.step_ns, time.monotonic() + 0.15
-
-    def step():
-        if time.monotonic() < when or stepped:
-            return 0
-        stepped.append(True)
-        clock.offset_ns += step_ms * MS
-        return step_ms * MS
-
-    stepped: list[bool] = []
+def test_a_wall_clock_that_is_set_is_told_and_ticks_go_on_as_they_were(monkeypatch, step_ms):
+    clock, when = Clock(), time.monotonic() + 0.15
+    wall = time.time_ns
 
     class Set:
-        utc_ns = clock.utc_ns
-        offset_ns = property(lambda self: clock.offset_ns)
+        monotonic_ns = staticmethod(time.monotonic_ns)
+        CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+        clock_gettime_ns = staticmethod(time.clock_gettime_ns)
+        time_ns = staticmethod(lambda: wall() + (step_ms * MS if time.monotonic() > when else 0))
 
-    Set.step_ns = staticmethod(step)
-    assert honest() == 0
-    records, failures = watch([Steady()], 0.5, Set())
+    monkeypatch.setattr(clock_module, "time", Set)
+    records, failures = watch([Steady()], 0.5, clock)
     assert not failures
-    assert [r.step_ns for r in records if isinstance(r, ClockStep)] == [step_ms * MS]
+    (step,) = [r for r in records if isinstance(r, ClockStep)]
+    assert step.step_ns == pytest.approx(step_ms * MS, abs=5 * MS)
+    assert step.wall_ns == pytest.approx(step_ms * MS, abs=5 * MS)
+    assert 0 <= step.within_ns < 10_000 * MS
     taken = [t.tick_ns for t in ticks(records)]
     assert taken == sorted(set(taken))
-    assert any(isinstance(r, Gap) for r in records) or step_ms < 0
+    assert len(taken) + sum((r.last_ns - r.first_ns) // r.interval_ns + 1 for r in records if isinstance(r, Gap)) == (
+        (taken[-1] - taken[0]) // (taken[1] - taken[0]) + 1
+    )
+    for t in ticks(records):
+        assert t.start_ns + t.offset_ns + t.ahead_ns >= t.tick_ns
+    assert {t.ahead_ns == 0 for t in ticks(records)} == {True, False}

@@ -3,7 +3,7 @@ import random
 import pytest
 
 from energymon import ClockOffset
-from energymon.offsets import offset_at
+from energymon.offsets import Instant, at_wall, offset_at, wall_at
 
 MS = 1_000_000
 S = 1000 * MS
@@ -57,3 +57,43 @@ def test_a_step_of_the_nodes_clock_moves_the_offset_at_once():
     assert before.error_ns < 3 * MS
     assert after.error_ns < 3 * MS
     assert after.to_node(140 * S) == pytest.approx(141.995 * S, abs=1000)
+
+
+def wall(t_s, offset_s, within_s=0.0):
+    return ClockOffset(round(t_s * S), "n", "wall", round(offset_s * S), round(within_s * S))
+
+
+def test_a_wall_clock_that_was_never_set_is_that_of_the_readings():
+    for clocks in ([], [wall(100, 0.0)], [measured(100, 5.0)]):
+        assert at_wall(clocks, 120 * S) == Instant(120 * S)
+        assert wall_at(clocks, 120 * S) == 120 * S
+
+
+def test_what_a_wall_clock_was_set_back_over_was_twice():
+    clocks = [wall(100, 0.0), wall(200, -30.0, within_s=1.0)]
+    assert at_wall(clocks, 160 * S) == Instant(160 * S)
+    assert at_wall(clocks, 180 * S) == Instant(180 * S, 2)
+    assert at_wall(clocks, 169.5 * S) == Instant(169.5 * S, 2), "it may have been set before that was noticed"
+    assert at_wall(clocks, 210 * S) == Instant(240 * S)
+    assert wall_at(clocks, 240 * S) == 210 * S
+    assert wall_at(clocks, 180 * S) == 180 * S
+
+
+def test_what_a_wall_clock_was_set_ahead_over_never_was():
+    clocks = [wall(100, 0.0), wall(200, 30.0)]
+    assert at_wall(clocks, 199 * S) == Instant(199 * S)
+    assert at_wall(clocks, 215 * S) == Instant(200 * S, 0)
+    assert at_wall(clocks, 240 * S) == Instant(210 * S)
+
+
+def test_what_was_before_the_first_agent_is_not_taken_for_what_was_after_a_step():
+    clocks = [wall(100, 0.0), wall(110, -30.0)]
+    assert at_wall(clocks, 90 * S, since_ns=100 * S) == Instant(120 * S)
+    assert at_wall(clocks, 105 * S, since_ns=100 * S) == Instant(105 * S, 2)
+
+
+def test_agents_that_followed_the_clock_passed_twice_what_it_was_set_back_over():
+    clocks = [measured(170, -30_000, peer="step")]
+    assert at_wall(clocks, 160 * S) == Instant(160 * S)
+    assert at_wall(clocks, 180 * S) == Instant(180 * S, 2)
+    assert at_wall(clocks, 205 * S) == Instant(205 * S)
