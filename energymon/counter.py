@@ -59,6 +59,11 @@ class Counter:
         """Take how old the value may be that the counter shows."""
         self._slack_ns = round(2 * lag_s * NS)
 
+    @property
+    def wrap_s(self) -> float | None:
+        """How long it may go unread, s: the time in which it wraps at `max_w`; None when it does not wrap."""
+        return None if self._wrap_ns is None else self._wrap_ns / NS
+
     def update(self, raw: int, now_ns: int, before_ns: int | None = None) -> tuple[float, str]:
         """Take the value `raw`, in the counter's own units, read by `now_ns` of the monotonic clock.
 

@@ -158,6 +158,6 @@ class Event:
     """UTC ns."""
     node: str
     kind: str
-    """"sensor-lost", "sensor-back", "counter-restart", "clock-step", "ticks-missed", "store-failed" or
+    """"sensor-lost", "sensor-back", "sensor-slow", "counter-restart", "clock-step", "ticks-missed", "store-failed" or
     "store-back"."""
     message: str

@@ -6,14 +6,15 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from energymon.clock import NS
 from energymon.errors import StoreError
 from energymon.jitter import Jitter
+from energymon.missed import Missed
 from energymon.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.offsets import WALL
 from energymon.reading import START, Baseline, ClockOffset, Event, Tick
@@ -33,7 +34,7 @@ _BACKLOG: Final = 20_000
 _RECORDED_TICKS: Final = 10_000
 """Missed ticks of one gap that get rows; the rest of a longer one, a suspended machine, has its event."""
 _QUIET_NS: Final = 10 * NS
-"""A channel that comes and goes, and ticks that are missed, are told about this often at most."""
+"""A channel that comes and goes is told about this often at most."""
 _FULL_NS: Final = 10 * NS
 """How often the store's size is looked at, and what is between two ticks that a store at its limit still takes."""
 
@@ -120,10 +121,15 @@ class Writer:
         self._kept_ns = 0
         self.jitter = Jitter()
         self._series: dict[Channel, Series] = {}
-        self._problems: dict[Channel, str] = {}
+        self._problems: dict[Channel, int] = {}
+        """Channels that are lost, and since when, UTC ns."""
         self._told_ns: dict[tuple[Channel, str], int] = {}
-        self._unseen = 0
-        self._unseen_told_ns = 0
+        self._unseen = Missed()
+        self._slow = [Missed() for _ in sensors]
+        self._slowest_ns = [0] * len(sensors)
+        self._away_ns: dict[int, int] = {}
+        """Sensors, by place, that have brought nothing since a tick, UTC ns."""
+        self._wraps = _wraps(sensors)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def put(self, record: Record | Told) -> None:
@@ -179,9 +185,7 @@ class Writer:
                     source.attend()
                 self._problem = False
                 self._note()
-                if stopping and self._unseen:
-                    told = self._tell_unseen(self._now_ns(), self._interval_ns)
-                    self._backlog.append(_Batch(told=[told]))
+                self._backlog += [_Batch(told=[event]) for event in self._missed_events(last=stopping)]
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
             self._on_failure(error)
@@ -208,7 +212,7 @@ class Writer:
                 point = decoded._replace(t_ns=decoded.t_ns + record.ahead_ns) if record.ahead_ns else decoded
                 channel = point.channel
                 if point.joules is None or point.flags or channel in self._problems:
-                    self._watch(point, batch)
+                    self._watch(point, self._away_ns.get(index), batch)
                 if point.joules is None:
                     self._problem = True
                     whole = False
@@ -217,7 +221,13 @@ class Writer:
                 batch.rows.append(
                     (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
                 )
-        if not record.late:
+            self._away_ns.pop(index, None)
+        if record.late:
+            for index, _ in record.samples:
+                self._slowest_ns[index] = max(self._slowest_ns[index], record.end_ns - record.start_ns)
+        else:
+            if not record.whole:
+                self._miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, record.tick_ns)
             if record.samples:
                 late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
@@ -237,6 +247,7 @@ class Writer:
                 rest.append(place)
             else:
                 columns += decoded
+                self._away_ns.pop(index, None)
         series = (
             zip(
                 ticks_ns,
@@ -270,34 +281,55 @@ class Writer:
     def _gap(self, gap: Gap) -> _Batch:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
         self.jitter.miss(count)
-        self._unseen += count
+        self._unseen.add(gap.first_ns, count, gap.interval_ns)
+        for index in range(len(self._sensors)):
+            self._away_ns.setdefault(index, gap.first_ns)
         ticks = [Tick(gap.first_ns + i * gap.interval_ns, self._node, True) for i in range(min(count, _RECORDED_TICKS))]
-        batch = _Batch(ticks=ticks)
-        if gap.last_ns - self._unseen_told_ns >= _QUIET_NS:
-            batch.told.append(self._tell_unseen(gap.last_ns, gap.interval_ns))
-        return batch
+        return _Batch(ticks=ticks)
 
-    def _tell_unseen(self, t_ns: int, interval_ns: int) -> Event:
-        span_s = self._unseen * interval_ns / NS
-        message = f"{self._unseen} ticks passed unseen ({span_s:.3f} s); energy is carried over them"
-        self._unseen, self._unseen_told_ns = 0, t_ns
-        return self._event(t_ns, "ticks-missed", message)
+    def _miss(self, absent: Iterable[int], tick_ns: int) -> None:
+        """Take note of sensors that did not answer in time at a tick that others were sampled at."""
+        for index in absent:
+            self._slow[index].add(tick_ns, 1, self._interval_ns)
+            self._away_ns.setdefault(index, tick_ns)
 
-    def _watch(self, point: Point, batch: _Batch) -> None:
-        """Tell when a channel is lost, comes back, or begins anew."""
+    def _missed_events(self, *, last: bool) -> Iterator[Event]:
+        """Yield what is to be told of missed ticks, each event with the time of the first tick that it tells."""
+        now_ns, interval_ns = time.monotonic_ns(), self._interval_ns
+        if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
+            message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
+            wrapped = [name for wrap_s, name in self._wraps if unseen.longest * interval_ns / NS >= wrap_s]
+            if wrapped:
+                message += f"; {', '.join(wrapped)}: windows across them have no figure"
+            else:
+                message += "; counters carry the energy over them"
+            yield self._event(unseen.first_ns, "ticks-missed", message)
+        for index, missed in enumerate(self._slow):
+            if (portion := missed.portion(now_ns, last=last)) is not None:
+                took_ns, self._slowest_ns[index] = self._slowest_ns[index], 0
+                took = f", answers took up to {took_ns / 1e6:.0f} ms" if took_ns else ""
+                message = f"{self._sensors[index].name}: no answer in time at {_ticks(portion.ticks)} of "
+                message += f"{interval_ns / 1e6:g} ms{took}; it is read less often, and short windows are less exact"
+                yield self._event(portion.first_ns, "sensor-slow", message)
+
+    def _watch(self, point: Point, away_ns: int | None, batch: _Batch) -> None:
+        """Tell when a channel is lost, comes back, or its series starts again, its sensor away since `away_ns`."""
         channel = point.channel
         name = f"{channel.device} {channel.domain} ({channel.source})"
         known = channel in self._problems
         if point.joules is None:
             if not known and self._may_tell(channel, "lost", point.t_ns):
-                self._problems[channel] = point.problem
+                self._problems[channel] = point.t_ns
                 batch.told.append(self._event(point.t_ns, "sensor-lost", f"{name}: {point.problem}"))
             return
+        since_ns = self._problems.pop(channel, None) or away_ns
         if known:
-            del self._problems[channel]
             batch.told.append(self._event(point.t_ns, "sensor-back", f"{name}: read again"))
         if point.flags == START and channel in self._series and self._may_tell(channel, "restart", point.t_ns):
-            message = f"{name}: the counter began anew; windows across this instant have no figure for it"
+            message = (
+                f"{name}: the counter was reset" if since_ns is None else f"{name}: {_unread(since_ns, point.t_ns)}"
+            )
+            message += "; windows across this instant have no figure of it"
             batch.told.append(self._event(point.t_ns, "counter-restart", message))
 
     def _may_tell(self, channel: Channel, what: str, t_ns: int) -> bool:
@@ -386,6 +418,24 @@ class Writer:
         if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
             return
         self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]
+
+
+def _wraps(sensors: Sequence[Sensor]) -> list[tuple[float, str]]:
+    """Return of each counter that wraps how long it may go unread, s, and its name with that."""
+    found: list[tuple[float, str]] = []
+    for sensor in sensors:
+        for channel in cast(Sequence[Mapping[str, Any]], sensor.describe().get("channels", ())):
+            if (wrap_s := channel.get("wrap_s")) is not None:
+                found.append((wrap_s, f"{channel['device']} {channel['domain']} may wrap unseen in {wrap_s:.1f} s"))
+    return found
+
+
+def _ticks(count: int) -> str:
+    return f"{count} tick{'s' if count > 1 else ''}"
+
+
+def _unread(since_ns: int, until_ns: int) -> str:
+    return f"not read for {(until_ns - since_ns) / NS:.1f} s, too long to know what it used meanwhile"
 
 
 def _part(sampled: Sampled, places: Sequence[int]) -> Sampled:

@@ -194,6 +194,7 @@ class PowercapSensor:
                     "domain": zone.channel.domain,
                     "source": _SOURCE,
                     "lag_s": zone.age.lag_ns / NS,
+                    "wrap_s": zone.counter.wrap_s,
                     "path": str(zone.path),
                 }
                 for zone in self._zones

@@ -217,17 +217,20 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(store, tmp_path):
     assert list(target.parent.iterdir()) == [target]
 
 
-@pytest.mark.parametrize("out", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+@pytest.mark.parametrize("out", ["stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_stdout_by_name_is_written_behind_what_is_there(path, tmp_path, out):
+    # A link such as /dev/stdout, which is the machine's and would be gone where this fails.
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     log = tmp_path / "log"
     log.write_text("before\n")
     argv = [sys.executable, "-m", "energymon", "export", "--store", path, "--format", "csv", "--node", "c"]
     with log.open("a") as file:
-        subprocess.run([*argv, "--out", out], stdout=file, cwd=REPO, check=True, timeout=60)
+        subprocess.run([*argv, "--out", tmp_path / out], stdout=file, cwd=REPO, check=True, timeout=60)
         file.write("after\n")
     lines = log.read_text().splitlines()
     assert (len(lines), lines[0], lines[-1]) == (53, "before", "after")
-    assert list(tmp_path.iterdir()) == [log]
+    assert set(tmp_path.iterdir()) == {log, tmp_path / "stdout"}
+    assert (tmp_path / "stdout").is_symlink()
 
 
 def test_a_folder_and_a_link_to_itself_are_refused(store, tmp_path):
