@@ -20,7 +20,9 @@ from typing import Any, Final, cast
 
 from energymon.clock import NS, Clock, boot_id
 from energymon.components import channels_of
+from energymon.edges import Listener, follow_ups_ns, socket_path
 from energymon.errors import ConfigError, EnergyError, SensorError, StoreError
+from energymon.integrate import UNBOUNDED
 from energymon.loop import Loop
 from energymon.monitor import Monitor
 from energymon.offsets import WALL
@@ -165,6 +167,7 @@ class _Agent:
                 "name another store"
             )
         # A tick has one reading of each series: an agent that follows another at once waits for the next tick.
+        self._edges = _listener(config.store)
         self._monitor = Monitor(
             found.sensors,
             config.interval_ns,
@@ -173,6 +176,8 @@ class _Agent:
             self._clock,
             after_ns=last_ns,
             linger_ns=_linger_ns(found),
+            edges=self._edges,
+            follow_ups_ns=follow_ups_ns(_lags_s(found)),
         )
         self._writer.follow(self._monitor)
         self._sender: SenderProcess | None = None
@@ -210,6 +215,8 @@ class _Agent:
             self._loop.run()
         finally:
             self._monitor.stop()
+            if self._edges is not None:
+                self._edges.close()
             self._writer.stop()
         if self._signals.failure is not None:
             traceback.print_exception(self._signals.failure)
@@ -340,11 +347,23 @@ def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:
     return cast(int, told[-1]["boot_offset_ns"]) if told else None
 
 
+def _listener(store: Path) -> Listener | None:
+    """Listen for windows that want a reading at their edges."""
+    try:
+        return Listener(socket_path(store))
+    except OSError as error:
+        _say(f"{socket_path(store)}: {error.strerror}; windows go by the ticks alone")
+        return None
+
+
+def _lags_s(found: Found) -> list[float]:
+    channels = [channel for sensor in found.sensors for channel in cast(Any, sensor.describe()["channels"])]
+    return [float(channel.get("lag_s") or 0) for channel in channels if channel["source"] not in UNBOUNDED]
+
+
 def _linger_ns(found: Found) -> int:
     """Return how long a value of the host's last moments may take to be shown, ns."""
-    channels = [channel for sensor in found.sensors for channel in cast(Any, sensor.describe()["channels"])]
-    lags_s = [float(channel.get("lag_s") or 0) for channel in channels]
-    return round(max((lag_s for lag_s in lags_s if lag_s < _LONG_LAG_S), default=0.0) * NS)
+    return round(max((lag_s for lag_s in _lags_s(found) if lag_s < _LONG_LAG_S), default=0.0) * NS)
 
 
 def _tell(event: Event) -> None:

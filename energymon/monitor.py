@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from energymon.clock import NS, Clock, next_tick, tick_at
 from energymon.compiled import Library, ticker_library
+from energymon.edges import Listener
 from energymon.priority import raise_priority
 from energymon.sensors.base import Sensor
 from energymon.ticker import Block, Operation, Reason, Taken, Ticker
@@ -25,6 +27,8 @@ finds code and data gone from the CPU's caches, which spreads the answers over f
 _COLD_NS: Final = 50_000_000
 """Between ticks that are closer together than that, the caches keep most of it."""
 _TRIALS: Final = 5
+_AWAY: Final = 4
+"""A slow sensor is read between ticks where the next one is this many times as far away as its last answer took."""
 _SLOW_NS: Final = 10_000_000
 """A sensor of the timekeeper's that takes this long, twice in a row, gets a thread of its own."""
 _STUCK_NS: Final = NS
@@ -50,7 +54,8 @@ class Sampled(NamedTuple):
     whole: bool
     """Whether every sensor answered in time."""
     late: bool
-    """Whether this is a straggler's part of a tick that was handed over before."""
+    """Whether this is no tick of its own: a straggler's part of one that was handed over before, or a reading between
+    ticks, of which `tick_ns` is then the begin."""
     start_ns: int
     """When the first of these samples was begun, ns of the monotonic clock."""
     end_ns: int
@@ -116,12 +121,13 @@ class _Due(NamedTuple):
 class _Aside:
     """A slow sensor's own thread, released at every tick that finds it idle."""
 
-    __slots__ = ("busy", "gate", "index")
+    __slots__ = ("busy", "gate", "index", "took_ns")
 
     def __init__(self, index: int, *, busy: bool = False) -> None:
         self.index = index
         self.gate: SimpleQueue[_Due | None] = SimpleQueue()
         self.busy = busy
+        self.took_ns = 0
 
 
 class Monitor:
@@ -135,6 +141,9 @@ class Monitor:
 
     Where all sensors are quick and the host has a compiler, compiled code takes the ticks as long as nothing is out
     of the ordinary; `drain` hands over what it has taken.
+
+    A program that asks at `edges` has the sensors read at once, and again while its counters' updates are still to
+    come.
     """
 
     def __init__(
@@ -146,8 +155,17 @@ class Monitor:
         clock: Clock | None = None,
         after_ns: int = 0,
         linger_ns: int = 0,
+        edges: Listener | None = None,
+        follow_ups_ns: Sequence[int] = (),
     ) -> None:
-        """Take ticks after `after_ns`, UTC ns, only; go on for `linger_ns` after `stop`, for values that come late."""
+        """Take ticks after `after_ns`, UTC ns, only; go on for `linger_ns` after `stop`, for values that come late.
+
+        What is asked for at `edges` is read again `follow_ups_ns` later.
+        """
+        self._edges = edges
+        self._follow_ups_ns = follow_ups_ns
+        self._follow: list[int] = []
+        self._answers = False
         self._after_ns = after_ns
         self._linger_ns = linger_ns
         self._last_ns = 0
@@ -182,6 +200,7 @@ class Monitor:
         self._tick = _Due(0, 0, 0)
         self._awaited = 0
         self._skipped = False
+        self._between = False
         # Guards the ticker, and the order of what comes out of it.
         self._draining = threading.Lock()
         self._ticker: Ticker | None = None
@@ -214,6 +233,8 @@ class Monitor:
             if self._ticker is not None:
                 self._ticker.stop(self._last_ns)
         self._stop.release()
+        if self._edges is not None:
+            self._edges.wake()
         patience_s = (_LAST_TICK_NS + self._linger_ns) / NS + _JOIN_S
         deadline = time.monotonic() + patience_s
         if self._keeping is not None:
@@ -289,8 +310,7 @@ class Monitor:
         priority = raise_priority()
         if granted is not None:
             granted.put(priority)
-        clock, interval_ns, stop = self._clock, self._interval_ns, self._stop
-        monotonic_ns = time.monotonic_ns
+        clock, interval_ns = self._clock, self._interval_ns
         awaited = self._due_ns
         looked_ns = clock.now_ns()
         stopping = False
@@ -299,13 +319,8 @@ class Monitor:
                 reason, awaited = self._let_run(keeper, awaited)
                 if reason is Reason.STOPPED or keeper != self._keeper:
                     return
-            wait_ns = awaited - clock.offset_ns - monotonic_ns()
-            if wait_ns > _LAST_TICK_NS and stop.acquire(timeout=(wait_ns - _LAST_TICK_NS) / NS):
+            if not self._wait(keeper, awaited):
                 return
-            # A plain sleep costs a third less than a lock with a timeout; `stop` can wait for this tick.
-            wait_ns = awaited - clock.offset_ns - monotonic_ns()
-            if wait_ns > 0:
-                time.sleep(wait_ns / NS)
             stopping = self._stopping and awaited >= self._last_ns
             # What compiled code took was looked at, up to the tick before this one.
             looked_ns = max(looked_ns, awaited - interval_ns)
@@ -328,7 +343,59 @@ class Monitor:
 
     def _may_run(self, due_ns: int) -> bool:
         """Whether this is for compiled code: no thread waits for the tick, and nothing has failed lately."""
-        return self._begun and not self._asides and not self._stopping and due_ns >= self._mended_ns
+        quiet = self._begun and not self._asides and not self._stopping and not self._follow
+        return quiet and due_ns >= self._mended_ns
+
+    def _wait(self, keeper: int, awaited_ns: int) -> bool:
+        """Wait until the tick; return False when this thread is to end before it."""
+        if self._edges is not None:
+            return self._serve(self._edges, keeper, awaited_ns)
+        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
+        if wait_ns > _LAST_TICK_NS and self._stop.acquire(timeout=(wait_ns - _LAST_TICK_NS) / NS):
+            return False
+        # A plain sleep costs a third less than a lock with a timeout; `stop` can wait for this tick.
+        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
+        if wait_ns > 0:
+            time.sleep(wait_ns / NS)
+        return True
+
+    def _serve(self, edges: Listener, keeper: int, awaited_ns: int) -> bool:
+        """Wait until the tick `awaited_ns`, and read meanwhile what is asked for at edges, and what follows them.
+
+        Returns False when this thread is to end: another keeps the time, or the monitor stops before the tick.
+        """
+        while True:
+            now_ns = time.monotonic_ns()
+            wait_ns = awaited_ns - self._clock.offset_ns - now_ns
+            if self._stopping and wait_ns > _LAST_TICK_NS:
+                return False
+            if wait_ns <= 0:
+                return True
+            if edges.serve():
+                self._follow = sorted({*self._follow, *(now_ns + after_ns for after_ns in self._follow_ups_ns)})
+                self._answers = True
+                if not self._take_between(keeper, awaited_ns):
+                    return False
+            elif self._follow and self._follow[0] <= now_ns:
+                self._follow = [due_ns for due_ns in self._follow if due_ns > now_ns]
+                if not self._take_between(keeper, awaited_ns):
+                    return False
+            elif self._library is not None and self._may_run(awaited_ns):
+                return True
+            else:
+                due_ns = min(wait_ns, self._follow[0] - now_ns) if self._follow else wait_ns
+                select.select([edges], [], [], max(0.0, due_ns / NS))
+
+    def _take_between(self, keeper: int, awaited_ns: int) -> bool:
+        """Sample between two ticks; return False when another thread keeps the time by now."""
+        now_ns = self._clock.now_ns()
+        return self._take(keeper, now_ns, between=awaited_ns - now_ns)
+
+    def _answer(self) -> None:
+        """Tell those who have asked that every sensor that could be was read."""
+        if self._answers and self._edges is not None:
+            self._answers = False
+            self._edges.answer()
 
     def _let_run(self, keeper: int, due_ns: int) -> tuple[Reason | None, int]:
         """Let compiled code take the ticks from `due_ns` on until one is out of the ordinary.
@@ -376,6 +443,7 @@ class Monitor:
                 wall_ns=wall_ns,
                 readings=self._readings,
                 slow_ns=_SLOW_NS,
+                wake_fd=-1 if self._edges is None else self._edges.fileno(),
             )
             self._kept = (key, ticker)
         return self._kept[1]
@@ -384,15 +452,19 @@ class Monitor:
         if (block := ticker.take()) is not None:
             self._sink(SampledBlock(self._offset_ns + self._wall_ns, self._order, block, -self._wall_ns))
 
-    def _take(self, keeper: int, tick_ns: int) -> bool:
-        """Sample all that is due at this tick; return False when another thread keeps the time by now."""
+    def _take(self, keeper: int, tick_ns: int, between: int | None = None) -> bool:
+        """Sample all that is due at this tick; return False when another thread keeps the time by now.
+
+        `between` is how long after this, ns, the next tick is, where this is none itself: sensors that would not be
+        back by then are left out.
+        """
         wall_ns = self._clock.wall_ns
         tick = _Due(tick_ns, self._clock.offset_ns + wall_ns, -wall_ns)
         met = bool(self._asides)
         if met:
-            self._release(tick)
+            met = self._release(tick, between)
         sensors, monotonic_ns = self._sensors, time.monotonic_ns
-        for _ in range(self._readings):
+        for _ in range(self._readings if between is None else 1):
             samples: list[tuple[int, Any]] = []
             slow: list[int] = []
             start_ns = end_ns = before_ns = monotonic_ns()
@@ -419,7 +491,8 @@ class Monitor:
         if met:
             self._meet(tick, samples, (start_ns, end_ns))
         else:
-            self._sink(tick.sampled(samples, (start_ns, end_ns), whole=True, late=False))
+            self._sink(tick.sampled(samples, (start_ns, end_ns), whole=True, late=between is not None))
+            self._answer()
         return True
 
     def _part_with(self, slow: list[int]) -> None:
@@ -432,18 +505,28 @@ class Monitor:
             self._spawn(self._sample, aside)
         self._slow = slow
 
-    def _release(self, tick: _Due) -> None:
-        """Open the tick, closing the one before it if somebody is still missing, and release who is idle."""
-        self._hand_over()
+    def _release(self, tick: _Due, between: int | None) -> bool:
+        """Open the tick, closing the one before it if somebody is still missing, and release who is idle.
+
+        Between ticks nothing is closed, and who would not be back for the next one is not released; returns whether
+        there is anybody to wait for.
+        """
+        if between is None:
+            self._hand_over()
         with self._meeting:
             ready = [aside for aside in self._asides if not aside.busy]
+            if between is not None:
+                ready = [aside for aside in ready if _AWAY * aside.took_ns < between]
+                if self._open is not None or not ready:
+                    return False
             for aside in ready:
                 aside.busy = True
             self._skipped = len(ready) < len(self._asides)
             self._tick, self._open, self._awaited = tick, [], 1 + len(ready)
-            self._span = (2**63, 0)
+            self._span, self._between = (2**63, 0), between is not None
         for aside in ready:
             aside.gate.put(tick)
+        return True
 
     def _left_with(self, index: int, brought: Sampled) -> None:
         """Deliver what a hanging sensor brought at last, and sample it from now on."""
@@ -459,7 +542,9 @@ class Monitor:
         while (tick := aside.gate.get()) is not None:
             start_ns = time.monotonic_ns()
             sample = (aside.index, sensor.sample())
-            self._meet(tick, [sample], (start_ns, time.monotonic_ns()), aside)
+            end_ns = time.monotonic_ns()
+            aside.took_ns = end_ns - start_ns
+            self._meet(tick, [sample], (start_ns, end_ns), aside)
 
     def _meet(
         self,
@@ -490,9 +575,10 @@ class Monitor:
             if self._open is None:
                 return
             whole = not self._awaited and not self._skipped
-            record = self._tick.sampled(self._open, self._span, whole=whole, late=False)
+            record = self._tick.sampled(self._open, self._span, whole=whole, late=self._between)
             self._open = None
         self._sink(record)
+        self._answer()
 
 
 def _sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, ahead_ns: int, *, whole: bool) -> Sampled:

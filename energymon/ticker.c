@@ -7,13 +7,14 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 enum kind { READ, PREAD, CALL, CALL_COUNTED };
-enum reason { STOPPED, FULL, LEFT, LATE, STEPPED, FAILED, SLOW, ABANDONED };
+enum reason { STOPPED, FULL, LEFT, LATE, STEPPED, FAILED, SLOW, ABANDONED, ASKED };
 
 struct operation {
     int32_t kind, fd, count, size;
@@ -38,7 +39,7 @@ struct task {
     const struct operation *operations;
     uint8_t *ring;
     int64_t capacity, slot_bytes, interval_ns, offset_ns, wall_ns, unnoticed_ns, slow_ns;
-    int32_t count, readings;
+    int32_t count, readings, wake_fd, unused;
 };
 
 static int64_t now_ns(clockid_t clock) {
@@ -67,6 +68,22 @@ static int32_t perform(const struct operation *op, uint8_t *data) {
     return code;
 }
 
+/* Waits until `due_ns` of the monotonic clock, or returns 1 as soon as `fd` can be read. */
+static int asked(int fd, int64_t due_ns) {
+    for (;;) {
+        int64_t left_ns = due_ns - now_ns(CLOCK_MONOTONIC);
+        if (left_ns < 0)
+            left_ns = 0;
+        struct timespec left = {left_ns / 1000000000, left_ns % 1000000000};
+        struct pollfd wake = {fd, POLLIN, 0};
+        int ready = ppoll(&wake, 1, &left, NULL);
+        if (ready > 0)
+            return 1;
+        if (ready == 0)
+            return 0;
+    }
+}
+
 int run(const struct task *task) {
     struct control *control = task->control;
     for (;;) {
@@ -76,8 +93,11 @@ int run(const struct task *task) {
             return LEFT;
         if (control->produced - __atomic_load_n(&control->consumed, __ATOMIC_ACQUIRE) >= task->capacity)
             return FULL;
-        while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR)
-            ;
+        if (task->wake_fd < 0)
+            while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, NULL) == EINTR)
+                ;
+        else if (asked(task->wake_fd, due_ns))
+            return ASKED;
         int64_t before_ns = now_ns(CLOCK_MONOTONIC);
         int64_t step_ns = now_ns(CLOCK_REALTIME) - before_ns - task->offset_ns - task->wall_ns;
         if (step_ns <= -task->unnoticed_ns || step_ns >= task->unnoticed_ns)

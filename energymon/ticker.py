@@ -58,6 +58,7 @@ class Reason(IntEnum):
     FAILED = 5
     SLOW = 6
     ABANDONED = 7
+    ASKED = 8
 
 
 class Taken(NamedTuple):
@@ -158,6 +159,8 @@ class _Task(ctypes.Structure):
         ("slow_ns", ctypes.c_int64),
         ("count", ctypes.c_int32),
         ("readings", ctypes.c_int32),
+        ("wake_fd", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
     )
 
 
@@ -178,12 +181,13 @@ class Ticker:
         readings: int,
         slow_ns: int,
         slots: int | None = None,
+        wake_fd: int = -1,
     ) -> None:
         """Take groups of operations, one a sensor, which are done in order at each tick, `readings` times.
 
         `offset_ns` is what the monotonic clock lacks to that of the ticks, and `wall_ns` how far the wall clock is
         ahead of that one, which ends `run` when it changes; an operation that takes more than `slow_ns` is told. The
-        ring holds `slots` ticks, those of some seconds by default.
+        ring holds `slots` ticks, those of some seconds by default. `run` comes back when `wake_fd` can be read.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
         operations = [operation for group in groups for operation in group]
@@ -209,6 +213,7 @@ class Ticker:
             slow_ns=slow_ns,
             count=len(operations),
             readings=readings,
+            wake_fd=wake_fd,
         )
         self._taking = threading.Lock()
 

@@ -17,6 +17,7 @@ from typing import Final, Self, cast
 from energymon.agent_process import Agent, shared_agent
 from energymon.clock import NS, boot_id, boot_ns, utc_text
 from energymon.components import Component
+from energymon.edges import Asker
 from energymon.errors import EnergyError, WindowError
 from energymon.integrate import Energy
 from energymon.query import WindowEnergy, query
@@ -64,6 +65,7 @@ class Window:
         self._agent = agent
         self._start_ns = self._end_ns = 0
         self._began_ns = self._ended_ns = 0
+        self._asker: Asker | None = None
         self._reading = threading.Lock()
         self._found: WindowEnergy | None = None
         self._failed: EnergyError | None = None
@@ -72,9 +74,10 @@ class Window:
         if self._start_ns:
             raise WindowError(f"{self._told()} was used before; make another one")
         self._locate()
+        self._asker = self._ask_agent()
         if self._sync_cuda:
             _synchronize_cuda()
-        self._start_ns, self._began_ns = time.time_ns(), boot_ns()
+        self._start_ns, self._began_ns = self._edge()
         return self
 
     def __exit__(
@@ -82,7 +85,10 @@ class Window:
     ) -> None:
         if self._sync_cuda and kind is None:
             _synchronize_cuda()
-        self._end_ns, self._ended_ns = time.time_ns(), boot_ns()
+        self._end_ns, self._ended_ns = self._edge()
+        if self._asker is not None:
+            self._asker.close()
+            self._asker = None
 
     @property
     def start_ns(self) -> int:
@@ -182,6 +188,23 @@ class Window:
         self._where = self._agent.store
         self._node = self._node or self._agent.node
         self._agent.serve(self)
+
+    def _ask_agent(self) -> Asker | None:
+        """Connect to the agent that can be asked to read its sensors at the edges; None where the ticks must do."""
+        where = self._where.path if isinstance(self._where, SqliteStore) else self._where
+        if not isinstance(where, str | Path) or "://" in str(where):
+            return None
+        try:
+            return Asker(Path(where))
+        except OSError:
+            # It ended, it is older than that, or it is another user's.
+            return None
+
+    def _edge(self) -> tuple[int, int]:
+        """Return the instant, as UTC ns and as ns of `boot_ns`; where an agent can be asked it has just read all."""
+        read_ns = self._asker.edge_ns() if self._asker is not None else None
+        utc_ns, now_ns = time.time_ns(), boot_ns()
+        return (utc_ns, now_ns) if read_ns is None else (utc_ns - (now_ns - read_ns), read_ns)
 
     def _require_end(self) -> None:
         if not self._end_ns:
