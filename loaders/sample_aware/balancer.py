@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["Balancer", "Order", "Resume", "Row", "Start"]
+__all__ = ["Balancer", "Bundle", "Order", "Resume", "Row", "Start"]
 
 Order: TypeAlias = Literal["arrival", "strict"]
 """Which samples share a batch: those that are done first, or those that the sampler put together."""
@@ -35,6 +35,13 @@ class Resume(NamedTuple):
     """A worker is to go on with a parked sample."""
 
     sample: int
+
+
+class Bundle(NamedTuple):
+    """A worker is to make a whole batch by itself."""
+
+    batch: int
+    samples: range
 
 
 class _State(Enum):
@@ -68,6 +75,8 @@ class Balancer:
         self._states: dict[int, _State] = {}
         self._parked: deque[tuple[int, int]] = deque()
         self._open: dict[int, _Open] = {}
+        self._untouched: dict[int, tuple[int, range]] = {}
+        """Batches of which no sample was begun, by their first sample."""
         self._whole: dict[int, list[int]] = {}
         self._next_strict = 0
         self._samples = 0
@@ -81,6 +90,7 @@ class Balancer:
         samples = range(self._samples, self._samples + size)
         rows = [Row(self._batches, row) for row in range(size)]
         self._open[self._batches] = _Open(size)
+        self._untouched[self._samples] = self._batches, samples
         self._batches += 1
         self._samples += size
         self._new.extend(samples)
@@ -138,21 +148,46 @@ class Balancer:
         if not start:
             return None
         sample = self._new.popleft()
+        self._untouched.pop(sample, None)
         self._states[sample] = _State.RUNNING
         return Start(sample, self._home.get(sample))
+
+    def next_bundle(self) -> Bundle | None:
+        """Return the batch that a worker makes by itself, None where the next sample is none of an untouched batch.
+
+        Its samples have their rows from the beginning.
+        """
+        if self._parked or not self._new or self._new[0] not in self._untouched:
+            return None
+        batch, samples = self._untouched[self._new[0]]
+        if self._order == "arrival":
+            if not self._rows or self._rows[0] != (batch, 0):
+                return None
+            for sample in samples:
+                self._home[sample] = self._rows.popleft()
+        del self._untouched[samples[0]]
+        for sample in samples:
+            self._new.popleft()
+            self._states[sample] = _State.RUNNING
+        return Bundle(batch, samples)
+
+    def finish_bundle(self, bundle: Bundle) -> None:
+        """Note that a batch is whole that one worker has made."""
+        for row, sample in enumerate(bundle.samples):
+            self._leave(sample)
+            del self._home[sample]
+            self._open[bundle.batch].filled[row] = sample
+        self._complete(bundle.batch)
+
+    def give_back(self, samples: range) -> None:
+        """Undo a part of a bundle that its worker has not begun."""
+        for sample in reversed(samples):
+            self._leave(sample)
+            self._new.appendleft(sample)
 
     def take_row(self) -> Row:
         """Return the next row for whichever sample is done first; there is one for each that was begun."""
         return self._rows.popleft()
-
-    def give_back(self, task: Start | Resume) -> None:
-        """Undo `next_task`, for no worker has taken the task up."""
-        self._leave(task.sample)
-        if isinstance(task, Start):
-            self._new.appendleft(task.sample)
-        else:
-            self._states[task.sample] = _State.PARKED
-            self._parked.appendleft((task.sample, self._completed))
 
     def park(self, sample: int) -> None:
         """Put a slow sample that its worker has handed over in the temp queue."""

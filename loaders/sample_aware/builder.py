@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +15,7 @@ import torch
 from loaders.one_core import use_one_core
 from loaders.sample_aware.delivery import Built, Delivery
 from loaders.sample_aware.messages import IN_ROW, Report
-from loaders.sample_aware.packing import Spec, load, offsets, rows_of, unpack
+from loaders.sample_aware.packing import Spec, load, load_report, offsets, rows_of, unpack
 from loaders.sample_aware.shared import Arena, Block
 from loaders.sample_aware.stacking import StackedInPlace
 
@@ -33,6 +32,10 @@ class Collate(Protocol):
 
     def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
         """Return a batch of keys, samples and the time that each sample took, in ns."""
+        ...
+
+    def finish(self, batch: Any) -> Any:
+        """Return what the consumer is given of a batch that may have been collated by a worker."""
         ...
 
 
@@ -52,10 +55,23 @@ class Order:
     delivery: Delivery
     samples: Sequence[int]
     keys: Sequence[Any]
+    work_ns: Sequence[int]
+    """What each sample took."""
     reports: Sequence[Report]
     blocks: Sequence[Block | None]
     """Of samples that lie apart."""
     rows: Rows | None
+    collated: tuple[Report, Block | None] | None = None
+    """Where the batch lies that a worker has collated."""
+
+    def collated_as(self, report: Report, block: Block | None) -> Order:
+        """Return the order with a batch in the place of its samples."""
+        return replace(self, reports=(), blocks=(), rows=None, collated=(report, block))
+
+    def memory(self) -> list[Block]:
+        """Return all blocks in which its samples or its batch lie."""
+        blocks = [*self.blocks, self.rows.block if self.rows else None, self.collated[1] if self.collated else None]
+        return [block for block in blocks if block is not None]
 
 
 class Builder:
@@ -63,6 +79,8 @@ class Builder:
 
     def __init__(self, arena: Arena, collate: Collate, failed: Callable[[Delivery, BaseException], None]) -> None:
         self._arena, self._collate, self._failed = arena, collate, failed
+        self.in_place = collate.in_place
+        """Whether samples are collated here that lie in the rows of a batch."""
         self._orders: queue.SimpleQueue[Order | Delivery | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="sample-aware-builder", daemon=True)
         self._thread.start()
@@ -102,36 +120,37 @@ class Builder:
             del order
 
     def _drop(self, order: Order) -> None:
-        blocks = [*order.blocks, order.rows.block if order.rows else None]
-        for block in blocks:
-            if block is not None:
-                self._arena.returns.give_back(block, os.getpid())
+        for block in order.memory():
+            self._arena.returns.give_back(block, os.getpid())
 
     def _built(self, order: Order) -> Built:
         rows: list[Sequence[Any]] = []
         regions: list[torch.Tensor] = []
-        blocks = [block for block in order.blocks if block is not None]
+        blocks = order.memory()
+        if order.collated is not None:
+            value = self._collate.finish(self._sample(*order.collated))
+            return Built(order.samples, order.keys, value, order.work_ns, blocks)
         if order.rows is not None:
-            blocks.append(order.rows.block)
             rows = self._rows(order.rows, regions)
         samples = []
         for report, block in zip(order.reports, order.blocks, strict=True):
-            if block is not None:
-                memory = torch.from_numpy(self._arena.lend(block))
-                samples.append(load(memory, report.offset - block.offset, report.nbytes, copy=False))
-            elif report.offset == IN_ROW:
+            if report.offset == IN_ROW:
                 samples.append(unpack(report.payload, [leaf[report.row] for leaf in rows]))
             else:
-                payload, _ = pickle.loads(report.payload)  # noqa: S301 - from a process of ours
-                samples.append(unpack(payload, ()))
-        work_ns = [report.spent_ns for report in order.reports]
+                samples.append(self._sample(report, block))
         with StackedInPlace(regions if self._collate.in_place else ()):
-            value = self._collate(order.keys, samples, work_ns)
-        return Built(order.samples, order.keys, value, work_ns, blocks)
+            value = self._collate(order.keys, samples, order.work_ns)
+        return Built(order.samples, order.keys, self._collate.finish(value), order.work_ns, blocks)
+
+    def _sample(self, report: Report, block: Block | None) -> Any:
+        """Return a sample or a batch that lies apart; its memory comes back when nothing refers to it any more."""
+        if block is None:
+            return load_report(report.payload)
+        return load(self._arena.lend(block), report.offset - block.offset, report.nbytes, copy=False)
 
     def _rows(self, memory: Rows, regions: list[torch.Tensor]) -> list[Sequence[Any]]:
         """Return for each leaf what its rows are; add the tensors whose stack is there already to `regions`."""
-        whole = torch.from_numpy(self._arena.lend(memory.block))
+        whole = self._arena.lend(memory.block)
         begins, _ = offsets(memory.spec, memory.rows)
         found: list[Sequence[Any]] = []
         for begin, leaf in zip(begins, memory.spec, strict=True):

@@ -16,7 +16,7 @@ __all__ = ["MOST_STAGES", "MOST_WORKERS", "RESERVED_BYTES", "Control", "Held"]
 
 MOST_STAGES: Final = 256
 MOST_WORKERS: Final = 512
-_RUN, _TIMEOUT_NS, _MAY_PARK, _SPEC_BYTES = range(4)
+_RUN, _TIMEOUT_NS, _MAY_PARK, _SPEC_BYTES, _CAN_COPY = range(5)
 _REMAINING: Final = 8
 _CELLS: Final = _REMAINING + MOST_STAGES
 _SAMPLE, _STAGE, _SINCE, _OF_RUN, _CELL = range(5)
@@ -56,6 +56,15 @@ class Control:
     @run.setter
     def run(self, number: int) -> None:
         self._numbers[_RUN] = number
+
+    @property
+    def can_copy(self) -> bool:
+        """Whether the library that copies past the caches is there."""
+        return bool(self._numbers[_CAN_COPY])
+
+    def set_can_copy(self) -> None:
+        """Tell that it is there."""
+        self._numbers[_CAN_COPY] = 1
 
     def set_timeout(self, timeout_ns: int) -> None:
         """Tell above which time a sample is slow; 0: none is."""

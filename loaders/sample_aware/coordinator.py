@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import pickle
 import selectors
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,12 +22,14 @@ from loaders.sample_aware.jobs import Job
 from loaders.sample_aware.lateness import NEVER, Lateness
 from loaders.sample_aware.layout import Layout
 from loaders.sample_aware.messages import Report, ReportKind, Reports
-from loaders.sample_aware.pace import REST_S, tasks_ahead
-from loaders.sample_aware.packing import load, unpack
+from loaders.sample_aware.pace import REST_S, is_for_one, tasks_ahead
+from loaders.sample_aware.packing import load, load_report
+from loaders.sample_aware.past_caches import LEAST_BYTES
 from loaders.sample_aware.pool import Pool
 from loaders.sample_aware.run import Run
 from loaders.sample_aware.scheduler import Scheduler
 from loaders.sample_aware.shared import Arena, Block
+from loaders.sample_aware.spare import SizeGuess
 from loaders.sample_aware.staffing import Staffing
 from loaders.sample_aware.timeout import SlowTimeout
 
@@ -36,6 +38,8 @@ __all__ = ["Coordinator", "Settings"]
 _READ_BYTES: Final = 1 << 16
 _MOST_AHEAD: Final = 256
 """Tasks in the pipe that no worker has taken, at most: they have to fit into it."""
+_LARGE_BYTES: Final = 1 << 16
+"""Of a sample's tensors, from which writing them into the rows of a batch gains more than it costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Coordinator:
         self._blocks: dict[int, Block] = {}
         """What workers have asked for and not reported, by worker."""
         self._layout = Layout(control)
+        self._sample_size, self._batch_size = SizeGuess(), SizeGuess()
+        """Of what lies apart."""
         self._lateness = Lateness(timeout, settings.sample_timeout_s, control, figures)
         self._ending = False
         self._selector = selectors.DefaultSelector()
@@ -193,18 +199,26 @@ class Coordinator:
             if run is not None:
                 self._pool.give_rows([run.row_again(report)])
             return
-        held = self._blocks.pop(report.worker) if report.offset >= 0 else None
+        if report.kind == ReportKind.KEPT:
+            self._arena.keep(report.offset)
+            return
+        if report.kind == ReportKind.LET_GO:
+            self._arena.let_go(report.offset)
+            return
+        held = self._blocks.pop(report.worker, None) if report.offset >= 0 else None
         if run is not None:
+            if report.offset >= 0 and held is None:
+                held = run.take_spare(report.sample)
             self._hear_of_sample(run, report, held)
             return
-        if report.sample < 0:
+        if not report.run:
             self._die(self._failure(report, held).why())
         elif held is not None:
             self._arena.free(held)
-        self.epochs.left(report.run, report.sample)
+        self.epochs.left(report.run, report.sample, report.samples)
 
     def _hear_of_sample(self, run: Run, report: Report, block: Block | None) -> None:
-        self.figures.add_stages(report.first_stage, report.stage_ns)
+        self.figures.add_stages(report.first_stage, report.stage_ns, report.samples)
         if report.kind == ReportKind.PARKED:
             assert block is not None
             self._lateness.mark(run, report.sample)
@@ -212,6 +226,10 @@ class Coordinator:
             run.park(report, block)
         elif report.kind == ReportKind.FAILED:
             failure = self._failure(report, block)
+            if report.sample < 0:
+                run.outstanding.discard(report.sample)
+                self.epochs.end(failure.why())
+                return
             key = run.key(report.sample)
             run.fail(report.sample)
             if not self._settings.skip:
@@ -219,14 +237,40 @@ class Coordinator:
                 return
             self.failed.append((key, str(failure.why())))
         elif report.kind == ReportKind.DONE:
-            self._layout.learn(report, self._arena.memory)
+            if self.builder.in_place:
+                self._layout.learn(report, self._arena.memory)
+            self._note_size(self._sample_size, report, block)
+            self.figures.add_total(report.spent_ns)
             run.finish(report, block)
             self._lateness.done(run, report.sample, report.spent_ns * 1e-9)
 
+        elif report.kind == ReportKind.GIVEN_BACK:
+            run.split(report)
+        elif report.kind == ReportKind.BATCH:
+            self._note_size(self._batch_size, report, block)
+            self._hear_of_batch(run, report, block)
+
+    def _hear_of_batch(self, run: Run, report: Report, block: Block | None) -> None:
+        if report.sample < 0:
+            run.finish_collation(report, block)
+            return
+        times_at = report.offset + report.nbytes
+        spent_ns = array("q", self._arena.map[times_at : times_at + 8 * report.samples])
+        bundle = run.finish_bundle(report, block, spent_ns)
+        self.figures.add_total(report.spent_ns, report.samples)
+        for sample, ns in zip(bundle.samples, spent_ns, strict=True):
+            self._lateness.done(run, sample, ns * 1e-9)
+
+    def _note_size(self, size: SizeGuess, report: Report, block: Block | None) -> None:
+        if block is not None:
+            nbytes = report.offset + report.nbytes + 8 * report.samples - block.offset
+            size.learn(nbytes)
+            if nbytes >= LEAST_BYTES:
+                self._pool.speed_up_copies(self._control.set_can_copy)
+
     def _failure(self, report: Report, block: Block | None) -> Any:
         if block is None:
-            payload, _ = pickle.loads(report.payload)  # noqa: S301 - from a process of ours
-            return unpack(payload, ())
+            return load_report(report.payload)
         failure = load(self._arena.memory, report.offset, report.nbytes, copy=True)
         self._arena.free(block)
         return failure
@@ -254,25 +298,40 @@ class Coordinator:
 
     def _rests(self, run: Run) -> bool:
         """Tell whether the workers have enough to do for reports to be left until there are several."""
-        return len(run.outstanding) > 3 * len(self._pool) and tasks_ahead(self.figures.sample_ns) > 1
+        return run.tasks > 3 * len(self._pool) and tasks_ahead(self.figures.sample_ns) > 1
+
+    def _bundles(self, run: Run) -> bool:
+        """Tell whether one worker makes a batch: of quick samples, not of large ones, for which rows save a copy."""
+        spec = self._layout.spec
+        large = spec is not None and sum(leaf.nbytes for leaf in spec) >= _LARGE_BYTES
+        return self._job.collates and not large and is_for_one(self.figures.sample_ns, run.batch_size)
 
     def _fill(self, run: Run) -> None:
         """Give out tasks until every worker has one and enough wait for it (`tasks_ahead`), and ship what is whole."""
-        workers = len(self._pool)
-        room = workers + min(workers * tasks_ahead(self.figures.sample_ns), _MOST_AHEAD) - len(run.outstanding)
-        # Each parked sample leaves a row in the pipe, which takes some two thousand.
-        self._control.set_may_park(run.balancer.parked < min(_MOST_AHEAD, 2 * workers))
-        tasks, rows = [], []
-        while room > 0 and (what := run.balancer.next_task(may_start=self._may_start(run))) is not None:
-            task, row = run.records(what, self._layout.spec)
-            tasks.append(task)
-            rows += [row] if row is not None else []
-            room -= 1
-        self._pool.give_rows(rows)
-        self._pool.give(tasks)
         for order in run.orders():
             self.builder.put(order)
-        if run.balancer.over and not run.over:
+        workers, bundles, spec = len(self._pool), self._bundles(run), self._layout.spec
+        task_ns = self.figures.sample_ns * (run.batch_size if bundles else 1)
+        room = workers + min(workers * tasks_ahead(task_ns), _MOST_AHEAD) - run.tasks
+        # Each parked sample leaves a row in the pipe, which takes some two thousand.
+        self._control.set_may_park(run.balancer.parked < min(_MOST_AHEAD, 2 * workers))
+        tasks, rows = list(run.collations(self._batch_size)), []
+        apart = self._sample_size if spec is None else None
+        while room > 0:
+            room -= 1
+            may_start = self._may_start(run)
+            if bundles and may_start and (bundle := run.balancer.next_bundle()) is not None:
+                tasks.append(run.bundle_record(bundle, self.figures.sample_ns, self._batch_size))
+                continue
+            what = run.balancer.next_task(may_start=may_start)
+            if what is None:
+                break
+            task, row = run.records(what, spec, apart)
+            tasks.append(task)
+            rows += [row] if row is not None else []
+        self._pool.give_rows(rows)
+        self._pool.give(tasks)
+        if run.finished and not run.over:
             run.over = True
             self.builder.end(run.delivery)
         if run.balancer.starving and run.opened > run.shipped == run.taken:

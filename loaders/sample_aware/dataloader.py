@@ -150,7 +150,9 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         single = self.batch_sampler is None
         keys = self._resumed_keys() or self._fresh_keys(single)
         collate = TorchCollate(self.collate_fn, single=single, pin=can_pin(self.pin_memory))
-        job = DatasetJob(self.dataset, self.transforms, self.worker_init_fn, self._base_seed or 0)
+        job = DatasetJob(
+            self.dataset, self.transforms, self.worker_init_fn, self._base_seed or 0, self.collate_fn, single=single
+        )
         if not self.num_workers:
             in_process = InProcess(job, collate, keys)
             self._current = weakref.ref(in_process)
@@ -197,16 +199,23 @@ class SampleAwareDataLoader(DataLoader[T_co]):
 
     def _start(self, job: DatasetJob, collate: TorchCollate) -> Engine:
         ahead = ahead_of(self.num_workers, self.prefetch_factor or 0)
-        return Engine(
-            job,
-            collate,
-            workers=self.num_workers,
-            policy=Policy(self._order(), ahead),
-            settings=Settings(self.most_bytes, self.sample_timeout_s, self._scheduler, queue_size=ahead),
-            timeout=self._slow_timeout,
-            figures=self._figures,
-            start_method=self.multiprocessing_context,
-        )
+        try:
+            return Engine(
+                job,
+                collate,
+                workers=self.num_workers,
+                policy=Policy(self._order(), ahead),
+                settings=Settings(self.most_bytes, self.sample_timeout_s, self._scheduler, queue_size=ahead),
+                timeout=self._slow_timeout,
+                figures=self._figures,
+                start_method=self.multiprocessing_context,
+            )
+        except LoaderConfigError as error:
+            if error.__cause__ is None:
+                raise
+            # What does not pickle is the error that torch's DataLoader raises.
+            error.__cause__.add_note(str(error))
+            raise error.__cause__ from None
 
     def _order(self) -> Order:
         if self.order is not None:

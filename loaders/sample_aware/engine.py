@@ -54,7 +54,7 @@ class Engine:
         start_method: Any = None,
     ) -> None:
         """Start the workers; raises LoaderConfigError where job or collation do not pickle and have to."""
-        self._workers, self._policy = workers, policy
+        self._workers, self._policy, self._collates = workers, policy, job.collates
         arena = Arena(2 * settings.most_bytes, RESERVED_BYTES)
         pool = self._pool = Pool(job, start_context(start_method), arena.descriptor)
         try:
@@ -86,7 +86,7 @@ class Engine:
         policy = self._policy
         background = max(1, int(policy.background_share * self._workers))
         balancer = Balancer(order=policy.order, background=background, longest_wait=policy.longest_wait)
-        run = Run(delivery, balancer, self._arena)
+        run = Run(delivery, balancer, self._arena, strict=policy.order == "strict", collates=self._collates)
         self.coordinator.call(lambda: self.coordinator.begin_run(run))
         return Epoch(self, delivery, iter(batches), policy.batches_ahead)
 

@@ -38,7 +38,7 @@ class Epochs:
             return
         self.current, self._control.run = None, 0
         for task in self._pool.recall():
-            run.outstanding.discard(task.sample)
+            run.outstanding.difference_update(range(task.sample, task.sample + task.samples))
         self._pool.recall_rows()
         run.delivery.end(error)
         if run.outstanding:
@@ -46,11 +46,11 @@ class Epochs:
         else:
             run.release()
 
-    def left(self, number: int, sample: int) -> None:
-        """Note that a worker holds a sample of an ended epoch no more."""
+    def left(self, number: int, sample: int, samples: int = 1) -> None:
+        """Note that a worker holds a sample of an ended epoch no more, or so many from that one on."""
         run = self._ended.get(number)
         if run is not None:
-            run.outstanding.discard(sample)
+            run.outstanding.difference_update(range(sample, sample + samples))
             if not run.outstanding:
                 self._ended.pop(number).release()
 

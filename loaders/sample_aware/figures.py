@@ -11,6 +11,8 @@ from loaders.sample_aware.scheduler import Decision
 
 __all__ = ["Figures", "Gauge"]
 
+_RECENT: Final = 64
+"""Samples over which the recent average is taken, the older ones counting less."""
 _QUEUES: Final = ("running", "temp", "slow", "batch")
 
 
@@ -47,6 +49,7 @@ class Figures:
         self._stage_counts = [0] * len(stages)
         self._began = time.monotonic()
         self.samples = self.slow = self.parked = 0
+        self._recent_ns, self._recent_samples = 0.0, 0
         self.queues = {name: Gauge() for name in _QUEUES}
         self.decisions: list[Decision] = []
         """Everything that the scheduler has decided."""
@@ -55,11 +58,17 @@ class Figures:
         self.workers: list[tuple[float, int]] = []
         """Seconds since the loader was made, and the number of workers from then on."""
 
-    def add_stages(self, first: int, stage_ns: Sequence[int]) -> None:
-        """Add what one sample took in consecutive stages."""
+    def add_stages(self, first: int, stage_ns: Sequence[int], samples: int = 1) -> None:
+        """Add what a sample, or several together, took in consecutive stages."""
         for stage, ns in enumerate(stage_ns, first):
             self._stage_ns[stage] += ns
-            self._stage_counts[stage] += 1
+            self._stage_counts[stage] += samples
+
+    def add_total(self, spent_ns: int, samples: int = 1) -> None:
+        """Add what a sample, or several together, took in all."""
+        self._recent_samples = min(_RECENT, self._recent_samples + samples)
+        share = min(1.0, samples / self._recent_samples)
+        self._recent_ns += share * (spent_ns / samples - self._recent_ns)
 
     def remaining_ns(self) -> list[int]:
         """Return how long samples take on average from each stage on."""
@@ -68,8 +77,8 @@ class Figures:
 
     @property
     def sample_ns(self) -> int:
-        """What samples take on average, 0 before the first one."""
-        return sum(self._stage_ns) // self._stage_counts[-1] if self._stage_counts[-1] else 0
+        """What samples have taken lately on average, 0 before the first one."""
+        return int(self._recent_ns)
 
     def note_workers(self, number: int) -> None:
         """Note the number of workers."""

@@ -12,12 +12,14 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data import default_collate
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from loaders.base import Samples
 from loaders.pipeline import Item, Pipeline, sample_error
 
-__all__ = ["DatasetJob", "Failure", "Job", "PipelineJob", "Seat"]
+__all__ = ["DatasetJob", "Failure", "Job", "PipelineJob", "Seat", "is_default"]
 
 _SEED_BITS: Final = (1 << 63) - 1
 _NUMPY_SEED_BITS: Final = (1 << 32) - 1
@@ -68,8 +70,17 @@ class Job(Protocol):
         """Return what is handed over of the last stage's partial sample."""
         ...
 
+    @property
+    def collates(self) -> bool:
+        """Whether `collate` makes batches."""
+        ...
+
+    def collate(self, keys: Sequence[Any], samples: Sequence[Any]) -> Any:
+        """Return a batch of samples."""
+        ...
+
     def failure(self, seat: Seat, stage: str, key: Any, error: Exception) -> Failure:
-        """Return what is told of a sample that failed."""
+        """Return what is told of a sample that failed, or of a collation where the key is None."""
         ...
 
     def name(self, key: Any) -> str:
@@ -84,6 +95,15 @@ class PipelineJob:
     samples: Samples
     pipeline: Pipeline
     seed: int
+
+    @property
+    def collates(self) -> bool:
+        """False: the batch's way to the device begins with its collation, in the consumer's process."""
+        return False
+
+    def collate(self, keys: Sequence[Any], samples: Sequence[Any]) -> Any:
+        """Raise NotImplementedError, for `collates` is false."""
+        raise NotImplementedError
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -126,9 +146,32 @@ class DatasetJob:
         transforms: Sequence[Callable[[Any], Any]],
         worker_init_fn: Callable[[int], None] | None,
         base_seed: int,
+        collate_fn: Callable[[Any], Any] | None = None,
+        *,
+        single: bool = False,
     ) -> None:
+        """Collate with `collate_fn`; with `single` it gets the one sample of a batch and not a list."""
         self._dataset, self._transforms = dataset, tuple(transforms)
         self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
+        self._collate_fn, self._single = collate_fn, single
+
+    @property
+    def collates(self) -> bool:
+        """Whether there is a collate_fn."""
+        return self._collate_fn is not None
+
+    def collate(self, keys: Sequence[tuple[int, Any]], samples: Sequence[Any]) -> Any:
+        """Return what collate_fn makes of the samples; what it draws depends on the first one's place in the epoch."""
+        assert self._collate_fn is not None
+        _seed_all(keys[0][0] + len(self.stages))
+        if not is_default(self._collate_fn):
+            return self._collate_fn(samples[0] if self._single else samples)
+        # In a worker it stacks into files in shared memory, from which the batch would be copied once more.
+        info, torch_worker._worker_info = torch_worker._worker_info, None
+        try:
+            return self._collate_fn(samples)
+        finally:
+            torch_worker._worker_info = info
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -164,7 +207,7 @@ class DatasetJob:
         """Return what torch's worker would."""
         told = ExceptionWrapper(  # type: ignore[no-untyped-call]
             (type(error), error, error.__traceback__),
-            where=f"in {stage} of {self.name(key)} in DataLoader worker process {seat.worker}",
+            where=f"in {f'{stage} of {self.name(key)} in ' if key else ''}DataLoader worker process {seat.worker}",
         )
         try:
             pickle.loads(pickle.dumps(told))  # noqa: S301 - pickled in the line itself
@@ -178,6 +221,13 @@ class DatasetJob:
     def name(self, key: tuple[int, Any] | None) -> str:
         """Return the index."""
         return f"sample {key[1]!r}" if key is not None else "no sample"
+
+
+def is_default(collate_fn: Any) -> bool:
+    """Tell whether a collation is torch's own and nothing of the user's is in it, which might change the samples."""
+    return collate_fn is default_collate and all(
+        function.__module__ == torch_collate.__name__ for function in torch_collate.default_collate_fn_map.values()
+    )
 
 
 def _name(transform: Any) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from loaders.sample_aware.control import Control
 from loaders.sample_aware.messages import IN_ROW, Report
@@ -20,7 +21,7 @@ class Layout:
         self.spec: Spec | None = None
         """The tensors of a sample; None before the first one, and for good once two samples have differed."""
 
-    def learn(self, report: Report, memory: torch.Tensor) -> None:
+    def learn(self, report: Report, memory: npt.NDArray[np.uint8]) -> None:
         """Take note of a sample that is done."""
         if self._varied or report.offset == IN_ROW:
             return

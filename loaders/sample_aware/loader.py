@@ -213,6 +213,10 @@ class _Collate:
         collated = self._work.collate(0, loaded)
         return collated, self._side.start(collated.tensors)
 
+    def finish(self, batch: tuple[Collated, Copied]) -> tuple[Collated, Copied]:
+        """Return it as it is."""
+        return batch
+
 
 def _notes(transforms: int, order: Order) -> tuple[str, ...]:
     notes = []

@@ -34,7 +34,7 @@ __all__ = [
 NO_ROW: Final = -1
 IN_ROW: Final = -1
 IN_REPORT: Final = -2
-_TASK: Final = struct.Struct("<BBHIqqqqiiqqq56s")
+_TASK: Final = struct.Struct("<BBHIqqqqiiqqqqq56s")
 _TOKEN: Final = struct.Struct("<qqqii")
 _REPORT: Final = struct.Struct("<HBBHHqqqqiqqI")
 _KEY_ROOM: Final = 56
@@ -48,6 +48,10 @@ class TaskKind(IntEnum):
     START = 1
     RESUME = 2
     STOP = 3
+    BUNDLE = 4
+    """A whole batch of quick samples, and its collation."""
+    COLLATE = 5
+    """Of samples that are done and lie apart."""
 
 
 class ReportKind(IntEnum):
@@ -63,6 +67,14 @@ class ReportKind(IntEnum):
     ROW_BACK = 6
     """A row of a later epoch than its sample's."""
     RETIRED = 7
+    BATCH = 8
+    """A batch is collated: the answer to a bundle and to a collation."""
+    GIVEN_BACK = 9
+    """`row` samples of a bundle that were not begun, from `sample` on."""
+    KEPT = 10
+    """The collation keeps a reference to the sample whose block begins at `offset`."""
+    LET_GO = 11
+    """That reference is gone."""
 
 
 class RowToken(NamedTuple):
@@ -104,23 +116,29 @@ class Task(NamedTuple):
     offset: int = 0
     """Of the partial sample, or of a key that is too long for the record."""
     nbytes: int = 0
+    spare: int = -1
+    """Where a block for the result begins, -1 where there is none; what does not fit asks for another one."""
+    spare_nbytes: int = 0
+
+    @property
+    def samples(self) -> int:
+        """How many samples it is about."""
+        return self.rows if self.kind == TaskKind.BUNDLE else 1
 
     def pack(self, key: bytes) -> bytes:
         """Return the record, with what `pack_key` returned."""
         length = len(key) if len(key) <= _KEY_ROOM else 0
         return _TASK.pack(
             self.kind, length, self.stage, 0, self.run, self.sample, self.spent_ns, self.batch, self.row, self.rows,
-            self.base, self.offset, self.nbytes, key if length else b"",
+            self.base, self.offset, self.nbytes, self.spare, self.spare_nbytes, key if length else b"",
         )  # fmt: skip
 
     @classmethod
     def unpack(cls, record: bytes) -> Task:
         """Return what `pack` wrote; the key is None where it did not fit."""
-        kind, length, stage, _, run, sample, spent, batch, row, rows, base, offset, nbytes, key = _TASK.unpack(record)
-        return cls(
-            kind, run, sample, unpack_key(key[:length]) if length else None, stage, spent, batch, row, rows, base,
-            offset, nbytes,
-        )  # fmt: skip
+        kind, length, stage, _, run, sample, spent, batch, row, rows, base, *memory, key = _TASK.unpack(record)
+        told = unpack_key(key[:length]) if length else None
+        return cls(kind, run, sample, told, stage, spent, batch, row, rows, base, *memory)
 
 
 def pack_key(key: Any) -> bytes:
@@ -152,6 +170,7 @@ class Report(NamedTuple):
     sample: int
     batch: int = NO_ROW
     row: int = 0
+    """Or how many samples from `sample` on are meant, 0 for one."""
     spent_ns: int = 0
     """On this sample since it was begun, waits not counted."""
     first_stage: int = 0
@@ -162,6 +181,12 @@ class Report(NamedTuple):
     rest in the payload; or IN_REPORT: the sample has no tensors, and all of it is in the payload."""
     nbytes: int = 0
     payload: bytes = b""
+
+    @property
+    def samples(self) -> int:
+        """How many samples it is about."""
+        several = self.kind in (ReportKind.BATCH, ReportKind.DROPPED, ReportKind.GIVEN_BACK)
+        return max(1, self.row) if several else 1
 
     def pack(self) -> bytes:
         """Return the record."""

@@ -10,11 +10,12 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from loaders.sample_aware.past_caches import LEAST_BYTES, Move
 
-__all__ = ["Packed", "Spec", "copy_to", "load", "offsets", "pack", "rows_of", "spec_of", "unpack"]
+__all__ = ["Packed", "Spec", "copy_to", "load", "load_report", "offsets", "pack", "rows_of", "spec_of", "unpack"]
 
 _ALIGNED: Final = 64
 _TENSOR, _ARRAY = "t", "n"
@@ -86,41 +87,46 @@ def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Any, past_caches: 
         np.copyto(place.numpy().view(values.dtype).reshape(leaf.shape), values)
 
 
-def view(memory: torch.Tensor, at: int, leaf: Leaf) -> Any:
-    """Return a leaf that lies in memory, given as bytes; a tensor or an array that shares it."""
-    return _shaped(memory[at : at + leaf.nbytes], leaf, leaf.shape)
-
-
-def load(memory: torch.Tensor, at: int, nbytes: int, *, copy: bool) -> Any:
+def load(memory: npt.NDArray[np.uint8], at: int, nbytes: int, *, copy: bool) -> Any:
     """Return a sample that lies apart: its tensors, and from `at` on how they lie and the rest of it.
 
     With `copy` its tensors have memory of their own, else they share this one.
     """
     # Written by the other process of the pair.
-    payload, spec = pickle.loads(memory[at : at + nbytes].numpy().data)  # noqa: S301
+    payload, spec = pickle.loads(memory[at : at + nbytes].data)  # noqa: S301
     begins, total = offsets(spec)
-    found = [view(memory, at - total + begin, leaf) for begin, leaf in zip(begins, spec, strict=True)]
+    found = [
+        _shaped(memory[begin : begin + leaf.nbytes], leaf, leaf.shape)
+        for begin, leaf in zip((at - total + begin for begin in begins), spec, strict=True)
+    ]
     if copy:
         found = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf.copy() for leaf in found]
     return unpack(payload, found)
 
 
-def spec_of(memory: torch.Tensor, at: int, nbytes: int) -> Spec:
+def load_report(payload: bytes) -> Any:
+    """Return a sample without tensors, which came with its report."""
+    rest, _ = pickle.loads(payload)  # noqa: S301 - from a process of ours
+    return unpack(rest, ())
+
+
+def spec_of(memory: npt.NDArray[np.uint8], at: int, nbytes: int) -> Spec:
     """Return the layout of a sample that lies apart."""
-    _, spec = pickle.loads(memory[at : at + nbytes].numpy().data)  # noqa: S301
+    _, spec = pickle.loads(memory[at : at + nbytes].data)  # noqa: S301
     found: Spec = spec
     return found
 
 
-def rows_of(memory: torch.Tensor, at: int, leaf: Leaf, rows: int) -> Any:
+def rows_of(memory: npt.NDArray[np.uint8], at: int, leaf: Leaf, rows: int) -> Any:
     """Return all rows of a leaf as one tensor or array that shares the memory."""
     return _shaped(memory[at : at + leaf.nbytes * rows], leaf, (rows, *leaf.shape))
 
 
-def _shaped(place: torch.Tensor, leaf: Leaf, shape: Sequence[int]) -> Any:
+def _shaped(place: npt.NDArray[np.uint8], leaf: Leaf, shape: Sequence[int]) -> Any:
     if leaf.kind == _TENSOR:
-        return place.view(getattr(torch, leaf.dtype)).view(tuple(shape))
-    return place.numpy().view(np.dtype(leaf.dtype)).reshape(tuple(shape))
+        # From its own bytes: the storage is then the tensor's alone.
+        return torch.from_numpy(place).view(getattr(torch, leaf.dtype)).view(tuple(shape))
+    return place.view(np.dtype(leaf.dtype)).reshape(tuple(shape))
 
 
 def _same(leaf: Any) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
-__all__ = ["LEAST_BYTES", "Move", "library", "loaded"]
+__all__ = ["LEAST_BYTES", "LateMove", "Move", "library", "loaded"]
 
 Move: TypeAlias = Callable[[int, int, int], object]
 """Takes where to, from where, and how many bytes; they do not overlap."""
@@ -43,6 +43,20 @@ def library() -> bytes | None:
     except (OSError, subprocess.SubprocessError):
         # No room for it, for one; a plain copy does too.
         return None
+
+
+class LateMove:
+    """Copies plainly until the library is there, past the caches from then on."""
+
+    def __init__(self, descriptor: int | None, is_there: Callable[[], bool]) -> None:
+        self._descriptor, self._is_there = descriptor, is_there
+        self._move: Move | None = None
+
+    def __call__(self, to: int, at: int, nbytes: int) -> None:
+        """Copy bytes between two addresses."""
+        if self._move is None and self._is_there():
+            self._move = loaded(self._descriptor)
+        (self._move or ctypes.memmove)(to, at, nbytes)
 
 
 def loaded(descriptor: int | None) -> Move:

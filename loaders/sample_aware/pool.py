@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import pickle
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -51,7 +52,8 @@ class Pool:
         self._rows_out, self._rows = os.pipe()
         self.reports, self._reports_in = os.pipe()
         self._tasks_back, self._rows_back = _twin(self._tasks_out), _twin(self._rows_out)
-        self._copy = _in_memory(library())
+        self._copy = os.memfd_create("sample-aware-copy", os.MFD_CLOEXEC)
+        self._copies = False
         self._members: dict[int, _Member] = {}
         self._made = self._working = 0
         self._closed = False
@@ -81,7 +83,7 @@ class Pool:
             Descriptor(self._reports_in),
             Descriptor(answers_out),
             Descriptor(self._arena),
-            None if self._copy is None else Descriptor(self._copy),
+            Descriptor(self._copy),
             os.getpid(),
         )
         process = self._context.Process(  # type: ignore[attr-defined]
@@ -94,8 +96,8 @@ class Pool:
             os.close(answers)
             method = self._context.get_start_method()
             raise LoaderConfigError(
-                f"the start method {method} pickles the dataset and its transforms, and these do not pickle: {error}; "
-                "define them at the top of a module, or start the workers by fork"
+                f"the start method {method} pickles the dataset, its transforms and collate_fn, and one of these does "
+                f"not pickle: {error}; define it at the top of a module, or start the workers by fork"
             ) from error
         finally:
             os.close(answers_out)
@@ -127,6 +129,12 @@ class Pool:
     def recall_rows(self) -> int:
         """Take back the rows that no worker has taken; return how many there were."""
         return len(_drain(self._rows_back, ROW_BYTES))
+
+    def speed_up_copies(self, then: Callable[[], None]) -> None:
+        """Compile what copies large tensors, once and beside all else; call `then` when the workers may use it."""
+        if not self._copies:
+            self._copies = True
+            threading.Thread(target=_compile, args=(os.dup(self._copy), then), name="sample-aware-compile").start()
 
     def shrink(self) -> None:
         """Ask whichever worker is idle first to stop."""
@@ -170,8 +178,7 @@ class Pool:
             self._tasks, self._tasks_out, self._tasks_back, self._rows, self._rows_out, self._rows_back,
             self.reports, self._reports_in, self._copy,
         ):  # fmt: skip
-            if descriptor is not None:
-                os.close(descriptor)
+            os.close(descriptor)
 
     def _forget(self, worker: int) -> None:
         member = self._members.pop(worker)
@@ -191,13 +198,15 @@ def start_context(given: Any) -> BaseContext:
     return context
 
 
-def _in_memory(content: bytes | None) -> int | None:
-    """Return a file without a name that holds this."""
-    if content is None:
-        return None
-    descriptor = os.memfd_create("sample-aware-copy", os.MFD_CLOEXEC)
-    os.write(descriptor, content)
-    return descriptor
+def _compile(descriptor: int, then: Callable[[], None]) -> None:
+    """Put the library that copies past the caches into a file and close it; on a host without a compiler nothing."""
+    try:
+        content = library()
+        if content is not None:
+            os.write(descriptor, content)
+            then()
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(descriptor: int, records: Sequence[bytes]) -> None:

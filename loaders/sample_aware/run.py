@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
-from loaders.sample_aware.balancer import Balancer, Resume, Row, Start
+from loaders.sample_aware.balancer import Balancer, Bundle, Resume, Row, Start
 from loaders.sample_aware.builder import Order, Rows
 from loaders.sample_aware.delivery import Delivery
 from loaders.sample_aware.messages import NO_ROW, Report, RowToken, Task, TaskKind, fits, pack_key
 from loaders.sample_aware.packing import Spec, offsets
 from loaders.sample_aware.shared import Arena, Block
+from loaders.sample_aware.spare import SizeGuess
 
 __all__ = ["Run"]
+
+_FIRST_COLLATION: Final = -2
+"""Stands for the collation of batch 0 where samples are told apart by number, -3 for that of batch 1 and so on."""
 
 
 class Run:
     """The samples of one epoch from the sampler to the builder; belongs to the coordinator's thread."""
 
-    def __init__(self, delivery: Delivery, balancer: Balancer, arena: Arena) -> None:
+    def __init__(self, delivery: Delivery, balancer: Balancer, arena: Arena, *, strict: bool, collates: bool) -> None:
+        """With `collates` workers collate the batches whose samples lie apart."""
         self.delivery, self.balancer = delivery, balancer
         self.slow: set[int] = set()
         self.outstanding: set[int] = set()
-        """Samples that were given to the workers and not reported."""
+        """Samples that were given to the workers and not reported, and collations."""
         self.opened = self.shipped = self.taken = 0
         """Batches that were taken up, those that were given to the builder, and those that the consumer has."""
-        self._arena = arena
+        self.batch_size = 0
+        """Of the latest one."""
+        self._arena, self._strict, self._collates = arena, strict, collates
         self._keys: dict[int, Any] = {}
         self._done: dict[int, Report] = {}
         self._parked: dict[int, Report] = {}
         self._blocks: dict[int, Block] = {}
         """Of keys, partial samples and samples, by sample."""
+        self._spares: dict[int, Block] = {}
+        """Given out with a task for its result, by sample."""
         self._rows: dict[int, tuple[int, Rows | None]] = {}
         """How many rows every batch has, and their memory, from the first row that is given out."""
         self.over = False
@@ -39,41 +49,64 @@ class Run:
         """Batches of which a row was given out: what their memory is is settled."""
         self._spare_rows = 0
         """Rows that were given out with samples that have failed."""
+        self._bundles: dict[int, Bundle] = {}
+        """That workers make, by their first sample."""
+        self._bundled: dict[int, tuple[Report, Block | None, Sequence[int]]] = {}
+        """Batches that one worker has made, with what each sample took in ns, by batch."""
+        self._collating: dict[int, Order] = {}
+        """By batch."""
+        self._uncollated: deque[int] = deque()
+        """Those of them that no worker was asked for."""
+        self._ready: dict[int, Order | None] = {}
+        """Batches for the builder in the order in which they became whole; None while one is collated."""
 
     @property
     def number(self) -> int:
         """The epoch, counted by the engine."""
         return self.delivery.number
 
+    @property
+    def tasks(self) -> int:
+        """Tasks that were given to the workers and not reported."""
+        return len(self.outstanding) - sum(len(bundle.samples) - 1 for bundle in self._bundles.values())
+
+    @property
+    def finished(self) -> bool:
+        """Whether every batch was given to the builder."""
+        return self.balancer.over and not self._ready
+
     def open_batch(self, keys: Sequence[Any]) -> None:
         """Take up a batch of keys that the sampler has put together."""
         self._keys.update(zip(self.balancer.open_batch(len(keys)), keys, strict=True))
         self._rows[self.opened] = len(keys), None
+        self.batch_size = len(keys)
         self.opened += 1
 
     def key(self, sample: int) -> Any:
         """Return what the dataset knows the sample by."""
         return self._keys[sample]
 
-    def records(self, what: Start | Resume, spec: Spec | None) -> tuple[bytes, bytes | None]:
-        """Return the record of a task, and that of the row that comes with it where that is not in the task."""
+    def records(
+        self, what: Start | Resume, spec: Spec | None, guess: SizeGuess | None = None
+    ) -> tuple[bytes, bytes | None]:
+        """Return the record of a task, and that of the row that comes with it where that is not in the task.
+
+        With a guess a block comes with it for a result that is not for a row.
+        """
         sample = what.sample
         self.outstanding.add(sample)
         if isinstance(what, Resume):
             report = self._parked[sample]
             stage = report.first_stage + len(report.stage_ns)
             task = Task(TaskKind.RESUME, self.number, sample, None, stage, report.spent_ns)
-            return task._replace(offset=report.offset, nbytes=report.nbytes).pack(b""), None
-        key, offset, nbytes = pack_key(self._keys[sample]), 0, 0
-        if not fits(key):
-            block = self._blocks[sample] = self._arena.allocate(len(key))
-            offset, nbytes = block.offset, len(key)
-            self._arena.map[offset : offset + nbytes] = key
+            task = task._replace(offset=report.offset, nbytes=report.nbytes)
+            return self._with_spare(task, guess).pack(b""), None
         batch, row, rows, base = NO_ROW, 0, 0, -1
         if what.row is not None:
             batch, row = what.row
             rows, base = self._memory(batch, spec)
-        start = Task(TaskKind.START, self.number, sample, None, 0, 0, batch, row, rows, base, offset, nbytes).pack(key)
+        task = Task(TaskKind.START, self.number, sample, None, 0, 0, batch, row, rows, base)
+        start = self._with_input(self._with_spare(task, guess), self._keys[sample])
         if what.row is not None:
             return start, None
         if self._spare_rows:
@@ -83,11 +116,39 @@ class Run:
         rows, base = self._memory(batch, spec)
         return start, RowToken(self.number, batch, base, row, rows).pack()
 
+    def bundle_record(self, bundle: Bundle, sample_ns: int, guess: SizeGuess) -> bytes:
+        """Return the record of a whole batch for one worker, of samples that usually take `sample_ns`."""
+        batch, samples = bundle
+        self._bundles[samples[0]] = bundle
+        self.outstanding.update(samples)
+        count = len(samples)
+        task = Task(TaskKind.BUNDLE, self.number, samples[0], None, 0, count * sample_ns, batch, rows=count)
+        return self._with_input(self._with_spare(task, guess), [self._keys[sample] for sample in samples])
+
+    def collations(self, guess: SizeGuess) -> Iterator[bytes]:
+        """Yield the records of batches that workers are to collate."""
+        while self._uncollated:
+            number = self._uncollated.popleft()
+            order, collation = self._collating[number], _FIRST_COLLATION - number
+            self.outstanding.add(collation)
+            parts = [
+                (None, report.payload)
+                if block is None
+                else ((block.offset, block.size, report.offset, report.nbytes), b"")
+                for report, block in zip(order.reports, order.blocks, strict=True)
+            ]
+            task = Task(TaskKind.COLLATE, self.number, collation, None, batch=number)
+            yield self._with_input(self._with_spare(task, guess), (order.keys, parts))
+
     def row_again(self, report: Report) -> bytes:
         """Return the record of a row that a worker has given back."""
         rows, memory = self._rows[report.batch]
         base = memory.block.offset if memory else -1
         return RowToken(self.number, report.batch, base, report.row, rows).pack()
+
+    def take_spare(self, sample: int) -> Block:
+        """Return the block that came with a task, for its result lies there."""
+        return self._spares.pop(sample)
 
     def finish(self, report: Report, block: Block | None) -> None:
         """Put a sample that is done in its row."""
@@ -108,40 +169,97 @@ class Run:
         self._spare_rows += 1
         self.balancer.fail(sample)
 
+    def finish_bundle(self, report: Report, block: Block | None, spent_ns: Sequence[int]) -> Bundle:
+        """Take a batch that one worker has made."""
+        bundle = self._bundles.pop(report.sample)
+        self.outstanding.difference_update(bundle.samples)
+        self._leave(report.sample, None)
+        self._bundled[bundle.batch] = report, block, spent_ns
+        self.balancer.finish_bundle(bundle)
+        return bundle
+
+    def split(self, report: Report) -> None:
+        """Take back the samples of a bundle that its worker has not begun; it goes on with the others one by one."""
+        samples = range(report.sample, report.sample + report.row)
+        bundle = next(one for one in self._bundles.values() if report.sample in one.samples)
+        del self._bundles[bundle.samples[0]]
+        self.outstanding.difference_update(samples)
+        self.balancer.give_back(samples)
+
+    def finish_collation(self, report: Report, block: Block | None) -> None:
+        """Take a batch that a worker has collated."""
+        number = _FIRST_COLLATION - report.sample
+        self._leave(report.sample, None)
+        order = self._collating.pop(number)
+        for each in order.memory():
+            self._arena.free(each)
+        self._ready[number] = order.collated_as(report, block)
+
     def orders(self) -> Iterator[Order]:
-        """Yield the batches that are whole."""
+        """Yield the batches that can be built."""
         while (batch := self.balancer.next_batch()) is not None:
             number, samples = batch
             _, rows = self._rows.pop(number)
             self._begun.discard(number)
-            self.shipped += 1
-            yield Order(
-                self.delivery,
-                samples,
-                [self._keys.pop(sample) for sample in samples],
-                [self._done.pop(sample) for sample in samples],
-                [self._blocks.pop(sample, None) for sample in samples],
-                rows,
-            )
+            keys = [self._keys.pop(sample) for sample in samples]
+            if number in self._bundled:
+                report, block, spent_ns = self._bundled.pop(number)
+                order = Order(self.delivery, samples, keys, spent_ns, (), (), None).collated_as(report, block)
+                self._ready[number] = order
+                continue
+            reports = [self._done.pop(sample) for sample in samples]
+            blocks = [self._blocks.pop(sample, None) for sample in samples]
+            order = Order(self.delivery, samples, keys, [one.spent_ns for one in reports], reports, blocks, rows)
+            if self._collates and rows is None:
+                self._collating[number] = order
+                self._uncollated.append(number)
+                self._ready[number] = None
+            else:
+                self._ready[number] = order
+        for number, ready in list(self._ready.items()):
+            if ready is not None:
+                del self._ready[number]
+                self.shipped += 1
+                yield ready
+            elif self._strict:
+                return
 
     def release(self) -> None:
         """Give back all memory, once no worker writes to it any more."""
-        for block in self._blocks.values():
+        blocks = [*self._blocks.values(), *self._spares.values()]
+        blocks += [rows.block for _, rows in self._rows.values() if rows is not None]
+        for order in [*self._collating.values(), *self._ready.values()]:
+            blocks += order.memory() if order is not None else ()
+        blocks += [block for _, block, _ in self._bundled.values() if block is not None]
+        for block in blocks:
             self._arena.free(block)
-        for _, rows in self._rows.values():
-            if rows is not None:
-                self._arena.free(rows.block)
-        self._blocks.clear()
-        self._rows.clear()
+        for held in (self._blocks, self._spares, self._rows, self._collating, self._ready, self._bundled):
+            held.clear()
 
     def _leave(self, sample: int, block: Block | None) -> None:
         self.outstanding.discard(sample)
         self._parked.pop(sample, None)
-        old = self._blocks.pop(sample, None)
-        if old is not None:
-            self._arena.free(old)
+        for held in (self._blocks, self._spares):
+            old = held.pop(sample, None)
+            if old is not None:
+                self._arena.free(old)
         if block is not None:
             self._blocks[sample] = block
+
+    def _with_input(self, task: Task, value: Any) -> bytes:
+        """Return a task's record with what it is about, in the record where that is short, else in a block."""
+        packed = pack_key(value)
+        if not fits(packed):
+            block = self._blocks[task.sample] = self._arena.allocate(len(packed))
+            self._arena.map[block.offset : block.offset + len(packed)] = packed
+            task = task._replace(offset=block.offset, nbytes=len(packed))
+        return task.pack(packed)
+
+    def _with_spare(self, task: Task, guess: SizeGuess | None) -> Task:
+        if guess is None or not guess.nbytes or task.base >= 0:
+            return task
+        block = self._spares[task.sample] = self._arena.allocate(guess.nbytes)
+        return task._replace(spare=block.offset, spare_nbytes=block.size)
 
     def _memory(self, batch: int, spec: Spec | None) -> tuple[int, int]:
         """Return a batch's rows and where its memory begins, -1 where samples are not known to have one shape."""

@@ -14,7 +14,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 __all__ = ["Arena", "Block"]
 
@@ -50,12 +49,14 @@ class Arena:
         self.descriptor = os.memfd_create("sample-aware", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, VIRTUAL_BYTES)
         self.map = mmap.mmap(self.descriptor, VIRTUAL_BYTES)
-        self.memory = torch.frombuffer(self.map, dtype=torch.uint8)
+        self.memory = np.frombuffer(self.map, np.uint8)
         """All of it, as bytes."""
         self.returns = _Returns(self.map)
         self._most = most_bytes
         self._next = -(-reserved // _PAGE) * _PAGE
         self._live: set[Block] = set()
+        self._kept: dict[int, Block | None] = {}
+        """What a worker refers to though it is done with it, by its beginning; the block once it was freed."""
         self._free: dict[int, list[int]] = {}
         """Where blocks of each size begin whose pages may be there."""
         self._cold: dict[int, list[int]] = {}
@@ -100,7 +101,10 @@ class Arena:
         return block
 
     def free(self, block: Block) -> None:
-        """Take a block back."""
+        """Take a block back; at once, or when no worker refers to it any more."""
+        if block.offset in self._kept:
+            self._kept[block.offset] = block
+            return
         self._live.discard(block)
         self.hand_out(block)
         self.live -= block.size
@@ -108,6 +112,16 @@ class Arena:
         self._free_bytes += block.size
         if self.live + self._free_bytes > self._most:
             self._cool()
+
+    def keep(self, offset: int) -> None:
+        """Note that a worker refers to the block that begins there."""
+        self._kept[offset] = None
+
+    def let_go(self, offset: int) -> None:
+        """Note that it does so no more."""
+        block = self._kept.pop(offset)
+        if block is not None:
+            self.free(block)
 
     def hand_out(self, block: Block) -> None:
         """Note that a block is the consumer's now."""

@@ -6,12 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
-from torch.utils.data import default_collate
-from torch.utils.data._utils import collate as collating
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from loaders.sample_aware.engine import Engine
-from loaders.sample_aware.jobs import DatasetJob
+from loaders.sample_aware.jobs import DatasetJob, is_default
 from loaders.sample_aware.keys import EpochKeys
 
 __all__ = ["InProcess", "TorchCollate", "WorkerBatches", "can_pin"]
@@ -22,15 +20,15 @@ class TorchCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Any], *, single: bool, pin: bool) -> None:
         self._collate_fn, self._single, self._pin = collate_fn, single, pin
-        # A function that was registered for a type of the user's own may do anything with the samples.
-        self.in_place = collate_fn is default_collate and all(
-            function.__module__ == collating.__name__ for function in collating.default_collate_fn_map.values()
-        )
+        self.in_place = is_default(collate_fn)
         """Whether a batch may share memory with its samples."""
 
     def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
         """Return what the consumer is given."""
-        batch = self._collate_fn(samples[0] if self._single else list(samples))
+        return self._collate_fn(samples[0] if self._single else list(samples))
+
+    def finish(self, batch: Any) -> Any:
+        """Return the batch, page-locked where that is asked for."""
         return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]
 
 
@@ -100,7 +98,7 @@ class InProcess:
             for stage in range(len(self._job.stages)):
                 partial = self._job.apply(stage, key, partial)
             samples.append(partial)
-        value = self._collate(batch, samples, ())
+        value = self._collate.finish(self._collate(batch, samples, ()))
         self.keys.came_back(range(self._done, self._done + len(batch)))
         self._done += len(batch)
         return value

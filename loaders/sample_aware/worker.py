@@ -10,10 +10,14 @@ import signal
 import struct
 import threading
 import time
+import weakref
+from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing import reduction
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
 from loaders.sample_aware.control import Control
@@ -31,8 +35,8 @@ from loaders.sample_aware.messages import (
     room,
     unpack_key,
 )
-from loaders.sample_aware.packing import Packed, Spec, copy_to, load, offsets, pack
-from loaders.sample_aware.past_caches import loaded
+from loaders.sample_aware.packing import Packed, Spec, copy_to, load, load_report, offsets, pack
+from loaders.sample_aware.past_caches import LateMove
 from loaders.sample_aware.shared import VIRTUAL_BYTES
 
 __all__ = ["Descriptor", "Ends", "run_worker"]
@@ -41,6 +45,9 @@ _LEAST_REST_NS: Final = 1_000_000
 """What is left of a slow sample below which handing it over would cost more than it helps."""
 _LEAST_REST_SHARE: Final = 10
 """Of the time that it has taken so far, one in so many parts."""
+_PATIENCE: Final = 4
+"""By how many times a bundle may exceed what it usually takes, and by how much at least."""
+_LEAST_PATIENCE_NS: Final = 20_000_000
 _ANSWER: Final = struct.Struct("<q")
 
 
@@ -64,8 +71,8 @@ class Ends(NamedTuple):
     answers: Descriptor
     """This worker's own."""
     arena: Descriptor
-    copy: Descriptor | None
-    """The library to copy with, None for a plain copy."""
+    copy: Descriptor
+    """The library to copy with, once there is one."""
     parent: int
     """Process id, with which the worker ends."""
 
@@ -97,8 +104,11 @@ class _Worker:
         self._stages = job.stages
         self._map = mmap.mmap(ends.arena, VIRTUAL_BYTES)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
-        self._move = loaded(ends.copy)
-        self._control = Control(self._map)
+        self._bytes = self._memory.numpy()
+        self._kept: dict[int, Any] = {}
+        """What tells of samples that a collation has kept when they are gone, by their blocks' beginnings."""
+        self._control = control = Control(self._map)
+        self._move = LateMove(ends.copy, lambda: control.can_copy)
         self._spec: Spec | None = None
         self._waiting = select.poll()
         self._waiting.register(ends.tasks, select.POLLIN)
@@ -106,6 +116,8 @@ class _Worker:
         """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
 
     def retire(self) -> None:
+        for let_go in list(self._kept.values()):
+            let_go()
         self._tell(Report(ReportKind.RETIRED, self._seat.worker, 0, 0))
 
     def give_up(self, error: Exception) -> None:
@@ -114,8 +126,14 @@ class _Worker:
         self._apart(Report(ReportKind.FAILED, self._seat.worker, 0, -1), pack(failure))
 
     def do(self, task: Task) -> None:
-        """Run a sample until it is done, has failed, or is handed over."""
+        """Run a sample until it is done, has failed, or is handed over; or make a batch."""
         worker = self._seat.worker
+        if task.kind == TaskKind.COLLATE:
+            self._make_batch(task)
+            return
+        if task.kind == TaskKind.BUNDLE:
+            self._run_bundle(task)
+            return
         began = time.monotonic_ns()
         self._control.begin(worker, task.run, task.sample, task.stage, began - task.spent_ns)
         try:
@@ -127,14 +145,13 @@ class _Worker:
 
     def _run(self, task: Task, began: int) -> None:
         key = task.key
-        worker, stage, now, times = self._seat.worker, task.stage, began, []
+        worker, stage, now, times, last = self._seat.worker, task.stage, began, [], len(self._stages)
         try:
             partial = None
             if task.kind == TaskKind.RESUME:
                 key, partial = self._resumed(task)
-            elif key is None:
-                key = unpack_key(self._map[task.offset : task.offset + task.nbytes])
-            last = len(self._stages)
+            else:
+                key = self._input(task)
             while stage < last:
                 partial = self._job.run(stage, key, partial)
                 stage += 1
@@ -152,22 +169,127 @@ class _Worker:
                     report = Report(
                         ReportKind.PARKED, worker, task.run, task.sample, NO_ROW, 0, spent_ns, task.stage, times
                     )
-                    self._apart(report, partly)
+                    self._apart(report, partly, task)
                     return
             packed = pack(self._job.result(partial))
         except _Stale:
             raise
         except Exception as error:  # noqa: BLE001 - whoever waits for the sample is told
-            name = self._stages[stage] if stage < len(self._stages) else "hand-over"
-            failure = self._job.failure(self._seat, name, key, error)
-            report = Report(ReportKind.FAILED, worker, task.run, task.sample, first_stage=stage)
-            self._apart(report, pack(failure))
+            self._fail(task.run, task.sample, self._stages[stage] if stage < last else "hand-over", key, error)
             return
         self._done(task, times, now - began + task.spent_ns, packed)
 
     def _resumed(self, task: Task) -> Any:
         # Copied, for a transform may keep what it is given, and the block is used again.
-        return load(self._memory, task.offset, task.nbytes, copy=True)
+        return load(self._bytes, task.offset, task.nbytes, copy=True)
+
+    def _input(self, task: Task) -> Any:
+        return unpack_key(self._map[task.offset : task.offset + task.nbytes]) if task.key is None else task.key
+
+    def _fail(self, run: int, sample: int, stage: str, key: Any, error: Exception) -> None:
+        failure = self._job.failure(self._seat, stage, key, error)
+        self._apart(Report(ReportKind.FAILED, self._seat.worker, run, sample), pack(failure))
+
+    def _run_bundle(self, task: Task) -> None:
+        """Make a batch of quick samples; where one of them turns out slow, leave the rest to the other workers."""
+        control, worker, stages = self._control, self._seat.worker, range(len(self._stages))
+        samples: list[Any] = []
+        times: list[list[int]] = []
+        keys, key, name = self._input(task), None, ""
+        now = time.monotonic_ns()
+        until = now + _PATIENCE * task.spent_ns + _LEAST_PATIENCE_NS
+        try:
+            for number, key in enumerate(keys, task.sample):
+                if control.run != task.run:
+                    raise _Stale
+                if now > until:
+                    self._split_bundle(task, samples, times, len(keys))
+                    return
+                control.begin(worker, task.run, number, 0, now)
+                partial, took = None, []
+                for stage in stages:
+                    name = self._stages[stage]
+                    control.at_stage(worker, stage)
+                    partial = self._job.run(stage, key, partial)
+                    before, now = now, time.monotonic_ns()
+                    took.append(now - before)
+                times.append(took)
+                samples.append(self._job.result(partial))
+            key, name = None, "collate_fn"
+            packed = pack(self._job.collate(keys, samples))
+            spent = array("q", map(sum, times))
+            self._apart(
+                Report(
+                    ReportKind.BATCH, worker, task.run, task.sample, task.batch, len(keys), sum(spent), 0,
+                    [sum(each) for each in zip(*times, strict=True)],
+                ),
+                packed, task, spent.tobytes(),
+            )  # fmt: skip
+        except _Stale:
+            self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
+        except Exception as error:  # noqa: BLE001 - whoever waits for the batch is told
+            with suppress(_Stale):
+                self._fail(task.run, task.sample, name, key, error)
+            self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
+        finally:
+            control.end(worker)
+
+    def _split_bundle(self, task: Task, samples: list[Any], times: list[list[int]], count: int) -> None:
+        """Give back what was not begun, and hand over what is done sample by sample."""
+        worker, done = self._seat.worker, len(samples)
+        self._tell(Report(ReportKind.GIVEN_BACK, worker, task.run, task.sample + done, row=count - done))
+        for row, (sample, took) in enumerate(zip(samples, times, strict=True)):
+            number = task.sample + row
+            try:
+                self._apart(
+                    Report(ReportKind.DONE, worker, task.run, number, task.batch, row, sum(took), 0, took), pack(sample)
+                )
+            except _Stale:
+                self._tell(Report(ReportKind.DROPPED, worker, task.run, number))
+
+    def _make_batch(self, task: Task) -> None:
+        """Collate samples that lie apart."""
+        owners: list[tuple[weakref.ref[Any], int]] = []
+        report = Report(ReportKind.BATCH, self._seat.worker, task.run, task.sample, task.batch)
+        try:
+            if self._control.run != task.run:
+                raise _Stale
+            report = self._put(report, self._collated(task, owners), task)
+        except _Stale:
+            report = report._replace(kind=ReportKind.DROPPED)
+        except Exception as error:  # noqa: BLE001 - whoever waits for the batch is told
+            failure = pack(self._job.failure(self._seat, "collate_fn", None, error))
+            try:
+                report = self._put(report._replace(kind=ReportKind.FAILED), failure)
+            except _Stale:
+                report = report._replace(kind=ReportKind.DROPPED)
+        self._tell_kept(owners)
+        self._tell(report)
+
+    def _collated(self, task: Task, owners: list[tuple[weakref.ref[Any], int]]) -> Packed:
+        keys, parts = self._input(task)
+        samples = []
+        for place, payload in parts:
+            if place is None:
+                samples.append(load_report(payload))
+                continue
+            begin, size, at, nbytes = place
+            memory = np.frombuffer(self._map, np.uint8, size, begin)
+            owners.append((weakref.ref(memory), begin))
+            samples.append(load(memory, at - begin, nbytes, copy=False))
+        return pack(self._job.collate(keys, samples))
+
+    def _tell_kept(self, owners: Sequence[tuple[weakref.ref[Any], int]]) -> None:
+        """Have the memory of samples kept to which the collation has kept a reference, until that is gone."""
+        for owner, begin in owners:
+            memory = owner()
+            if memory is not None:
+                self._tell(Report(ReportKind.KEPT, self._seat.worker, 0, 0, offset=begin))
+                self._kept[begin] = weakref.finalize(memory, self._let_go, begin)
+
+    def _let_go(self, begin: int) -> None:
+        del self._kept[begin]
+        self._tell(Report(ReportKind.LET_GO, self._seat.worker, 0, 0, offset=begin))
 
     def _makes_way(self, task: Task, stage: int, spent_ns: int) -> bool:
         """Tell whether a slow sample makes way for one that waits; where none does, it goes on in place."""
@@ -186,7 +308,7 @@ class _Worker:
             payload=packed.payload if in_row else b"",
         )  # fmt: skip
         if not in_row:
-            self._apart(report, packed)
+            self._apart(report, packed, task)
             return
         begins, _ = offsets(packed.spec, row.rows)
         for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
@@ -214,18 +336,26 @@ class _Worker:
                 self._tell(Report(ReportKind.ROW_BACK, self._seat.worker, row.run, 0, row.batch, row.row))
                 raise _Stale
 
-    def _apart(self, report: Report, packed: Packed) -> None:
-        """Report with everything in a block of its own: tensors first, then the rest and how the tensors lie."""
+    def _apart(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> None:
+        self._tell(self._put(report, packed, task, end))
+
+    def _put(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> Report:
+        """Return a report with everything in a block: tensors first, then the rest and how the tensors lie, `end` last.
+
+        The block is the task's spare one where that is large enough.
+        """
         begins, tensors = offsets(packed.spec)
         rest = pickle.dumps((packed.payload, packed.spec), pickle.HIGHEST_PROTOCOL)
-        if not packed.spec and len(rest) <= room(len(report.stage_ns)) and report.kind != ReportKind.PARKED:
-            self._tell(report._replace(payload=rest, offset=IN_REPORT))
-            return
-        block = self._block(report.run, tensors + len(rest))
+        short = not packed.spec and len(rest) <= room(len(report.stage_ns))
+        if short and report.kind != ReportKind.PARKED and not end:
+            return report._replace(payload=rest, offset=IN_REPORT)
+        nbytes = tensors + len(rest) + len(end)
+        fits = task is not None and nbytes <= task.spare_nbytes
+        block = task.spare if task is not None and fits else self._block(report.run, nbytes)
         for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
             copy_to(self._memory, block + begin, leaf, values, self._move)
-        self._map[block + tensors : block + tensors + len(rest)] = rest
-        self._tell(report._replace(offset=block + tensors, nbytes=len(rest)))
+        self._map[block + tensors : block + nbytes] = rest + end
+        return report._replace(offset=block + tensors, nbytes=len(rest))
 
     def _block(self, run: int, nbytes: int) -> int:
         self._tell(Report(ReportKind.NEED, self._seat.worker, run, 0, nbytes=nbytes))

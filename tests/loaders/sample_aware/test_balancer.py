@@ -14,10 +14,10 @@ from loaders.sample_aware.balancer import Balancer, Resume, Row, Start
 class Workers:
     """Any number of workers that do what a stream of choices says, as the balancer's owner would tell it."""
 
-    def __init__(self, data, sizes, workers, order, *, longest_wait=3, background=1, failing=False):
+    def __init__(self, data, sizes, workers, order, *, longest_wait=3, background=1, failing=False, bundling=False):
         self.data, self.sizes, self.workers, self.order = data, list(sizes), workers, order
         self.balancer = Balancer(order=order, background=background, longest_wait=longest_wait)
-        self.longest_wait, self.failing = longest_wait, failing
+        self.longest_wait, self.failing, self.bundling = longest_wait, failing, bundling
         self.held, self.rows, self.spare = {}, [], 0
         self.parked_at, self.begun, self.failed = {}, Counter(), set()
         self.batches, self.homes, self.waits = [], {}, []
@@ -37,11 +37,24 @@ class Workers:
                 break
             if self.sizes and (self.balancer.new == 0 or self.data.draw(st.booleans())):
                 self.open()
+            if self.bundling and self.data.draw(st.booleans()) and (bundle := self.balancer.next_bundle()) is not None:
+                self.bundle(bundle)
             while len(self.held) < self.workers and (task := self.balancer.next_task()) is not None:
                 self.take(task)
             if self.held:
                 self.advance()
         self.ship()
+
+    def bundle(self, bundle):
+        """Make a batch as a whole, or leave some of its samples to others."""
+        done = self.data.draw(st.integers(1, len(bundle.samples)))
+        self.begun.update(bundle.samples[:done])
+        if done == len(bundle.samples):
+            self.balancer.finish_bundle(bundle)
+            return
+        self.balancer.give_back(bundle.samples[done:])
+        for row, sample in enumerate(bundle.samples[:done]):
+            self.balancer.finish(sample, Row(bundle.batch, row))
 
     def take(self, task):
         overdue = [s for s, at in self.parked_at.items() if self.balancer.completed - at >= self.longest_wait]
@@ -61,7 +74,7 @@ class Workers:
         sample = self.data.draw(st.sampled_from(sorted(self.held)))
         task = self.held.pop(sample)
         actions = ["done"]
-        if isinstance(task, Start) and self.order == "arrival":
+        if isinstance(task, Start) and task.row is None:
             actions.append("park")
         if self.failing:
             actions.append("fail")
@@ -108,6 +121,18 @@ def test_nothing_new_is_begun_while_a_parked_sample_has_waited_too_long(data, si
     run = Workers(data, sizes, workers, "arrival", longest_wait=longest_wait, background=0)
     run.run()
     assert not run.parked_at
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data(), sizes, st.integers(1, 4), st.sampled_from(["arrival", "strict"]))
+def test_samples_of_batches_that_one_worker_makes_or_leaves_to_others_come_once(data, sizes, workers, order):
+    run = Workers(data, sizes, workers, order, bundling=True)
+    run.run()
+    given = [sample for _, samples in run.batches for sample in samples]
+    assert Counter(given) == Counter(range(sum(sizes))) == run.begun
+    assert all(len(samples) == sizes[number] for number, samples in run.batches)
+    if order == "strict":
+        assert given == sorted(given)
 
 
 def parked(balancer, count):

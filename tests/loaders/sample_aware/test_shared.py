@@ -72,7 +72,7 @@ def test_a_sample_comes_back_as_it_was(name):
         copy_to(memory, 64 + begin, leaf, values)
     memory[64 + total :] = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
     for copy in (True, False):
-        same(load(memory, 64 + total, len(rest), copy=copy), sample)
+        same(load(memory.numpy(), 64 + total, len(rest), copy=copy), sample)
 
 
 def test_tensors_are_not_pickled():
@@ -160,7 +160,7 @@ def rows(count, array=False):
         packed = pack(sample)
         for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
             copy_to(memory, begin + k * leaf.nbytes, leaf, values)
-    leaves = [rows_of(memory, begin, leaf, count) for begin, leaf in zip(begins, spec, strict=True)]
+    leaves = [rows_of(memory.numpy(), begin, leaf, count) for begin, leaf in zip(begins, spec, strict=True)]
     found = [unpack(pack(sample).payload, [leaf[k] for leaf in leaves]) for k, sample in enumerate(samples)]
     return memory, [torch.as_tensor(leaf) for leaf in leaves], found, samples
 
