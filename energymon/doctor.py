@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
-from energymon.clock import Clock
+from energymon.clock import NS, Clock
 from energymon.errors import ConfigError
 from energymon.jitter import Jitter
 from energymon.monitor import Gap, Monitor, Record, Sampled, SampledBlock
 from energymon.reading import ESTIMATE
-from energymon.sensors.base import Channel, Missing, Part, Point, Sensor
+from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.updates import updates
@@ -36,33 +36,38 @@ _PRIORITY: Final = {
 def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int:
     """Print every sensor found or missing, and what ticks of `interval_ns` are like for so many seconds.
 
-    Returns 1 when nothing is measured, and when a part of the host was found and cannot be read. Raises ConfigError
-    for seconds below 0 or above an hour.
+    Returns 1 when nothing is measured, and when a part of the host was found and has no figure: it cannot be read, or
+    its counter may wrap between two ticks. Raises ConfigError for seconds below 0 or above an hour.
     """
     if not 0 <= seconds <= _MAX_S:
         raise ConfigError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
     _say("host", [f"{platform.node()}, {platform.system()} {platform.release()}, {os.cpu_count()} CPUs"])
     found = discover(config, interval_ns)
     try:
-        measures = False
+        shown: list[Point] = []
         lines: list[str] = []
         for sensor in found.sensors:
             points, periods_ms = _poll(sensor)
-            lines += [_channel(point, periods_ms.get(point.channel)) for point in points]
+            shown += points
+            wraps_s = wraps([sensor])
+            lines += [_channel(point, periods_ms.get(point.channel), wraps_s) for point in points]
             lines += _about(sensor)
-            measures |= any(p.joules is not None and p.channel.source != ESTIMATE for p in points)
+        measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
+        unknown = [_unreadable(part) for part in found.unreadable]
+        unknown += _failing(shown)
+        unknown += _wrapping(found.sensors, interval_ns)
         if not measures:
             lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
         _say("sensors", lines)
         _say("missing", chain.from_iterable(_gap(gap) for gap in found.missing))
-        _say("unknown", [_unreadable(part) for part in found.unreadable])
+        _say("unknown", unknown)
         _say("ticks", _ticks(found.sensors, interval_ns, seconds))
     finally:
         found.close()
     from energymon.chrony import clock_state
 
     _say("clock", clock_state())
-    return 0 if measures and not found.unreadable else 1
+    return 0 if measures and not unknown else 1
 
 
 def _say(topic: str, lines: Iterator[str] | Sequence[str]) -> None:
@@ -88,15 +93,18 @@ def _poll(sensor: Sensor) -> tuple[list[Point], dict[Channel, float]]:
     return answers[-1], periods_ms
 
 
-def _channel(point: Point, period_ms: float | None) -> str:
+def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[str, float]) -> str:
     channel = point.channel
+    notes: list[str] = []
     if point.problem:
-        note = f"FAILS: {point.problem}"
+        notes.append(f"FAILS: {point.problem}")
     elif channel.source == ESTIMATE:
-        note = "an estimate, no measurement"
-    else:
-        note = f"updated every {period_ms:.3g} ms" if period_ms is not None else ""
-    return f"{channel.device:<15} {channel.domain:<5} {channel.source:<19} {note}"
+        notes.append("an estimate, no measurement")
+    elif period_ms is not None:
+        notes.append(f"updated every {period_ms:.3g} ms")
+    if (wrap_s := wraps_s.get(f"{channel.device} {channel.domain}")) is not None:
+        notes.append(f"may go unread for {wrap_s:.3g} s")
+    return f"{channel.device:<15} {channel.domain:<5} {channel.source:<19} {', '.join(notes)}"
 
 
 def _about(sensor: Sensor) -> Iterator[str]:
@@ -123,6 +131,25 @@ def _gap(gap: Missing) -> Iterator[str]:
 def _unreadable(part: Part) -> str:
     device, domain = part
     return f"{domain} and the total: {device} {domain} was found and cannot be read"
+
+
+def _failing(shown: Sequence[Point]) -> Iterator[str]:
+    """Yield the devices that no source brings joules of."""
+    known = {point.channel[:2] for point in shown if point.joules is not None}
+    for device, domain in dict.fromkeys(point.channel[:2] for point in shown):
+        if (device, domain) not in known:
+            yield f"{domain} and the total: {device} {domain} fails"
+
+
+def _wrapping(sensors: Sequence[Sensor], interval_ns: int) -> Iterator[str]:
+    """Yield the counters that may wrap between two ticks, so that nobody knows how often they did."""
+    for name, wrap_s in wraps(sensors).items():
+        if wrap_s <= interval_ns / NS:
+            domain = name.rpartition(" ")[2]
+            yield (
+                f"{domain} and the total: the counter of {name} may wrap in {wrap_s * 1e3:.3g} ms, between two ticks; "
+                f"take --interval-ms {max(wrap_s * 1e3 / 2, 1):.0f} or less"
+            )
 
 
 def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Iterator[str]:

@@ -6,10 +6,10 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Any, Final, Protocol, cast
+from typing import Final, Protocol
 
 from energymon.clock import NS
 from energymon.errors import StoreError
@@ -18,7 +18,7 @@ from energymon.missed import Missed
 from energymon.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.offsets import WALL
 from energymon.reading import START, Baseline, ClockOffset, Event, Tick
-from energymon.sensors.base import Channel, Column, Point, Sensor
+from energymon.sensors.base import Channel, Column, Point, Sensor, wraps
 from energymon.stores.sqlite import Row, Series, SqliteStore
 
 __all__ = ["Writer"]
@@ -129,7 +129,7 @@ class Writer:
         self._slowest_ns = [0] * len(sensors)
         self._away_ns: dict[int, int] = {}
         """Sensors, by place, that have brought nothing since a tick, UTC ns."""
-        self._wraps = _wraps(sensors)
+        self._wraps = wraps(sensors)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def put(self, record: Record | Told) -> None:
@@ -298,9 +298,11 @@ class Writer:
         now_ns, interval_ns = time.monotonic_ns(), self._interval_ns
         if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
             message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
-            wrapped = [name for wrap_s, name in self._wraps if unseen.longest * interval_ns / NS >= wrap_s]
+            longest_s = unseen.longest * interval_ns / NS
+            wrapped = [f"{name} (in {wrap_s:.1f} s)" for name, wrap_s in self._wraps.items() if longest_s >= wrap_s]
             if wrapped:
-                message += f"; {', '.join(wrapped)}: windows across them have no figure"
+                message += f"; a counter may wrap unseen in {longest_s:.1f} s: windows across them have no figure of "
+                message += ", ".join(wrapped)
             else:
                 message += "; counters carry the energy over them"
             yield self._event(unseen.first_ns, "ticks-missed", message)
@@ -418,16 +420,6 @@ class Writer:
         if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
             return
         self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]
-
-
-def _wraps(sensors: Sequence[Sensor]) -> list[tuple[float, str]]:
-    """Return of each counter that wraps how long it may go unread, s, and its name with that."""
-    found: list[tuple[float, str]] = []
-    for sensor in sensors:
-        for channel in cast(Sequence[Mapping[str, Any]], sensor.describe().get("channels", ())):
-            if (wrap_s := channel.get("wrap_s")) is not None:
-                found.append((wrap_s, f"{channel['device']} {channel['domain']} may wrap unseen in {wrap_s:.1f} s"))
-    return found
 
 
 def _ticks(count: int) -> str:

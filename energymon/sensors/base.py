@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from energymon.reading import Domain
 from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
 
-__all__ = ["Channel", "Column", "Discovery", "Missing", "Part", "Point", "Sensor", "counted_column"]
+__all__ = ["Channel", "Column", "Discovery", "Missing", "Part", "Point", "Sensor", "counted_column", "wraps"]
 
 
 Part = tuple[str, Domain]
@@ -154,3 +154,11 @@ class Discovery:
 
     sensors: tuple[Sensor, ...]
     missing: tuple[Missing, ...] = ()
+
+
+def wraps(sensors: Iterable[Sensor]) -> dict[str, float]:
+    """Return how long each counter that wraps may go unread, s, by what it counts, "package-0 cpu"."""
+    channels = [
+        c for sensor in sensors for c in cast(Iterable[Mapping[str, Any]], sensor.describe().get("channels", ()))
+    ]
+    return {f"{c['device']} {c['domain']}": c["wrap_s"] for c in channels if c.get("wrap_s") is not None}

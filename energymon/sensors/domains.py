@@ -9,7 +9,7 @@ from typing import Final
 from energymon.reading import Domain
 from energymon.sensors.updates import lag_of, polled
 
-__all__ = ["MAX_DOMAIN_W", "REPEATED", "SETTLE_S", "STILL", "RaplDomain", "lags", "repeated", "still", "unread"]
+__all__ = ["MAX_DOMAIN_W", "REPEATED", "SETTLE_S", "RaplDomain", "lags", "repeated", "still", "still_remedy", "unread"]
 
 RaplDomain = tuple[str, Domain]
 """A socket or die as powercap names it, "package-0" or "package-0-die-1", and what of it is counted."""
@@ -21,7 +21,11 @@ SETTLE_S: Final = 0.1
 """A live counter moves every millisecond or so."""
 _POLL_S: Final = 0.002
 
-STILL: Final = "some processors have a DRAM domain that never counts; nothing can be done about it"
+_STILL: Final[Mapping[Domain, str]] = {
+    "dram": "some processors have a DRAM domain that never counts; nothing can be done about it",
+    "cpu": "a package in use always draws power: a virtual machine may show a counter that nothing drives, and on bare"
+    " metal a cold boot or the machine's firmware may help",
+}
 REPEATED: Final = "Linux 6.9 to 6.13 list an AMD socket's one counter once a die; the first die stands for the socket"
 _SAME_MOVES: Final = 10
 """Two counters of their own do not move in step this many times."""
@@ -48,6 +52,11 @@ def still(read: Callable[[], Mapping[RaplDomain, bytes]], settle_s: float) -> se
         now = read()
         resting = {domain for domain in resting if now[domain] == first[domain]}
     return resting
+
+
+def still_remedy(domain: RaplDomain) -> str:
+    """Return what to do about a domain that does not move."""
+    return _STILL[domain[1]]
 
 
 def unread(domain: RaplDomain, counting: Collection[RaplDomain]) -> tuple[RaplDomain, ...]:

@@ -18,7 +18,17 @@ from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S
 from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, counted_column
-from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, lags, repeated, still, unread
+from energymon.sensors.domains import (
+    MAX_DOMAIN_W,
+    REPEATED,
+    SETTLE_S,
+    RaplDomain,
+    lags,
+    repeated,
+    still,
+    still_remedy,
+    unread,
+)
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
 from energymon.sensors.updates import Age
@@ -255,7 +265,7 @@ def open_perf(
     resting = still(lambda: {k: v for group in groups for k, v in group.shown().items()}, settle_s)
     for domain in sorted(resting):
         parts = unread(domain, wanted - resting)
-        missing.append(Missing(_NAME, f"{domain[1]} of {domain[0]} does not move", STILL, parts))
+        missing.append(Missing(_NAME, f"{domain[1]} of {domain[0]} does not move", still_remedy(domain), parts))
         wanted.discard(domain)
     readers = {(group.device, event.domain): partial(group.value, event) for group in groups for event in group.events}
     for domain, first in repeated(readers, settle_s).items():

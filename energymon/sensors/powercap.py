@@ -13,7 +13,17 @@ from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, counted_column
-from energymon.sensors.domains import MAX_DOMAIN_W, REPEATED, SETTLE_S, STILL, RaplDomain, lags, repeated, still, unread
+from energymon.sensors.domains import (
+    MAX_DOMAIN_W,
+    REPEATED,
+    SETTLE_S,
+    RaplDomain,
+    lags,
+    repeated,
+    still,
+    still_remedy,
+    unread,
+)
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
@@ -42,6 +52,11 @@ _MASKED: Final = (
 _ABSENT: Final = (
     "virtual machines rarely have it; on bare metal load the module intel_rapl_msr (Intel, and AMD since Zen)"
 )
+_RANGE: Final = "max_energy_range_uj"
+_PARTLY: Final = (
+    "the counter wraps at what this file holds, and cannot be summed without it; the kernel shows it beside energy_uj:"
+    " give the agent all of the host's /sys"
+)
 _REPORT: Final = "report it with the kernel's version"
 
 
@@ -63,7 +78,7 @@ class _Zone:
         self.fd = CLOSED
         try:
             self.open()
-            _parse(os.pread(self.fd, _BYTES, 0))
+            _number(self.path)
         except BaseException:
             self.close()
             raise
@@ -108,11 +123,27 @@ def _parse(text: bytes) -> int:
     return int(digits)
 
 
+def _number(file: Path) -> int:
+    """Return the number that a file holds; raises OSError and ValueError, which name it."""
+    try:
+        return _parse(file.read_bytes())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
+    except ValueError as error:
+        raise ValueError(f"{file} {error}") from error
+
+
 def _range(zone: Path) -> int:
-    counts = _parse((zone / "max_energy_range_uj").read_bytes())
+    counts = _number(zone / _RANGE)
     if counts <= 0:
-        raise ValueError(f"has max_energy_range_uj {counts}, expected more than 0")
+        raise ValueError(f"{zone / _RANGE} holds {counts}, expected more than 0")
     return counts
+
+
+def _remedy(error: OSError) -> str:
+    if Path(str(error.filename)).name == _RANGE:
+        return _PARTLY
+    return _READABLE if isinstance(error, PermissionError) else _MASKED
 
 
 class PowercapSensor:
@@ -239,16 +270,14 @@ def open_powercap(
             continue
         try:
             zones[domain] = _Zone(path, domain)
-        except PermissionError:
-            missing.append(Missing(_NAME, f"{path}/energy_uj: permission denied", _READABLE, (domain,)))
         except OSError as error:
-            missing.append(Missing(_NAME, f"{path}/energy_uj: {error.strerror}", _MASKED, (domain,)))
+            missing.append(Missing(_NAME, f"{error.filename}: {error.strerror}", _remedy(error), (domain,)))
         except ValueError as error:
-            missing.append(Missing(_NAME, f"{path} {error}", _REPORT, (domain,)))
+            missing.append(Missing(_NAME, f"{error}", _REPORT, (domain,)))
     resting = still(lambda: {key: zone.shown() for key, zone in zones.items()}, settle_s)
     for domain in sorted(resting):
         parts = unread(domain, zones.keys() - resting)
-        missing.append(Missing(_NAME, f"{zones[domain].path} does not move", STILL, parts))
+        missing.append(Missing(_NAME, f"{zones[domain].path} does not move", still_remedy(domain), parts))
         zones.pop(domain).close()
     for domain, first in repeated({key: zone.value for key, zone in zones.items()}, settle_s).items():
         missing.append(Missing(_NAME, f"{zones[domain].path} repeats {first[0]}", REPEATED))

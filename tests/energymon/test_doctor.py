@@ -65,6 +65,61 @@ def test_a_socket_that_is_found_and_cannot_be_read_is_named_and_is_a_failure(tol
     assert "unknown   cpu and the total: package-1 cpu was found and cannot be read" in text
 
 
+@pytest.fixture
+def about_package_1(told, rapl, tmp_path):
+    """Return what the doctor says of two sockets below the line "sensors", and that it fails."""
+
+    def ask():
+        with rapl.running():
+            status, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so", sensors=("powercap",))
+        assert status == 1
+        return text
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "max_energy_range_uj: No such file or directory"),
+        ("", "max_energy_range_uj holds b'', expected microjoules"),
+        ("0\n", "max_energy_range_uj holds 0, expected more than 0"),
+    ],
+)
+def test_a_range_that_is_missing_is_told_as_that_and_not_as_the_counter(about_package_1, rapl, content, reason):
+    file = rapl.packages[1].path / "max_energy_range_uj"
+    file.unlink()
+    if content is not None:
+        file.write_text(content)
+    text = about_package_1()
+    assert f"intel-rapl:1/{reason}" in text
+    assert "energy_uj: No such" not in text
+    assert ("give the agent all of the host's /sys" in text) == (content is None)
+
+
+def test_a_package_that_stands_still_gets_no_advice_on_dram(about_package_1, rapl):
+    rapl.packages[1].broken = True
+    text = about_package_1()
+    assert "intel-rapl:1/energy_uj does not move" in text
+    assert "a package in use always draws power" in text
+    assert "DRAM domain" not in text
+
+
+def test_a_counter_that_may_wrap_between_two_ticks_is_a_failure(about_package_1, rapl):
+    zone = rapl.packages[1]
+    zone.range_uj = 10_000_000
+    (zone.path / "max_energy_range_uj").write_text("10000000\n")
+    text = about_package_1()
+    assert "the counter of package-1 cpu may wrap in 10 ms, between two ticks; take --interval-ms 5 or less" in text
+
+
+def test_the_doctor_says_how_long_a_counter_may_go_unread(told, rapl, tmp_path):
+    with rapl.running():
+        _, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")
+    (package,) = [line for line in text.splitlines() if "package-0       cpu" in line]
+    assert package.endswith("may go unread for 262 s")
+
+
 def test_an_estimate_is_no_measurement(told, tmp_path):
     status, text = told(seconds=0, sysfs=tmp_path, nvml=tmp_path / "none.so", estimate=True, cpu_tdp_w=100.0)
     assert status == 1

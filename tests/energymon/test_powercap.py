@@ -192,7 +192,7 @@ def test_one_zone_without_its_range_is_named_and_the_others_are_taken(rapl):
     (rapl.packages[0].path / "max_energy_range_uj").unlink()
     found = open_powercap(rapl.root, settle_s=0)
     assert channels(found) == TWO_SOCKETS[1:]
-    assert "intel-rapl:0/energy_uj" in found.missing[0].reason
+    assert "intel-rapl:0/max_energy_range_uj" in found.missing[0].reason
     found.sensors[0].close()
 
 
@@ -201,7 +201,7 @@ def test_a_zone_whose_range_is_not_above_zero_is_named_and_the_others_are_taken(
     (rapl.packages[0].path / "max_energy_range_uj").write_text(f"{counts}\n")
     found = open_powercap(rapl.root, settle_s=0)
     assert channels(found) == TWO_SOCKETS[1:]
-    assert "intel-rapl:0 " in found.missing[0].reason
+    assert "intel-rapl:0/max_energy_range_uj holds" in found.missing[0].reason
     assert counts in found.missing[0].reason
     found.sensors[0].close()
 
@@ -239,7 +239,7 @@ def test_an_unreadable_counter_names_the_file_and_the_remedy(rapl, public_path, 
     with as_nobody():
         found = open_powercap(root)
     assert found.sensors == ()
-    assert "intel-rapl:0/energy_uj: permission denied" in found.missing[0].reason
+    assert "intel-rapl:0/energy_uj: Permission denied" in found.missing[0].reason
     assert "chmod" in found.missing[0].remedy
 
 
