@@ -34,7 +34,7 @@ USUAL_STREAMS = 2
 """The loader's own (conf/loader/streaming.yaml)."""
 LOOPBACK_WINDOW = 4
 """Batches under way where nothing is far: few enough that their bytes stay in the processor's cache."""
-SMALL, LARGE = 100_000, 2_000_000
+TINY, SMALL, LARGE = 1000, 100_000, 2_000_000
 GOODPUT_RTT_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
 GOODPUT_GBIT = (1.0, 5.0)
 FIGURE_RTT_MS = (0.1, 1.0, 10.0, 30.0)
@@ -67,6 +67,11 @@ class Bench:
     def large(self) -> Shards:
         """Samples of 2 MB, half a gigabyte."""
         return make_shards(self._folder, LARGE, 512_000_000)
+
+    @cached_property
+    def tiny(self) -> Shards:
+        """Samples of 1 kB, 200,000 of them."""
+        return make_shards(self._folder, TINY, 200_000 * TINY)
 
     @cached_property
     def epoch(self) -> Shards:
@@ -217,6 +222,21 @@ def figures(bench: Bench) -> Iterator[Line]:
             yield Line(f"0.5 GB of {name}, {streams} stream{'s'[: streams - 1]}, 5 Gbit/s", "", ", ".join(times), None)
 
 
+def mixing(bench: Bench) -> Iterator[Line]:
+    """Compare what a sample costs the CPU with records shuffled one by one, and with slices left together."""
+    seen: dict[int, list[float]] = {0: [], 4096: []}
+    with LOCAL.daemon(bench.tiny, None) as daemon:
+        for turn in range(4 if bench.quick else 10):
+            for shuffle_window in sorted(seen, reverse=bool(turn % 2)):
+                orders = {"streams": USUAL_STREAMS, "batch_size": 256, "shuffle_window": shuffle_window}
+                got = LOCAL.receive([daemon], window=8, seconds=1, omit_s=0.5, **orders)
+                seen[shuffle_window].append((got.receiver_cpu_s + got.daemon_cpu_s) / got.samples)
+    ratio, words = paired(seen[4096], seen[0])
+    rates = " and ".join(f"{1 / median(by):,.0f}" for by in seen.values())
+    measured = f"{words}; {rates} samples a CPU second)"
+    yield Line("CPU a sample of 1 kB: shuffle_window 4096 over 0", "<= 3.5", measured, ratio <= 3.5)
+
+
 def memory(bench: Bench) -> Iterator[Line]:
     """Watch the daemon's memory over epochs, and with a reader that asks and does not take."""
     with LOCAL.daemon(bench.small, None) as daemon:
@@ -252,7 +272,7 @@ def daemons(bench: Bench) -> Iterator[Line]:
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
-    each.__name__: each for each in (goodput, fast, distance, distance_cpu, cpu, figures, memory, daemons)
+    each.__name__: each for each in (goodput, fast, distance, distance_cpu, cpu, figures, mixing, memory, daemons)
 }
 
 

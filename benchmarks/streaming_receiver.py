@@ -36,6 +36,8 @@ class Orders:
     """Batches under way, for every daemon."""
     batch_size: int = 32
     slice_records: int = 8
+    shuffle_window: int = 0
+    """Records within which records are shuffled; 0 leaves slices together."""
     warm_bytes: int = 0
     seconds: float = 0.0
     """Receive epoch after epoch for so long, after `omit_s`; 0 for whole epochs."""
@@ -85,7 +87,13 @@ def anonymous_mb(pids: list[int]) -> float:
 def plans(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[BatchPlan]:
     """Yield the batches of epoch after epoch."""
     for epoch in epochs:
-        yield from client.plan(epoch=epoch, batch_size=orders.batch_size, seed=0, slice_records=orders.slice_records)
+        yield from client.plan(
+            epoch=epoch,
+            batch_size=orders.batch_size,
+            seed=0,
+            slice_records=orders.slice_records,
+            shuffle_window=orders.shuffle_window,
+        )
 
 
 def taken(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[RawBatch]:

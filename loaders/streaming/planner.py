@@ -86,8 +86,8 @@ class EpochPlan(Sequence[BatchPlan]):
         """Return the places of a batch's records in the rank's sequence of the epoch, shape (records,)."""
         place = number - self.number
         runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + 1])]
-        spans = zip(runs.position.tolist(), runs.records.tolist(), strict=True)
-        return np.concatenate([np.arange(first, first + records) for first, records in spans])
+        starts = np.cumsum(runs.records) - runs.records
+        return np.repeat(runs.position - starts, runs.records) + np.arange(runs.total)
 
     def without(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
         """Return the plan of what is left where `done` marks places in the rank's sequence, numbered from `number`."""

@@ -79,7 +79,8 @@ class Runs:
         total = self.total
         starts = np.cumsum(self.records) - self.records
         batches = np.arange(0, total, batch_size)
-        cuts = np.union1d(starts, batches)
+        cuts = np.sort(np.concatenate((starts, batches)), kind="stable")  # two sorted runs, which are merged
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])] if total else cuts
         run = np.searchsorted(starts, cuts, side="right") - 1
         into = cuts - starts[run]
         split = Runs(self.shard[run], self.first[run] + into, np.diff(cuts, append=total), self.position[run] + into)

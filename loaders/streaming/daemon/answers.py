@@ -39,7 +39,7 @@ _LOADERS = 8
 _FRAME_BYTES = 256
 """What a frame costs in memory beside its bytes."""
 _WHOLE_BYTES = 32 * 2**20
-"""Most bytes of records that are serialised whole."""
+"""Most bytes of records that are copied into one frame; more travel in frames of their own."""
 
 
 @dataclass(slots=True)
@@ -50,6 +50,8 @@ class _Batch:
     get: Get
     answer: Answer
     place: Place
+    whole: bool
+    """Whether its records travel in one frame."""
     failed: str = ""
     """Why it cannot be sent."""
 
@@ -125,15 +127,14 @@ class Answers:
             if get.fingerprint != self._store.catalog.fingerprint:
                 raise WireError("the shards are not those that this client planned with; start its epoch again")
             answer = self._store.answer(get)
-            if get.wire == "msgpack" and answer.nbytes > _WHOLE_BYTES:
-                raise WireError(f"{answer.nbytes} bytes in one msgpack frame, at most {_WHOLE_BYTES}: ask for less")
         except WireError as error:
             self._refuse(name, get, str(error))
             return
         overhead = _FRAME_BYTES * (1 + len(answer.records)) + 32 * len(answer.header.ids)
-        owned = overhead + (answer.nbytes if get.wire == "msgpack" else 0)
+        whole = get.wire == "msgpack" and answer.nbytes <= _WHOLE_BYTES
+        owned = overhead + (answer.nbytes if whole else 0)
         place = self._outbox.place(name, nbytes=overhead + answer.nbytes, owned=owned)
-        batch = _Batch(name, get, answer, place)
+        batch = _Batch(name, get, answer, place, whole)
         if answer.resident():
             self._send_batch(batch)
         else:
@@ -155,7 +156,7 @@ class Answers:
             self._log("unreadable", batch=get.batch, epoch=get.epoch, reason=batch.failed)
             self._refuse(name, get, batch.failed)
             return
-        if get.wire == "msgpack":
+        if batch.whole:
             sent = self._send(name, batch.place, pack_whole(answer.header, answer.records))
         elif sent := self._send(name, batch.place, pack(answer.header), more=True):
             socket, last = self._doors.sockets[name[0]], len(answer.records) - 1

@@ -7,10 +7,11 @@ import errno
 import mmap
 import os
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["Pages"]
+__all__ = ["Pages", "resident"]
 
 # Python's own mmap.madvise keeps the interpreter's lock while the kernel reads; ctypes gives it up.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,9 +36,11 @@ class Pages:
 
     def resident(self, start: int, end: int) -> bool:
         """Return whether the bytes from `start` to `end` are in memory, or were a few seconds ago; one thread asks."""
+        return self._blocks_whole(start // _BLOCK, (end - 1) // _BLOCK) or self._found(start, end)
+
+    def _blocks_whole(self, first: int, last: int) -> bool:
         now = time.monotonic()
-        blocks = range(start // _BLOCK, (end - 1) // _BLOCK + 1)
-        return all(self._whole(block, now) for block in blocks) or self._found(start, end)
+        return all(self._whole(block, now) for block in range(first, last + 1))
 
     def load(self, start: int, end: int) -> None:
         """Read the bytes from `start` to `end` from disk, and return when they are in memory; OSError if it fails."""
@@ -65,6 +68,14 @@ class Pages:
             raise OSError(number, os.strerror(number))
         # Bit 0 says it; the others are reserved (mincore(2)).
         return found.raw.count(1) == count or all(page & 1 for page in found.raw)
+
+
+def resident(spans: Sequence[tuple[Pages, int, int]]) -> bool:
+    """Return whether the bytes of every span, pages with a start and an end, are in memory; one thread asks."""
+    blocks = {(pages, start // _BLOCK, (end - 1) // _BLOCK) for pages, start, end in spans}  # few, of many small spans
+    if all(pages._blocks_whole(first, last) for pages, first, last in blocks):
+        return True
+    return all(pages.resident(start, end) for pages, start, end in spans)
 
 
 def _whole_pages(address: int, nbytes: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.streaming.daemon.mapped import map_file
-from loaders.streaming.daemon.pages import Pages
+from loaders.streaming.daemon.pages import Pages, resident
 from loaders.streaming.errors import ShardError, WireError
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
     def resident(self) -> bool:
         """Return whether all records are in memory."""
-        return all(pages.resident(start, end) for pages, start, end in self.spans)
+        return resident(self.spans)
 
     def load(self) -> None:
         """Read all records from disk into memory, and return when they are there; OSError where it fails."""
@@ -94,10 +94,10 @@ class ShardStore:
         else:
             columns, starts, ends, counts = self._rows(slices)
             offsets = columns[2] - np.repeat(starts, counts)
-        records, spans = [], []
-        for part, start, end in zip(slices, starts.tolist(), ends.tolist(), strict=True):
-            records.append(self._views[part.shard][start:end])
-            spans.append((self._pages[part.shard], start, end))
+        begins, stops = starts.tolist(), ends.tolist()
+        places = zip(slices, begins, stops, strict=True)
+        records = [self._views[part.shard][start:end] for part, start, end in places]
+        spans = list(zip([self._pages[part.shard] for part in slices], begins, stops, strict=True))
         header = BatchHeader(
             request.sequence, request.epoch, request.batch, columns[0], columns[1], offsets, columns[3]
         )

@@ -211,6 +211,10 @@ def _text(value: object, name: str) -> str:
 def _slice(value: object) -> Slice:
     if not isinstance(value, list) or len(value) != 3:
         raise WireError("slice: expected shard, first record and number of records")
+    shard, first, records = value
+    # Of all that is unpacked, these alone are many: what is right is seen at once.
+    if type(shard) is type(first) is type(records) is int and min(value) >= 0 and max(value) < 2**63:
+        return Slice(shard, first, records)
     return Slice(_count(value[0], "shard"), _count(value[1], "first"), _count(value[2], "records"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -72,12 +73,14 @@ class Assembly:
     """A batch that was asked for in parts, some of which have arrived."""
 
     plan: BatchPlan
-    parts: tuple[tuple[int, ...], ...]
+    parts: tuple[Sequence[int], ...]
     """The slices of each part, by their places in the plan, in ascending order."""
     _come: dict[int, _Part] = field(default_factory=dict)
 
     def slices(self, index: int) -> tuple[Slice, ...]:
         """Return the slices of one part."""
+        if len(self.parts) == 1:
+            return self.plan.slices
         return tuple(self.plan.slices[place] for place in self.parts[index])
 
     def add(self, index: int, header: BatchHeader, frames: list[memoryview]) -> None:
@@ -101,7 +104,7 @@ class Assembly:
             names = ("ids", "labels", "offsets", "sizes")
             columns = [np.concatenate([getattr(header, name) for header in headers]) for name in names]
         records = [piece.records for piece in self.plan.slices]
-        places = [place for part in self.parts for place in part]
+        places = [place for part in self.parts for place in part] if len(self.parts) > 1 else []
         if places != sorted(places):  # of several daemons
             came = np.repeat(places, [records[place] for place in places])
             order = np.argsort(came, kind="stable")

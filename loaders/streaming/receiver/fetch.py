@@ -175,12 +175,18 @@ class Fetch:
             if pulled is None:
                 return None
             self._arrivals.expect(pulled)
-            key = frozenset(self._groups[piece.shard] for piece in pulled.slices)
+            key = self._key(pulled)
             if (oldest is None or pulled.epoch == oldest) and key not in self._waiting and self._room(key):
                 return pulled
             self._waiting.setdefault(key, deque()).append(pulled)
             oldest = pulled.epoch if oldest is None else oldest
         return None
+
+    def _key(self, plan: BatchPlan) -> frozenset[int]:
+        """Return the groups of shards that a batch is made of."""
+        if len(self._holders) == 1:
+            return frozenset(self._holders)
+        return frozenset(self._groups[piece.shard] for piece in plan.slices)
 
     def _room(self, key: frozenset[int]) -> bool:
         sources = self._client.sources
@@ -196,15 +202,20 @@ class Fetch:
     def _ask(self, plan: BatchPlan) -> None:
         """Ask for a batch, of the daemons that hold its slices, in parts over their streams."""
         sources = self._client.sources
-        chosen: dict[int, int] = {}
-        shares: dict[int, list[int]] = {}
-        for place, piece in enumerate(plan.slices):
-            group = self._groups[piece.shard]
-            if group not in chosen:
-                chosen[group] = min(self._usable(group), key=lambda daemon: sources[daemon].reluctance(self._allowed))
-            shares.setdefault(chosen[group], []).append(place)
+        chosen = {
+            group: min(self._usable(group), key=lambda daemon: sources[daemon].reluctance(self._allowed))
+            for group in self._key(plan)
+        }
+        shares: dict[int, Sequence[int]] = {}
+        if len(chosen) == 1:
+            shares[chosen.popitem()[1]] = range(len(plan.slices))
+        else:
+            found: dict[int, list[int]] = {daemon: [] for daemon in chosen.values()}
+            for place, piece in enumerate(plan.slices):
+                found[chosen[self._groups[piece.shard]]].append(place)
+            shares.update(found)
         self._asked_of[plan.epoch, plan.batch] = set(shares)
-        asked: list[tuple[int, tuple[int, ...], int]] = []
+        asked: list[tuple[int, Sequence[int], int]] = []
         for daemon, places in shares.items():
             sources[daemon].batches += 1
             sizes = [plan.slices[place].records * self._record_bytes[plan.slices[place].shard] for place in places]
@@ -277,17 +288,20 @@ class Fetch:
             client.traffic.batches += 1
 
 
-def _parts(places: list[int], sizes: list[float], most: int) -> Iterator[tuple[tuple[int, ...], int]]:
+def _parts(places: Sequence[int], sizes: list[float], most: int) -> Iterator[tuple[Sequence[int], int]]:
     """Cut slices into at most `most` runs of about equal bytes, yielding each with its bytes."""
     total = sum(sizes)
     count = max(1, min(most, len(places), math.ceil(total / _PART_BYTES)))
+    if count == 1:
+        yield places, math.ceil(total)
+        return
     begin, at = 0, 0.0
     for end, size in enumerate(sizes, 1):
         at += size
         left = len(sizes) - end
         # A part ends where its share is full, or where every part to come needs one of the slices left.
         if left == 0 or at >= total / count or left < count - 1:
-            yield tuple(places[begin:end]), math.ceil(sum(sizes[begin:end]))
+            yield places[begin:end], math.ceil(sum(sizes[begin:end]))
             total -= sum(sizes[begin:end])
             count -= 1
             begin, at = end, 0.0

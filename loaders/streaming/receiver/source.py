@@ -29,9 +29,12 @@ class Source:
     """The stream of every request under way."""
     _loads: list[int] = field(default_factory=list)
     """Bytes under way of every stream."""
+    _same_places: bool = False
+    """Whether its catalog is the merged one as far as it has shards."""
 
     def __post_init__(self) -> None:
         self._loads = [0] * len(self.session.streams)
+        self._same_places = all(merged == own for merged, own in self.places.items())
 
     @property
     def connected(self) -> bool:
@@ -65,8 +68,10 @@ class Source:
         """Ask for slices, about so many bytes, on the stream that has the least under way."""
         if not self._nbytes:
             self.silent_s = 0.0
-        own = tuple(Slice(self.places[piece.shard], piece.first, piece.records) for piece in slices)
-        request = self.session.request(sequence, epoch, batch, own)
+        own = slices
+        if not self._same_places:
+            own = tuple(Slice(self.places[piece.shard], piece.first, piece.records) for piece in slices)
+        request = self.session.request(sequence, epoch, batch, own, nbytes)
         place = self._loads.index(min(self._loads))
         self._loads[place] += nbytes
         self._nbytes[sequence], self._on[sequence] = nbytes, place

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from itertools import chain, pairwise
 
@@ -139,6 +140,12 @@ def test_the_same_arguments_give_the_same_plan_and_epochs_differ() -> None:
     plans = [plan([50, 60], batch_size=8, seed=seed, epoch=epoch) for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))]
     assert plans[0] == plans[1]
     assert len({tuple(_records(batches)) for batches in plans}) == 3
+
+
+@pytest.mark.parametrize(("window", "digest"), [(0, "4ad562981ea568f2"), (16, "6556619c90ad270c")])
+def test_the_order_of_a_seed_stays_what_checkpoints_were_made_of(window: int, digest: str) -> None:
+    order = _records(plan([300, 7, 200], batch_size=32, seed=5, epoch=2, slice_records=6, shuffle_window=window))
+    assert hashlib.sha256(repr(order).encode()).hexdigest()[:16] == digest
 
 
 @pytest.mark.parametrize(("slice_records", "window"), [(4, 0), (16, 64)])

@@ -80,6 +80,31 @@ def test_records_are_the_same_in_either_wire_format(daemon, shards: Path, wire: 
             assert bytes(record) == (shards / name).read_bytes()[start:end]
 
 
+def _frames(session: Session, slices: tuple[Slice, ...], nbytes: int) -> list[zmq.Frame]:
+    session.streams[0].ask(1, session.request(1, 0, 0, slices, nbytes))
+    assert session.streams[0].socket.poll(5000)
+    frames = session.streams[0].receive()
+    assert frames is not None
+    return frames
+
+
+def test_many_small_slices_come_in_one_frame_and_large_ones_in_their_own(
+    start_daemon: Callable[..., object], make_shards: Callable[..., Path], large_shards: Path, tmp_path: Path
+) -> None:
+    daemon = start_daemon(make_shards(tmp_path, shards=1, records=50, size=500))
+    slices = tuple(Slice(0, 3 * place, 1) for place in range(16))
+    with _session(daemon.endpoint) as session:
+        whole, apart = (_frames(session, slices, nbytes) for nbytes in (16 * 500, 16 * 100_000))
+        assert (len(whole), len(apart)) == (1, 17)
+        (header, records), (other, same) = session.unpack(whole), session.unpack(apart)
+        assert isinstance(header, BatchHeader) and isinstance(other, BatchHeader)
+        assert records == same and header.ids.tolist() == other.ids.tolist() == [3 * place for place in range(16)]
+    daemon = start_daemon(large_shards)
+    with _session(daemon.endpoint, wire="msgpack") as session:
+        # Too much to be copied into one frame, as where a few records are much larger than the mean.
+        assert len(_frames(session, tuple(Slice(shard, 0, 100) for shard in range(4)), 1)) == 5
+
+
 def test_a_session_leaves_no_connection_behind(daemon) -> None:
     for _ in range(3):
         with _session(daemon.endpoint, streams=4):
