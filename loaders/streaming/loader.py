@@ -225,9 +225,10 @@ class StreamingLoader:
         self._resumed = False
         if resumed and progress is not None and progress.epoch == epoch:
             self._stop()
-            first = progress.left(plan(self._client.catalog.shard_records, **self._planned(epoch)))
+            whole = plan(self._client.catalog.shard_records, **self._planned(epoch), done=progress.before)
+            first = progress.left(whole)
             first = self._client.grouped(first) if self._order == "arrival" else first
-            self._progress = Progress(epoch, progress.delivered.copy())
+            self._progress = Progress(epoch, progress.delivered.copy(), progress.before)
         elif self._running and self.finished == epoch - 1:
             self._running.schedule.go_on(epoch, last=last)
             self._progress = Progress.none(self._running.schedule.plan(epoch))
@@ -258,21 +259,27 @@ class StreamingLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return how far the loader has come: the epoch, and what of it was handed out up to now.
 
-        Numbers, text and bytes, so that `torch.save` and pickle keep it. Every rank keeps its own.
+        Numbers, text and bytes, so that `torch.save` and pickle keep it. Every rank keeps its own; those of all ranks
+        together can be resumed by another number of ranks.
         """
         if self._progress is None:
             return {}
         return self._progress.state(self._settings)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where `state_dict` was called: the next `epoch` of the same number yields what was left.
 
-        Batch size, daemons, streams and engine may be others than they were.
+        Batch size, daemons, streams and engine may be others than they were. Given a list of the states of all ranks,
+        saved at the same step, rank, world size and `remainder` may be others too: the ranks of now share what none of
+        the ranks of then has delivered.
 
-        Raises LoaderConfigError naming a setting on which the order depends and that was another one then.
+        Raises LoaderConfigError naming a setting on which the order depends and that was another one then, or what is
+        missing of the list.
         """
         self._stop()
-        self._progress = Progress.of(state, self._settings) if state else None
+        samples, limit = self._client.catalog.samples, self._settings["limit"]
+        total = samples if limit is None else min(samples, limit)
+        self._progress = Progress.of(state, self._settings, total) if state else None
         self._resumed = self._progress is not None
 
     def stats(self) -> LoaderStats:

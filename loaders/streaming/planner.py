@@ -18,7 +18,7 @@ import numpy.typing as npt
 from loaders.errors import LoaderConfigError
 from loaders.streaming.runs import Runs, joined
 
-__all__ = ["BatchPlan", "EpochPlan", "Remainder", "Slice", "check_ranks", "plan", "share_records"]
+__all__ = ["BatchPlan", "EpochPlan", "Remainder", "Slice", "check_ranks", "plan", "share_places", "share_records"]
 
 Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
 """What becomes of records that cannot be shared equally: some ranks get one more, none does, or some come twice."""
@@ -124,12 +124,14 @@ def plan(
     world_size: int = 1,
     remainder: Remainder | None = None,
     limit: int | None = None,
+    done: npt.NDArray[np.bool_] | None = None,
 ) -> EpochPlan:
     """Return the batches of one rank for one epoch, from the number of records of every shard.
 
     Shards are cut into slices of `slice_records` at other places every epoch, and all slices are shuffled; then
     records are shuffled within windows of `shuffle_window` of them, 0 for none. Smaller slices and a window mix
-    better and cost more frames. `limit` keeps the first so many records of the epoch.
+    better and cost more frames. `limit` keeps the first so many records of the epoch. `done` marks records, by their
+    places in the epoch of all ranks, that were delivered before: the ranks share the others, in the same order.
 
     A rank with a share of n records gets ceil(n / batch_size) batches, of which only the last may be short. Where
     n cannot be equal for all, `remainder` says what becomes of the rest: "uneven" gives some ranks one record
@@ -151,6 +153,9 @@ def plan(
     runs = _shuffled(np.asarray(shard_records, np.int64), slice_records, random)
     if shuffle_window > 1:
         runs = runs.shuffled_within(shuffle_window, random)
+    if done is not None:
+        runs = runs.within(0, len(done)).without(done)
+        runs = Runs.of(runs.shard, runs.first, runs.records)
     shares = [runs.within(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
     share = shares[0] if len(shares) == 1 else joined(shares)
     return EpochPlan(epoch, Runs.of(share.shard, share.first, share.records), batch_size)
@@ -186,6 +191,11 @@ def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.rand
 def share_records(total: int, *, rank: int, world_size: int, remainder: Remainder | None, limit: int | None) -> int:
     """Return the number of a rank's records in an epoch of a dataset with `total` of them."""
     return sum(end - start for start, end in _share(total, rank, world_size, remainder, limit))
+
+
+def share_places(total: int, *, rank: int, world_size: int, remainder: Remainder | None) -> npt.NDArray[np.int64]:
+    """Return the places, among `total` records that ranks share, of a rank's records in its order."""
+    return np.concatenate([np.arange(start, end) for start, end in _share(total, rank, world_size, remainder, None)])
 
 
 def _share(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.base import Batch
-from loaders.errors import LoaderError
+from loaders.errors import LoaderConfigError, LoaderError
 from loaders.shares import in_process_group, place_among_ranks
+from loaders.streaming.checkpoint import ended
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.planner import check_ranks
 
@@ -40,7 +41,7 @@ class StreamDataset(IterableDataset[Batch]):
         self._pid = 0
         self.epoch = 0
         """The epoch of the iteration that is under way, or else of the next one."""
-        self._state: Mapping[str, Any] | None = None
+        self._state: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         loader = self.loader
@@ -78,14 +79,22 @@ class StreamDataset(IterableDataset[Batch]):
         """
         if get_worker_info() is not None:
             raise LoaderError("DataLoader's workers are ahead of the training loop: use num_workers=0 with checkpoints")
-        if self._loader is None:
-            return {"epoch": self.epoch, "loader": dict(self._state or {})}
-        done = self._loader.finished == self.epoch
-        return {"epoch": self.epoch + done, "loader": {} if done else self._loader.state_dict()}
+        rank, world_size = self._known_place()
+        share = {"rank": rank, "world_size": world_size, "remainder": self._arguments.get("remainder")}
+        if self._loader is None and not isinstance(self._state, list):
+            return {"epoch": self.epoch, "loader": dict(self._state or {}), "share": share}
+        done = self.loader.finished == self.epoch
+        return {"epoch": self.epoch + done, "loader": {} if done else self.loader.state_dict(), "share": share}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called: the next iteration yields what was left of the epoch."""
-        self.epoch, self._state = int(state["epoch"]), state["loader"]
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on where `state_dict` was called: the next iteration yields what was left of the epoch.
+
+        Given a list of the states of all ranks, saved at the same step, any number of ranks goes on.
+        """
+        if isinstance(state, Mapping):
+            self.epoch, self._state = int(state["epoch"]), state["loader"]
+        else:
+            self.epoch, self._state = _of_ranks(state)
         if self._loader is not None:
             self._loader.load_state_dict(self._state or {})
 
@@ -125,3 +134,26 @@ class StreamDataset(IterableDataset[Batch]):
             arguments["world_size"] = world_size * worker.num_workers
             arguments["remainder"] = arguments.get("remainder") or "uneven"
         return arguments
+
+
+def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[str, Any]]]:
+    """Return the epoch that several ranks are in, and what each of them has delivered of it, as loaders tell it."""
+    if not states:
+        raise LoaderConfigError("the list of states is empty: expected one of every rank")
+    try:
+        epochs = [int(state["epoch"]) for state in states]
+        epoch = min(epochs)
+        if max(epochs) == epoch and not any(state["loader"] for state in states):
+            return epoch, []
+        told: list[Mapping[str, Any]] = []
+        for state, own in zip(states, epochs, strict=True):
+            begun = bool(state["loader"]) and int(state["loader"]["epoch"]) == own
+            if own > epoch + 1 or (own > epoch and begun):
+                raise LoaderConfigError(
+                    f"one rank is in epoch {epoch}, and rank {state['share']['rank']} in epoch {own}: give states that "
+                    "all ranks saved at the same step"
+                )
+            told.append(state["loader"] if begun else ended(state["share"], epoch, delivered=own > epoch))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LoaderConfigError(f"the list is not of states of a StreamDataset: {error!r}") from error
+    return epoch, told

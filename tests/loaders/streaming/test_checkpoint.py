@@ -4,6 +4,7 @@ import io
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from itertools import chain, islice
 from pathlib import Path
@@ -131,7 +132,6 @@ def test_every_rank_resumes_its_own(daemon, remainder: str) -> None:
         ({"slice_records": 4}, "slice_records was 8"),
         ({"shuffle_window": 16}, "shuffle_window was 0"),
         ({"limit": 30}, "limit was None"),
-        ({"rank": 1, "world_size": 2, "remainder": "pad"}, "rank was 0"),
     ],
 )
 def test_a_setting_that_changes_the_order_is_named(daemon, changed: dict[str, object], said: str) -> None:
@@ -176,7 +176,7 @@ def test_progress_survives_its_state(counts: list[int], batch_size: int, random:
     for batch in whole:
         if random.random() < 0.5:
             progress.delivered[whole.positions(batch.batch)] = True
-    again = Progress.of(_kept(progress.state({"seed": 1})), {"seed": 1})
+    again = Progress.of(_kept(progress.state({"seed": 1})), {"seed": 1}, whole.records)
     assert again.epoch == 2 and (again.delivered == progress.delivered).all()
     left = again.left(whole)
     assert left.records == int((~progress.delivered).sum()) and again.complete == (left.records == 0)
@@ -207,3 +207,104 @@ def test_a_receiver_that_is_killed_goes_on_where_it_was(daemon, tmp_path: Path) 
         assert process.returncode == ends
         given += map(int, process.stdout.split())
     assert sorted(given) == ALL
+
+
+_STAGES = st.lists(
+    st.tuples(st.integers(1, 5), st.sampled_from(["uneven", "drop", "pad"]), st.integers(1, 9)), min_size=2, max_size=4
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    _STAGES,
+    st.one_of(st.none(), st.integers(1, 90)),
+    st.sampled_from([0, 16]),
+    st.randoms(use_true_random=False),
+)
+def test_what_no_rank_delivered_comes_once_over_any_other_number_of_ranks(
+    shard_records: list[int], stages: list[tuple[int, Any, int]], limit: int | None, window: int, random: Any
+) -> None:
+    planned: dict[str, Any] = {"seed": 3, "epoch": 1, "slice_records": 3, "shuffle_window": window}
+    everything = _records(plan(shard_records, batch_size=7, limit=limit, **planned))
+    states: list[dict[str, Any]] = []
+    given: Counter[tuple[int, int]] = Counter()
+    for number, (world_size, remainder, batch_size) in enumerate(stages, 1):
+        is_last, saved = number == len(stages), []
+        shares = []
+        now: Counter[tuple[int, int]] = Counter()
+        for rank in range(world_size):
+            ranked: dict[str, Any] = {"rank": rank, "world_size": world_size, "remainder": remainder, "limit": limit}
+            known = planned | ranked
+            del known["epoch"]
+            before = Progress.of(states, known, len(everything)) if states else None
+            whole = plan(
+                shard_records, batch_size=batch_size, **planned, **ranked, done=before.before if before else None
+            )
+            progress = before or Progress.none(whole)
+            left = progress.left(whole)
+            shares.append(left.records)
+            delivered = progress.delivered.copy()
+            for batch in left:
+                if is_last or random.random() < 0.5:
+                    now.update(_records([batch]))
+                    delivered[left.positions(batch.batch)] = True
+            saved.append(_kept(Progress(1, delivered, progress.before).state(known)))
+        shared_anew = (
+            not states
+            or states[0]["settings"]["world_size"] != world_size
+            or (states[0]["settings"]["remainder"] != remainder)
+        )
+        if shared_anew:
+            assert not set(now) & set(given)
+            assert max(shares) - min(shares) <= (1 if remainder == "uneven" else 0)
+        given += now
+        states = saved
+    assert set(given) <= set(everything)
+    missing = len(set(everything) - set(given))
+    assert missing < stages[-1][0] if stages[-1][1] == "drop" else missing == 0
+    if not any(remainder == "pad" for _, remainder, _ in stages):
+        assert set(given.values()) <= {1}
+
+
+def _records(batches: Any) -> list[tuple[int, int]]:
+    slices = chain.from_iterable(batch.slices for batch in batches)
+    return [(part.shard, part.first + index) for part in slices for index in range(part.records)]
+
+
+@pytest.mark.parametrize("order", ["arrival", "strict"])
+def test_other_numbers_of_ranks_resume_what_all_have_left(daemon, order: str) -> None:
+    given: list[int] = []
+    states: list[dict[str, Any]] = []
+    for world_size, batches in ((2, 2), (3, 1), (1, 1), (4, 99)):
+        saved = []
+        for rank in range(world_size):
+            ranked = {"rank": rank, "world_size": world_size, "remainder": "uneven"}
+            with _loader(daemon.endpoint, batch_size=5, order=order, **ranked) as loader:
+                loader.load_state_dict(states)
+                assert not states or loader.state_dict()["records"] <= 41
+                for batch in islice(loader.epoch(2), batches + (rank == 0)):
+                    given += batch.ids.tolist()
+                saved.append(_kept(loader.state_dict()))
+                if batches == 99:
+                    assert loader.finished == 2
+        states = saved
+    assert sorted(given) == ALL
+
+
+def test_one_state_of_several_ranks_says_what_to_do(daemon) -> None:
+    ranked = {"world_size": 2, "remainder": "uneven"}
+    states = []
+    for rank in range(2):
+        with _loader(daemon.endpoint, rank=rank, **ranked) as loader:
+            next(loader.epoch(0))
+            states.append(loader.state_dict())
+    with _loader(daemon.endpoint, rank=1, world_size=3, remainder="drop") as loader:
+        with pytest.raises(LoaderConfigError, match=r"rank 0 of 2 .* this is rank 1 of 3 .* list of the states of all"):
+            loader.load_state_dict(states[0])
+        with pytest.raises(LoaderConfigError, match=r"of the ranks \[0\]: expected one of each of 2 ranks"):
+            loader.load_state_dict(states[:1])
+        with pytest.raises(LoaderConfigError, match="several runs or epochs"):
+            loader.load_state_dict([states[0], states[1] | {"epoch": 1}])
+        with pytest.raises(LoaderConfigError, match="seed was 9"):
+            loader.load_state_dict([states[0], states[1] | {"settings": states[1]["settings"] | {"seed": 9}}])

@@ -86,6 +86,49 @@ def test_a_dataset_resumes_in_the_middle_and_at_an_epochs_end(daemon) -> None:
         assert dataset.epoch == 1 and _ids(dataset) == ALL
 
 
+def test_datasets_of_other_ranks_go_on_where_all_were(daemon) -> None:
+    def ranked(rank: int, world_size: int) -> StreamDataset:
+        return _dataset(daemon.endpoint, rank=rank, world_size=world_size, remainder="uneven", decode="raw")
+
+    given: list[int] = []
+    states: list[dict[str, Any]] = []
+    for rank, taken in ((0, 3), (1, 2), (2, 0)):  # all of epoch 1, a part of it, and nothing
+        with ranked(rank, 3) as dataset:
+            dataset.set_epoch(1)
+            batches = iter(dataset)
+            for _ in range(taken):
+                given += next(batches).ids.tolist()
+            states.append(dataset.state_dict())
+    assert [state["epoch"] for state in states] == [2, 1, 1]
+    before = list(given)
+    again: list[dict[str, Any]] = []
+    for rank in range(2):
+        with ranked(rank, 2) as dataset:
+            dataset.load_state_dict(states)
+            assert dataset.epoch == 1
+            again.append(dataset.state_dict())
+            given += _ids(dataset)
+            assert dataset.epoch == 2
+            assert len(_ids(dataset)) in (30, 31)
+    assert sorted(given) == ALL
+    with ranked(0, 1) as dataset:
+        dataset.load_state_dict(again)  # of ranks that had taken nothing of what was left yet
+        assert sorted(_ids(dataset) + before) == ALL
+
+
+def test_states_of_ranks_that_are_not_at_one_step_are_refused(daemon) -> None:
+    share = {"rank": 0, "world_size": 2, "remainder": "drop"}
+    with _dataset(daemon.endpoint) as dataset:
+        with pytest.raises(LoaderConfigError, match="one rank is in epoch 0, and rank 1 in epoch 2"):
+            dataset.load_state_dict(
+                [{"epoch": 0, "loader": {}, "share": share}, {"epoch": 2, "loader": {}, "share": share | {"rank": 1}}]
+            )
+        with pytest.raises(LoaderConfigError, match="list of states is empty"):
+            dataset.load_state_dict([])
+        with pytest.raises(LoaderConfigError, match="not of states of a StreamDataset"):
+            dataset.load_state_dict([{}])
+
+
 def test_checkpoints_of_workers_are_refused(daemon) -> None:
     class Asking(StreamDataset):
         def __iter__(self) -> Iterator[Any]:
