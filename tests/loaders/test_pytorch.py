@@ -179,9 +179,10 @@ with PyTorchLoader(samples=samples, transform=ImageTransform(size=224), batch_si
 def test_shared_memory_without_room_for_a_batch_is_told_in_one_line(image_tree: Tree, tmp_path: Path) -> None:
     image_tree(16).save(tmp_path / "samples.parquet")
     # In a mount namespace of its own, where /dev/shm has 4 MB and a batch 4.8.
-    script = f"mount -t tmpfs -o size=4m none /dev/shm && exec {sys.executable} -c '{SMALL_SHARED_MEMORY}' $0"
+    script = 'mount -t tmpfs -o size=4m none /dev/shm && exec "$0" -c "$1" "$2"'
+    argv = [sys.executable, SMALL_SHARED_MEMORY, str(tmp_path / "samples.parquet")]
     run = subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(tmp_path / "samples.parquet")],
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", script, *argv],
         check=False,
         capture_output=True,
         text=True,
