@@ -29,6 +29,7 @@ from energymon.reading import (
     Reading,
     Tick,
 )
+from energymon.restarts import bridged
 from energymon.stores.base import Session, Store
 from energymon.stores.locate import open_store
 from energymon.stores.sqlite import SqliteStore
@@ -65,6 +66,7 @@ __all__ = [
     "baseline_of",
     "best_sources",
     "boot_ns",
+    "bridged",
     "export",
     "joules",
     "missed_share",

@@ -23,6 +23,7 @@ from energymon.components import channels_of
 from energymon.edges import Listener, follow_ups_ns, socket_path
 from energymon.errors import ConfigError, EnergyError, SensorError, StoreError
 from energymon.integrate import UNBOUNDED
+from energymon.liveness import own_name
 from energymon.loop import Loop
 from energymon.monitor import Monitor
 from energymon.offsets import WALL
@@ -156,7 +157,7 @@ class _Agent:
             on_stored=signals.on_stored,
             on_failure=signals.on_failure,
             tell=_tell,
-            now_ns=self._clock.now_ns,
+            clock=self._clock,
             limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
         )
         last_ns = store.last_tick_ns(config.node)
@@ -243,8 +244,10 @@ class _Agent:
             "host": platform.node(),
             "kernel": platform.release(),
             "pid": os.getpid(),
+            "process": own_name(),
             "boot_id": boot_id(),
             "boot_offset_ns": self._clock.boot_offset_ns,
+            "asleep_ns": self._clock.asleep_ns,
         }
         return self._store.begin_session(
             self._config.node,

@@ -53,6 +53,11 @@ class Clock:
         """This clock minus the monotonic one, ns; it changes when the machine was suspended, in `sync`."""
         return self.boot_offset_ns + self._asleep_ns
 
+    @property
+    def asleep_ns(self) -> int:
+        """How long the machine has been suspended since it was booted, ns, as of the last `sync`."""
+        return self._asleep_ns
+
     def now_ns(self) -> int:
         """Return the time now, ns since 1970."""
         return time.monotonic_ns() + self.offset_ns

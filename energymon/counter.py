@@ -30,19 +30,19 @@ class Counter:
         "_last",
         "_last_ns",
         "_max_per_ns",
-        "_max_w",
         "_slack_ns",
         "_suspect",
         "_total",
         "_unit_j",
-        "_wrap",
         "_wrap_ns",
+        "max_w",
+        "wrap",
     )
 
     def __init__(self, *, unit_j: float, wrap: int | None, max_w: float, lag_s: float) -> None:
         self._unit_j = unit_j
-        self._wrap = wrap
-        self._max_w = max_w
+        self.wrap = wrap
+        self.max_w = max_w
         self._max_per_ns = max_w / unit_j / NS
         # In an outage this long the counter may have wrapped twice.
         self._wrap_ns = None if wrap is None else wrap / self._max_per_ns
@@ -72,7 +72,7 @@ class Counter:
         """
         if before_ns is None:
             before_ns = now_ns
-        wrap, last = self._wrap, self._last
+        wrap, last = self.wrap, self._last
         if raw < 0 or (wrap is not None and raw > wrap):
             raise CounterError(f"shows {raw}, expected 0 to {wrap}")
         if last is None:
@@ -119,7 +119,7 @@ class Counter:
                 return None
             last_ns = before_ns
             joules.append(total * unit_j)
-        if self._wrap is not None and last > self._wrap:
+        if self.wrap is not None and last > self.wrap:
             return None
         self._last, self._last_ns, self._changed_ns, self._total = last, last_ns, changed_ns, total
         return joules
@@ -140,15 +140,15 @@ class Counter:
         suspect, self._suspect = self._suspect, (raw, before_ns)
         if suspect is not None:
             since = raw - suspect[0]
-            if since < 0 and self._wrap is not None:
-                since += self._wrap
+            if since < 0 and self.wrap is not None:
+                since += self.wrap
             if 0 <= since <= self._max_per_ns * (now_ns - suspect[1] + self._slack_ns):
                 return self._restart(raw, before_ns)
         if delta < 0:
             raise CounterError(f"went back from {self._last} to {raw}")
         watts = delta * self._unit_j / max(now_ns - self._last_ns, 1) * NS
         raise CounterError(
-            f"went from {self._last} to {raw}: that is {watts:.3g} W, and {self._max_w:.0f} W is possible"
+            f"went from {self._last} to {raw}: that is {watts:.3g} W, and {self.max_w:.0f} W is possible"
         )
 
 

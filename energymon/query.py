@@ -13,8 +13,9 @@ from energymon.components import Channels, Component, add_up, best_sources, chan
 from energymon.errors import WindowError
 from energymon.integrate import Energy, Integral, missed_share, require_order
 from energymon.offsets import Instant, Offset, at_wall, offset_at, wall_at
-from energymon.reading import LAG_S, Baseline, ClockOffset, Event, Reading, Tick
+from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.render import render
+from energymon.restarts import bridged, restarts
 from energymon.stores.base import Session, Store
 from energymon.stretches import known_nodes, lives, spans
 
@@ -85,7 +86,9 @@ def query(
         session = _session(sessions, name, told.own(start_ns, end_ns)[1].t_ns)
         if session is None:
             continue
-        asked = _Node(store, session, channels_of(session), told, alone=clock != "controller" or len(nodes) == 1)
+        alone = clock != "controller" or len(nodes) == 1
+        own = [s for s in sessions if s.node == name]
+        asked = _Node(store, session, channels_of(session), told, alone, own, store.counters(name))
         found.append(asked.window(start_ns, end_ns, _baselines(asked, baseline, start_ns) if net or baseline else None))
     return found
 
@@ -140,6 +143,8 @@ class _Node:
     channels: Channels
     told: _Told
     alone: bool
+    sessions: Sequence[Session]
+    counters: Sequence[CounterStart]
 
     @property
     def clock_error_ns(self) -> int:
@@ -162,6 +167,7 @@ class _Node:
             (
                 *self._unreadable(start_ns),
                 *self._clock_events((start_ns, start), (end_ns, end)),
+                *self._restarts(own_start_ns, own_end_ns),
                 *self._events(own_start_ns, own_end_ns),
             ),
             tuple(best),
@@ -189,6 +195,12 @@ class _Node:
                 message += "never, for it was set ahead over it: this edge of the window is where it was set"
             yield Event(t_ns, self.session.node, "clock-ambiguous" if instant.times else "clock-step", message)
 
+    def _restarts(self, start_ns: int, end_ns: int) -> Iterator[Event]:
+        for session in self.sessions:
+            if start_ns < session.start_ns <= end_ns:
+                around = self.store.readings(session.start_ns, session.start_ns, session.node)
+                yield from map(self.told.shown, restarts(around, self.counters, self.sessions))
+
     def _events(self, start_ns: int, end_ns: int) -> list[Event]:
         return [
             self.told.shown(event) for event in self.store.events(start_ns, end_ns) if event.node == self.session.node
@@ -200,7 +212,8 @@ class _Node:
         lag_s = max(known.values(), default=max(LAG_S.values()))
         # A value may be as old as the lag, and is known to be no older where the reading before it showed another.
         margin_ns = 2 * round(lag_s * NS) + 2 * self.session.interval_ns + self.clock_error_ns
-        return self.store.readings(start_ns - margin_ns, end_ns + margin_ns, self.session.node)
+        found = self.store.readings(start_ns - margin_ns, end_ns + margin_ns, self.session.node)
+        return bridged(found, self.counters, self.sessions)
 
     def baselines(self, start_ns: int, end_ns: int) -> list[Baseline]:
         return baseline_of(

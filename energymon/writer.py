@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import Final, Protocol
 
-from energymon.clock import NS
+from energymon.clock import NS, Clock, boot_id
 from energymon.errors import StoreError
 from energymon.jitter import Jitter
 from energymon.missed import Missed
 from energymon.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.offsets import WALL
-from energymon.reading import START, Baseline, ClockOffset, Event, Tick
-from energymon.sensors.base import Channel, Column, Point, Sensor, wraps
+from energymon.reading import START, Baseline, ClockOffset, CounterStart, Event, Tick
+from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor, wraps
 from energymon.stores.sqlite import Row, Series, SqliteStore
 
 __all__ = ["Writer"]
@@ -38,7 +38,7 @@ _QUIET_NS: Final = 10 * NS
 _FULL_NS: Final = 10 * NS
 """How often the store's size is looked at, and what is between two ticks that a store at its limit still takes."""
 
-Told = Event | ClockOffset | Baseline
+Told = Event | ClockOffset | Baseline | CounterStart
 
 
 @dataclass(slots=True)
@@ -92,9 +92,9 @@ class Writer:
         on_failure: Callable[[BaseException], None],
         tell: Callable[[Event], None],
         limit_bytes: int | None = None,
-        now_ns: Callable[[], int] = time.time_ns,
+        clock: Clock | None = None,
     ) -> None:
-        """Take where to, whose readings these are, and whom to tell; `now_ns` returns the time by the ticks' clock."""
+        """Take where to, whose readings these are, and whom to tell; `clock` is that of the ticks."""
         self._store = store
         self._node = node
         self._sensors = sensors
@@ -105,7 +105,8 @@ class Writer:
         self._source: Source | None = None
         self._problem = False
         self._limit_bytes = limit_bytes
-        self._now_ns = now_ns
+        self._clock = clock or Clock()
+        self._now_ns = self._clock.now_ns
         self._queue: deque[Record | Told] = deque()
         # Released to wake the writer: some time after the last by whoever brings a tick, so that the writer's
         # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
@@ -218,6 +219,8 @@ class Writer:
                     whole = False
                     continue
                 series = self._series_of(channel)
+                if point.counter is not None:
+                    batch.told.append(self._counter(record.tick_ns, point, point.joules, point.counter))
                 batch.rows.append(
                     (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
                 )
@@ -233,6 +236,22 @@ class Writer:
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
             batch.ticks.append(Tick(record.tick_ns, self._node, missed=not whole))
         return batch
+
+    def _counter(self, tick_ns: int, point: Point, joules: float, shown: RawCounter) -> CounterStart:
+        return CounterStart(
+            self._node,
+            *point.channel,
+            tick_ns,
+            point.t_ns,
+            point.t_ns - self._clock.boot_offset_ns,
+            boot_id(),
+            joules,
+            shown.raw,
+            shown.unit_j,
+            shown.wrap,
+            shown.max_w,
+            shown.counter,
+        )
 
     def _block(self, record: SampledBlock) -> list[_Batch]:
         """Decode what compiled code took, a channel at a time where nothing about it is unusual."""
@@ -388,6 +407,7 @@ class Writer:
             [item for item in told if isinstance(item, Event)],
             [item for item in told if isinstance(item, ClockOffset)],
             [item for item in told if isinstance(item, Baseline)],
+            [item for item in told if isinstance(item, CounterStart)],
         )
 
     def _heed_limit(self) -> None:

@@ -11,7 +11,18 @@ from energymon.reading import Domain
 from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
 
-__all__ = ["Channel", "Column", "Discovery", "Missing", "Part", "Point", "Sensor", "counted_column", "wraps"]
+__all__ = [
+    "Channel",
+    "Column",
+    "Discovery",
+    "Missing",
+    "Part",
+    "Point",
+    "RawCounter",
+    "Sensor",
+    "counted_column",
+    "wraps",
+]
 
 
 Part = tuple[str, Domain]
@@ -24,6 +35,16 @@ class Channel(NamedTuple):
     device: str
     domain: Domain
     source: str
+
+
+class RawCounter(NamedTuple):
+    """What a hardware counter showed; its fields are those of a CounterStart."""
+
+    raw: int
+    unit_j: float
+    wrap: int | None
+    max_w: float
+    counter: str
 
 
 class Point(NamedTuple):
@@ -40,6 +61,8 @@ class Point(NamedTuple):
     early_ns: int | None = None
     late_ns: int = 0
     """As in a Reading."""
+    counter: RawCounter | None = None
+    """What the hardware's counter showed, where the series begins with it."""
 
 
 class Column(NamedTuple):

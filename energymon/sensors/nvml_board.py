@@ -10,7 +10,7 @@ from energymon.clock import NS
 from energymon.counter import Counter, PowerIntegral
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, START
-from energymon.sensors.base import Channel, Column, Point, counted_column
+from energymon.sensors.base import Channel, Column, Point, RawCounter, counted_column
 from energymon.sensors.divergence import Divergence
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
@@ -83,7 +83,9 @@ class _Series:
                     self._age.restart()
                 # The driver may tell that the value is older than that.
                 since_ns = min(at_ns, self._age.since_ns(joules, before_ns, after_ns))
-                return Point(self.channel, at_ns + offset_ns, joules, flags, "", at_ns - since_ns, after_ns - at_ns)
+                shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._told) if flags else None
+                early_ns, late_ns = at_ns - since_ns, after_ns - at_ns
+                return Point(self.channel, at_ns + offset_ns, joules, flags, "", early_ns, late_ns, shown)
             if self._integral is not None:
                 joules, flags = self._integral.update(value * _WATTS_PER_MW, at_ns, read_ns)
         except CounterError as error:

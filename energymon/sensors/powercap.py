@@ -12,7 +12,7 @@ from energymon.clock import NS
 from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, Domain
-from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, counted_column
+from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, RawCounter, counted_column
 from energymon.sensors.domains import (
     MAX_DOMAIN_W,
     REPEATED,
@@ -108,6 +108,10 @@ class _Zone:
         """Return what the file holds, None if it cannot be read."""
         return self.shown() or None
 
+    def begun(self, raw: int) -> RawCounter:
+        """Return the counter with the value that a series begins with."""
+        return RawCounter(raw, _JOULES_PER_UJ, self.counter.wrap, self.counter.max_w, str(self.path))
+
     def value(self) -> int:
         """Return the counter's value, -1 if it cannot be read."""
         try:
@@ -185,7 +189,9 @@ class PowercapSensor:
                 if flags:
                     zone.age.restart()
                 early_ns = now_ns - zone.age.since_ns(joules, begun_ns, after_ns)
-                points.append(Point(zone.channel, now_ns + offset_ns, joules, flags, "", early_ns, after_ns - now_ns))
+                shown = zone.begun(_parse(text)) if flags else None
+                late_ns = after_ns - now_ns
+                points.append(Point(zone.channel, now_ns + offset_ns, joules, flags, "", early_ns, late_ns, shown))
         return points
 
     def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:

@@ -1,0 +1,138 @@
+"""Windows across a restart of the agent: summed by the hardware's counter where nothing can hide between its lives."""
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from energymon import Reading, SqliteStore, query
+from energymon.agent_process import Agent
+from energymon.reading import START, CounterStart
+from energymon.restarts import bridged, restarts
+from energymon.stores.base import Session
+
+S = 1_000_000_000
+RANGE_UJ = 262_143_328_850
+
+
+def session(start_s, **description):
+    return Session(f"{start_s}", "n", round(start_s * S), None, S // 10, None, description)
+
+
+def reading(t_s, joules, flags=""):
+    return Reading(round(t_s * S), round(t_s * S), "n", "package-0", "cpu", "rapl-powercap", joules, flags)
+
+
+def counter(t_s, raw, *, joules=0.0, wrap=RANGE_UJ, max_w=300.0, boot="boot", name="energy_uj", unit_j=1e-6):
+    t_ns = round(t_s * S)
+    fixed = ("n", "package-0", "cpu", "rapl-powercap", t_ns, t_ns, t_ns, boot, joules)
+    return CounterStart(*fixed, raw, unit_j, wrap, max_w, name)
+
+
+READINGS = [reading(10, 0.0, START), reading(11, 100.0), reading(14, 0.0, START), reading(15, 100.0)]
+SESSIONS = [session(9.9), session(13.9)]
+BEGUN = counter(10, 5_000_000)
+
+
+def test_what_was_used_while_no_agent_ran_is_the_difference_of_the_counter():
+    starts = [BEGUN, counter(14, 405_000_000)]
+    assert [r.joules for r in bridged(READINGS, starts, SESSIONS)] == pytest.approx([0, 100, 400, 500])
+    assert [r.flags for r in bridged(READINGS, starts, SESSIONS)] == [START, "", "", ""]
+    (told,) = restarts(READINGS, starts, SESSIONS)
+    assert (told.kind, told.t_ns) == ("agent-restart", 14 * S)
+    assert "after 3.000 s" in told.message
+    assert "package-0 cpu" in told.message
+
+
+def test_one_wrap_in_between_is_counted():
+    starts = [replace(BEGUN, raw=RANGE_UJ - 150_000_000), counter(14, 250_000_000)]
+    assert [r.joules for r in bridged(READINGS, starts, SESSIONS)] == pytest.approx([0, 100, 400, 500])
+
+
+@pytest.mark.parametrize(
+    ("starts", "sessions", "why"),
+    [
+        ([BEGUN], SESSIONS, "not stored"),
+        ([counter(14, 405_000_000)], SESSIONS, "not stored"),
+        ([BEGUN, counter(14, 405_000_000, boot="another")], SESSIONS, "booted in between"),
+        ([BEGUN, counter(14, 405_000_000, name="other")], SESSIONS, "counter is another"),
+        ([BEGUN, counter(14, 405_000_000, max_w=90_000.0)], SESSIONS, "may have wrapped"),
+        ([BEGUN, counter(14, 50_000_000)], SESSIONS, "not possible"),
+        ([BEGUN, counter(14, 2_000_000_000)], SESSIONS, "not possible"),
+        ([BEGUN, counter(14, 405_000_000)], [session(9.9, asleep_ns=0), session(13.9, asleep_ns=S)], "suspended"),
+        ([replace(BEGUN, wrap=None), counter(14, 405_000_000, wrap=None)], SESSIONS, "reset in between"),
+        ([counter(10, 10**10, wrap=None), counter(14, 10**9, wrap=None)], SESSIONS, "reset in between"),
+    ],
+)
+def test_where_something_may_hide_the_figure_is_unknown_and_the_reason_told(starts, sessions, why):
+    assert bridged(READINGS, starts, sessions) == READINGS
+    (told,) = restarts(READINGS, starts, sessions)
+    assert told.kind == "restart-unknown"
+    assert why in told.message
+
+
+def test_a_counter_that_does_not_wrap_is_bridged_when_it_has_counted_more_than_a_reset_could_hide():
+    starts = [counter(10, 10**10, wrap=None), counter(14, 10**10 + 400_000_000, wrap=None)]
+    assert [r.joules for r in bridged(READINGS, starts, SESSIONS)] == pytest.approx([0, 100, 400, 500])
+
+
+def test_a_counter_that_began_again_in_an_agents_life_is_not_bridged():
+    starts = [BEGUN, counter(14, 405_000_000, joules=100.0)]
+    rows = [*READINGS[:2], reading(14, 100.0, START), reading(15, 200.0)]
+    assert bridged(rows, starts, SESSIONS[:1]) == rows
+    assert restarts(rows, starts, SESSIONS[:1]) == []
+
+
+def run(sysfs, store, *options):
+    return Agent(store, node="n", interval_ms=20, options=("--sysfs", str(sysfs), "--nvml", "/none.so", *options))
+
+
+def kill(agent):
+    agent._process.kill()
+    agent._process.wait()
+    agent.remove()
+
+
+def test_a_window_across_an_agent_that_was_killed_and_another_one_has_its_joules(rapl, tmp_path):
+    store = tmp_path / "energy.sqlite"
+    watts = sum(zone.watts for zone in (*rapl.packages, *rapl.drams))
+    with rapl.running():
+        first = run(rapl.root, store)
+        first.start()
+        time.sleep(0.3)
+        began_ns, began = time.time_ns(), time.monotonic()
+        time.sleep(0.5)
+        kill(first)
+        with run(rapl.root, store) as second:
+            time.sleep(0.5)
+            ended_ns, seconds = time.time_ns(), time.monotonic() - began
+            with second.window() as last:
+                time.sleep(0.1)
+            assert last.joules > 0
+    with SqliteStore.open(store) as opened:
+        (found,) = query(opened, began_ns, ended_ns)
+        assert len(opened.counters()) == 8
+    (total,) = [c for c in found.components if c.name == "total"]
+    # What was sampled in the last two seconds of the first agent is lost, its energy is not.
+    assert total.joules == pytest.approx(watts * seconds, abs=total.error_j + watts * 0.02)
+    assert "agent-restart" in [event.kind for event in found.events]
+
+
+def test_a_window_across_a_restart_of_another_boot_is_unknown_with_the_reason(rapl, tmp_path):
+    import sqlite3
+
+    store = tmp_path / "energy.sqlite"
+    with rapl.running():
+        with run(rapl.root, store):
+            began_ns = time.time_ns()
+            time.sleep(0.2)
+        with run(rapl.root, store):
+            time.sleep(0.2)
+            ended_ns = time.time_ns()
+    with sqlite3.connect(store) as db:
+        db.execute("UPDATE counters SET boot_id = rowid")
+    with SqliteStore.open(store) as opened:
+        (found,) = query(opened, began_ns, ended_ns)
+    assert found.components[-1].joules is None
+    assert {e.kind for e in found.events} == {"restart-unknown"}
+    assert "the machine was booted in between" in found.events[0].message
