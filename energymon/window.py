@@ -20,6 +20,7 @@ from energymon.components import Component
 from energymon.edges import Asker
 from energymon.errors import EnergyError, WindowError
 from energymon.integrate import Energy
+from energymon.liveness import lives
 from energymon.query import WindowEnergy, query
 from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
@@ -186,6 +187,11 @@ class Window:
         if self._agent is None:
             self._agent = shared_agent()
         self._where = self._agent.store
+        if self._is_agent_gone():
+            said = f"; it said: {self._agent.said}" if self._agent.said else ""
+            raise WindowError(
+                f"{self._told()}: its agent is dead or was stopped, and samples nothing; start another one{said}"
+            )
         self._node = self._node or self._agent.node
         self._agent.serve(self)
 
@@ -214,7 +220,16 @@ class Window:
         """Refuse a store whose agent has ended: nothing would be sampled."""
         node = self._node_of(sessions)
         last = max((s for s in sessions if s.node == node), key=lambda s: s.start_ns, default=None)
-        if last is not None and last.end_ns is not None:
+        if last is None:
+            return
+        # Of an agent on another host, or in another container, nothing is known from here.
+        here = last.description.get("boot_id") == boot_id()
+        if last.end_ns is None and here and lives(str(last.description["process"])) is False:
+            raise WindowError(
+                f"{STORE}={named}: the agent of {node}, process {last.description['pid']}, is dead, and nothing "
+                f"samples into this store; start `energymon run` with it again, or unset {STORE}"
+            )
+        if last.end_ns is not None:
             raise WindowError(
                 f"{STORE}={named}: the agent of {node} ended at {utc_text(last.end_ns)}, and nothing samples into this "
                 f"store; start `energymon run` with it, or unset {STORE}"

@@ -157,6 +157,7 @@ def _epochs(
     epoch, before = 0, None
     while True:
         state = process.hear(deadline)
+        context.agent.require()
         outcome.other_runs |= living_runs() - {context.testbed.run_id}
         match state["state"]:
             case "ready":

@@ -133,6 +133,7 @@ def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
     yield _exactly_once(data, row)
     yield _missed_ticks(data, row, tolerances)
     yield _sensors(data, row)
+    yield _agent(data, row)
     yield _clock(data, row, tolerances)
     yield _alone(data, row)
 
@@ -244,14 +245,31 @@ def _sensors(data: CellData, row: EpochRow) -> Check:
     )
 
 
+def _agent(data: CellData, row: EpochRow) -> Check:
+    """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
+    died = [event["message"] for event in _energy_events(data, row) if event["kind"] == "agent-died"]
+    return _check(
+        row,
+        "energy_agent",
+        "the energy agent samples throughout",
+        "; ".join(died) or "it did",
+        WARN if died else PASS,
+    )
+
+
+def _energy_events(data: CellData, row: EpochRow) -> list[Mapping[str, Any]]:
+    """Return what the energy agent told within an epoch."""
+    start_ns, end_ns = (readings_ns(event, data.cell["energy"]) for event in epoch_edges(data.events)[row.epoch])
+    return [event for event in data.cell["energy"].get("events", []) if start_ns <= event["t_ns"] <= end_ns]
+
+
 def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     offset_ms = data.cell.get("clock_offset_ms")
     expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
     if offset_ms is None:
         return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
-    start_ns, end_ns = (readings_ns(event, data.cell["energy"]) for event in epoch_edges(data.events)[row.epoch])
-    for event in data.cell["energy"].get("events", []):
-        if event["kind"] == "clock-step" and start_ns <= event["t_ns"] <= end_ns:
+    for event in _energy_events(data, row):
+        if event["kind"] == "clock-step":
             return _check(row, "clock_offset", expected, event["message"], FAIL)
     return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import select
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -15,8 +19,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon import Event, Reading, SqliteStore, boot_ns
-from harness.errors import TestbedError
+from energymon import Event, Reading, SqliteStore, boot_ns, bridged
+from harness.errors import CellError, HarnessError, TestbedError
 from harness.specs import EnergySpec, StoreSpec
 from harness.talk import first_line
 from harness.testbed.process import dying_with_parent, end_group, run_environment
@@ -25,19 +29,43 @@ __all__ = ["EnergyAgent", "save_readings"]
 
 _READY_S = 30.0
 _SEND_S = 25.0
+_QUICK_S = 5.0
+_MAX_QUICK = 3
+"""An agent that dies so often within so long of its start is not started again."""
 _NO_SENSOR = "nothing on this host measures energy"
 
 
 class EnergyAgent:
-    """Runs `python -m energymon run` into a store; dies with the harness, and is started again if it died alone."""
+    """Runs `python -m energymon run` into a store; dies with the harness, and is started again if it died alone.
+
+    That is noticed at once. What was used meanwhile is in the hardware's counters; the gap is an event of the cell.
+    """
 
     def __init__(
-        self, store: Path, spec: EnergySpec, *, node: str, run_id: str, log: Path, send: StoreSpec | None = None
+        self,
+        store: Path,
+        spec: EnergySpec,
+        *,
+        node: str,
+        run_id: str,
+        log: Path,
+        send: StoreSpec | None = None,
+        on_restart: Callable[[str], None] = lambda message: None,
     ) -> None:
+        """Take where to, what to sample, whose readings these are, and whom to tell of an agent that died."""
         self._store, self._spec, self._node, self._log = store, spec, node, log
         self._send = send if send is not None and send.kind == "influxdb" else None
         self._environment = run_environment(run_id)
         self._process: subprocess.Popen[bytes] | None = None
+        self._pidfd: int | None = None
+        self._on_restart = on_restart
+        # Guards the process; held while it is started or ended.
+        self._changing = threading.Lock()
+        self._over = os.eventfd(0, os.EFD_CLOEXEC)
+        self._watcher: threading.Thread | None = None
+        self._deaths: list[Event] = []
+        self.failure: HarnessError | None = None
+        """Why the agent could not be started again after it had died."""
         self.sensors: list[dict[str, Any]] = []
         """What each sensor told of itself; empty where nothing measures or estimates."""
         self._boot_offset_ns = 0
@@ -48,6 +76,20 @@ class EnergyAgent:
         self.start()
         return self
 
+    def start(self) -> None:
+        """Start the agent and watch it; raises TestbedError with what it said."""
+        self.failure = None
+        with self._changing:
+            self._start()
+        if self.sensors:
+            self._watcher = threading.Thread(target=self._watch, name="energy agent", daemon=True)
+            self._watcher.start()
+
+    def require(self) -> None:
+        """Raise CellError when the agent has died and cannot be started again."""
+        if self.failure is not None:
+            raise CellError(f"the energy agent died and could not be started again: {self.failure}")
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -56,7 +98,8 @@ class EnergyAgent:
     @property
     def pid(self) -> int | None:
         """The agent's process id while it lives."""
-        return self._process.pid if self._process and self._process.poll() is None else None
+        process = self._process
+        return process.pid if process and process.poll() is None else None
 
     @property
     def series(self) -> list[dict[str, Any]]:
@@ -74,8 +117,40 @@ class EnergyAgent:
             for c in sensor["channels"]
         ]
 
-    def start(self) -> None:
-        """Start the agent and wait until its first tick is stored; raises TestbedError with what it said."""
+    def _watch(self) -> None:
+        """Start the agent again whenever it has died, until it is stopped."""
+        quick = 0
+        while True:
+            pidfd, began = self._pidfd, time.monotonic()
+            assert pidfd is not None
+            poll = select.poll()
+            for fd in (pidfd, self._over):
+                poll.register(fd, select.POLLIN)
+            over = self._over in [fd for fd, _ in poll.poll()]
+            with self._changing:
+                if over or self._process is None:
+                    return
+                t_ns = time.monotonic_ns() + self.offset_ns
+                message = f"the energy agent, process {self._process.pid}, died (status {self._process.wait()})"
+                quick = quick + 1 if time.monotonic() - began < _QUICK_S else 0
+                self._forget()
+                if quick >= _MAX_QUICK:
+                    self.failure = TestbedError(f"it died {quick} times within {_QUICK_S:g} s (log: {self._log})")
+                else:
+                    try:
+                        self._start()
+                        if self._pidfd is None:
+                            self.failure = TestbedError(f"nothing on this host measures any more (log: {self._log})")
+                    except HarnessError as error:
+                        self.failure = error
+                message += "" if self.failure else "; it was started again"
+                self._deaths.append(Event(t_ns, self._node, "agent-died", message))
+            self._on_restart(message if self.failure is None else f"{message}: {self.failure}")
+            if self.failure is not None:
+                return
+
+    def _start(self) -> None:
+        """Start the agent and wait until its first tick is stored."""
         spec = self._spec
         argv = [sys.executable, "-m", "energymon", "run", "--until-eof"]
         argv += ["--store", str(self._store), "--node", self._node]
@@ -94,13 +169,14 @@ class EnergyAgent:
                 env=self._environment,
                 process_group=0,
             )
+        self._pidfd = os.pidfd_open(self._process.pid)
         line = first_line(self._process, _READY_S)
         try:
             ready = json.loads(line)
             self.sensors, self.unreadable = ready["sensors"], ready["unreadable"]
             self._boot_offset_ns = ready["boot_offset_ns"]
         except (ValueError, KeyError) as error:
-            self.stop()
+            self._end()
             said = self._log.read_text(errors="replace").strip()
             if _NO_SENSOR in said and spec.estimate == "off":
                 return  # no sensor, no joules: the run goes on without
@@ -122,8 +198,8 @@ class EnergyAgent:
         return [part for flag, value in flags.items() if value is not None for part in (flag, value)]
 
     def restart_if_dead(self) -> bool:
-        """Start the agent again when it is gone; returns whether it was."""
-        if self.pid is not None or not self.sensors:
+        """Start the agent again where that has failed before; returns whether it was gone."""
+        if self.failure is None:
             return False
         self.stop()
         self.start()
@@ -131,6 +207,16 @@ class EnergyAgent:
 
     def stop(self) -> None:
         """End the agent; what it measured is stored."""
+        os.eventfd_write(self._over, 1)
+        with self._changing:
+            self._end()
+        # The kernel kills an agent whose starting thread has ended, so that thread outlives it.
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
+        os.eventfd_read(self._over)
+
+    def _end(self) -> None:
         if self._process is not None:
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -139,7 +225,13 @@ class EnergyAgent:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._process.wait(_SEND_S)
             end_group(self._process)
-            self._process = None
+            self._forget()
+
+    def _forget(self) -> None:
+        self._process = None
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
     @property
     def offset_ns(self) -> int:
@@ -150,11 +242,15 @@ class EnergyAgent:
         """Return the readings around a span, ns of their clock, once the agent has stored a tick past its end."""
         if not self.sensors:
             return []
+        with self._changing:
+            # An agent that is being started again has the readings after the gap.
+            pass
         margin_ns = int(3 * self._spec.interval_ms * 1e6)
         deadline = time.monotonic() + 2.0 + 3 * self._spec.interval_ms / 1e3
         with SqliteStore.open(self._store) as store:
             while True:
                 found = store.readings(start_ns - margin_ns, end_ns + margin_ns)
+                found = bridged(found, store.counters(), store.sessions())
                 # What is shown after the end may be of before it.
                 past = found and max(r.t_ns - (r.early_ns or 0) for r in found) >= end_ns
                 if past or self.pid is None or time.monotonic() > deadline:
@@ -164,17 +260,20 @@ class EnergyAgent:
 
     def _flush(self) -> None:
         # A line has the agent commit what it has; one that died meanwhile has nothing.
-        if self._process is not None and self._process.stdin is not None:
+        process = self._process
+        if process is not None and process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(b"\n")
-                self._process.stdin.flush()
+                process.stdin.write(b"\n")
+                process.stdin.flush()
 
     def events(self, start_ns: int, end_ns: int) -> list[Event]:
         """Return what the agent told of itself in a span, ns of its readings' clock: clocks set, sensors lost."""
         if not self.sensors:
             return []
         with SqliteStore.open(self._store) as store:
-            return store.events(start_ns, end_ns)
+            told = store.events(start_ns, end_ns)
+        told += [event for event in self._deaths if start_ns <= event.t_ns < end_ns]
+        return sorted(told, key=lambda event: event.t_ns)
 
 
 def save_readings(readings: list[Reading], path: Path) -> None:

@@ -103,6 +103,7 @@ def run(
                         run_id=testbed.run_id,
                         log=log,
                         send=experiment.store,
+                        on_restart=lambda message: ledger.append("note", message=message),
                     )
                 )
                 write_json(
@@ -140,7 +141,7 @@ def _run_cells(
         progress.cell_started(cell, context.datasets[cell.workload]["samples"])
         try:
             if context.agent.restart_if_dead():
-                ledger.append("note", message="the energy agent had died and was started again")
+                ledger.append("note", message="the energy agent was started again")
             run_cell(context, cell, progress)
         except Interrupted as interrupt:
             _mark_failed(context, cell, "interrupted", str(interrupt))

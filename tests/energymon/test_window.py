@@ -199,6 +199,26 @@ def test_an_agent_that_was_killed_is_told_and_the_next_window_has_another(shared
     assert second.joules > 0
 
 
+def test_a_window_notices_on_entry_that_its_agent_is_dead(estimating):
+    with estimating() as agent:
+        agent._process.kill()
+        agent._process.wait()
+        with pytest.raises(WindowError, match="'epoch': its agent is dead"), agent.window("epoch"):
+            pass
+
+
+def test_a_window_notices_on_entry_that_the_agent_of_the_store_that_is_named_is_dead(estimating, monkeypatch, tmp_path):
+    store = tmp_path / "energy.sqlite"
+    with estimating(store, node="this-host") as agent:
+        monkeypatch.setenv("ENERGYMON_STORE", str(store))
+        with Window():
+            pass
+        agent._process.kill()
+        agent._process.wait()
+        with pytest.raises(WindowError, match=r"the agent of this-host, process \d+, is dead"), Window():
+            pass
+
+
 def test_of_several_nodes_in_a_store_the_one_asked_for_is_taken(tmp_path):
     now = time.time_ns() - 10 * S
     path = tmp_path / "energy.sqlite"

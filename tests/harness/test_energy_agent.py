@@ -1,0 +1,102 @@
+"""An energy agent that dies while a run goes on: noticed at once, started again, and its energy kept."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from energymon import joules
+from harness.energy import EnergyAgent
+from harness.errors import CellError
+from harness.specs import EnergySpec
+from tests.energymon import trees
+
+S = 1_000_000_000
+
+
+class TreeAgent(EnergyAgent):
+    """An agent that samples a tree."""
+
+    options: tuple[str, ...] = ()
+
+    def _sending(self):
+        return [*super()._sending(), *self.options]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    made = trees.intel_two_sockets(tmp_path / "sys")
+    with made.running():
+        yield made
+    made.close()
+
+
+@pytest.fixture
+def agent(tree, tmp_path):
+    """A running agent; `told` are the messages about its deaths."""
+    told = []
+    spec = EnergySpec(interval_ms=20, estimate="off")
+    made = TreeAgent(
+        tmp_path / "e.sqlite", spec, node="n", run_id="test", log=tmp_path / "e.log", on_restart=told.append
+    )
+    made.options = ("--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so"))
+    made.told = told
+    with made:
+        yield made
+
+
+def wait_for(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.01)
+
+
+def kill(agent):
+    """Kill the agent; return when, by the clock of its readings."""
+    pid = agent.pid
+    at_ns = time.monotonic_ns() + agent.offset_ns
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: agent.pid not in (None, pid))
+    return at_ns
+
+
+def test_a_dead_agent_is_noticed_at_once_and_started_again_and_its_energy_is_kept(agent, tree):
+    start_ns = time.monotonic_ns() + agent.offset_ns
+    time.sleep(0.3)
+    killed_ns = kill(agent)
+    wait_for(lambda: agent.told)
+    time.sleep(0.3)
+    end_ns = time.monotonic_ns() + agent.offset_ns
+    found = joules(agent.readings(start_ns, end_ns), start_ns, end_ns, 20_000_000)
+    drawn_j = sum(zone.watts for zone in (*tree.packages, *tree.drams)) * (end_ns - start_ns) / S
+    bound_j = sum(energy.error_j for energy in found)
+    assert len(found) == 4
+    assert sum(energy.joules for energy in found) == pytest.approx(drawn_j, abs=bound_j + 0.02 * 151)
+    (died,) = [event for event in agent.events(start_ns, end_ns) if event.kind == "agent-died"]
+    assert 0 <= died.t_ns - killed_ns < S, "noticed at once"
+    assert died.message == agent.told[0]
+    assert "died (status -9); it was started again" in died.message
+    agent.require()
+
+
+def test_an_agent_that_cannot_be_started_again_fails_the_cell_with_the_reason(agent):
+    options, agent.options = agent.options, ("--interval-ms", "0.001")
+    os.kill(agent.pid, signal.SIGKILL)
+    wait_for(lambda: agent.told)
+    with pytest.raises(CellError, match=r"could not be started again.*--interval-ms 0\.001"):
+        agent.require()
+    agent.options = options
+    assert agent.restart_if_dead()
+    agent.require()
+    assert agent.pid is not None
+    assert not agent.restart_if_dead()
+
+
+def test_an_agent_that_is_stopped_is_not_started_again(agent):
+    agent.stop()
+    assert agent.pid is None
+    assert agent.told == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "energy agent"]
