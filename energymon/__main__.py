@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from energymon.errors import ConfigError, EnergyError
 from energymon.sensors.discover import SENSORS, SensorConfig
@@ -21,6 +21,8 @@ from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 _STATUS_ERROR = 2
 _LAST_NS = 2**62
 """The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
+
+_INSTANT: Final = "UTC ns, or ISO 8601, which is UTC too unless it has an offset, 2026-01-31T12:00:00+01:00"
 
 _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -106,6 +108,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _query(options: argparse.Namespace) -> int:
+    from energymon.clock import utc_text
     from energymon.query import query, render, to_json
     from energymon.stores.locate import open_store
 
@@ -121,7 +124,13 @@ def _query(options: argparse.Namespace) -> int:
             baseline=baseline,
             clock=options.clock,
         )
-    print(json.dumps(to_json(windows)) if options.json else render(windows))
+        began_ns = min((session.start_ns for session in store.sessions()), default=None)
+    if options.json:
+        print(json.dumps(to_json(windows)))
+    else:
+        print(
+            render(windows) + (f"; the first one started at {utc_text(began_ns)}" if not windows and began_ns else "")
+        )
     return 0
 
 
@@ -260,11 +269,16 @@ def _add_store(command: argparse.ArgumentParser) -> None:
 def _add_query(commands: _Commands) -> None:
     query = commands.add_parser("query", help="joules between two instants")
     _add_store(query)
-    query.add_argument("--start", required=True, help="UTC ns, or ISO 8601")
-    query.add_argument("--end", required=True, help="UTC ns, or ISO 8601")
+    query.add_argument("--start", required=True, metavar="INSTANT", help=_INSTANT)
+    query.add_argument("--end", required=True, metavar="INSTANT", help="the same")
     query.add_argument("--node", action="append", help="a node, and another one with each repetition (all)")
-    query.add_argument("--net", action="store_true", help="subtract the recorded idle baseline too")
-    query.add_argument("--baseline", nargs=2, metavar=("START", "END"), help="take this window as the idle one")
+    query.add_argument("--net", action="store_true", help="subtract the recorded idle baseline too (`run --idle-s`)")
+    query.add_argument(
+        "--baseline",
+        nargs=2,
+        metavar=("START", "END"),
+        help="subtract what this span of the store drew instead; instants as above",
+    )
     query.add_argument(
         "--clock",
         choices=("controller", "own"),
@@ -281,8 +295,8 @@ def _add_export(commands: _Commands) -> None:
     export.add_argument("--format", choices=("parquet", "csv", "line"), default="parquet", help="(parquet)")
     export.add_argument("--what", choices=("readings", "tuples"), default="readings", help="(readings)")
     export.add_argument("--out", required=True, metavar="FILE", help="file, FIFO or device to write; - is stdout")
-    export.add_argument("--start", help="UTC ns, or ISO 8601 (the first reading)")
-    export.add_argument("--end", help="UTC ns, or ISO 8601 (the last reading)")
+    export.add_argument("--start", metavar="INSTANT", help=f"{_INSTANT} (the first reading)")
+    export.add_argument("--end", metavar="INSTANT", help="the same (the last reading)")
     export.add_argument("--node", help="one node (all)")
     export.set_defaults(command=_export)
 

@@ -17,7 +17,7 @@ from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event,
 from energymon.render import render
 from energymon.restarts import bridged, restarts
 from energymon.stores.base import Session, Store
-from energymon.stretches import known_nodes, lives, spans
+from energymon.stretches import covered, known_nodes, lives, spans
 
 __all__ = ["WindowEnergy", "query", "render", "to_json", "total"]
 
@@ -50,6 +50,9 @@ class WindowEnergy:
     """The controller's clock minus the node's at the start, ns."""
     clock_error_ns: int | None = 0
     """Bound of the error of the offset at either edge, ns; None when unknown."""
+
+    covered: tuple[tuple[int, int], ...] = ()
+    """Of a window without a figure of everything: the parts between readings of an agent, UTC ns as asked for."""
 
     def to_json(self) -> dict[str, object]:
         """Return the same as JSON types."""
@@ -127,6 +130,12 @@ class _Told:
             return Instant(start_ns), Instant(end_ns)
         return at_wall(self.clocks, start_ns, self.since_ns), at_wall(self.clocks, end_ns, self.since_ns)
 
+    def at(self, own_ns: int) -> int:
+        """Return an instant of the readings' clock by the clock that the window is told by, UTC ns."""
+        if self.offsets is not None:
+            return own_ns + self.offsets[0].offset_ns
+        return own_ns if self.clock == "readings" else wall_at(self.clocks, own_ns)
+
     def shown(self, event: Event) -> Event:
         """Return an event with its time by the wall clock, where the window is told by that."""
         if self.offsets is not None:
@@ -157,6 +166,9 @@ class _Node:
         energies = [] if torn else self._energies(own_start_ns, own_end_ns)
         best = best_sources(energies)
         nets = net_of(best, baselines, (own_end_ns - own_start_ns) / NS) if baselines is not None else []
+        known = components(best, self.channels, nets)
+        whole = bool(known) and known[-1].joules is not None
+        parts = [] if whole or torn else covered(self.store, own_start_ns, own_end_ns, self.session.node)
         name, interval_ns = self.session.node, self.session.interval_ns
         return WindowEnergy(
             name,
@@ -171,11 +183,12 @@ class _Node:
                 *self._events(own_start_ns, own_end_ns),
             ),
             tuple(best),
-            tuple(components(best, self.channels, nets)),
+            tuple(known),
             tuple(nets),
             "controller" if self.told.offsets else "own" if self.alone else "unknown",
             self.told.offsets[0].offset_ns if self.told.offsets else 0,
             self.clock_error_ns if self.told.offsets or self.alone else None,
+            tuple((self.told.at(begin), self.told.at(stop)) for begin, stop in parts),
         )
 
     def _unreadable(self, t_ns: int) -> Iterator[Event]:

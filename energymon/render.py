@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from energymon.clock import NS
 from energymon.components import Component, add_up
 from energymon.integrate import Energy
-from energymon.reading import ESTIMATE
+from energymon.reading import ESTIMATE, Event
 
 if TYPE_CHECKING:
     from energymon.query import WindowEnergy
 
 __all__ = ["render"]
 
-_UNKNOWN = "unknown"
+_UNKNOWN: Final = "unknown"
+_MOST_PARTS: Final = 5
+_MOST_EVENTS: Final = 5
 
 
 def render(windows: Sequence[WindowEnergy]) -> str:
@@ -25,7 +28,7 @@ def render(windows: Sequence[WindowEnergy]) -> str:
     An estimate is named so in every line that contains one.
     """
     if not windows:
-        return "no agent had begun before the end of this window"
+        return "no agent had started before the end of this window"
     parts = [_window(window) for window in windows]
     if len(windows) > 1:
         parts.append(_together(windows))
@@ -38,16 +41,55 @@ def _window(window: WindowEnergy) -> str:
         f"{(window.end_ns - window.start_ns) / NS:.6f} s, {_clock(window)}; "
         f"{window.missed_share:.2%} of ticks missed"
     ]
-    if not window.components:
+    if not window.energies:
         lines.append("  no series covers this window")
-    lines += _components(window.components)
+    lines += _covered(window)
+    lines += _components(window.components, net=bool(window.net))
     if window.energies:
         lines.append("")
         lines += _series(window)
+    lines += _no_baseline(window)
     if window.events:
         lines.append("")
-        lines += [f"  {_utc(event.t_ns)} {event.kind}: {event.message}" for event in window.events]
+        lines += _events(window.events)
     return "\n".join(lines)
+
+
+def _covered(window: WindowEnergy) -> Iterator[str]:
+    """Yield what of a window without a figure has readings, in instants that can be asked for."""
+    ambiguous = any(event.kind == "clock-ambiguous" for event in window.events)
+    if ambiguous or (window.components and window.components[-1].joules is not None):
+        return
+    if not window.covered:
+        yield "  there are no readings in it"
+        return
+    for begin_ns, end_ns in window.covered[:_MOST_PARTS]:
+        yield f"  readings go from {_utc(begin_ns + 999)} to {_utc(end_ns)}: ask for that part"
+    if len(window.covered) > _MOST_PARTS:
+        yield f"  and {len(window.covered) - _MOST_PARTS} later parts"
+
+
+def _events(events: Sequence[Event]) -> Iterator[str]:
+    """Yield a line an event; of a kind that there are many of, the first and the last ones."""
+    counts = Counter(event.kind for event in events)
+    seen: Counter[str] = Counter()
+    for event in events:
+        seen[event.kind] += 1
+        left = counts[event.kind] - seen[event.kind]
+        if seen[event.kind] <= _MOST_EVENTS or not left:
+            yield f"  {_utc(event.t_ns)} {event.kind}: {event.message}"
+        elif left == 1:
+            yield f"  ... {counts[event.kind] - _MOST_EVENTS - 1} more {event.kind}"
+
+
+def _no_baseline(window: WindowEnergy) -> Iterator[str]:
+    """Yield which figures are gross though net ones were asked for."""
+    lacking = [f"{n.device} {n.domain}" for n in window.net if n.idle_j is None]
+    if lacking:
+        yield (
+            f"  no idle baseline of {', '.join(lacking)} before this window, so these joules are gross: "
+            "`run --idle-s 10` records one at its start, and `query --baseline START END` takes a span with readings"
+        )
 
 
 def _together(windows: Sequence[WindowEnergy]) -> str:
@@ -55,7 +97,7 @@ def _together(windows: Sequence[WindowEnergy]) -> str:
     head = f"all {len(windows)} nodes:"
     if len(totals) < len(windows):
         return f"{head} {_UNKNOWN}: a node has no figure"
-    return "\n".join([head, *_components([add_up(totals)])])
+    return "\n".join([head, *_components([add_up(totals)], net=any(window.net for window in windows))])
 
 
 def _clock(window: WindowEnergy) -> str:
@@ -69,8 +111,7 @@ def _clock(window: WindowEnergy) -> str:
             return "clock offset unknown, taken as 0"
 
 
-def _components(components: Sequence[Component]) -> list[str]:
-    net = any(c.idle_j is not None for c in components)
+def _components(components: Sequence[Component], *, net: bool) -> list[str]:
     head = ["", "J", "± J", "edge", "clock", "interpolated", *(["idle J", "net J", "± J"] if net else []), "source"]
     rows = []
     for c in components:

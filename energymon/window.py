@@ -135,8 +135,8 @@ class Window:
         """
         total = self._total()
         if total.joules is None:
-            told = "".join(f"\n  {event.kind}: {event.message}" for event in self.energy.events)
-            raise WindowError(f"{self._told()} has no figure of {', '.join(total.lost)}, and so no total{told}")
+            lost = ", ".join(total.lost)
+            raise WindowError(f"{self._told()} has no figure of {lost}, and so no total{_events_told(self.energy)}")
         return total.joules
 
     @property
@@ -246,7 +246,7 @@ class Window:
             self._wait(store, session, end_ns)
             (found,) = query(store, start_ns, end_ns, session.node, net=True, clock="readings" if span else "own")
             if not found.components or not found.energies:
-                raise self._uncovered(store, session, end_ns)
+                raise self._uncovered(store, session, end_ns, found)
         return replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
 
     def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
@@ -292,15 +292,21 @@ class Window:
                 return
             time.sleep(min(max(interval_s / 2, _LOOK_S), _LOOK_MOST_S))
 
-    def _uncovered(self, store: Store, session: Session, end_ns: int) -> WindowError:
-        around = store.readings(end_ns, end_ns, session.node)
-        last = max((r.t_ns for r in around), default=0)
-        told = f"the last reading of {session.node} is of {utc_text(last)}" if last else "there is no reading"
-        said = ""
+    def _uncovered(self, store: Store, session: Session, end_ns: int, found: WindowEnergy) -> WindowError:
+        before = [r.t_ns for r in store.readings(end_ns, end_ns, session.node) if r.t_ns <= end_ns]
+        node = session.node
+        if found.covered:
+            told = ", ".join(f"{utc_text(begin)} to {utc_text(end)}" for begin, end in found.covered)
+            told = f"{node} has readings from {told}"
+        elif before:
+            told = f"the last reading of {node} before its end is of {utc_text(max(before))}"
+        else:
+            told = f"there is no reading of {node} before its end"
+        said = _events_told(found)
         if self._agent is not None and self._agent.owner != os.getpid():
-            said = f"\n{self._foreign(self._agent)}"
+            said += f"\n{self._foreign(self._agent)}"
         elif self._agent is not None and self._is_agent_gone():
-            said = f"\nthe agent is gone; it said: {self._agent.said or 'nothing'}"
+            said += f"\nthe agent is gone; it said: {self._agent.said or 'nothing'}"
         return WindowError(
             f"{self._told()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
             f"{told}; expected an agent that samples throughout{said}"
@@ -330,6 +336,11 @@ class Window:
 
     def _told(self) -> str:
         return f"the window {self.name!r}" if self.name else "the window"
+
+
+def _events_told(window: WindowEnergy) -> str:
+    """Return what the agent told in the window, a line each."""
+    return "".join(f"\n  {event.kind}: {event.message}" for event in window.events)
 
 
 @contextmanager

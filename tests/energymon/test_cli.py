@@ -65,6 +65,25 @@ def test_instants_that_no_store_can_hold_are_refused(store, capsys, instant):
     assert capsys.readouterr().err.startswith("energymon: ")
 
 
+def test_an_instant_without_an_offset_is_utc_and_help_says_so(store, capsys):
+    for command in ("query", "export"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert "which is UTC too unless it has an offset" in " ".join(capsys.readouterr().out.split())
+    told = []
+    for start, end in (("1970-01-01T00:00:01", "1970-01-01T00:00:02"), ("1970-01-01T01:00:01+01:00", "2000000000")):
+        assert main(["query", "--store", str(store), "--start", start, "--end", end, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out))
+    assert told[0] == told[1]
+
+
+def test_a_query_before_the_first_agent_says_when_that_one_started(tmp_path, capsys):
+    with SqliteStore.create(tmp_path / "late.sqlite") as late:
+        late.begin_session("a", 10**18, 100 * MS, {})
+    assert main(["query", "--store", str(tmp_path / "late.sqlite"), "--start", "0", "--end", "1"]) == 0
+    assert "the first one started at 2001-09-09T01:46:40" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("interval", ["nan", "0", "inf", "-5", "1e18", "0.5", "10001"])
 def test_the_doctor_refuses_the_intervals_that_the_agent_refuses(capsys, interval):
     assert main(["doctor", f"--interval-ms={interval}", "--seconds", "0"]) == 2

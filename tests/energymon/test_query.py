@@ -242,4 +242,69 @@ def test_a_window_that_no_series_covers_says_so(make_store):
     assert window.components == ()
     assert "no series covers this window" in render([window])
     assert query(make_store(host()), T0 - 100 * S, T0 - 50 * S) == []
-    assert "no agent had begun" in render([])
+    assert "no agent had started" in render([])
+
+
+def test_a_window_that_is_covered_in_part_says_which_and_that_part_has_a_figure(make_store):
+    gpu = [r for r in host() if r.domain != "gpu" or r.tick_ns <= T0 + 8 * S]
+    for start, end, first, last in (
+        (T0 - 60 * S, T0 + 3 * S, T0, T0 + 3 * S),
+        (T0 + 3 * S, T0 + 60 * S, T0 + 3 * S, T0 + 10 * S),
+        (T0 - 60 * S, T0 + 60 * S, T0, T0 + 10 * S),
+    ):
+        store = make_store(host())
+        (window,) = query(store, start, end)
+        assert window.covered == ((first, last),)
+        (part,) = query(store, *window.covered[0])
+        assert by_name(part)["total"].joules == pytest.approx(350 * (last - first) / S)
+        assert part.covered == ()
+    (window,) = query(make_store(gpu), T0 + S, T0 + 9 * S)
+    assert window.covered == ((T0 + S, T0 + 8 * S),), "a series that ends within it ends the part"
+    text = render([window])
+    assert "readings go from 2023-11-14T22:13:21.000000Z to 2023-11-14T22:13:28.000000Z: ask for that part" in text
+    (window,) = query(make_store(host()), T0 + 200 * S, T0 + 300 * S)
+    assert window.covered == ()
+    assert "there are no readings in it" in render([window])
+
+
+def test_each_life_of_an_agent_is_a_part_of_a_window_that_no_one_covers(tmp_path):
+    with SqliteStore.create(tmp_path / "lives.sqlite") as store:
+        for begin in (0, 50):
+            store.begin_session("n", T0 + begin * S + 50 * MS, TICK, {})
+            ticks = range(T0 + begin * S + TICK, T0 + (begin + 10) * S, TICK)
+            store.append([Reading(t, t + MS, "n", "package-0", "cpu", "rapl-perf", (t - T0) / S) for t in ticks])
+            # What a counter shows is less in the second life.
+            store._db.execute("UPDATE readings SET flags = 'start' WHERE tick_ns = ?", (ticks[0],))
+    with SqliteStore.open(tmp_path / "lives.sqlite") as store:
+        (window,) = query(store, T0 - 20 * S, T0 + 80 * S)
+    assert window.covered == (
+        (T0 + TICK + MS, T0 + 10 * S - TICK + MS),
+        (T0 + 50 * S + TICK + MS, T0 + 60 * S - TICK + MS),
+    )
+
+
+def test_net_joules_without_a_baseline_are_told_to_be_gross(make_store):
+    store = make_store(host(), baselines=[Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S, 20.0, 0.5)])
+    gross = render(query(store, T0 + S, T0 + 3 * S))
+    assert "idle" not in gross
+    net = render(query(store, T0 + S, T0 + 3 * S, net=True))
+    assert "no idle baseline of gpu-0 gpu before this window, so these joules are gross" in net
+    assert "package-0 cpu before this window" not in net
+    (total_row,) = [line.split() for line in net.splitlines() if line.startswith("  total")]
+    assert total_row[6:9] == ["unknown", "unknown", "unknown"]
+    (unread,) = query(store, T0 + S, T0 + 3 * S, baseline=(T0 - 9 * S, T0 - 8 * S))
+    assert "no idle baseline of package-0 cpu, gpu-0 gpu" in render([unread])
+
+
+def test_many_events_of_a_kind_are_shown_by_the_first_and_the_last(make_store):
+    told = [Event(T0 + S + k, "n", "sensor-slow", f"number {k}") for k in range(1000)]
+    told.append(Event(T0 + 2 * S, "n", "sensor-lost", "gpu-0"))
+    (window,) = query(make_store(host(), events=told), T0 + S, T0 + 3 * S)
+    lines = [line for line in render([window]).splitlines() if "sensor-" in line]
+    assert [line.partition(": ")[2] or line.strip() for line in lines] == [
+        *(f"number {k}" for k in range(5)),
+        "... 994 more sensor-slow",
+        "number 999",
+        "gpu-0",
+    ]
+    assert len(window.events) == 1001

@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from energymon import Reading, SensorError, SqliteStore, StoreError, WindowError, agent_process
+from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError, agent_process
 from energymon.agent_process import Agent
+from energymon.clock import utc_text
 from energymon.errors import AgentError
 from energymon.window import Window
 
@@ -185,6 +187,25 @@ def test_a_store_whose_agent_has_ended_has_no_figure_for_what_came_after(estimat
         pass
     with pytest.raises(WindowError, match=r"(?s)'late'.*not covered by any series.*last reading of this-host"):
         assert window.joules
+
+
+def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it(tmp_path):
+    now = time.time_ns() // 10**9 * 10**9
+    second = 10**9
+    with SqliteStore.create(tmp_path / "energy.sqlite") as store:
+        store.begin_session("n", now - 100 * second, second, {})
+        rows = [Reading(t, t, "n", "package-0", "cpu", "rapl-perf", float(t)) for t in (now - 50 * second, now)]
+        store.append([rows[0], replace(rows[1], joules=1.0, flags=START)])
+        store.append([], events=[Event(now - 25 * second, "n", "sensor-lost", "package-0 cpu (rapl-perf): gone")])
+    window = Window("gap", store=tmp_path / "energy.sqlite")
+    window._start_ns, window._end_ns = now - 30 * second, now - 20 * second
+    with pytest.raises(WindowError) as raised:
+        assert window.joules
+    told = str(raised.value)
+    assert "'gap'" in told
+    assert "sensor-lost: package-0 cpu (rapl-perf): gone" in told
+    assert f"the last reading of n before its end is of {utc_text(now - 50 * second)}" in told
+    assert utc_text(now) not in told
 
 
 def test_an_agent_that_was_killed_is_told_and_the_next_window_has_another(shared):
