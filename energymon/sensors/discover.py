@@ -13,6 +13,7 @@ from energymon.sensors.base import Discovery, Missing, Part, Sensor
 from energymon.sensors.estimate import IDLE_FRACTION, EstimateSensor
 from energymon.sensors.nvml import open_nvml
 from energymon.sensors.perf import open_perf
+from energymon.sensors.powercap import domains as powercap_domains
 from energymon.sensors.powercap import open_powercap
 from energymon.sensors.rapl import open_rapl
 
@@ -81,7 +82,7 @@ def discover(config: SensorConfig, interval_ns: int) -> Found:
     """
     openers: Mapping[str, Callable[[], Discovery]] = {
         "rapl": lambda: open_rapl(config.sysfs),
-        "perf": lambda: open_perf(config.sysfs),
+        "perf": lambda: open_perf(config.sysfs, zones=powercap_domains(config.sysfs)),
         "powercap": lambda: open_powercap(config.sysfs),
         "nvml": lambda: open_nvml(interval_ns, config.nvml),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -11,13 +12,14 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from energymon.clock import NS
 from energymon.counter import Counter
 from energymon.errors import CounterError
 from energymon.reading import LAG_S
-from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, counted_column
+from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, RawCounter, counted_column
 from energymon.sensors.domains import (
     MAX_DOMAIN_W,
     REPEATED,
@@ -31,6 +33,7 @@ from energymon.sensors.domains import (
 )
 from energymon.sensors.held import CLOSED, HeldFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
+from energymon.sensors.reference import Reference
 from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
 
@@ -59,7 +62,19 @@ _REPORT: Final = "report it with the kernel's version"
 class _Group:
     """The events of one socket or die, which one read returns together."""
 
-    __slots__ = ("_pmu_type", "ages", "channels", "counters", "cpu", "device", "events", "fd", "others", "words")
+    __slots__ = (
+        "_pmu_type",
+        "ages",
+        "channels",
+        "counters",
+        "cpu",
+        "device",
+        "events",
+        "fd",
+        "others",
+        "references",
+        "words",
+    )
 
     def __init__(self, pmu_type: int, device: str, cpu: int, events: list[Event]) -> None:
         self._pmu_type = pmu_type
@@ -74,7 +89,20 @@ class _Group:
         self.words = struct.Struct(f"={1 + len(events)}Q")
         self.fd = CLOSED
         self.others: list[int] = []
+        self.references: list[Reference | None] = [None] * len(events)
         self.open()
+
+    def refer(self, zones: Mapping[RaplDomain, Path]) -> None:
+        """Take the zones of powercap that count what the events count, as far as they can be read."""
+        for i, event in enumerate(self.events):
+            if (zone := zones.get((self.device, event.domain))) is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    self.references[i] = Reference(zone)
+
+    def begun(self, i: int, value: int) -> RawCounter | None:
+        """Return the counter behind an event that showed `value`, for a series that begins with it."""
+        reference, event = self.references[i], self.events[i]
+        return None if reference is None else reference.begun(partial(self.value, event), value, event.unit_j)
 
     def learn(self, lags_s: Mapping[RaplDomain, float]) -> None:
         """Take how old the values may be that the events show."""
@@ -196,7 +224,8 @@ class PerfSensor:
                     if flags:
                         group.ages[i].restart()
                     early_ns = now_ns - group.ages[i].since_ns(joules, begun_ns, after_ns)
-                    points.append(Point(channel, t_ns, joules, flags, "", early_ns, after_ns - now_ns))
+                    shown = group.begun(i, values[i + 1]) if flags else None
+                    points.append(Point(channel, t_ns, joules, flags, "", early_ns, after_ns - now_ns, shown))
         return points
 
     def describe(self) -> dict[str, object]:
@@ -247,11 +276,13 @@ def open_perf(
     settle_s: float = SETTLE_S,
     confirmed_by: str | None = None,
     paranoid: Path = _PARANOID,
+    zones: Mapping[RaplDomain, Path] = MappingProxyType({}),
 ) -> Discovery:
     """Open the events of the PMU "power" below `sysfs`, all or those of the domains in `only`.
 
     Those that cannot be opened, do not move within `settle_s`, or repeat another one are named in `missing`.
-    `confirmed_by` names the interface that lists the same domains.
+    `confirmed_by` names the interface that lists the same domains, and `zones` are powercap's, whose counters go on
+    when this process ends.
     """
     try:
         pmu = read_pmu(sysfs)
@@ -279,6 +310,7 @@ def open_perf(
     lags_s = lags(shown, settle_s)
     for group in groups:
         group.learn(lags_s)
+        group.refer(zones)
     return Discovery((PerfSensor(groups, confirmed_by),) if groups else (), tuple(missing))
 
 

@@ -23,7 +23,8 @@ _ALONE: Final = "`--sensors {}` takes that list as it is; check its figures agai
 
 def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
     """Open the best interface below `sysfs`; what it lacks, and the better one that cannot be read, is in `missing`."""
-    in_perf, in_powercap = set(perf.domains(sysfs)), set(powercap.domains(sysfs))
+    zones = powercap.domains(sysfs)
+    in_perf, in_powercap = set(perf.domains(sysfs)), set(zones)
     agreed = in_perf & in_powercap if in_perf and in_powercap else in_perf | in_powercap
     left_out = tuple(
         Missing(
@@ -37,7 +38,7 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
     )
     if left_out and not agreed:
         return Discovery((), left_out)
-    by_perf = perf.open_perf(sysfs, agreed, settle_s, "powercap" if in_powercap else None)
+    by_perf = perf.open_perf(sysfs, agreed, settle_s, "powercap" if in_powercap else None, zones=zones)
     if by_perf.sensors:
         return Discovery(by_perf.sensors, (*by_perf.missing, *left_out))
     by_powercap = powercap.open_powercap(sysfs, agreed, settle_s, "perf" if in_perf else None)

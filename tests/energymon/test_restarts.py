@@ -9,6 +9,7 @@ from energymon import Reading, SqliteStore, query
 from energymon.agent_process import Agent
 from energymon.reading import START, CounterStart
 from energymon.restarts import bridged, restarts
+from energymon.sensors.reference import Reference
 from energymon.stores.base import Session
 
 S = 1_000_000_000
@@ -116,6 +117,42 @@ def test_a_window_across_an_agent_that_was_killed_and_another_one_has_its_joules
     # What was sampled in the last two seconds of the first agent is lost, its energy is not.
     assert total.joules == pytest.approx(watts * seconds, abs=total.error_j + watts * 0.02)
     assert "agent-restart" in [event.kind for event in found.events]
+
+
+@pytest.mark.usefixtures("perf_allowed")
+def test_perf_which_counts_from_its_opening_is_bridged_by_powercap(plant, tmp_path):
+    tree, store = plant("intel-one-socket"), tmp_path / "energy.sqlite"
+    tree.pmu()
+    with tree.running():
+        with run(tree.root, store):
+            began_ns, began = time.time_ns(), time.monotonic()
+            time.sleep(0.3)
+        time.sleep(0.5)
+        with run(tree.root, store):
+            time.sleep(0.3)
+            ended_ns, seconds = time.time_ns(), time.monotonic() - began
+            time.sleep(0.1)
+    with SqliteStore.open(store) as opened:
+        (found,) = query(opened, began_ns, ended_ns)
+    (total,) = [c for c in found.components if c.name == "total"]
+    assert total.sources == ("rapl-perf",)
+    # The tree's powercap shows what it drew up to a step of its own late.
+    assert total.joules == pytest.approx(31 * seconds, abs=total.error_j + 31 * 0.03)
+
+
+@pytest.mark.parametrize(
+    ("range_uj", "ratio"), [(RANGE_UJ, 61035 / 61035.15625), (65_712_999_613, 15300 / 15258.7890625)]
+)
+def test_powercaps_microjoules_are_taken_for_what_perf_counts_of_the_same_register(tmp_path, range_uj, ratio):
+    (tmp_path / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    (tmp_path / "energy_uj").write_text("2000000\n")
+    shown = Reference(tmp_path).begun(lambda: 2**32 * 5, 2**32 * 4, 2**-32)
+    assert shown.unit_j == pytest.approx(1e-6 / ratio, rel=1e-12)
+    assert shown.raw == pytest.approx(2_000_000 - 1e6 * ratio, abs=1)
+    assert Reference(tmp_path).begun(lambda: 0, 1, 2**-32) is None
+    (tmp_path / "max_energy_range_uj").write_text("1000\n")
+    with pytest.raises(ValueError, match="whole nJ"):
+        Reference(tmp_path)
 
 
 def test_a_window_across_a_restart_of_another_boot_is_unknown_with_the_reason(rapl, tmp_path):
