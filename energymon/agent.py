@@ -29,6 +29,7 @@ from energymon.monitor import Monitor
 from energymon.offsets import WALL
 from energymon.reading import ClockOffset, Event
 from energymon.sender_process import SenderProcess
+from energymon.sensors.base import samples_power_alone
 from energymon.sensors.discover import Found, SensorConfig, discover
 from energymon.stores.base import Session
 from energymon.stores.settings import InfluxSettings
@@ -179,6 +180,7 @@ class _Agent:
             linger_ns=_linger_ns(found),
             edges=self._edges,
             follow_ups_ns=follow_ups_ns(_lags_s(found)),
+            strewn_ns=config.interval_ns if any(samples_power_alone(s.channels) for s in found.sensors) else 0,
         )
         self._writer.follow(self._monitor)
         self._sender: SenderProcess | None = None

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NS", "UNNOTICED_NS", "Clock", "boot_id", "boot_ns", "next_tick", "tick_at", "utc_text"]
+__all__ = ["NS", "UNNOTICED_NS", "Clock", "boot_id", "boot_ns", "next_tick", "strewn_ns", "tick_at", "utc_text"]
 
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
@@ -17,6 +17,7 @@ _GOOD_BRACKET_NS: Final = 20_000
 UNNOTICED_NS: Final = 100_000
 """A wall clock this close to where it should be was not set."""
 _ATTEMPTS: Final = 5
+_64_BITS: Final = 2**64 - 1
 
 
 def tick_at(utc_ns: int, interval_ns: int) -> int:
@@ -27,6 +28,19 @@ def tick_at(utc_ns: int, interval_ns: int) -> int:
 def next_tick(utc_ns: int, interval_ns: int) -> int:
     """Return the first tick k·interval after `utc_ns`, UTC ns."""
     return tick_at(utc_ns, interval_ns) + interval_ns
+
+
+def strewn_ns(tick_ns: int, within_ns: int) -> int:
+    """Return how long after a tick it is taken where ticks are strewn, 0 to `within_ns`, as ticker.c does.
+
+    Random from tick to tick and the same for the same tick: splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+    """
+    if not within_ns:
+        return 0
+    mixed = (tick_ns + 0x9E3779B97F4A7C15) & _64_BITS
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _64_BITS
+    return (mixed ^ mixed >> 31) % within_ns
 
 
 class Clock:

@@ -162,8 +162,8 @@ class PowerIntegral:
     __slots__ = ("_gap_ns", "_joules", "_last_ns", "_outage_ns", "_read_ns", "_watts")
 
     def __init__(self, *, interval_ns: int) -> None:
-        self._gap_ns = interval_ns + interval_ns // 2
-        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2
+        """Take the time between ticks."""
+        self.strew(interval_ns, 0)
         self._joules = 0.0
         self._watts = 0.0
         self._last_ns: int | None = None
@@ -198,6 +198,11 @@ class PowerIntegral:
             last_w, last_ns, read_ns = now_w, now_ns, asked_ns
         self._watts, self._last_ns, self._read_ns, self._joules = last_w, last_ns, read_ns, total
         return joules
+
+    def strew(self, interval_ns: int, strewn_ns: int) -> None:
+        """Take the time between ticks, and how late they are taken at random."""
+        self._gap_ns = interval_ns + interval_ns // 2 + strewn_ns
+        self._outage_ns = _BRIDGED_INTERVALS * interval_ns + interval_ns // 2 + strewn_ns
 
     def mark(self) -> tuple[float, int | None, int, float]:
         """Return what `back_to` takes."""

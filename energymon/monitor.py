@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
-from energymon.clock import NS, Clock, next_tick, tick_at
+from energymon.clock import NS, Clock, next_tick, strewn_ns, tick_at
 from energymon.compiled import Library, ticker_library
 from energymon.edges import Listener
 from energymon.priority import raise_priority
@@ -157,11 +157,15 @@ class Monitor:
         linger_ns: int = 0,
         edges: Listener | None = None,
         follow_ups_ns: Sequence[int] = (),
+        strewn_ns: int = 0,
     ) -> None:
         """Take ticks after `after_ns`, UTC ns, only; go on for `linger_ns` after `stop`, for values that come late.
 
-        What is asked for at `edges` is read again `follow_ups_ns` later.
+        What is asked for at `edges` is read again `follow_ups_ns` later. Ticks are taken up to `strewn_ns` late, at
+        random: where power is sampled and nothing counts, a load that repeats in step with the ticks is then seen at
+        all of its moments, not always at the same.
         """
+        self._strewn_ns = strewn_ns
         self._edges = edges
         self._follow_ups_ns = follow_ups_ns
         self._follow: list[int] = []
@@ -319,7 +323,8 @@ class Monitor:
                 reason, awaited = self._let_run(keeper, awaited)
                 if reason is Reason.STOPPED or keeper != self._keeper:
                     return
-            if not self._wait(keeper, awaited):
+            due = awaited + strewn_ns(awaited, self._strewn_ns)
+            if not self._wait(keeper, due):
                 return
             stopping = self._stopping and awaited >= self._last_ns
             # What compiled code took was looked at, up to the tick before this one.
@@ -329,10 +334,10 @@ class Monitor:
             if step_ns:
                 self._sink(ClockStep(now, step_ns, clock.wall_ns, now - looked_ns))
             looked_ns = now
-            if now < awaited and not self._stopping:
+            if now < due and not self._stopping:
                 continue
             tick = awaited
-            if now - awaited >= interval_ns:
+            if now - due >= interval_ns:
                 tick = max(tick_at(now, interval_ns), awaited)
                 self._sink(Gap(awaited, tick - interval_ns, interval_ns))
             awaited = self._due_ns = tick + interval_ns
@@ -443,6 +448,7 @@ class Monitor:
                 wall_ns=wall_ns,
                 readings=self._readings,
                 slow_ns=_SLOW_NS,
+                strewn_ns=self._strewn_ns,
                 wake_fd=-1 if self._edges is None else self._edges.fileno(),
             )
             self._kept = (key, ticker)

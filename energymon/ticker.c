@@ -38,7 +38,7 @@ struct task {
     struct control *control;
     const struct operation *operations;
     uint8_t *ring;
-    int64_t capacity, slot_bytes, interval_ns, offset_ns, wall_ns, unnoticed_ns, slow_ns;
+    int64_t capacity, slot_bytes, interval_ns, offset_ns, wall_ns, unnoticed_ns, slow_ns, strewn_ns;
     int32_t count, readings, wake_fd, unused;
 };
 
@@ -68,6 +68,16 @@ static int32_t perform(const struct operation *op, uint8_t *data) {
     return code;
 }
 
+/* How long after a tick it is taken, as clock.py has it. */
+static int64_t strewn(int64_t tick_ns, int64_t within_ns) {
+    uint64_t mixed = (uint64_t)tick_ns + UINT64_C(0x9E3779B97F4A7C15);
+    if (within_ns == 0)
+        return 0;
+    mixed = (mixed ^ mixed >> 30) * UINT64_C(0xBF58476D1CE4E5B9);
+    mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94D049BB133111EB);
+    return (int64_t)((mixed ^ mixed >> 31) % (uint64_t)within_ns);
+}
+
 /* Waits until `due_ns` of the monotonic clock, or returns 1 as soon as `fd` can be read. */
 static int asked(int fd, int64_t due_ns) {
     for (;;) {
@@ -87,7 +97,8 @@ static int asked(int fd, int64_t due_ns) {
 int run(const struct task *task) {
     struct control *control = task->control;
     for (;;) {
-        int64_t due_ns = __atomic_load_n(&control->next_ns, __ATOMIC_RELAXED) - task->offset_ns;
+        int64_t tick_ns = __atomic_load_n(&control->next_ns, __ATOMIC_RELAXED);
+        int64_t due_ns = tick_ns - task->offset_ns + strewn(tick_ns, task->strewn_ns);
         struct timespec due = {due_ns / 1000000000, due_ns % 1000000000};
         if (__atomic_load_n(&control->leave, __ATOMIC_ACQUIRE))
             return LEFT;

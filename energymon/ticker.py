@@ -157,6 +157,7 @@ class _Task(ctypes.Structure):
         ("wall_ns", ctypes.c_int64),
         ("unnoticed_ns", ctypes.c_int64),
         ("slow_ns", ctypes.c_int64),
+        ("strewn_ns", ctypes.c_int64),
         ("count", ctypes.c_int32),
         ("readings", ctypes.c_int32),
         ("wake_fd", ctypes.c_int32),
@@ -182,12 +183,14 @@ class Ticker:
         slow_ns: int,
         slots: int | None = None,
         wake_fd: int = -1,
+        strewn_ns: int = 0,
     ) -> None:
         """Take groups of operations, one a sensor, which are done in order at each tick, `readings` times.
 
         `offset_ns` is what the monotonic clock lacks to that of the ticks, and `wall_ns` how far the wall clock is
         ahead of that one, which ends `run` when it changes; an operation that takes more than `slow_ns` is told. The
-        ring holds `slots` ticks, those of some seconds by default. `run` comes back when `wake_fd` can be read.
+        ring holds `slots` ticks, those of some seconds by default. `run` comes back when `wake_fd` can be
+        read. Ticks are taken up to `strewn_ns` late, at random.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
         operations = [operation for group in groups for operation in group]
@@ -211,6 +214,7 @@ class Ticker:
             wall_ns=wall_ns,
             unnoticed_ns=UNNOTICED_NS,
             slow_ns=slow_ns,
+            strewn_ns=strewn_ns,
             count=len(operations),
             readings=readings,
             wake_fd=wake_fd,

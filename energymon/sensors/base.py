@@ -21,6 +21,7 @@ __all__ = [
     "RawCounter",
     "Sensor",
     "counted_column",
+    "samples_power_alone",
     "wraps",
 ]
 
@@ -100,6 +101,12 @@ def counted_column(
         early_ns if ats_ns is None else [max(early, 0) for early in early_ns],
         [after - at for after, at in zip(after_ns, at_ns, strict=True)],
     )
+
+
+def samples_power_alone(channels: Sequence[Channel]) -> bool:
+    """Return whether these are of a board without a counter, whose joules are power that is sampled and integrated."""
+    sources = {channel.source for channel in channels}
+    return bool(sources) and sources <= {"nvml-power", "nvml-power-average"}
 
 
 class Sensor(Protocol):

@@ -10,7 +10,7 @@ from energymon.clock import NS
 from energymon.counter import Counter, PowerIntegral
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, START
-from energymon.sensors.base import Channel, Column, Point, RawCounter, counted_column
+from energymon.sensors.base import Channel, Column, Point, RawCounter, counted_column, samples_power_alone
 from energymon.sensors.divergence import Divergence
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
@@ -61,6 +61,11 @@ class _Series:
         self._age = Age(self.lag_s)
         self._integral = what if isinstance(what, PowerIntegral) else None
         self._at_ns = 0
+
+    def strew(self, interval_ns: int) -> None:
+        """Take that ticks are taken up to an interval late."""
+        if self._integral is not None:
+            self._integral.strew(interval_ns, interval_ns)
 
     def learn(self, lag_s: float) -> None:
         """Take the lag that polling the counter showed."""
@@ -154,6 +159,9 @@ class NvmlSensor:
         self._module = any(name in self._model for name in _MODULES)
         self._calls: list[tuple[Call, list[_Series]]] = list(self._plan(interval_ns))
         sources = [series.channel.source for series in self._series()]
+        if samples_power_alone(self.channels):
+            for series in self._series():
+                series.strew(interval_ns)
         both = _COUNTER in sources and _POWER in sources
         self._compared = (sources.index(_COUNTER), sources.index(_POWER)) if both else None
         self._counter_updates: Updates | None = None

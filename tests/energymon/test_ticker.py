@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from energymon import compiled
-from energymon.clock import Clock, next_tick
+from energymon.clock import Clock, next_tick, strewn_ns
 from energymon.compiled import ticker_library
 from energymon.monitor import Gap, Monitor, Sampled, SampledBlock
 from energymon.sensors.estimate import EstimateSensor
@@ -42,7 +42,7 @@ class Answers:
         )
 
 
-def make(*groups, slow_ns=10**9, offset_ns=None, interval_ns=INTERVAL_NS, readings=1, slots=None):
+def make(*groups, slow_ns=10**9, offset_ns=None, interval_ns=INTERVAL_NS, readings=1, slots=None, **more):
     offset_ns = Clock().offset_ns if offset_ns is None else offset_ns
     return Ticker(
         ticker_library(),
@@ -52,6 +52,7 @@ def make(*groups, slow_ns=10**9, offset_ns=None, interval_ns=INTERVAL_NS, readin
         readings=readings,
         slow_ns=slow_ns,
         slots=slots,
+        **more,
     )
 
 
@@ -298,3 +299,35 @@ def test_why_there_is_none_is_told(fresh, monkeypatch, tmp_path, path, said):
     assert said in ticker_library()
     assert compiled._cache() == fresh
     assert list(fresh.iterdir()) == [], "no half of it is left"
+
+
+def test_strewn_ticks_are_taken_as_late_as_the_clock_says(file):
+    interval_ns = 20_000_000
+    ticker = make([Operation(16, fd=file, seeks=True)], interval_ns=interval_ns, strewn_ns=interval_ns)
+    due_ns = next_tick(time.time_ns(), interval_ns)
+    ticker.stop(due_ns + 20 * interval_ns)
+    taken = []
+    while not taken or taken[-1].tick_ns < due_ns + 20 * interval_ns:
+        # On a busy host one may come late, which ends the run.
+        reason, _ = ticker.run(taken[-1].tick_ns + interval_ns if taken else due_ns)
+        taken += everything(ticker)
+        if reason is Reason.LATE:
+            due_ns = next_tick(time.time_ns(), interval_ns)
+            ticker.stop(due_ns + 20 * interval_ns)
+            taken = []
+    late_ns = [tick.raw[0][0] + Clock().offset_ns - tick.tick_ns for tick in taken]
+    assert all(
+        late >= strewn_ns(tick.tick_ns, interval_ns) - 1_000_000 for late, tick in zip(late_ns, taken, strict=True)
+    )
+    assert len({strewn_ns(tick.tick_ns, interval_ns) // 1_000_000 for tick in taken}) > 5
+
+
+def test_a_wake_up_ends_the_run_before_the_tick(file):
+    wake_fd = os.eventfd(0)
+    ticker = make([Operation(16, fd=file, seeks=True)], wake_fd=wake_fd)
+    due_ns = time.time_ns() + 5_000_000_000
+    thread, answers = run_aside(ticker, due_ns)
+    os.eventfd_write(wake_fd, 1)
+    thread.join(timeout=4)
+    os.close(wake_fd)
+    assert answers == [(Reason.ASKED, due_ns)]

@@ -1,0 +1,397 @@
+"""Whether a window's energy lies within the bound that is told with it, against loads whose energy is known.
+
+C programs (truth/) drive RAPL's files and boards behind an NVML library of their own: square waves, whose joules are
+known at every instant. An agent samples them, and a thousand random windows of each case are compared with the truth:
+the share outside the bound, and the bound's width. Prints a line per demand (asked, measured, verdict); exits 1 when
+one falls short. The full run keeps its raw figures in results/energy_truth.json. `--quick` takes 100 windows of a few
+seconds, and judges the share outside alone; `--only CASE` takes one case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from table import Line, show
+
+REPO = Path(__file__).parents[1]
+sys.path.insert(0, str(REPO))
+
+from energymon import Agent, SqliteStore, Window, query  # noqa: E402 - the repository comes first
+
+HERE: Final = Path(__file__).parent / "truth"
+NS: Final = 1_000_000_000
+RANGE_UJ: Final = 262_143_328_850
+SEED: Final = 12
+ASKED_OFF: Final = 0.1
+"""Of boards that tell power alone: over 20 s at ten samples a second half of which are high, 5 % are one sigma."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A square wave, high in its first half, by CLOCK_BOOTTIME; as in truth/load.h."""
+
+    low_w: float
+    high_w: float
+    period_ns: int
+    shift_ns: int = 0
+
+    def joules_at(self, t_ns: int) -> float:
+        """Return joules since the machine was booted."""
+        whole, rest = divmod(t_ns + self.shift_ns, self.period_ns)
+        half = self.period_ns // 2
+        high_ns = whole * half + min(rest, half)
+        return (self.low_w * (t_ns + self.shift_ns - high_ns) + self.high_w * high_ns) / NS
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One window."""
+
+    length_s: float
+    joules: float
+    error_j: float | None
+    """None where no bound is told."""
+    truth_j: float
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether the truth is not within the bound; a microjoule is rounding."""
+        return self.error_j is not None and abs(self.joules - self.truth_j) > self.error_j + 1e-6
+
+    @property
+    def width(self) -> float:
+        """The bound, or without one the error itself, over what was used."""
+        return (abs(self.joules - self.truth_j) if self.error_j is None else self.error_j) / self.truth_j
+
+
+@dataclass
+class Rig:
+    """An agent over loads that are known."""
+
+    agent: Agent
+    loads: Sequence[Load]
+    windows: list[Measured] = field(default_factory=list)
+
+    def offset_ns(self) -> int:
+        """Return the clock of the readings minus CLOCK_BOOTTIME."""
+        with SqliteStore.open(self.agent.store) as store:
+            return int(str(store.sessions()[-1].description["boot_offset_ns"]))
+
+    def truth_j(self, start_ns: int, end_ns: int) -> float:
+        """Return what the loads used between two instants of CLOCK_BOOTTIME."""
+        return sum(load.joules_at(end_ns) - load.joules_at(start_ns) for load in self.loads)
+
+    def ask(self, windows: int, start_ns: int, end_ns: int, lengths_s: tuple[float, float]) -> list[Measured]:
+        """Query random windows within a span of CLOCK_BOOTTIME; their lengths are spread by the logarithm."""
+        dice = random.Random(SEED)
+        offset_ns = self.offset_ns()
+        found = []
+        with SqliteStore.open(self.agent.store) as store:
+            for _ in range(windows):
+                length_ns = round(NS * math.exp(dice.uniform(*map(math.log, lengths_s))))
+                begin_ns = dice.randint(start_ns, end_ns - length_ns)
+                (window,) = query(
+                    store, begin_ns + offset_ns, begin_ns + length_ns + offset_ns, self.agent.node, clock="readings"
+                )
+                total = next(component for component in window.components if component.name == "total")
+                if total.joules is None:
+                    raise RuntimeError(f"a window has no figure: {window.events}")
+                truth_j = self.truth_j(begin_ns, begin_ns + length_ns)
+                found.append(Measured(length_ns / NS, total.joules, total.error_j, truth_j))
+        return found
+
+    def live(self, windows: int, length_s: float, programs: int) -> list[Measured]:
+        """Take windows as programs do, some at a time, at random instants."""
+        dice = random.Random(SEED)
+        taken: list[tuple[Window, tuple[int, int]]] = []
+
+        def take(count: int, seed: int) -> None:
+            own = random.Random(seed)
+            for _ in range(count):
+                time.sleep(own.uniform(0, 0.2))
+                with Window(agent=self.agent) as window:
+                    time.sleep(length_s)
+                taken.append((window, (window._began_ns, window._ended_ns)))
+
+        threads = [
+            threading.Thread(target=take, args=(windows // programs, dice.randrange(2**32))) for _ in range(programs)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = []
+        for window, span in taken:
+            found.append(Measured(window.duration_s, window.joules, window.error_j, self.truth_j(*span)))
+        return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault that windows met, and what is asked of them."""
+
+    name: str
+    what: str
+    run: Callable[[Path, bool], list[Measured]]
+    asked_width: float | None = None
+    """Of the median bound, relative."""
+
+
+def build(folder: Path) -> tuple[Path, Path]:
+    """Compile the programs; return RAPL's and the NVML library."""
+    rapl, nvml = folder / "rapl", folder / "libnvidia-ml.so.1"
+    common = ["cc", "-O2", "-Wall", "-Wextra", "-Wno-unused-function"]
+    subprocess.run([*common, "-o", rapl, HERE / "rapl.c"], check=True)
+    subprocess.run([*common, "-shared", "-fPIC", f"-Wl,-soname,{nvml.name}", "-o", nvml, HERE / "nvml.c"], check=True)
+    return rapl, nvml
+
+
+@contextlib.contextmanager
+def sockets(
+    folder: Path,
+    *,
+    update_ms: float,
+    interval_ms: float,
+    count: int = 2,
+    watts: tuple[float, float] = (20.0, 180.0),
+    wave_ms: float = 50.0,
+    limits_w: dict[str, float] | None = None,
+    range_uj: int = RANGE_UJ,
+) -> Iterator[Rig]:
+    """Sample sockets whose counters move every `update_ms`."""
+    program, _ = build(folder)
+    files = []
+    for socket in range(count):
+        zone = folder / "sys/class/powercap" / f"intel-rapl:{socket}"
+        zone.mkdir(parents=True)
+        (zone / "name").write_text(f"package-{socket}\n")
+        (zone / "max_energy_range_uj").write_text(f"{range_uj}\n")
+        for name, limit_w in (limits_w or {}).items():
+            (zone / f"constraint_{name}_uw").write_text(f"{round(limit_w * 1e6)}\n")
+        files.append(zone / "energy_uj")
+    wave_ns = round(wave_ms * 1e6)
+    loads = [Load(*watts, wave_ns, i * wave_ns // 3) for i in range(count)]
+    argv = [program, f"{update_ms * 1e3:.0f}", *map(str, watts), f"{wave_ms * 1e3:.0f}", str(range_uj), *files]
+    counting = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert counting.stdout is not None
+        counting.stdout.readline()
+        with Agent(interval_ms=interval_ms, sensors="powercap", options=["--sysfs", str(folder / "sys")]) as agent:
+            yield Rig(agent, loads)
+    finally:
+        longest_ms = int(counting.communicate("\n", timeout=10)[0] or 0) / 1e6
+        if longest_ms > 2 * update_ms:
+            print(f"  (the counter itself once stood for {longest_ms:.1f} ms: the fixture lacked a CPU)")
+
+
+@contextlib.contextmanager
+def boards(
+    folder: Path,
+    *,
+    interval_ms: float,
+    watts: tuple[float, float] = (100.0, 500.0),
+    wave_ms: float = 330.0,
+    update_ms: float = 20.0,
+    counts: bool = True,
+) -> Iterator[tuple[Rig, Callable[[float, bool], None]]]:
+    """Sample a board; what is yielded beside it has its calls take some ms from then on, the value taken late or not.
+
+    The agent is given the fixture by its environment.
+    """
+    _, library = build(folder)
+    control = folder / "boards"
+
+    def say(hang_ms: float = 0.0, late: bool = False) -> None:
+        fresh = control.with_suffix(".new")
+        low, high = watts
+        fresh.write_text(f"{low} {high} {wave_ms} {update_ms} {int(counts)} {hang_ms} {int(late)}\n")
+        fresh.replace(control)
+
+    say()
+    os.environ["TRUTH_NVML"] = str(control)
+    with Agent(interval_ms=interval_ms, sensors="nvml", options=["--nvml", str(library)]) as agent:
+        yield Rig(agent, [Load(*watts, round(wave_ms * 1e6))]), say
+
+
+def now_ns() -> int:
+    """Return CLOCK_BOOTTIME, ns."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def asked(rig: Rig, quick: bool, lengths_s: tuple[float, float] = (0.05, 2.0)) -> list[Measured]:
+    """Sample for some seconds, then ask for windows of them."""
+    start_ns = now_ns()
+    time.sleep(3 if quick else 20)
+    end_ns = now_ns()
+    time.sleep(1)
+    rig.agent.flush()
+    time.sleep(0.5)
+    return rig.ask(100 if quick else 1000, start_ns, end_ns, lengths_s)
+
+
+def rapl_case(**options: float) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of two sockets."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with sockets(folder, **options) as rig:  # type: ignore[arg-type]
+            return asked(rig, quick)
+
+    return run
+
+
+def board_case(**options: float) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of a board."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with boards(folder, **options) as (rig, _):  # type: ignore[arg-type]
+            return asked(rig, quick, (0.1, 2.5))
+
+    return run
+
+
+def power_case(wave_ms: float) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of a board that tells power alone."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with boards(folder, interval_ms=100.0, wave_ms=wave_ms, update_ms=20.0, counts=False) as (rig, _):
+            return asked(rig, quick, (1.5, 2.9) if quick else (5.0, 15.0))
+
+    return run
+
+
+def live_case(length_s: float) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of windows that programs take."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with sockets(folder, update_ms=1.0, interval_ms=100.0) as rig:
+            return rig.live(24 if quick else 1000, length_s, 2 if quick else 4)
+
+    return run
+
+
+def hanging_case(hang_ms: float, late: bool) -> Callable[[Path, bool], list[Measured]]:
+    """Return a case of a board of which a call takes long now and then."""
+
+    def run(folder: Path, quick: bool) -> list[Measured]:
+        with boards(folder, interval_ms=100.0) as (rig, say):
+            start_ns = now_ns()
+            for _ in range(2 if quick else 4):
+                time.sleep(1.0)
+                say(hang_ms, late)
+                time.sleep(max(0.5, hang_ms / 1e3))
+                say()
+            time.sleep(1.5 + hang_ms / 1e3)
+            end_ns = now_ns()
+            time.sleep(1.0)
+            rig.agent.flush()
+            time.sleep(0.5)
+            return rig.ask(100 if quick else 1000, start_ns, end_ns, (0.2, 4.0))
+
+    return run
+
+
+def stopped_case(folder: Path, quick: bool) -> list[Measured]:
+    """Stop the agent for two seconds while it reads a board whose calls take 50 ms."""
+    with boards(folder, interval_ms=100.0) as (rig, say):
+        start_ns = now_ns()
+        assert rig.agent._process is not None
+        for _ in range(1 if quick else 4):
+            say(50.0, True)
+            time.sleep(1.03)
+            os.kill(rig.agent._process.pid, signal.SIGSTOP)
+            time.sleep(2)
+            os.kill(rig.agent._process.pid, signal.SIGCONT)
+            say()
+            time.sleep(1)
+        end_ns = now_ns()
+        time.sleep(1)
+        rig.agent.flush()
+        time.sleep(0.5)
+        return rig.ask(100 if quick else 1000, start_ns, end_ns, (0.2, 3.0))
+
+
+def laptop_case(folder: Path, quick: bool) -> list[Measured]:
+    """Draw the short-term limit of a part of 15 W."""
+    limits = {"0_max_power": 15, "0_power_limit": 20, "1_max_power": 0, "1_power_limit": 64}
+    with sockets(
+        folder, update_ms=1.0, interval_ms=100.0, count=1, watts=(60.0, 64.0), wave_ms=700.0, limits_w=limits
+    ) as rig:
+        return asked(rig, quick)
+
+
+CASES: Final = (
+    Case("window-300ms", "a program's windows of 0.3 s, two sockets, ticks 100 ms", live_case(0.3), 0.02),
+    Case("window-3ms", "a program's windows of 3 ms, two sockets, ticks 100 ms", live_case(0.003), 1.0),
+    Case("rapl-1ms", "windows asked for later, RAPL 1 ms, ticks 100 ms", rapl_case(update_ms=1.0, interval_ms=100.0)),
+    Case("rapl-8ms", "RAPL that moves every 8 ms, ticks 2 ms", rapl_case(update_ms=8.0, interval_ms=2.0)),
+    Case("rapl-8ms-slow", "RAPL that moves every 8 ms, ticks 100 ms", rapl_case(update_ms=8.0, interval_ms=100.0)),
+    Case("board-20ms", "a board's counter of 20 ms, ticks 100 ms", board_case(update_ms=20.0, interval_ms=100.0)),
+    Case("board-140ms", "a board's counter of 140 ms, ticks 100 ms", board_case(update_ms=140.0, interval_ms=100.0)),
+    Case("board-250ms", "a board's counter of 250 ms, ticks 100 ms", board_case(update_ms=250.0, interval_ms=100.0)),
+    Case("held-95ms", "a board's calls held 95 ms, value early", hanging_case(95.0, late=False)),
+    Case("hanging-3s", "a board hanging 3 s, value late", hanging_case(3000.0, late=True)),
+    Case("stopped", "the agent stopped 2 s within a read", stopped_case),
+    Case("power-50ms", "a board that tells power alone, load of 50 ms", power_case(50.0)),
+    Case("power-100ms", "a board that tells power alone, load of 100 ms", power_case(100.0)),
+    Case("laptop", "a part of 15 W that draws 64 W", laptop_case),
+)
+
+
+def main() -> int:
+    """Run the benchmark; 0 when every demand is met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="100 windows a case instead of 1,000")
+    parser.add_argument("--only", choices=[case.name for case in CASES], help="one case")
+    arguments = parser.parse_args()
+    raw: dict[str, object] = {"load": os.getloadavg(), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+    def lines() -> Iterator[Line]:
+        for case in CASES:
+            if arguments.only not in (None, case.name):
+                continue
+            with tempfile.TemporaryDirectory(prefix="joulefeed-truth-") as name:
+                found = case.run(Path(name), arguments.quick)
+            raw[case.name] = [asdict(window) for window in found]
+            widths = [window.width for window in found]
+            worst = f"{statistics.median(widths):.2%} {max(widths):.2%}"
+            if any(window.error_j is None for window in found):
+                # Nothing bounds it; what is asked is that it is not off to one side.
+                off = sum(w.joules - w.truth_j for w in found) / sum(w.truth_j for w in found)
+                is_met = None if arguments.quick else abs(off) <= ASKED_OFF
+                yield Line(f"{case.what}: off on the whole", f"± {ASKED_OFF:.0%}", f"{off:+.2%}", is_met)
+                yield Line("  the error over the energy, median and worst", "", worst)
+                continue
+            outside = sum(window.is_outside for window in found)
+            yield Line(f"{case.what}: outside the bound", "0", f"{outside} of {len(found)}", outside == 0)
+            is_met = None
+            if case.asked_width is not None and not arguments.quick:
+                is_met = statistics.median(widths) <= case.asked_width
+            asked_width = "" if case.asked_width is None else f"≤ {case.asked_width:.0%}"
+            yield Line("  the bound over the energy, median and worst", asked_width, worst, is_met)
+
+    short = show(lines(), widths=(72, 8, 26))
+    if not arguments.quick and arguments.only is None:
+        results = Path(__file__).parent / "results"
+        results.mkdir(exist_ok=True)
+        (results / "energy_truth.json").write_text(json.dumps(raw))
+    return min(short, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

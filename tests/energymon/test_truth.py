@@ -1,0 +1,23 @@
+"""Windows against loads whose energy is known at every instant: the quick forms of benchmarks/energy_truth.py."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.energymon.nvml import fake
+
+REPO = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("case", ["window-3ms", "rapl-8ms", "board-250ms", "held-95ms", "stopped", "laptop"])
+def test_no_window_is_outside_the_bound_that_is_told_with_it(case):
+    if fake.compiler() is None:
+        pytest.skip("the loads are driven by C programs: no cc on this host")
+    argv = [sys.executable, REPO / "benchmarks/energy_truth.py", "--quick", "--only", case]
+    run = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
+    if "lacked a CPU" in run.stdout and run.returncode == 1:
+        pytest.skip(f"the counter itself was held up: {run.stdout}")
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "outside the bound" in run.stdout
