@@ -31,6 +31,18 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
     convert.add_argument("--replace", action="store_true", help="replace shards that are in DIR already")
     convert.add_argument("--annotations", type=Path, metavar="FILE", help="COCO's JSON file")
     convert.add_argument("--images", type=Path, metavar="FOLDER", help="folder of COCO's images")
+    convert.add_argument(
+        "--classes",
+        type=Path,
+        metavar="FILE",
+        help="labels of the classes: the classes.json of another split, or its shard folder (default: the places of "
+        "the classes in SRC)",
+    )
+    convert.add_argument(
+        "--own-classes",
+        action="store_true",
+        help="take the places of the classes in SRC even if a shard folder beside DIR has other labels for them",
+    )
     convert.set_defaults(run=_convert)
 
     index = commands.add_parser("index", help="make a folder of TFRecord files that others wrote a shard folder")
@@ -78,6 +90,7 @@ def _convert(arguments: argparse.Namespace) -> None:
                 workers=arguments.workers,
                 replace=arguments.replace,
                 progress=progress,
+                check_classes=arguments.classes is None and not arguments.own_classes,
             )
     except KeyboardInterrupt as stop:
         raise OutputError("stopped; run the same command again: it goes on with the shards that are whole") from stop
@@ -90,14 +103,18 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 def _source(arguments: argparse.Namespace) -> Source:
     from loaders.errors import LoaderConfigError
+    from loaders.streaming.shards.classes import load_classes
     from loaders.streaming.shards.convert import KINDS, coco
 
     root = arguments.source.absolute()
+    if arguments.classes is not None and arguments.own_classes:
+        raise LoaderConfigError("--classes and --own-classes: give one of the two")
+    classes = load_classes(arguments.classes) if arguments.classes is not None else None
     if arguments.kind == "coco":
-        return coco(root, arguments.annotations, arguments.images)
+        return coco(root, arguments.annotations, arguments.images, classes=classes)
     if arguments.annotations or arguments.images:
         raise LoaderConfigError(f"--annotations and --images are for --from coco, not {arguments.kind}")
-    return KINDS[arguments.kind](root)
+    return KINDS[arguments.kind](root, classes=classes)
 
 
 def _index(arguments: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from loaders.errors import LoaderConfigError
+from loaders.streaming.shards.classes import check_splits
 from loaders.streaming.shards.convert.audio import audio_folder
 from loaders.streaming.shards.convert.coco import coco
 from loaders.streaming.shards.convert.images import image_tree
@@ -38,7 +39,7 @@ __all__ = [
 SHARD_BYTES: Final = 64 * 2**20
 """Bytes of a shard at most, if no single sample is larger."""
 
-KINDS: Final[dict[str, Callable[[Path], Source]]] = {
+KINDS: Final[dict[str, Callable[..., Source]]] = {
     "image-tree": image_tree,
     "coco": coco,
     "numpy": numpy_volumes,
@@ -66,16 +67,20 @@ def convert_source(
     workers: int = 1,
     replace: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    check_classes: bool = False,
 ) -> Converted:
     """Write the samples, shuffled by `seed`, into TFRecord shards; the same bytes for any number of workers.
 
     One that was killed goes on with the shards that are whole. A folder of the same shards is left as it is; one of
-    others is replaced only if `replace`. `progress` is called with (samples done, samples in all).
+    others is replaced only if `replace`. `progress` is called with (samples done, samples in all). The labels of the
+    classes are written to classes.json; `check_classes` refuses those that a shard folder beside `out` has otherwise.
 
     Raises SampleError naming the sample that cannot be read or has changed, OutputError naming the folder or
     file that cannot be written and what to do, WorkerError when a process was killed.
     """
     _check_apart(source.root, out)
+    if check_classes:
+        check_splits(source.labels, out, source.kind, source.root)
     key = content_key(source, seed=seed, shard_bytes=shard_bytes)
     with output_errors(out):
         there = (out / MANIFEST).is_file()

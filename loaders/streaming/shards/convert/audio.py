@@ -6,11 +6,22 @@ Transcripts in files *.trans.txt, a name and a text a line as LibriSpeech has th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from loaders.errors import LoaderConfigError, SampleError
+from loaders.streaming.shards.classes import Classes, labels_of
 from loaders.streaming.shards.convert.images import listed
-from loaders.streaming.shards.convert.source import Content, Item, Source, classes_of, files_below, read_file
+from loaders.streaming.shards.convert.source import (
+    Broken,
+    Content,
+    Item,
+    Source,
+    classes_of,
+    files_below,
+    listed_or_broken,
+    read_file,
+)
 from loaders.streaming.shards.example import Feature
 
 __all__ = ["AUDIO_SUFFIXES", "audio_folder"]
@@ -26,8 +37,10 @@ AUDIO_SUFFIXES = tuple(_MAGIC)
 _TRANSCRIPTS = ".trans.txt"
 
 
-def audio_folder(root: Path) -> Source:
-    """List the recordings below a folder; a label is the place of its class folder among all, in order.
+def audio_folder(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
+    """List the recordings below a folder; a label is the place of its class folder among all, in order, or as given.
+
+    Recordings that cannot be looked at or lack their transcript are added to `broken`, if that is a list.
 
     Raises LoaderConfigError naming what is missing or in the way.
     """
@@ -44,21 +57,35 @@ def audio_folder(root: Path) -> Source:
             ignored += 1
     if not found:
         raise LoaderConfigError(f"{root}: no recording below it ({', '.join(_MAGIC)}); expected class/name.wav")
-    classes = classes_of(root, [name for name, _ in found])
-    labels = {name: label for label, name in enumerate(classes)}
-    items = []
-    spoken: list[str | None] = []
-    for name, path in found:
-        spoken.append(None)
+    labels = labels_of(classes_of(root, [name for name, _ in found]), classes, root)
+
+    def item_of(name: str, path: Path) -> Item:
         features: dict[str, Feature] = {"audio/format": [path.suffix.lower()[1:].encode()]}
         if str(path.parent) in transcribed:
             key = str(path.with_suffix(""))
             if key not in texts:
                 raise LoaderConfigError(f"{path}: the transcripts (*{_TRANSCRIPTS}) beside it have no line for it")
-            spoken[-1] = texts[key]
             features["audio/text"] = [texts[key].encode()]
-        items.append(replace(listed(name, path, labels.get(name.partition("/")[0], -1)), features=features))
-    source = Source("audio", root, tuple(items), "label", "audio/path", _read, classes, ignored)
+        return replace(listed(name, path, labels.get(name.partition("/")[0], -1)), features=features)
+
+    items = []
+    spoken: list[str | None] = []
+    for name, path in found:
+        item = listed_or_broken(name, partial(item_of, name, path), broken)
+        if item is not None:
+            items.append(item)
+            spoken.append(texts[str(path.with_suffix(""))] if "audio/text" in item.features else None)
+    source = Source(
+        "audio",
+        root,
+        tuple(items),
+        "label",
+        "audio/path",
+        _read,
+        labels,
+        ignored,
+        broken=tuple(broken or ()),
+    )
     if not transcribed:
         return source
     import pyarrow as pa

@@ -7,15 +7,17 @@ Format of the file: cocodataset.org, "Data format".
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoaderConfigError
+from loaders.streaming.shards.classes import Classes, labels_of
 from loaders.streaming.shards.convert.images import listed, read_image
-from loaders.streaming.shards.convert.source import Item, Source, source_folder
+from loaders.streaming.shards.convert.source import Broken, Item, Source, listed_or_broken, source_folder
 from loaders.streaming.shards.example import Feature
 
 if TYPE_CHECKING:  # which takes long to import
@@ -24,11 +26,19 @@ if TYPE_CHECKING:  # which takes long to import
 __all__ = ["coco"]
 
 
-def coco(root: Path, annotations: Path | None = None, images: Path | None = None) -> Source:
+def coco(
+    root: Path,
+    annotations: Path | None = None,
+    images: Path | None = None,
+    *,
+    classes: Classes | None = None,
+    broken: list[Broken] | None = None,
+) -> Source:
     """List the images of a COCO annotation file, by default root/annotations/instances_*.json.
 
     The images are looked for in `images`, by default root/NAME for instances_NAME.json, root/images or root. A
-    sample's label is the class of its largest box, as a place in the sorted list of category ids; -1 without boxes.
+    sample's label is the class of its largest box, as a place in the sorted list of category ids or as given, or -1
+    without boxes. Images that are not there are added to `broken`, if that is a list.
 
     Raises LoaderConfigError naming the file, image or annotation that is missing or malformed.
     """
@@ -38,7 +48,9 @@ def coco(root: Path, annotations: Path | None = None, images: Path | None = None
     folder = images or _image_folder(root, annotations)
     try:
         categories = {int(entry["id"]): str(entry["name"]) for entry in content.get("categories", [])}
-        labels = {category: label for label, category in enumerate(sorted(categories))}
+        names = _told_apart(categories)
+        by_name = labels_of([names[category] for category in sorted(categories)], classes, annotations)
+        labels = {category: by_name[name] for category, name in names.items()}
         by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for entry in content.get("annotations", []):
             by_image[int(entry["image_id"])].append(entry)
@@ -48,19 +60,40 @@ def coco(root: Path, annotations: Path | None = None, images: Path | None = None
             raise LoaderConfigError(f"{annotations}: annotations of image {min(unknown)}, which is not in `images`")
         if len(known) != len(pictures):
             raise LoaderConfigError(f"{annotations}: two images have the same id")
-        items = tuple(
-            _item(folder, picture, by_image.get(int(picture["id"]), []), labels, categories) for picture in pictures
-        )
-        columns = _columns(pictures, by_image)
+        items, kept = [], []
+        for picture in pictures:
+            entries = by_image.get(int(picture["id"]), [])
+            item = listed_or_broken(
+                str(picture["file_name"]), partial(_item, folder, picture, entries, labels, categories), broken
+            )
+            if item is not None:
+                items.append(item)
+                kept.append(picture)
+        columns = _columns(kept, by_image)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LoaderConfigError(
             f"{annotations}: not as COCO's format asks ({type(error).__name__}: {error}); "
             "expected lists `images`, `annotations` and `categories`"
         ) from error
-    if not items:
+    if not pictures:
         raise LoaderConfigError(f"{annotations}: no images in it")
-    names = tuple(categories[category] for category in sorted(categories))
-    return Source("coco", folder, items, "image/class/label", "image/filename", read_image, names, columns=columns)
+    return Source(
+        "coco",
+        folder,
+        tuple(items),
+        "image/class/label",
+        "image/filename",
+        read_image,
+        by_name,
+        columns=columns,
+        broken=tuple(broken or ()),
+    )
+
+
+def _told_apart(categories: Mapping[int, str]) -> dict[int, str]:
+    """Return the categories' names, with the id behind those that several have."""
+    often = Counter(categories.values())
+    return {category: name if often[name] == 1 else f"{name} ({category})" for category, name in categories.items()}
 
 
 def _only_annotations(root: Path) -> Path:

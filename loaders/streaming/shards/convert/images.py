@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.convert.source import Content, Item, Source, classes_of, files_below, read_file
+from loaders.streaming.shards.classes import Classes, labels_of
+from loaders.streaming.shards.convert.source import (
+    Broken,
+    Content,
+    Item,
+    Source,
+    classes_of,
+    files_below,
+    listed_or_broken,
+    read_file,
+)
 
 __all__ = ["IMAGE_SUFFIXES", "check_image", "image_tree", "read_image"]
 
@@ -18,8 +29,10 @@ _ALONE = (0x00, 0x01, *range(0xD0, 0xD9))
 _PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xae\x42\x60\x82"
 
 
-def image_tree(root: Path) -> Source:
-    """List the images below a folder; a label is the place of its class folder among all, in order.
+def image_tree(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
+    """List the images below a folder; a label is the place of its class folder among all, in order, or as given.
+
+    Files that cannot be looked at are added to `broken`, if that is a list.
 
     Raises LoaderConfigError naming what is missing or in the way.
     """
@@ -31,10 +44,24 @@ def image_tree(root: Path) -> Source:
             ignored += 1
     if not found:
         raise LoaderConfigError(f"{root}: no image below it ({', '.join(IMAGE_SUFFIXES)}); expected class/name.jpg")
-    classes = classes_of(root, [name for name, _ in found])
-    labels = {name: label for label, name in enumerate(classes)}
-    items = tuple(listed(name, path, labels.get(name.partition("/")[0], -1)) for name, path in found)
-    return Source("image-tree", root, items, "image/class/label", "image/path", read_image, classes, ignored)
+    labels = labels_of(classes_of(root, [name for name, _ in found]), classes, root)
+    items = []
+    for name, path in found:
+        label = labels.get(name.partition("/")[0], -1)
+        item = listed_or_broken(name, partial(listed, name, path, label), broken)
+        if item is not None:
+            items.append(item)
+    return Source(
+        "image-tree",
+        root,
+        tuple(items),
+        "image/class/label",
+        "image/path",
+        read_image,
+        labels,
+        ignored,
+        broken=tuple(broken or ()),
+    )
 
 
 def listed(name: str, path: Path, label: int) -> Item:

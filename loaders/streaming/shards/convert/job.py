@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loaders.streaming.errors import ShardError
+from loaders.streaming.shards.classes import CLASSES, save_classes
 from loaders.streaming.shards.convert.plan import listing_key, shard_tasks
 from loaders.streaming.shards.convert.shard import ShardTask, write_shard
 from loaders.streaming.shards.convert.source import Source
@@ -51,12 +52,21 @@ def run_job(
         _check_replaceable(out)
         if not again and stored_key(out) == key:
             (out / _LISTING).unlink(missing_ok=True)
+            if source.labels and not (out / CLASSES).is_file():  # made by an older version
+                save_classes(out, source.labels)
             return len(source.items)
         try:
             open_tasks, taken_over = _prepare(work, tasks, listing_key(source, key))
             _write(open_tasks, len(source.items), taken_over, workers, progress)
+            if source.labels:
+                save_classes(work, source.labels)
             save_manifest(
-                work, key=key, seed=seed, shards=[task.path for task in tasks], kind=source.kind, classes=source.classes
+                work,
+                key=key,
+                seed=seed,
+                shards=[task.path for task in tasks],
+                kind=source.kind,
+                classes=source.classes if source.is_enumerated else source.labels,
             )
             _put_in_place(work, out)
             (out / _LISTING).unlink()

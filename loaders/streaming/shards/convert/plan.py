@@ -29,6 +29,8 @@ def content_key(source: Source, *, seed: int, shard_bytes: int) -> str:
     digest = hashlib.sha256(
         f"{_VERSION} {source.kind} {seed} {shard_bytes} {source.classes}\n".encode(errors="surrogateescape")
     )
+    if not source.is_enumerated:
+        digest.update(repr(sorted(source.labels.values())).encode())
     for item in source.items:
         digest.update(os.fsencode(item.name))
         digest.update(

@@ -8,13 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loaders.errors import LoaderConfigError, SampleError
+from loaders.errors import LoaderConfigError, LoaderError, SampleError
 from loaders.streaming.shards.example import Feature
 
 if TYPE_CHECKING:  # only a source with columns needs it
     import pyarrow as pa
 
-__all__ = ["Content", "Item", "Source", "classes_of", "files_below", "read_file", "source_folder"]
+__all__ = [
+    "Broken",
+    "Content",
+    "Item",
+    "Source",
+    "classes_of",
+    "files_below",
+    "listed_or_broken",
+    "read_file",
+    "source_folder",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,18 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
+class Broken:
+    """A file that cannot be converted."""
+
+    name: str
+    """Relative to the source."""
+    why: str
+    """In words that name the file and say what to do."""
+    sample_id: int | None = None
+    """None where it was not listed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
     """One sample as it is stored."""
 
@@ -62,12 +84,24 @@ class Source:
     """The bytes feature that holds the item's name."""
     read: Callable[[Path, Item, int], Content]
     """From the root, the item and its id; a function of a module, so that other processes can call it."""
-    classes: tuple[str, ...] = ()
-    """Names of the labels 0, 1, …, where they are known."""
+    labels: Mapping[str, int] = field(default_factory=dict)
+    """The label of every class by its name, where they are known; of classes too that have no sample here."""
     ignored: int = 0
     """Files that are not of this kind by their names."""
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
     """What is known of each sample beside its label, by name; storable, and stored with it."""
+    broken: tuple[Broken, ...] = ()
+    """Files that cannot be samples, as was seen when they were listed."""
+
+    @property
+    def is_enumerated(self) -> bool:
+        """Whether the labels are 0, 1, … and no two classes have the same."""
+        return sorted(self.labels.values()) == list(range(len(self.labels)))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes in the order of their labels."""
+        return tuple(sorted(self.labels, key=lambda name: self.labels[name]))
 
 
 def source_folder(root: Path) -> Path:
@@ -113,6 +147,17 @@ def classes_of(root: Path, names: list[str]) -> tuple[str, ...]:
             f"{root / loose[0]}: it lies beside class folders such as {classes[0]}; move it into one of them or away"
         )
     return classes
+
+
+def listed_or_broken(name: str, item: Callable[[], Item], broken: list[Broken] | None) -> Item | None:
+    """Return an item; where it cannot be listed raise, or add it to `broken` if that is a list and return None."""
+    try:
+        return item()
+    except LoaderError as error:
+        if broken is None:
+            raise
+        broken.append(Broken(name, str(error)))
+        return None
 
 
 def read_file(path: Path, sample_id: int, size: int) -> bytes:

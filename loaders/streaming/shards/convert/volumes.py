@@ -9,6 +9,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError
+from loaders.streaming.shards.classes import Classes, labels_of
 from loaders.streaming.shards.convert.images import listed
-from loaders.streaming.shards.convert.source import Content, Item, Source, classes_of, files_below
+from loaders.streaming.shards.convert.source import (
+    Broken,
+    Content,
+    Item,
+    Source,
+    classes_of,
+    files_below,
+    listed_or_broken,
+)
 from loaders.streaming.shards.example import MAX_EXAMPLE_BYTES, Feature
 
 __all__ = ["numpy_volumes"]
@@ -29,8 +39,10 @@ _SCALAR_BYTES = 1024
 _Array = npt.NDArray[Any]
 
 
-def numpy_volumes(root: Path) -> Source:
-    """List the volumes below a folder; a label is the class folder's place, or the number y of an .npz file.
+def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
+    """List the volumes below a folder; a label is the class folder's place, or as given, or the number y of an .npz.
+
+    Files that are no whole volumes are added to `broken`, if that is a list.
 
     Raises LoaderConfigError naming what is missing, SampleError naming a file that is no array.
     """
@@ -44,17 +56,22 @@ def numpy_volumes(root: Path) -> Source:
         raise LoaderConfigError(f"{root}: no volume below it (.npy, .npz)")
     names = {name for name, _ in found}
     masks = {name for name in names if name.endswith("_y.npy") and f"{name[:-6]}_x.npy" in names}
-    classes = classes_of(root, sorted(names))
-    labels = {name: label for label, name in enumerate(classes)}
-    items = []
-    for name, path in found:
-        if name in masks:
-            continue
+    labels = labels_of(classes_of(root, sorted(names)), classes, root)
+
+    def item_of(name: str, path: Path) -> Item:
         mask = f"{name[:-6]}_y.npy" if masks and name.endswith("_x.npy") else None
         if mask is not None and mask not in masks:
             raise LoaderConfigError(f"{path}: {Path(mask).name} is not beside it, as with other volumes; restore it")
-        items.append(_listed(root, name, path, labels.get(name.partition("/")[0], -1), mask))
-    source = Source("numpy", root, tuple(items), "label", "volume/path", _read, classes, ignored)
+        return _listed(root, name, path, labels.get(name.partition("/")[0], -1), mask)
+
+    items = []
+    for name, path in found:
+        item = None if name in masks else listed_or_broken(name, partial(item_of, name, path), broken)
+        if item is not None:
+            items.append(item)
+    source = Source(
+        "numpy", root, tuple(items), "label", "volume/path", _read, labels, ignored, broken=tuple(broken or ())
+    )
     if not masks:
         return source
     import pyarrow as pa
