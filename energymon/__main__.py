@@ -19,6 +19,7 @@ from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
 
 _STATUS_ERROR = 2
+_STATUS_INTERRUPTED = 130
 _LAST_NS = 2**62
 """The last instant that can be asked for, UTC ns: sums with it stay within what a store holds."""
 
@@ -28,7 +29,10 @@ _Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status: 0, 1 for doctor on a host without sensors, 2 for an error."""
+    """Run one command; return its exit status.
+
+    That is 0, 1 for doctor on a host of which something has no figure, 2 for an error, and 130 after Ctrl-C.
+    """
     options = _parser().parse_args(argv)
     try:
         status = int(options.command(options))
@@ -37,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = None
         return _STATUS_ERROR
+    except KeyboardInterrupt:
+        return _STATUS_INTERRUPTED
     except (EnergyError, OSError) as error:
         return _failed(error)
     return status

@@ -34,7 +34,8 @@ _LONGEST_S: Final = 0.5
 
 def socket_path(store: Path) -> Path:
     """Return where the agent that writes `store` listens."""
-    return store.with_name(f"{store.name}-edge")
+    real = store.resolve()
+    return real.with_name(f"{real.name}-edge")
 
 
 def follow_ups_ns(lags_s: Sequence[float]) -> tuple[int, ...]:

@@ -88,7 +88,8 @@ class Spool:
         """Open the store; raises StoreError when there is none, BusyError when another sender empties it."""
         SqliteStore.open(path).close()
         self.path = path
-        self._lock_path = path.with_name(f"{path.name}-sender")
+        real = path.resolve()
+        self._lock_path = real.with_name(f"{real.name}-sender")
         self._lock_fd: int | None = _lock(self._lock_path)
         try:
             self._db = connect(path, "rw")

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -80,6 +81,15 @@ COMMIT;
 
 # Columns that came with version 3, and what stands for them in an older store that is only read.
 _ADDED: Final = {"early_ns": ("INTEGER", "NULL"), "late_ns": ("INTEGER NOT NULL DEFAULT 0", "0")}
+_MEANINGS: Final = {
+    "full": "the disk is full ({text}); free some space there",
+    "malformed": "is damaged ({text}); `sqlite3 {path} .recover` saves what can still be read",
+    "not a database": "is not a store of energymon ({text}); name another file",
+    "no such table": "holds nothing yet; expected a store that `energymon run` began to write",
+    "locked": "another program has locked it ({text})",
+}
+"""What SQLite says, and what that means for a store."""
+
 _READING: Final = "SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags"
 # One reading beyond the one that covers the edge tells the power there, and thereby the error.
 _BEFORE: Final = """SELECT min(tick_ns) FROM (SELECT tick_ns FROM readings
@@ -111,6 +121,9 @@ class SqliteStore:
             # The lock is on the file itself and is held through the store's life: closing any descriptor of
             # the file drops SQLite's own POSIX locks, so it goes last.
             lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            if not stat.S_ISREG(os.fstat(lock_fd).st_mode):
+                os.close(lock_fd)
+                raise StoreError(f"{path}: is no regular file; name another store")
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             if lock_fd is not None:
@@ -142,16 +155,21 @@ class SqliteStore:
         """
         if not path.is_file():
             raise StoreError(f"{path}: there is no store here; expected the file that `energymon run --store` wrote")
-        # A store that was closed in order has no log; opening it makes one, which not everybody may.
-        closed = not path.with_name(f"{path.name}-wal").exists()
-        connection = connect(path, "ro", immutable=closed and not _may_write(path.parent))
+        # A store that was closed in order has no log; opening it makes one, which not everybody may, and not every disk
+        # has room for.
+        real = path.resolve()
+        log = real.with_name(f"{real.name}-wal")
+        closed = not log.exists() or not log.stat().st_size
+        immutable = closed and not _may_write(real.parent)
         try:
-            _refuse_foreign(path, connection)
-            connection.execute("SELECT 1 FROM readings LIMIT 1").fetchone()
-        except (sqlite3.Error, StoreError) as error:
-            connection.close()
+            try:
+                return cls(path, _opened(path, immutable=immutable), None)
+            except sqlite3.OperationalError as error:
+                if immutable or not closed or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
+                    raise
+            return cls(path, _opened(path, immutable=True), None)
+        except sqlite3.Error as error:
             raise told(path, error) from error
-        return cls(path, connection, None)
 
     def append(
         self,
@@ -424,6 +442,18 @@ def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connec
         raise told(path, error) from error
 
 
+def _opened(path: Path, *, immutable: bool) -> sqlite3.Connection:
+    """Open a store for reading; raises StoreError when it is none, and what SQLite raises."""
+    connection = connect(path, "ro", immutable=immutable)
+    try:
+        _refuse_foreign(path, connection)
+        connection.execute("SELECT 1 FROM readings LIMIT 1").fetchone()
+    except (sqlite3.Error, StoreError):
+        connection.close()
+        raise
+    return connection
+
+
 def _may_write(folder: Path) -> bool:
     return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
@@ -456,12 +486,5 @@ def told(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
     if isinstance(error, StoreError):
         return error
     text = str(error)
-    if "full" in text:
-        return StoreError(f"{path}: the disk is full ({text}); free some space there")
-    if "not a database" in text or "malformed" in text:
-        return StoreError(f"{path}: is not a store of energymon ({text}); name another file")
-    if "no such table" in text:
-        return StoreError(f"{path}: holds nothing yet; expected a store that `energymon run` began to write")
-    if "locked" in text:
-        return StoreError(f"{path}: another program has locked it ({text})")
-    return StoreError(f"{path}: {text}")
+    meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), "{text}")
+    return StoreError(f"{path}: {meaning.format(text=text, path=path)}")

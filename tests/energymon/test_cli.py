@@ -1,6 +1,8 @@
 """The command line where its input or its output cannot be used."""
 
 import json
+import os
+import random
 import signal
 import subprocess
 import sys
@@ -113,3 +115,55 @@ def test_the_address_that_the_clock_prints_is_one_to_measure_against(listen):
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda path: os.truncate(path, path.stat().st_size // 8192 * 4096), "is damaged (database disk image"),
+        (lambda path: path.write_bytes(random.Random(1).randbytes(5000)), "is not a store of energymon"),
+        (lambda path: path.write_bytes(b""), "holds nothing yet"),
+        (lambda path: path.unlink(), "there is no store here"),
+        (lambda path: (path.unlink(), path.mkdir()), "there is no store here"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "there is no store here"),
+    ],
+)
+@pytest.mark.parametrize("command", ["query --start 0 --end 1000000000", "export --format csv --out OUT"])
+def test_a_store_that_cannot_be_read_is_told_in_a_line(store, capsys, spoil, told, command):
+    spoil(store)
+    out = store.with_name("out.csv")
+    assert main([*command.replace("OUT", str(out)).split(), "--store", str(store)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"energymon: {store}: {told}")
+    assert not out.exists()
+
+
+def test_an_agent_writes_to_no_device_and_no_fifo(tmp_path, capsys):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/null")):
+        assert main(["run", "--store", str(path), "--estimate", "missing", "--sysfs", str(tmp_path)]) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == f"energymon: {path}: is no regular file; name another store"
+
+
+def test_a_store_on_a_full_disk_is_read(store, tmp_path):
+    (disk := tmp_path / "full").mkdir()
+    line = (
+        f"mount -t tmpfs -o size=1m tmpfs {disk} && cp {store} {disk} && (cat /dev/zero >{disk}/fill; "
+        f"{RUN} query --store {disk}/{store.name} --start 0 --end 1000000000)"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", line], cwd=REPO, capture_output=True, text=True, timeout=60, check=False
+    )
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"no disk of its own here: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+    assert "20.000" in done.stdout
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(store, monkeypatch, capsys):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SqliteStore, "readings", interrupted)
+    assert main(["query", "--store", str(store), "--start", "0", "--end", "1000000000"]) == 130
+    assert capsys.readouterr() == ("", "")

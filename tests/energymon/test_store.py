@@ -8,6 +8,7 @@ import pytest
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, query
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event
+from energymon.stores.spool import BusyError, Spool
 
 MS = 1_000_000
 
@@ -238,3 +239,13 @@ def test_a_store_of_the_version_before_is_read_as_it_is_and_brought_up_to_date_b
     assert found[:-1] == as_it_was
     assert {(r.early_ns, r.late_ns) for r in as_it_was} == {(None, 0)}
     assert (found[-1].early_ns, found[-1].late_ns) == (5, 7)
+
+
+def test_a_store_has_one_sender_by_whatever_link_it_is_named(tmp_path):
+    with SqliteStore.create(tmp_path / "energy.sqlite"):
+        pass
+    (tmp_path / "link").symlink_to("energy.sqlite")
+    with Spool(tmp_path / "energy.sqlite"), pytest.raises(BusyError, match="another sender is emptying this store"):
+        Spool(tmp_path / "link")
+    with Spool(tmp_path / "link"):
+        pass
