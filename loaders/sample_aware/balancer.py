@@ -205,6 +205,10 @@ class Balancer:
         batch.filled[row.row] = sample
         self._settle(row.batch)
 
+    def home(self, sample: int) -> Row | None:
+        """Return the row that a sample has from the beginning, in strict order."""
+        return self._home.get(sample)
+
     def fail(self, sample: int) -> None:
         """Note that a sample has failed: in strict order its row stays empty, else another takes it."""
         self._leave(sample)

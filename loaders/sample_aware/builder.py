@@ -63,10 +63,16 @@ class Order:
     rows: Rows | None
     collated: tuple[Report, Block | None] | None = None
     """Where the batch lies that a worker has collated."""
+    error: BaseException | None = None
+    """Why there is nothing to build."""
 
     def collated_as(self, report: Report, block: Block | None) -> Order:
         """Return the order with a batch in the place of its samples."""
         return replace(self, reports=(), blocks=(), rows=None, collated=(report, block))
+
+    def failed_with(self, error: BaseException) -> Order:
+        """Return the order with an error in the place of its samples."""
+        return replace(self, reports=(), blocks=(), rows=None, error=error)
 
     def memory(self) -> list[Block]:
         """Return all blocks in which its samples or its batch lie."""
@@ -111,6 +117,8 @@ class Builder:
                     order.end()
                 elif order.delivery.over:
                     self._drop(order)
+                elif order.error is not None:
+                    order.delivery.put(Built(order.samples, order.keys, None, (), error=order.error))
                 else:
                     order.delivery.put(self._built(order))
             except BaseException as error:  # noqa: BLE001 - the consumer is told

@@ -12,12 +12,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from loaders.sample_aware.jobs import NO_ROOTS, Roots
+
 __all__ = ["MOST_STAGES", "MOST_WORKERS", "RESERVED_BYTES", "Control", "Held"]
 
 MOST_STAGES: Final = 256
-MOST_WORKERS: Final = 512
-_RUN, _TIMEOUT_NS, _MAY_PARK, _SPEC_BYTES, _CAN_COPY = range(5)
-_REMAINING: Final = 8
+MOST_WORKERS: Final = 4096
+_RUN, _TIMEOUT_NS, _MAY_PARK, _SPEC_BYTES, _CAN_COPY, _ROOTS = range(6)
+_REMAINING: Final = _ROOTS + len(NO_ROOTS)
 _CELLS: Final = _REMAINING + MOST_STAGES
 _SAMPLE, _STAGE, _SINCE, _OF_RUN, _CELL = range(5)
 _SPEC_AT: Final = 8 * (_CELLS + _CELL * MOST_WORKERS)
@@ -100,6 +102,15 @@ class Control:
         """Return what was told with `set_spec`."""
         # Written by the process that started this one.
         return pickle.loads(self._map[_SPEC_AT : _SPEC_AT + self._numbers[_SPEC_BYTES]])  # noqa: S301
+
+    def set_roots(self, roots: Roots) -> None:
+        """Tell what the samples' random numbers derive from."""
+        for place, root in enumerate(roots, _ROOTS):
+            self._numbers[place] = root
+
+    def roots(self) -> Roots:
+        """Return what was told with `set_roots`; it is there before the first task."""
+        return Roots(*self._numbers[_ROOTS : _ROOTS + len(NO_ROOTS)])
 
     def watch(self, worker: int) -> None:
         """Look at a worker, too, when asked for ages."""

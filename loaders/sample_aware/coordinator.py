@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import struct
 import threading
 import time
 from array import array
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
 from loaders.sample_aware.builder import Builder
@@ -18,7 +19,7 @@ from loaders.sample_aware.control import Control, Held
 from loaders.sample_aware.delivery import Delivery
 from loaders.sample_aware.epochs import Epochs
 from loaders.sample_aware.figures import Figures
-from loaders.sample_aware.jobs import Job
+from loaders.sample_aware.jobs import Job, Roots
 from loaders.sample_aware.lateness import NEVER, Lateness
 from loaders.sample_aware.layout import Layout
 from loaders.sample_aware.messages import Report, ReportKind, Reports
@@ -53,8 +54,8 @@ class Settings:
     scheduler_interval_s: float = 0.5
     queue_size: int = 2
     """Batches that may be ready at a time, in formula 2."""
-    skip: bool = False
-    """Leave samples out that fail, and go on."""
+    on_error: Literal["raise", "skip", "batch"] = "raise"
+    """What a sample that fails ends: the epoch, itself alone, or its batch, for which the error is raised."""
 
 
 class Coordinator:
@@ -89,6 +90,8 @@ class Coordinator:
         self._sample_size, self._batch_size = SizeGuess(), SizeGuess()
         """Of what lies apart."""
         self._lateness = Lateness(timeout, settings.sample_timeout_s, control, figures)
+        self._ready = False
+        """Whether worker 0 has begun: the samples' random numbers derive from its own."""
         self._ending = False
         self._selector = selectors.DefaultSelector()
         for descriptor in (self._wake, arena.wake_descriptor):
@@ -150,7 +153,8 @@ class Coordinator:
                 if run is not None:
                     self._look(run)
                     self.staffing.decide(run)
-                    self._fill(run)
+                    if self._ready:
+                        self._fill(run)
                     if self._rests(run):
                         time.sleep(REST_S)
         except BaseException as error:  # noqa: BLE001 - the consumer is told
@@ -184,8 +188,8 @@ class Coordinator:
         return WorkerError(f"{error} while it was at {self._job.name(run.key(held.sample))}, in {self._stage(held)}")
 
     def _hear(self, report: Report) -> None:
-        if report.kind == ReportKind.RETIRED:
-            self._pool.retire(report.worker)
+        if report.kind in (ReportKind.READY, ReportKind.RETIRED):
+            self._hear_of_worker(report)
             return
         run = self.epochs.of(report.run)
         if report.kind == ReportKind.NEED:
@@ -197,7 +201,7 @@ class Coordinator:
             return
         if report.kind == ReportKind.ROW_BACK:
             if run is not None:
-                self._pool.give_rows([run.row_again(report)])
+                self._pool.give_rows(run.row_again(report))
             return
         if report.kind == ReportKind.KEPT:
             self._arena.keep(report.offset)
@@ -217,6 +221,13 @@ class Coordinator:
             self._arena.free(held)
         self.epochs.left(report.run, report.sample, report.samples)
 
+    def _hear_of_worker(self, report: Report) -> None:
+        if report.kind == ReportKind.RETIRED:
+            self._pool.retire(report.worker)
+        elif report.worker == 0:
+            self._control.set_roots(Roots(*struct.unpack("<3q", report.payload)))
+            self._ready = True
+
     def _hear_of_sample(self, run: Run, report: Report, block: Block | None) -> None:
         self.figures.add_stages(report.first_stage, report.stage_ns, report.samples)
         if report.kind == ReportKind.PARKED:
@@ -226,13 +237,12 @@ class Coordinator:
             run.park(report, block)
         elif report.kind == ReportKind.FAILED:
             failure = self._failure(report, block)
-            if report.sample < 0:
-                run.outstanding.discard(report.sample)
-                self.epochs.end(failure.why())
+            if self._settings.on_error == "batch":
+                run.fail_batch(report.sample, failure.why(), self._pool.take_row)
                 return
             key = run.key(report.sample)
             run.fail(report.sample)
-            if not self._settings.skip:
+            if self._settings.on_error == "raise":
                 self.epochs.end(failure.why())
                 return
             self.failed.append((key, str(failure.why())))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 import torch
@@ -13,6 +13,7 @@ from torch.utils.data import (
     DataLoader,
     DistributedSampler,
     IterableDataset,
+    MapDataPipe,
     RandomSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -23,9 +24,10 @@ from loaders.sample_aware.balancer import Order
 from loaders.sample_aware.coordinator import Settings
 from loaders.sample_aware.engine import Engine, Policy
 from loaders.sample_aware.figures import Figures
-from loaders.sample_aware.jobs import DatasetJob
-from loaders.sample_aware.keys import EpochKeys
+from loaders.sample_aware.jobs import DatasetJob, asks_by_batch
+from loaders.sample_aware.keys import Progress
 from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
+from loaders.sample_aware.samplers import draws_again, noted
 from loaders.sample_aware.scheduler import Decision
 from loaders.sample_aware.timeout import SlowTimeout, TimeoutChange
 from loaders.sample_aware.torch_batches import InProcess, TorchCollate, WorkerBatches, can_pin
@@ -34,7 +36,6 @@ __all__ = ["SampleAwareDataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-_EPOCH_STEP: Final = 0xBF58476D1CE4E5B9
 _said: Final[set[str]] = set()
 """What was said in this process and is not said again."""
 
@@ -43,7 +44,7 @@ class SampleAwareDataLoader(DataLoader[T_co]):
     """torch's DataLoader, with workers that share all samples and batches of those that are done first.
 
     All arguments of `torch.utils.data.DataLoader` mean what they mean there, but for `in_order`, of which `order`
-    takes the place. Datasets are map-style.
+    takes the place. An IterableDataset is served by torch's DataLoader itself, with a warning.
     """
 
     def __init__(
@@ -84,11 +85,6 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         way. `order` "arrival" fills batches with what is done first, "strict" keeps the sampler's batches; None is
         arrival where the sampler is a random one of torch's, strict elsewhere. See SampleAwareLoader for the others.
         """
-        if isinstance(dataset, IterableDataset):
-            raise LoaderConfigError(
-                f"{type(dataset).__name__} is an IterableDataset, whose samples cannot be asked for one by one; use "
-                "torch.utils.data.DataLoader for it, or give it __getitem__ and __len__"
-            )
         check_order(order)
         self.transforms, self.order = tuple(transforms), order
         self.slow_timeout_s, self.warm_up, self.sample_timeout_s = slow_timeout_s, warm_up, sample_timeout_s
@@ -113,19 +109,37 @@ class SampleAwareDataLoader(DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
+        self.by_batch = self.batch_sampler is not None and asks_by_batch(dataset)
+        """Whether the dataset is asked for whole batches, by `__getitems__`."""
+        self._as_torch = isinstance(dataset, IterableDataset | MapDataPipe)
+        if self._as_torch:
+            self._pass_on()
+        self.progress = Progress()
+        """Which epoch it is, for the iterators."""
+        self._state: dict[str, Any] | None = None
+        self._begin_figures()
+
+    def _begin_figures(self) -> None:
         self._scheduler = (
-            scheduler_of(num_workers, min_workers, max_workers, alpha=alpha, beta=beta, theta_c=theta_c)
-            if num_workers
+            scheduler_of(
+                self.num_workers, self.min_workers, self.max_workers, alpha=self.alpha, beta=self.beta,
+                theta_c=self.theta_c,
+            )
+            if self.num_workers
             else None
-        )
-        self._slow_timeout = SlowTimeout(warm_up=warm_up, fixed_s=slow_timeout_s)
-        self._figures = Figures(DatasetJob(dataset, self.transforms, None, 0).stages)
-        self._engine: Engine | None = None
+        )  # fmt: skip
+        self._slow_timeout = SlowTimeout(warm_up=self.warm_up, fixed_s=self.slow_timeout_s)
+        self._figures = Figures(self.job(0).stages)
         # Weakly, for workers end with the iterator that they work for.
         self._current: weakref.ref[WorkerBatches | InProcess] | None = None
-        self._state: dict[str, Any] | None = None
-        self._epochs = 0
-        self._base_seed: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        left_out = ("_iterator", "_current", "_figures", "_slow_timeout", "_scheduler")
+        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _iterator=None)
+        self._begin_figures()
 
     @property
     def timeout_history(self) -> Sequence[TimeoutChange]:
@@ -146,66 +160,74 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         """Return figures of stages, queues, slow samples and workers, as SampleAwareLoader has them."""
         return self._figures.details()
 
-    def __iter__(self) -> Any:
-        single = self.batch_sampler is None
-        keys = self._resumed_keys() or self._fresh_keys(single)
-        collate = TorchCollate(self.collate_fn, single=single, pin=can_pin(self.pin_memory))
-        job = DatasetJob(
-            self.dataset, self.transforms, self.worker_init_fn, self._base_seed or 0, self.collate_fn, single=single
-        )
-        if not self.num_workers:
-            in_process = InProcess(job, collate, keys)
-            self._current = weakref.ref(in_process)
-            return in_process
-        _say_if_opaque(self.transforms, self._order())
-        engine = self._engine if self._engine is not None and not self._engine.closed else None
-        if engine is None:
-            engine = self._start(job, collate)
-            self._engine = engine if self.persistent_workers else None
-        batches = WorkerBatches(engine, keys, timeout_s=self.timeout, close=not self.persistent_workers)
-        self._current = weakref.ref(batches)
-        return batches
+    def _get_iterator(self) -> Any:
+        # Called by torch's `__iter__`, once for all epochs where workers persist.
+        if self._as_torch:
+            return super()._get_iterator()
+        if self.num_workers:
+            self.check_worker_number_rationality()
+            _say_if_opaque(self.transforms, self._order())
+        iterator = WorkerBatches(self) if self.num_workers else InProcess(self)
+        self._current = weakref.ref(iterator)
+        return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is left of the epoch under way, for `load_state_dict` of a loader that is made like this one.
+        """Return where the loader is, for `load_state_dict` of a loader that is made like this one.
 
-        Batches that were handed out count as used. The states of the sampler and of torch's generators are not in it.
+        Batches that the consumer has count as used. The state has the samples that were drawn and not used, and the
+        states of the samplers and of the generators that they draw from, torch's own where they have none: some
+        kilobytes. What a sampler of the user's own has left is in it too, unless it has `state_dict` and
+        `load_state_dict`, or no length. Raises LoaderConfigError for an IterableDataset.
         """
+        if self._as_torch:
+            raise LoaderConfigError(
+                f"{type(self.dataset).__name__} cannot be asked for single samples, so where it is in an epoch is not "
+                "known; keep its state in the dataset"
+            )
         if self._state is not None:
             return self._state
         current = self._current() if self._current is not None else None
-        left = current.keys.state() if current is not None and current.keys is not None else None
-        return {"epochs": self._epochs, "base_seed": self._base_seed, "left": left}
+        epoch: dict[str, Any] = {"left": None, "start": None, "drew_seed": not self.persistent_workers}
+        if current is not None and current.keys is not None:
+            epoch = current.state(0 if draws_again(self) else _length(self._index_sampler) + 1)
+        return {"epochs": self.progress.epochs, "base_seed": self.progress.base_seed, **epoch, "now": noted(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next epoch go on where `state_dict` was called."""
+        """Have the next epoch go on where `state_dict` was called.
+
+        When it begins, the samplers and the generators that they draw from are put where they were, torch's own too.
+        """
         self._state = state
 
-    def _resumed_keys(self) -> EpochKeys | None:
+    def take_state(self) -> dict[str, Any] | None:
+        """Return what was loaded, once, for the iterators."""
         state, self._state = self._state, None
-        if state is None:
-            return None
-        self._epochs, self._base_seed = state["epochs"], state["base_seed"]
-        return None if state["left"] is None else EpochKeys.resumed(state["left"])
+        return state
 
-    def _fresh_keys(self, single: bool) -> EpochKeys:
-        # In torch's own order, so that the same seed gives the same epochs.
-        batches = iter(self._index_sampler)
-        if self._base_seed is None or not self.persistent_workers:
-            self._base_seed = int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-        self._epochs += 1
-        drawn: Iterable[Sequence[Any]] = ([index] for index in batches) if single else batches
-        return EpochKeys(drawn, self._base_seed + _EPOCH_STEP * self._epochs)
+    def job(self, base_seed: int) -> DatasetJob:
+        """Return what is done to a sample, for the iterators."""
+        return DatasetJob(
+            self.dataset, self.transforms, self.worker_init_fn, base_seed, self.collate_fn,
+            single=self.batch_sampler is None, by_batch=self.by_batch,
+        )  # fmt: skip
 
-    def _start(self, job: DatasetJob, collate: TorchCollate) -> Engine:
+    def collate(self) -> TorchCollate:
+        """Return what is done to a batch, for the iterators."""
+        single = self.batch_sampler is None or self.by_batch
+        return TorchCollate(self.collate_fn, single=single, pin=can_pin(self.pin_memory))
+
+    def start_engine(self, base_seed: int) -> Engine:
+        """Start the workers, for the iterators."""
         ahead = ahead_of(self.num_workers, self.prefetch_factor or 0)
         try:
             return Engine(
-                job,
-                collate,
+                self.job(base_seed),
+                self.collate(),
                 workers=self.num_workers,
                 policy=Policy(self._order(), ahead),
-                settings=Settings(self.most_bytes, self.sample_timeout_s, self._scheduler, queue_size=ahead),
+                settings=Settings(
+                    self.most_bytes, self.sample_timeout_s, self._scheduler, queue_size=ahead, on_error="batch"
+                ),
                 timeout=self._slow_timeout,
                 figures=self._figures,
                 start_method=self.multiprocessing_context,
@@ -216,6 +238,25 @@ class SampleAwareDataLoader(DataLoader[T_co]):
             # What does not pickle is the error that torch's DataLoader raises.
             error.__cause__.add_note(str(error))
             raise error.__cause__ from None
+
+    def _pass_on(self) -> None:
+        """Warn that torch's own iterators serve an IterableDataset; raises LoaderConfigError for what they lack."""
+        name = type(self.dataset).__name__
+        given = {"transforms": self.transforms or None} | {
+            name: getattr(self, name)
+            for name in ("order", "slow_timeout_s", "min_workers", "max_workers", "sample_timeout_s")
+        }
+        unknown = [argument for argument, value in given.items() if value is not None]
+        if unknown:
+            raise LoaderConfigError(
+                f"{name} cannot be asked for single samples, so there is nothing that {', '.join(unknown)} would do; "
+                "leave it out, or give the dataset __getitem__ and __len__"
+            )
+        warnings.warn(
+            f"{name} cannot be asked for single samples: torch's own DataLoader serves it, and a slow sample holds up "
+            "its worker",
+            stacklevel=4,
+        )
 
     def _order(self) -> Order:
         if self.order is not None:
@@ -241,3 +282,11 @@ def _say_if_opaque(transforms: Sequence[Any], order: Order) -> None:
         "way for them; give transforms=[...] to the loader to have them applied one by one",
         stacklevel=3,
     )
+
+
+def _length(sampler: Any) -> int:
+    """Return how many batches a sampler has, -1 where it does not tell."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return -1

@@ -26,6 +26,8 @@ class Built:
     """What every sample took from its first to its last stage, waits not counted."""
     blocks: Sequence[Block] = field(default_factory=tuple)
     """What its samples lie in."""
+    error: BaseException | None = None
+    """Why there is no value."""
 
 
 class Delivery:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 from loaders.errors import LoaderError
@@ -78,6 +79,11 @@ class Engine:
     def closed(self) -> bool:
         """Whether it was closed."""
         return not self._finalizer.alive
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """The worker processes."""
+        return self._pool.processes
 
     def epoch(self, batches: Iterable[Sequence[Any]]) -> Epoch:
         """Begin an epoch of batches of keys; the one before it ends."""

@@ -40,6 +40,7 @@ class Epochs:
         for task in self._pool.recall():
             run.outstanding.difference_update(range(task.sample, task.sample + task.samples))
         self._pool.recall_rows()
+        run.outstanding.difference_update(run.without_row)
         run.delivery.end(error)
         if run.outstanding:
             self._ended[run.number] = run

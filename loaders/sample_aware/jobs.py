@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import pickle
 import random
+import reprlib
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,17 +15,42 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import default_collate
+from torch.utils.data import StackDataset, Subset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from loaders.base import Samples
 from loaders.pipeline import Item, Pipeline, sample_error
 
-__all__ = ["DatasetJob", "Failure", "Job", "PipelineJob", "Seat", "is_default"]
+__all__ = [
+    "NO_ROOTS",
+    "SAMPLE_STEP",
+    "SEED_MASK",
+    "DatasetJob",
+    "Failure",
+    "Job",
+    "PipelineJob",
+    "Roots",
+    "Seat",
+    "asks_by_batch",
+    "is_default",
+]
 
-_SEED_BITS: Final = (1 << 63) - 1
+SEED_MASK: Final = (1 << 63) - 1
+SAMPLE_STEP: Final = 0x9E3779B97F4A7C15
+"""Between the seeds of two samples that follow each other in the epoch."""
 _NUMPY_SEED_BITS: Final = (1 << 32) - 1
+
+
+class Roots(NamedTuple):
+    """What every sample's random numbers derive from, for each generator, whichever worker has the sample."""
+
+    torch: int
+    random: int
+    numpy: int
+
+
+NO_ROOTS: Final = Roots(0, 0, 0)
 
 
 class Seat(NamedTuple):
@@ -58,8 +86,12 @@ class Job(Protocol):
         """The stages' names; between any two of them a sample may be handed over."""
         ...
 
-    def begin_worker(self, seat: Seat) -> None:
-        """Prepare the worker process."""
+    def begin_worker(self, seat: Seat) -> Roots:
+        """Prepare the worker process; return the roots of its random numbers, of which worker 0's count for all."""
+        ...
+
+    def begin_samples(self, roots: Roots) -> None:
+        """Note the roots before the first sample."""
         ...
 
     def run(self, stage: int, key: Any, partial: Any) -> Any:
@@ -110,8 +142,12 @@ class PipelineJob:
         """Read, decode and the pipeline's transforms."""
         return "read", "decode", *(transform.name for transform in self.pipeline.transforms)
 
-    def begin_worker(self, seat: Seat) -> None:
+    def begin_worker(self, seat: Seat) -> Roots:
         """Nothing is needed: random numbers depend on the sample alone."""
+        return NO_ROOTS
+
+    def begin_samples(self, roots: Roots) -> None:
+        """Nothing is needed."""
 
     def run(self, stage: int, key: tuple[int, int], partial: Any) -> Any:
         """Return what was read, then the item."""
@@ -138,7 +174,10 @@ class PipelineJob:
 
 
 class DatasetJob:
-    """Asks a map-style dataset for a sample and applies transforms to it."""
+    """Asks a map-style dataset for a sample, or for a whole batch of them, and applies transforms to it.
+
+    Keys are (seed, index), or (seed, indices) with `by_batch`; a seed depends on the place in the epoch alone.
+    """
 
     def __init__(
         self,
@@ -149,11 +188,17 @@ class DatasetJob:
         collate_fn: Callable[[Any], Any] | None = None,
         *,
         single: bool = False,
+        by_batch: bool = False,
     ) -> None:
-        """Collate with `collate_fn`; with `single` it gets the one sample of a batch and not a list."""
+        """Collate with `collate_fn`; with `single` it gets the one sample of a batch and not a list.
+
+        With `by_batch` the dataset gives whole batches, and a batch is one sample here.
+        """
         self._dataset, self._transforms = dataset, tuple(transforms)
         self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
-        self._collate_fn, self._single = collate_fn, single
+        self._collate_fn, self._single, self._by_batch = collate_fn, single or by_batch, by_batch
+        self._roots = NO_ROOTS
+        self._initial_seed = b""
 
     @property
     def collates(self) -> bool:
@@ -163,13 +208,14 @@ class DatasetJob:
     def collate(self, keys: Sequence[tuple[int, Any]], samples: Sequence[Any]) -> Any:
         """Return what collate_fn makes of the samples; what it draws depends on the first one's place in the epoch."""
         assert self._collate_fn is not None
-        _seed_all(keys[0][0] + len(self.stages))
+        self._seed(keys[0][0] + len(self.stages))
+        given = samples[0] if self._single else samples
         if not is_default(self._collate_fn):
-            return self._collate_fn(samples[0] if self._single else samples)
+            return self._collate_fn(given)
         # In a worker it stacks into files in shared memory, from which the batch would be copied once more.
         info, torch_worker._worker_info = torch_worker._worker_info, None
         try:
-            return self._collate_fn(samples)
+            return self._collate_fn(given)
         finally:
             torch_worker._worker_info = info
 
@@ -178,26 +224,49 @@ class DatasetJob:
         """The dataset's own work, then the transforms."""
         return "dataset", *(_name(transform) for transform in self._transforms)
 
-    def begin_worker(self, seat: Seat) -> None:
+    def begin_worker(self, seat: Seat) -> Roots:
         """Do what torch's worker does before its first sample."""
         seed = self._base_seed + seat.worker
-        _seed_all(seed)
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(torch_worker._generate_state(self._base_seed, seat.worker))  # type: ignore[no-untyped-call]
         torch_worker._worker_info = torch_worker.WorkerInfo(
             id=seat.worker, num_workers=seat.workers, seed=seed, dataset=self._dataset
         )
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(seat.worker)
+        if self._worker_init_fn is None:
+            return Roots(self._base_seed, self._base_seed, self._base_seed)
+        before = _digests()
+        self._worker_init_fn(seat.worker)
+        # A generator that the function has seeded gives every sample other numbers, the same in every run with it.
+        return Roots(*(self._base_seed if old == new else new for old, new in zip(before, _digests(), strict=True)))
+
+    def begin_samples(self, roots: Roots) -> None:
+        """Note the roots, and the seed that `torch.initial_seed()` returns in this worker."""
+        self._roots = roots
+        self._initial_seed = torch.initial_seed().to_bytes(8, "little")
 
     def run(self, stage: int, key: tuple[int, Any], partial: Any) -> Any:
-        """Return the dataset's sample, then the transformed one; keys are (seed, index)."""
-        # So that what is drawn depends on the sample's place in the epoch and on nothing else: not on the worker that
-        # happens to be idle, nor on the one that goes on with it.
-        _seed_all(key[0] + stage)
-        return self.apply(stage, key, partial)
+        """Return the dataset's sample, then the transformed one, with random numbers of the sample's own.
+
+        What is drawn depends on the sample's place in the epoch and on nothing else: not on the worker that happens to
+        be idle, nor on the one that goes on with it.
+        """
+        seed = key[0] + stage
+        if not self._by_batch or stage == 0:
+            self._seed(seed)
+            return self.apply(stage, key, partial)
+        transform, done = self._transforms[stage - 1], []
+        for row, sample in enumerate(partial):
+            self._seed(seed + SAMPLE_STEP * row)
+            done.append(transform(sample))
+        return done
 
     def apply(self, stage: int, key: tuple[int, Any], partial: Any) -> Any:
         """Do the same with the random numbers of the process as they are."""
-        return self._dataset[key[1]] if stage == 0 else self._transforms[stage - 1](partial)
+        if stage == 0:
+            return self._dataset.__getitems__(key[1]) if self._by_batch else self._dataset[key[1]]
+        transform = self._transforms[stage - 1]
+        return [transform(sample) for sample in partial] if self._by_batch else transform(partial)
 
     def result(self, partial: Any) -> Any:
         """Return the sample."""
@@ -220,7 +289,34 @@ class DatasetJob:
 
     def name(self, key: tuple[int, Any] | None) -> str:
         """Return the index."""
-        return f"sample {key[1]!r}" if key is not None else "no sample"
+        if key is None:
+            return "no sample"
+        return f"samples {reprlib.repr(key[1])}" if self._by_batch else f"sample {key[1]!r}"
+
+    def _seed(self, seed: int) -> None:
+        roots = self._roots
+        # `torch.manual_seed` would set up every GPU's as well, which costs more than many a transform.
+        generator = torch.default_generator
+        generator.manual_seed((roots.torch + seed) & SEED_MASK)
+        state = generator.get_state()
+        # The seed that it reports is the first number of its state, and no part of what it draws.
+        ctypes.memmove(state.data_ptr(), self._initial_seed, 8)
+        generator.set_state(state)
+        random.seed((roots.random + seed) & SEED_MASK)
+        np.random.seed((roots.numpy + seed) & _NUMPY_SEED_BITS)
+
+
+def asks_by_batch(dataset: Any) -> bool:
+    """Tell whether torch's DataLoader would ask a dataset for whole batches, and not for each of their samples.
+
+    Subset and StackDataset have `__getitems__` in any case, so what they are made of decides.
+    """
+    if type(dataset) is Subset:
+        return asks_by_batch(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(asks_by_batch(part) for part in (parts.values() if isinstance(parts, dict) else parts))
+    return bool(getattr(dataset, "__getitems__", None))
 
 
 def is_default(collate_fn: Any) -> bool:
@@ -235,8 +331,11 @@ def _name(transform: Any) -> str:
     return named if isinstance(named, str) else type(transform).__name__
 
 
-def _seed_all(seed: int) -> None:
-    # `torch.manual_seed` would set up every GPU's as well, which costs more than many a transform.
-    torch.default_generator.manual_seed(seed & _SEED_BITS)
-    random.seed(seed)
-    np.random.seed(seed & _NUMPY_SEED_BITS)
+def _digests() -> Roots:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    states = (
+        torch.get_rng_state().numpy().tobytes(),
+        repr(random.getstate()).encode(),
+        repr((name, np.asarray(keys).tobytes(), rest)).encode(),
+    )
+    return Roots(*(int.from_bytes(hashlib.blake2b(state, digest_size=8).digest()) & SEED_MASK for state in states))

@@ -2,87 +2,179 @@
 
 from __future__ import annotations
 
+import threading
+import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, NamedTuple, Self
 
 import torch
 
 from loaders.errors import LoaderConfigError
+from loaders.sample_aware.jobs import SAMPLE_STEP, SEED_MASK
 
-__all__ = ["EpochKeys"]
+__all__ = ["EpochKeys", "Progress"]
 
-_VERSION: Final = 1
-_SAMPLE_STEP: Final = 0x9E3779B97F4A7C15
-_MASK: Final = (1 << 63) - 1
+_VERSION: Final = 2
+_VERSION_WITH_THE_REST: Final = 1
+"""Had the base seed in its seed, and all that was left of the epoch, however much."""
+_EPOCH_STEP: Final = 0xBF58476D1CE4E5B9
+_COMPARED: Final = frozenset((int, str, bytes))
 
 
 class _Drawn(NamedTuple):
     place: int
     """In the epoch."""
     index: Any
-    """In the dataset."""
+    """In the dataset; with `by_batch` those of a batch."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """Which epoch a loader is in, and the seed of its workers; the same for a loader that resumes."""
+
+    epochs: int = 0
+    """That were begun."""
+    base_seed: int | None = None
+    """None before the first one."""
+
+    @property
+    def seed(self) -> int:
+        """What the epoch adds to the seeds of its samples."""
+        return _EPOCH_STEP * self.epochs & SEED_MASK
+
+    def begin(self, base_seed: int) -> None:
+        """Note that another epoch begins."""
+        self.epochs += 1
+        self.base_seed = base_seed
 
 
 class EpochKeys:
-    """Batches of keys (seed, index), drawn when they are wanted; a sample's seed depends on its place in the epoch."""
+    """Batches of keys (seed, index), drawn when they are wanted; a sample's seed depends on its place in the epoch.
 
-    def __init__(self, batches: Iterable[Sequence[Any]], seed: int) -> None:
-        """Draw from a sampler of batches of indices."""
-        self.seed = seed & _MASK
-        self._batches = self._numbered(iter(batches))
+    One thread draws at a time; any thread may ask for the state meanwhile.
+    """
+
+    def __init__(self, batches: Iterator[Any], seed: int, *, single: bool = False, by_batch: bool = False) -> None:
+        """Draw from an iterator over batches of indices, or over indices with `single`.
+
+        With `by_batch` a batch is one key, (seed of its first sample, indices).
+        """
+        self.seed = seed & SEED_MASK
+        self._batches, self._single, self._by_batch = batches, single, by_batch
+        self._lock = threading.RLock()
         self._stored: deque[list[_Drawn]] = deque()
-        """Drawn, for a state was asked for, and not given out."""
+        """Drawn and not given out."""
         self._out: dict[int, _Drawn] = {}
         """Given out, by the number of the sample in the engine, and not come back."""
         self._sizes: list[int] = []
-        self._given = 0
+        self._given = self._drawn = self._place = self._checksum = 0
+        self._exhausted = False
 
     def __iter__(self) -> Iterator[list[tuple[int, Any]]]:
         return self
 
     def __next__(self) -> list[tuple[int, Any]]:
-        batch = self._stored.popleft() if self._stored else next(self._batches)
-        self._out.update(enumerate(batch, self._given))
-        self._given += len(batch)
-        self._sizes.append(len(batch))
-        return [((self.seed + _SAMPLE_STEP * place) & _MASK, index) for place, index in batch]
+        with self._lock:
+            batch = self._stored.popleft() if self._stored else self._draw()
+            if batch is None:
+                raise StopIteration
+            self._out.update(enumerate(batch, self._given))
+            self._given += len(batch)
+            self._sizes.append(len(batch))
+        return [((self.seed + SAMPLE_STEP * place) & SEED_MASK, index) for place, index in batch]
 
     def came_back(self, samples: Sequence[int]) -> None:
         """Note that the consumer has these samples, by their numbers in the engine: one batch."""
-        for sample in samples:
-            del self._out[sample]
-        self._sizes.remove(len(samples))
+        with self._lock:
+            for sample in samples:
+                del self._out[sample]
+            self._sizes.remove(len(samples))
 
-    def state(self) -> dict[str, Any]:
-        """Return what has not come back; draws the rest of the epoch from the sampler."""
-        self._stored.extend(self._batches)
-        waiting = [*self._out.values(), *(drawn for batch in self._stored for drawn in batch)]
-        indices: Any = [drawn.index for drawn in waiting]
-        if indices and all(type(index) is int for index in indices):
-            indices = torch.tensor(indices, dtype=torch.int64)
-        return {
-            "version": _VERSION,
-            "seed": self.seed,
-            "places": torch.tensor([drawn.place for drawn in waiting], dtype=torch.int64),
-            "indices": indices,
-            "sizes": [*self._sizes, *map(len, self._stored)],
-        }
+    def state(self, draw_at_most: int = 0) -> dict[str, Any]:
+        """Return what was given out and has not come back, and how many batches were drawn before.
+
+        With `draw_at_most` so many batches are drawn from the sampler first, so that it need not draw the same again.
+        """
+        with self._lock:
+            for _ in range(draw_at_most):
+                batch = self._draw()
+                if batch is None:
+                    break
+                self._stored.append(batch)
+            waiting = [*self._out.values(), *(drawn for batch in self._stored for drawn in batch)]
+            indices: Any = [drawn.index for drawn in waiting]
+            if indices and all(type(index) is int for index in indices):
+                indices = torch.tensor(indices, dtype=torch.int64)
+            return {
+                "version": _VERSION,
+                "seed": self.seed,
+                "places": torch.tensor([drawn.place for drawn in waiting], dtype=torch.int64),
+                "indices": indices,
+                "sizes": [*self._sizes, *map(len, self._stored)],
+                "by_batch": self._by_batch,
+                "drawn": None if self._exhausted else self._drawn,
+                "checksum": self._checksum,
+            }
 
     @classmethod
-    def resumed(cls, state: dict[str, Any]) -> Self:
-        """Return the keys that had not come back when `state` was made; raises LoaderConfigError for another's."""
-        if state.get("version") != _VERSION:
-            raise LoaderConfigError(f"state: its version is {state.get('version')!r}, expected {_VERSION}")
-        keys = cls((), int(state["seed"]))
+    def resumed(
+        cls,
+        state: dict[str, Any],
+        batches: Iterator[Any],
+        *,
+        base_seed: int = 0,
+        single: bool = False,
+        by_batch: bool = False,
+    ) -> Self:
+        """Return the keys that had not come back when `state` was made, and those that `batches` has beyond.
+
+        `batches` draws the epoch from its beginning. Raises LoaderConfigError for another loader's state.
+        """
+        version = state.get("version")
+        if version == _VERSION_WITH_THE_REST:
+            state = {**state, "seed": state["seed"] - base_seed, "by_batch": False, "drawn": None, "checksum": 0}
+        elif version != _VERSION:
+            raise LoaderConfigError(f"state: its version is {version!r}, expected {_VERSION}")
+        if state["by_batch"] != by_batch:
+            raise LoaderConfigError(
+                f"state: it is of a dataset {'with' if state['by_batch'] else 'without'} __getitems__, and this one is "
+                "not; load it with the dataset that it was made with"
+            )
+        keys = cls(batches, int(state["seed"]), single=single, by_batch=by_batch)
+        keys._skip(state["drawn"], state["checksum"])
         indices = state["indices"].tolist() if isinstance(state["indices"], torch.Tensor) else state["indices"]
         drawn = map(_Drawn, state["places"].tolist(), indices)
         keys._stored.extend(list(islice(drawn, size)) for size in state["sizes"])
         return keys
 
-    def _numbered(self, batches: Iterator[Sequence[Any]]) -> Iterator[list[_Drawn]]:
-        place = 0
-        for batch in batches:
-            yield [_Drawn(at, index) for at, index in enumerate(batch, place)]
-            place += len(batch)
+    def _skip(self, drawn: int | None, checksum: int) -> None:
+        if drawn is None:
+            self._exhausted = True
+            return
+        while self._drawn < drawn and self._draw() is not None:
+            pass
+        if self._drawn < drawn or self._checksum != checksum:
+            raise LoaderConfigError(
+                f"state: of the {drawn} batches that the sampler had drawn it now draws others; resume with the same "
+                "dataset and sampler, and give a sampler of your own state_dict and load_state_dict"
+            )
+
+    def _draw(self) -> list[_Drawn] | None:
+        if self._exhausted:
+            return None
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._exhausted = True
+            return None
+        batch = [batch] if self._single else list(batch)
+        told = ",".join(repr(index) if type(index) in _COMPARED else type(index).__name__ for index in batch)
+        self._checksum = zlib.crc32(told.encode(), self._checksum)
+        self._drawn += 1
+        place, self._place = self._place, self._place + len(batch)
+        return (
+            [_Drawn(place, batch)] if self._by_batch else [_Drawn(at, index) for at, index in enumerate(batch, place)]
+        )

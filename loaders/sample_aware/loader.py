@@ -102,7 +102,7 @@ class SampleAwareLoader(FileLoader):
                 sample_timeout_s,
                 scheduler_of(num_workers, min_workers, max_workers, alpha=alpha, beta=beta, theta_c=theta_c),
                 queue_size=ahead,
-                skip=on_error == "skip",
+                on_error=on_error,
             ),
             "start_method": start_method,
         }

@@ -75,6 +75,8 @@ class ReportKind(IntEnum):
     """The collation keeps a reference to the sample whose block begins at `offset`."""
     LET_GO = 11
     """That reference is gone."""
+    READY = 12
+    """The worker has begun; with the roots of its random numbers in the payload."""
 
 
 class RowToken(NamedTuple):

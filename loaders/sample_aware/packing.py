@@ -197,7 +197,7 @@ def _leaf(value: Any) -> Leaf | None:
     """Return what a tensor or an array is without its values, None for what is pickled."""
     kind = type(value)
     if kind is torch.Tensor:
-        if value.layout is not torch.strided or value.device.type != "cpu" or not _is_plain(value):
+        if value.layout is not torch.strided or value.is_nested or value.device.type != "cpu" or not _is_plain(value):
             return None
         # The name without its module, as torch has it.
         return Leaf(_TENSOR, str(value.dtype)[6:], tuple(value.shape), value.nbytes)

@@ -20,7 +20,7 @@ import torch.multiprocessing
 from loaders.errors import LoaderConfigError, WorkerError
 from loaders.forks import garbage_kept
 from loaders.sample_aware.jobs import Job, Seat
-from loaders.sample_aware.messages import ROW_BYTES, TASK_BYTES, Task, TaskKind
+from loaders.sample_aware.messages import ROW_BYTES, TASK_BYTES, RowToken, Task, TaskKind
 from loaders.sample_aware.past_caches import library
 from loaders.sample_aware.worker import Descriptor, Ends, run_worker
 
@@ -55,6 +55,8 @@ class Pool:
         self._copy = os.memfd_create("sample-aware-copy", os.MFD_CLOEXEC)
         self._copies = False
         self._members: dict[int, _Member] = {}
+        self.processes: list[BaseProcess] = []
+        """The workers that were not asked to stop, and where they have all ended those that were the last."""
         self._made = self._working = 0
         self._closed = False
 
@@ -105,6 +107,7 @@ class Pool:
         self._working += 1
         alive = os.pidfd_open(process.pid)
         self._members[worker] = _Member(process, answers, alive)
+        self.processes.append(process)
         return worker, alive
 
     def give(self, records: Sequence[bytes]) -> None:
@@ -125,6 +128,12 @@ class Pool:
         stops = [task for task in tasks if task.kind == TaskKind.STOP]
         self.give([task.pack(b"") for task in stops])
         return [task for task in tasks if task.kind != TaskKind.STOP]
+
+    def take_row(self) -> RowToken | None:
+        """Take the next row, as a worker that is done would; None where there is none."""
+        with suppress(BlockingIOError):
+            return RowToken.unpack(os.read(self._rows_back, ROW_BYTES))
+        return None
 
     def recall_rows(self) -> int:
         """Take back the rows that no worker has taken; return how many there were."""
@@ -151,6 +160,7 @@ class Pool:
         member.process.join()
         code = member.process.exitcode
         if member.retired:
+            self.processes.remove(member.process)
             self._forget(worker)
             return None
         end = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with status {code}"
@@ -184,7 +194,6 @@ class Pool:
         member = self._members.pop(worker)
         os.close(member.answers)
         os.close(member.alive)
-        member.process.close()
 
 
 def start_context(given: Any) -> BaseContext:

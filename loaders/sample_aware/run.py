@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from loaders.sample_aware.balancer import Balancer, Bundle, Resume, Row, Start
@@ -47,6 +47,10 @@ class Run:
         """Whether the consumer was promised its end."""
         self._begun: set[int] = set()
         """Batches of which a row was given out: what their memory is is settled."""
+        self._errors: dict[int, BaseException] = {}
+        """Of samples that end their batch, and of bundles, by the first sample."""
+        self.without_row: list[int] = []
+        """Samples whose error has no row yet."""
         self._spare_rows = 0
         """Rows that were given out with samples that have failed."""
         self._bundles: dict[int, Bundle] = {}
@@ -140,11 +144,14 @@ class Run:
             task = Task(TaskKind.COLLATE, self.number, collation, None, batch=number)
             yield self._with_input(self._with_spare(task, guess), (order.keys, parts))
 
-    def row_again(self, report: Report) -> bytes:
-        """Return the record of a row that a worker has given back."""
+    def row_again(self, report: Report) -> list[bytes]:
+        """Return the record of a row that a worker has given back, none where an error takes it."""
+        if self.without_row:
+            self._put_error(self.without_row.pop(), Row(report.batch, report.row))
+            return []
         rows, memory = self._rows[report.batch]
         base = memory.block.offset if memory else -1
-        return RowToken(self.number, report.batch, base, report.row, rows).pack()
+        return [RowToken(self.number, report.batch, base, report.row, rows).pack()]
 
     def take_spare(self, sample: int) -> Block:
         """Return the block that came with a task, for its result lies there."""
@@ -163,6 +170,31 @@ class Run:
         self.balancer.park(report.sample)
         # Its row stays in the pipe for whoever is done first; resumed, it takes another's.
 
+    def fail_batch(self, sample: int, error: BaseException, take_row: Callable[[], RowToken | None]) -> None:
+        """Have a batch be an error: of a sample, of a bundle by its first sample, or of a collation.
+
+        A single sample takes a row of the next batch with it; `take_row` takes one that no worker has taken.
+        """
+        if sample < 0:
+            number = _FIRST_COLLATION - sample
+            self._leave(sample, None)
+            self._ready[number] = self._freed(self._collating.pop(number)).failed_with(error)
+        elif sample in self._bundles:
+            bundle = self._take_bundle(sample)
+            self._errors[sample] = error
+            self.balancer.finish_bundle(bundle)
+        else:
+            row = self.balancer.home(sample)
+            if row is None and (token := take_row()) is not None:
+                row = Row(token.batch, token.row)
+            self._errors[sample] = error
+            self.slow.discard(sample)
+            if row is not None:
+                self._put_error(sample, row)
+            else:
+                # A worker has taken it in vain, and gives it back.
+                self.without_row.append(sample)
+
     def fail(self, sample: int) -> None:
         """Leave a sample out; the row that was given out with it is the next one's."""
         self._leave(sample, None)
@@ -171,9 +203,7 @@ class Run:
 
     def finish_bundle(self, report: Report, block: Block | None, spent_ns: Sequence[int]) -> Bundle:
         """Take a batch that one worker has made."""
-        bundle = self._bundles.pop(report.sample)
-        self.outstanding.difference_update(bundle.samples)
-        self._leave(report.sample, None)
+        bundle = self._take_bundle(report.sample)
         self._bundled[bundle.batch] = report, block, spent_ns
         self.balancer.finish_bundle(bundle)
         return bundle
@@ -190,10 +220,7 @@ class Run:
         """Take a batch that a worker has collated."""
         number = _FIRST_COLLATION - report.sample
         self._leave(report.sample, None)
-        order = self._collating.pop(number)
-        for each in order.memory():
-            self._arena.free(each)
-        self._ready[number] = order.collated_as(report, block)
+        self._ready[number] = self._freed(self._collating.pop(number)).collated_as(report, block)
 
     def orders(self) -> Iterator[Order]:
         """Yield the batches that can be built."""
@@ -207,10 +234,13 @@ class Run:
                 order = Order(self.delivery, samples, keys, spent_ns, (), (), None).collated_as(report, block)
                 self._ready[number] = order
                 continue
-            reports = [self._done.pop(sample) for sample in samples]
+            errors = {sample: self._errors.pop(sample) for sample in samples if sample in self._errors}
+            reports = [self._done.pop(sample) for sample in samples if sample in self._done]
             blocks = [self._blocks.pop(sample, None) for sample in samples]
             order = Order(self.delivery, samples, keys, [one.spent_ns for one in reports], reports, blocks, rows)
-            if self._collates and rows is None:
+            if errors:
+                self._ready[number] = self._freed(order).failed_with(next(iter(errors.values())))
+            elif self._collates and rows is None:
                 self._collating[number] = order
                 self._uncollated.append(number)
                 self._ready[number] = None
@@ -235,6 +265,21 @@ class Run:
             self._arena.free(block)
         for held in (self._blocks, self._spares, self._rows, self._collating, self._ready, self._bundled):
             held.clear()
+
+    def _take_bundle(self, first: int) -> Bundle:
+        bundle = self._bundles.pop(first)
+        self.outstanding.difference_update(bundle.samples)
+        self._leave(first, None)
+        return bundle
+
+    def _freed(self, order: Order) -> Order:
+        for block in order.memory():
+            self._arena.free(block)
+        return order
+
+    def _put_error(self, sample: int, row: Row) -> None:
+        self._leave(sample, None)
+        self.balancer.finish(sample, row)
 
     def _leave(self, sample: int, block: Block | None) -> None:
         self.outstanding.discard(sample)

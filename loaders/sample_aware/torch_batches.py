@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from loaders.sample_aware.engine import Engine
-from loaders.sample_aware.jobs import DatasetJob, is_default
+from loaders.sample_aware.jobs import is_default
 from loaders.sample_aware.keys import EpochKeys
+from loaders.sample_aware.samplers import noted, restore
+
+if TYPE_CHECKING:
+    from loaders.sample_aware.dataloader import SampleAwareDataLoader
 
 __all__ = ["InProcess", "TorchCollate", "WorkerBatches", "can_pin"]
 
@@ -20,7 +27,7 @@ class TorchCollate:
 
     def __init__(self, collate_fn: Callable[[Any], Any], *, single: bool, pin: bool) -> None:
         self._collate_fn, self._single, self._pin = collate_fn, single, pin
-        self.in_place = is_default(collate_fn)
+        self.in_place = is_default(collate_fn) and not single
         """Whether a batch may share memory with its samples."""
 
     def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
@@ -32,76 +39,153 @@ class TorchCollate:
         return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]
 
 
-class WorkerBatches:
-    """One epoch out of an engine."""
+class _Batches(_BaseDataLoaderIter):
+    """What both iterators share: the keys of the epoch, and where they go on after `load_state_dict`."""
 
-    def __init__(self, engine: Engine, keys: EpochKeys, *, timeout_s: float, close: bool) -> None:
-        """Begin the epoch; with `close` the engine ends with it."""
-        self.keys: EpochKeys | None = keys
+    def __init__(self, loader: SampleAwareDataLoader[Any]) -> None:
+        self.keys: EpochKeys | None = None
         """None once the epoch has ended."""
-        self._engine, self._timeout_s, self._close = engine, timeout_s, close
-        self._epoch = engine.epoch(keys)
+        self._lock = threading.Lock()
+        self._start = noted(loader)
+        super().__init__(loader)
+        self._begin(loader, drew_seed=True)
 
-    def __iter__(self) -> Self:
-        return self
+    def _reset(self, loader: SampleAwareDataLoader[Any], first_iter: bool = False) -> None:
+        self._start = noted(loader)
+        super()._reset(loader, first_iter)
+        self._begin(loader, drew_seed=False)
 
-    def __next__(self) -> Any:
-        if self.keys is None:
-            raise StopIteration
-        try:
-            built = self._epoch.next(self._timeout_s or None)
-        except TimeoutError:
-            # As torch's DataLoader says it.
-            raise RuntimeError(f"DataLoader timed out after {self._timeout_s} seconds") from None
-        except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt):
-                self._end(broken=self._engine.coordinator.error is not None)
-            raise
-        if built is None:
-            self._end(broken=False)
-            raise StopIteration
-        self.keys.came_back(built.samples)
-        return built.value
+    def state(self, draw_at_most: int) -> dict[str, Any]:
+        """Return what is left of the epoch, of which there is something."""
+        assert self.keys is not None
+        return {"left": self.keys.state(draw_at_most), "start": self._start, "drew_seed": self._drew_seed}
+
+    def _begin(self, loader: SampleAwareDataLoader[Any], *, drew_seed: bool) -> None:
+        self._drew_seed = drew_seed
+        how = {"single": not self._auto_collation, "by_batch": loader.by_batch}
+        progress, resumed = loader.progress, loader.take_state()
+        if resumed is None:
+            progress.begin(int(self._base_seed))
+            self.keys = EpochKeys(self._sampler_iter, progress.seed, **how)
+            return
+        left = resumed["left"]
+        if "now" in resumed:
+            begin = resumed["now"] if left is None else resumed["start"]
+            restore(loader, begin, samplers=True)
+            self._start, self._drew_seed = begin, resumed["drew_seed"]
+            self._sampler_iter = iter(self._index_sampler)
+            if self._drew_seed:
+                self._base_seed = draw_seed(loader)
+        progress.epochs, base_seed = resumed["epochs"], resumed["base_seed"]
+        if left is None:
+            progress.begin(int(self._base_seed if self._drew_seed or base_seed is None else base_seed))
+            self.keys = EpochKeys(self._sampler_iter, progress.seed, **how)
+        else:
+            progress.base_seed = base_seed
+            self.keys = EpochKeys.resumed(left, self._sampler_iter, base_seed=base_seed, **how)
+            if "now" in resumed:
+                restore(loader, resumed["now"], samplers=False)
+        assert progress.base_seed is not None
+        self._base_seed = progress.base_seed
+
+
+class WorkerBatches(_Batches):
+    """Batches out of an engine, which ends with the iterator, or with its epoch where workers do not persist."""
+
+    _engine: Engine | None = None
+    _engine_seed = 0
+
+    def _begin(self, loader: SampleAwareDataLoader[Any], *, drew_seed: bool) -> None:
+        super()._begin(loader, drew_seed=drew_seed)
+        seed, engine = int(self._base_seed), self._engine
+        if engine is None or engine.closed or self._engine_seed != seed:
+            if engine is not None:
+                engine.close()
+            engine = self._engine = loader.start_engine(seed)
+            self._engine_seed = seed
+        assert self.keys is not None
+        self._epoch = engine.epoch(self.keys)
+
+    @property
+    def _workers(self) -> list[BaseProcess]:
+        """The worker processes, those that have ended too; torch's iterator has them by this name."""
+        return self._engine.processes if self._engine is not None else []
+
+    def _next_data(self) -> Any:
+        with self._lock:
+            engine = self._engine
+            if self.keys is None or engine is None:
+                raise StopIteration
+            try:
+                built = self._epoch.next(self._timeout or None)
+            except TimeoutError:
+                # As torch's DataLoader says it.
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            except BaseException as error:
+                if not isinstance(error, KeyboardInterrupt):
+                    self._end(broken=engine.coordinator.error is not None)
+                raise
+            if built is None:
+                self._end(broken=False)
+                raise StopIteration
+            self.keys.came_back(built.samples)
+            if built.error is not None:
+                # As with torch, the batch is lost and the next one may be asked for.
+                raise built.error
+            return built.value
 
     def __del__(self) -> None:
-        if getattr(self, "keys", None) is not None:
-            self._end(broken=False)
+        self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """End the workers, wherever they are; trainers call it by torch's name."""
+        self.keys = None
+        if self._engine is not None:
+            self._engine.close()
 
     def _end(self, *, broken: bool) -> None:
         self.keys = None
         self._epoch.close()
-        if self._close or broken:
-            self._engine.close()
+        if broken or not self._persistent_workers:
+            self._shutdown_workers()
 
 
-class InProcess:
-    """One epoch without workers: in order, each sample when its batch is asked for."""
+class InProcess(_Batches, _SingleProcessDataLoaderIter):
+    """Batches without workers: in order, each sample when its batch is asked for."""
 
-    def __init__(self, job: DatasetJob, collate: TorchCollate, keys: EpochKeys) -> None:
-        self.keys: EpochKeys | None = keys
-        """None once the epoch has ended."""
-        self._job, self._collate, self._done = job, collate, 0
+    def _begin(self, loader: SampleAwareDataLoader[Any], *, drew_seed: bool) -> None:
+        super()._begin(loader, drew_seed=drew_seed)
+        self._job, self._collate, self._done = loader.job(int(self._base_seed)), loader.collate(), 0
 
-    def __iter__(self) -> Self:
-        return self
+    def _next_data(self) -> Any:
+        with self._lock:
+            if self.keys is None:
+                raise StopIteration
+            batch = next(self.keys, None)
+            if batch is None:
+                self.keys = None
+                raise StopIteration
+            numbers = range(self._done, self._done + len(batch))
+            self._done += len(batch)
+            try:
+                value = self._collate.finish(self._collate(batch, [self._sample(key) for key in batch], ()))
+            except Exception:
+                # As with torch, the batch is lost and the next one may be asked for.
+                self.keys.came_back(numbers)
+                raise
+            self.keys.came_back(numbers)
+            return value
 
-    def __next__(self) -> Any:
-        if self.keys is None:
-            raise StopIteration
-        batch = next(self.keys, None)
-        if batch is None:
-            self.keys = None
-            raise StopIteration
-        samples = []
-        for key in batch:
-            partial = None
-            for stage in range(len(self._job.stages)):
-                partial = self._job.apply(stage, key, partial)
-            samples.append(partial)
-        value = self._collate.finish(self._collate(batch, samples, ()))
-        self.keys.came_back(range(self._done, self._done + len(batch)))
-        self._done += len(batch)
-        return value
+    def _sample(self, key: tuple[int, Any]) -> Any:
+        partial = None
+        for stage in range(len(self._job.stages)):
+            partial = self._job.apply(stage, key, partial)
+        return partial
+
+
+def draw_seed(loader: SampleAwareDataLoader[Any]) -> int:
+    """Return what torch's DataLoader draws for the seeds of its workers."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
 
 
 def can_pin(wanted: bool) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from loaders.sample_aware.control import Control
-from loaders.sample_aware.jobs import Job, Seat
+from loaders.sample_aware.jobs import Job, Roots, Seat
 from loaders.sample_aware.messages import (
     IN_REPORT,
     NO_ROW,
@@ -86,10 +86,11 @@ def run_worker(ends: Ends, job: Job, seat: Seat) -> None:
     _settle(ends.parent)
     worker = _Worker(ends, job, seat)
     try:
-        job.begin_worker(seat)
+        roots = job.begin_worker(seat)
     except Exception as error:  # noqa: BLE001 - the consumer is told
         worker.give_up(error)
         return
+    worker.begin(roots)
     while record := os.read(ends.tasks, TASK_BYTES):
         task = Task.unpack(record)
         if task.kind == TaskKind.STOP:
@@ -109,11 +110,16 @@ class _Worker:
         """What tells of samples that a collation has kept when they are gone, by their blocks' beginnings."""
         self._control = control = Control(self._map)
         self._move = LateMove(ends.copy, lambda: control.can_copy)
+        self._rooted = False
         self._spec: Spec | None = None
         self._waiting = select.poll()
         self._waiting.register(ends.tasks, select.POLLIN)
         self._hands_over = True
         """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
+
+    def begin(self, roots: Roots) -> None:
+        """Tell that there is a worker here."""
+        self._tell(Report(ReportKind.READY, self._seat.worker, 0, 0, payload=struct.pack("<3q", *roots)))
 
     def retire(self) -> None:
         for let_go in list(self._kept.values()):
@@ -128,6 +134,9 @@ class _Worker:
     def do(self, task: Task) -> None:
         """Run a sample until it is done, has failed, or is handed over; or make a batch."""
         worker = self._seat.worker
+        if not self._rooted:
+            self._rooted = True
+            self._job.begin_samples(self._control.roots())
         if task.kind == TaskKind.COLLATE:
             self._make_batch(task)
             return

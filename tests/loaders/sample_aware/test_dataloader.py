@@ -16,7 +16,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     get_worker_info,
@@ -275,15 +274,6 @@ def test_states_of_others_are_refused():
     loader.load_state_dict({"epochs": 1, "base_seed": 0, "left": {"version": 7}})
     with pytest.raises(LoaderConfigError, match="version is 7"):
         iter(loader)
-
-
-def test_iterable_datasets_are_refused_with_what_to_do():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter(range(3))
-
-    with pytest.raises(LoaderConfigError, match=r"Stream is an IterableDataset.*use torch"):
-        SampleAwareDataLoader(Stream())
 
 
 def test_it_can_be_made_again_from_its_attributes_as_trainers_do():
