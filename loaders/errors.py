@@ -21,8 +21,8 @@ class SampleTimeoutError(SampleError):
     """A sample has not come back within `sample_timeout_s`; the message names it, its stage and its worker."""
 
 
-class WorkerError(LoaderError):
-    """A worker process or thread of a loader died."""
+class WorkerError(LoaderError, RuntimeError):
+    """A worker process or thread of a loader died; a RuntimeError, as PyTorch's DataLoader raises."""
 
 
 class StreamError(LoaderError):
