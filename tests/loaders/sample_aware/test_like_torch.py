@@ -238,3 +238,19 @@ def test_two_threads_share_an_iterator(kind):
     for thread in threads:
         thread.join(30)
     assert not errors and sorted(found) == list(range(200))
+
+
+def breaks_for_some(samples):
+    if 4 in map(int, samples):
+        raise ValueError("cannot be collated")
+    return torch.stack(samples)
+
+
+@both
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collation_that_fails_costs_its_batch_and_the_next_one_comes(kind, workers):
+    batches = iter(kind(Numbers(9), 3, num_workers=workers, collate_fn=breaks_for_some))
+    assert next(batches).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="cannot be collated"):
+        next(batches)
+    assert [batch.tolist() for batch in batches] == [[6, 7, 8]]

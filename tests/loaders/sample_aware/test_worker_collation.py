@@ -149,7 +149,7 @@ def test_what_a_collation_keeps_for_a_while_comes_back():
         seen = [index for _, indices in loader for index in indices]
         assert sorted(seen) == list(range(1, COUNT + 1))
         # The last batch of each worker, and not those before.
-        assert len(loader._engine._arena._kept) <= 2 * BATCH
+        assert len(loader._iterator._engine._arena._kept) <= 2 * BATCH
 
 
 def test_a_slow_sample_in_a_batch_of_quick_ones_leaves_the_others_to_others():
