@@ -22,13 +22,15 @@ class _Unknown(Exception):
     """What was used between two lives of an agent cannot be told; says why."""
 
 
-def bridged(readings: Iterable[Reading], starts: Sequence[CounterStart], sessions: Sequence[Session]) -> list[Reading]:
+def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], sessions: Sequence[Session]) -> list[Reading]:
     """Return readings of which each agent's joules go on from those of the agent before it, where that can be told.
 
     What was used in between is the difference of the hardware counter that both have read. It is known when the
     counter is the same, the machine was not booted or suspended, and no wrap or reset can hide in the time between.
     Where it is not known the reading keeps its flag START. Readings come by series, then tick, as from a store.
     """
+    if len(sessions) < 2 or not any(reading.flags == START for reading in readings):
+        return list(readings)
     found: list[Reading] = []
     before: Reading | None = None
     shift_j = 0.0
