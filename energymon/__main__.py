@@ -308,7 +308,13 @@ def _add_export(commands: _Commands) -> None:
 
 
 def _add_doctor(commands: _Commands) -> None:
-    doctor = commands.add_parser("doctor", parents=[_sensing()], help="what this host can measure, and what is missing")
+    does = "what this host can measure, and what is missing"
+    doctor = commands.add_parser(
+        "doctor",
+        parents=[_sensing()],
+        help=does,
+        description=f"Tell {does}. The exit status is 1 where nothing is measured or a part of the host has no figure.",
+    )
     doctor.add_argument("--seconds", type=float, default=10.0, help="how long ticks are watched for jitter (10)")
     doctor.set_defaults(command=_doctor)
 

@@ -29,7 +29,7 @@ from energymon.monitor import Monitor
 from energymon.offsets import WALL
 from energymon.reading import ClockOffset, Event
 from energymon.sender_process import SenderProcess
-from energymon.sensors.base import samples_power_alone
+from energymon.sensors.base import samples_power_alone, wrapping
 from energymon.sensors.discover import Found, SensorConfig, discover
 from energymon.stores.base import Session
 from energymon.stores.settings import InfluxSettings
@@ -202,6 +202,8 @@ class _Agent:
             _say(f"missing: {gap}")
         for (device, domain), _ in self._found.unreadable.items():
             _say(f"{device} {domain} was found and cannot be read: {domain} and the total have no figure")
+        for gap_of_ticks in wrapping(self._found.sensors, self._config.interval_ns):
+            _say(f"unknown: {gap_of_ticks}")
         self._writer.start()
         self._monitor.start()
         if self._sender is not None:

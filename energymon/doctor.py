@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
-from energymon.clock import NS, Clock
+from energymon.clock import Clock
 from energymon.errors import ConfigError
 from energymon.jitter import Jitter
 from energymon.monitor import Gap, Monitor, Record, Sampled, SampledBlock
 from energymon.reading import ESTIMATE
-from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wraps
+from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wrapping, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.updates import updates
@@ -55,7 +55,7 @@ def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int
         measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
         unknown = [_unreadable(part) for part in found.unreadable]
         unknown += _failing(shown)
-        unknown += _wrapping(found.sensors, interval_ns)
+        unknown += wrapping(found.sensors, interval_ns)
         if not measures:
             lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
         _say("sensors", lines)
@@ -139,17 +139,6 @@ def _failing(shown: Sequence[Point]) -> Iterator[str]:
     for device, domain in dict.fromkeys(point.channel[:2] for point in shown):
         if (device, domain) not in known:
             yield f"{domain} and the total: {device} {domain} fails"
-
-
-def _wrapping(sensors: Sequence[Sensor], interval_ns: int) -> Iterator[str]:
-    """Yield the counters that may wrap between two ticks, so that nobody knows how often they did."""
-    for name, wrap_s in wraps(sensors).items():
-        if wrap_s <= interval_ns / NS:
-            domain = name.rpartition(" ")[2]
-            yield (
-                f"{domain} and the total: the counter of {name} may wrap in {wrap_s * 1e3:.3g} ms, between two ticks; "
-                f"take --interval-ms {max(wrap_s * 1e3 / 2, 1):.0f} or less"
-            )
 
 
 def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Iterator[str]:

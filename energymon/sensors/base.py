@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
+from energymon.clock import NS
 from energymon.reading import Domain
 from energymon.sensors.updates import Age
 from energymon.ticker import Answers, Operation
@@ -22,6 +23,7 @@ __all__ = [
     "Sensor",
     "counted_column",
     "samples_power_alone",
+    "wrapping",
     "wraps",
 ]
 
@@ -192,3 +194,13 @@ def wraps(sensors: Iterable[Sensor]) -> dict[str, float]:
         c for sensor in sensors for c in cast(Iterable[Mapping[str, Any]], sensor.describe().get("channels", ()))
     ]
     return {f"{c['device']} {c['domain']}": c["wrap_s"] for c in channels if c.get("wrap_s") is not None}
+
+
+def wrapping(sensors: Iterable[Sensor], interval_ns: int) -> list[str]:
+    """Return what to do about the counters that may wrap between two ticks, so that nobody knows how often they did."""
+    return [
+        f"{name.rpartition(' ')[2]} and the total: the counter of {name} may wrap in {wrap_s * 1e3:.3g} ms, between "
+        f"two ticks; take --interval-ms {max(wrap_s * 1e3 / 2, 1):.0f} or less"
+        for name, wrap_s in wraps(sensors).items()
+        if wrap_s <= interval_ns / NS
+    ]
