@@ -8,16 +8,19 @@ socket and nothing that lies inside them or repeats them: no core, uncore, psys 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from energymon.reading import Domain
 from energymon.sensors import perf, powercap
 from energymon.sensors.base import Discovery, Missing
-from energymon.sensors.domains import SETTLE_S, unread
+from energymon.sensors.domains import SETTLE_S, RaplDomain, unread
 
 __all__ = ["open_rapl"]
 
+_LACKS: Final[Mapping[Domain, str]] = {"cpu": "has CPUs and is in no list", "dram": "is without DRAM in every list"}
 _ALONE: Final = "`--sensors {}` takes that list as it is; check its figures against another meter"
 
 
@@ -36,6 +39,7 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
         for name, alone in (("perf", in_perf - agreed), ("powercap", in_powercap - agreed))
         for device, domain in sorted(alone)
     )
+    left_out += tuple(_unlisted(sysfs, in_perf | in_powercap))
     if left_out and not agreed:
         return Discovery((), left_out)
     by_perf = perf.open_perf(sysfs, agreed, settle_s, "powercap" if in_powercap else None, zones=zones)
@@ -46,3 +50,37 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
         # What can be read and what cannot is powercap's to say, for it is what is read.
         by_perf = replace(by_perf, missing=tuple(replace(gap, parts=()) for gap in by_perf.missing))
     return Discovery(by_powercap.sensors, (*by_perf.missing, *by_powercap.missing, *left_out))
+
+
+def _unlisted(sysfs: Path, listed: Collection[RaplDomain]) -> Iterator[Missing]:
+    """Yield the packages and DRAMs that others of their kind are listed without."""
+    expected: dict[Domain, set[str]] = {"cpu": _sockets(sysfs), "dram": {_socket(device) for device, _ in listed}}
+    for domain, whole in expected.items():
+        there = {_socket(device) for device, of in listed if of == domain}
+        # Compared by number, for older kernels number packages in their own way.
+        if there and len(there) < len(whole):
+            for socket in sorted(whole - there)[: len(whole) - len(there)]:
+                yield Missing(
+                    "rapl",
+                    f"{socket} {_LACKS[domain]} of perf's or powercap's, unlike {', '.join(sorted(there))}",
+                    "give the agent all of the host's /sys, or report it with the kernel's version",
+                    ((socket, domain),),
+                )
+
+
+def _sockets(sysfs: Path) -> set[str]:
+    """Return the packages that the kernel places CPUs in, as the lists name them."""
+    found: set[str] = set()
+    for file in (sysfs / "devices" / "system" / "cpu").glob("cpu[0-9]*/topology/physical_package_id"):
+        try:
+            number = int(file.read_text())
+        except (OSError, ValueError):
+            # A CPU that goes offline takes its topology along.
+            continue
+        if number >= 0:
+            found.add(f"package-{number}")
+    return found
+
+
+def _socket(device: str) -> str:
+    return device.partition("-die-")[0]

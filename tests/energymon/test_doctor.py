@@ -113,6 +113,28 @@ def test_a_counter_that_may_wrap_between_two_ticks_is_a_failure(about_package_1,
     assert "the counter of package-1 cpu may wrap in 10 ms, between two ticks; take --interval-ms 5 or less" in text
 
 
+def test_a_socket_without_a_zone_is_a_part_that_is_missing(told, rapl, tmp_path):
+    for cpu, package in enumerate((0, 1, 0, 1)):
+        topology = rapl.root / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "physical_package_id").write_text(f"{package}\n")
+    for name in ("intel-rapl:1", "intel-rapl:1:1"):
+        (rapl.root / "class" / "powercap" / name).unlink()
+    with rapl.running():
+        status, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")
+    assert status == 1
+    assert "package-1 has CPUs and is in no list of perf's or powercap's, unlike package-0" in text
+    assert "unknown   cpu and the total: package-1 cpu" in text
+
+
+def test_a_socket_without_the_dram_that_another_has_is_a_part_that_is_missing(told, rapl, tmp_path):
+    (rapl.root / "class" / "powercap" / "intel-rapl:1:1").unlink()
+    with rapl.running():
+        status, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")
+    assert status == 1
+    assert "package-1 is without DRAM in every list of perf's or powercap's, unlike package-0" in text
+
+
 def test_the_doctor_says_how_long_a_counter_may_go_unread(told, rapl, tmp_path):
     with rapl.running():
         _, text = told(seconds=0, sysfs=rapl.root, nvml=tmp_path / "none.so")
