@@ -17,6 +17,7 @@ import os
 import random
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from table import Line, show
 
@@ -68,6 +69,8 @@ class Measured:
     error_j: float | None
     """None where no bound is told."""
     truth_j: float
+    is_known: bool = True
+    """Whether the window has a figure; one without is in no bound and outside none."""
 
     @property
     def is_outside(self) -> bool:
@@ -97,23 +100,41 @@ class Rig:
         """Return what the loads used between two instants of CLOCK_BOOTTIME."""
         return sum(load.joules_at(end_ns) - load.joules_at(start_ns) for load in self.loads)
 
-    def ask(self, windows: int, start_ns: int, end_ns: int, lengths_s: tuple[float, float]) -> list[Measured]:
-        """Query random windows within a span of CLOCK_BOOTTIME; their lengths are spread by the logarithm."""
+    def ask(
+        self,
+        windows: int,
+        start_ns: int,
+        end_ns: int,
+        lengths_s: tuple[float, float],
+        *,
+        wall: Callable[[int], int] | None = None,
+        may_be_unknown: bool = False,
+    ) -> list[Measured]:
+        """Query random windows within a span of CLOCK_BOOTTIME; their lengths are spread by the logarithm.
+
+        `wall` returns what the wall clock showed then, UTC ns; with it the windows are asked for by that clock.
+        """
         dice = random.Random(SEED)
         offset_ns = self.offset_ns()
+        clock: Literal["own", "readings"] = "readings" if wall is None else "own"
+        told = wall or (lambda boot_ns: boot_ns + offset_ns)
         found = []
         with SqliteStore.open(self.agent.store) as store:
             for _ in range(windows):
                 length_ns = round(NS * math.exp(dice.uniform(*map(math.log, lengths_s))))
                 begin_ns = dice.randint(start_ns, end_ns - length_ns)
-                (window,) = query(
-                    store, begin_ns + offset_ns, begin_ns + length_ns + offset_ns, self.agent.node, clock="readings"
-                )
+                edges_ns = told(begin_ns), told(begin_ns + length_ns)
+                if edges_ns[1] < edges_ns[0]:
+                    # The clock was set back in between; that is no window by it.
+                    continue
+                (window,) = query(store, *edges_ns, self.agent.node, clock=clock)
                 total = next(component for component in window.components if component.name == "total")
-                if total.joules is None:
+                if total.joules is None and not may_be_unknown:
                     raise RuntimeError(f"a window has no figure: {window.events}")
                 truth_j = self.truth_j(begin_ns, begin_ns + length_ns)
-                found.append(Measured(length_ns / NS, total.joules, total.error_j, truth_j))
+                known = total.joules is not None
+                joules = truth_j if total.joules is None else total.joules
+                found.append(Measured(length_ns / NS, joules, total.error_j, truth_j, known))
         return found
 
     def live(self, windows: int, length_s: float, programs: int) -> list[Measured]:
@@ -151,6 +172,8 @@ class Case:
     run: Callable[[Path, bool], list[Measured]]
     asked_width: float | None = None
     """Of the median bound, relative."""
+    is_unknown: bool = False
+    """Whether no window may have a figure."""
 
 
 def build(folder: Path) -> tuple[Path, Path]:
@@ -173,8 +196,14 @@ def sockets(
     wave_ms: float = 50.0,
     limits_w: dict[str, float] | None = None,
     range_uj: int = RANGE_UJ,
+    unreadable: int = 0,
+    store: Path | None = None,
+    preload: dict[str, Path] | None = None,
 ) -> Iterator[Rig]:
-    """Sample sockets whose counters move every `update_ms`."""
+    """Sample sockets whose counters move every `update_ms`; so many more are there by name alone.
+
+    `preload` is added to the environment of the agent.
+    """
     program, _ = build(folder)
     files = []
     for socket in range(count):
@@ -185,6 +214,10 @@ def sockets(
         for name, limit_w in (limits_w or {}).items():
             (zone / f"constraint_{name}_uw").write_text(f"{round(limit_w * 1e6)}\n")
         files.append(zone / "energy_uj")
+    for socket in range(count, count + unreadable):
+        zone = folder / "sys/class/powercap" / f"intel-rapl:{socket}"
+        zone.mkdir(parents=True)
+        (zone / "name").write_text(f"package-{socket}\n")
     wave_ns = round(wave_ms * 1e6)
     loads = [Load(*watts, wave_ns, i * wave_ns // 3) for i in range(count)]
     argv = [program, f"{update_ms * 1e3:.0f}", *map(str, watts), f"{wave_ms * 1e3:.0f}", str(range_uj), *files]
@@ -192,7 +225,16 @@ def sockets(
     try:
         assert counting.stdout is not None
         counting.stdout.readline()
-        with Agent(interval_ms=interval_ms, sensors="powercap", options=["--sysfs", str(folder / "sys")]) as agent:
+        options = ["--sysfs", str(folder / "sys")]
+        agent = Agent(store, interval_ms=interval_ms, sensors="powercap", options=options)
+        os.environ.update({name: str(value) for name, value in (preload or {}).items()})
+        try:
+            agent.start()
+        finally:
+            for name in preload or {}:
+                del os.environ[name]
+        with contextlib.ExitStack() as stack:
+            stack.callback(agent.stop)
             yield Rig(agent, loads)
     finally:
         longest_ms = int(counting.communicate("\n", timeout=10)[0] or 0) / 1e6
@@ -335,6 +377,72 @@ def laptop_case(folder: Path, quick: bool) -> list[Measured]:
         return asked(rig, quick)
 
 
+def step_case(folder: Path, quick: bool) -> list[Measured]:
+    """Set the agent's wall clock back by 30 s and by 1 s, and ahead by 31 s; ask by it, and by that of the readings."""
+    shim, shift = folder / "shift.so", folder / "shift"
+    source = REPO / "tests/energymon/clock/shift_clock.c"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    shift.write_bytes(bytes(8))
+    steps: list[tuple[int, int]] = []
+
+    def set_clock(by_ns: int) -> None:
+        with shift.open("r+b") as file:
+            file.write(struct.pack("q", by_ns))
+        steps.append((now_ns(), by_ns))
+
+    utc_ns = time.time_ns() - now_ns()
+
+    def wall(boot_ns: int) -> int:
+        return boot_ns + utc_ns + next((by_ns for at_ns, by_ns in reversed(steps) if at_ns <= boot_ns), 0)
+
+    with sockets(folder, update_ms=1.0, interval_ms=100.0, preload={"LD_PRELOAD": shim, "SHIFT_CLOCK": shift}) as rig:
+        start_ns = now_ns()
+        for by_s in (0, -30, -31, 0):
+            if by_s or steps:
+                set_clock(by_s * NS)
+            time.sleep(1.5 if quick else 9)
+        end_ns = now_ns()
+        time.sleep(1)
+        rig.agent.flush()
+        time.sleep(0.5)
+        count, lengths_s = (50, (0.05, 2.0)) if quick else (500, (0.05, 2.0))
+        found = rig.ask(count, start_ns, end_ns, lengths_s)
+        return found + rig.ask(count, start_ns, end_ns, lengths_s, wall=wall, may_be_unknown=True)
+
+
+def restart_case(folder: Path, quick: bool) -> list[Measured]:
+    """Kill the agent now and then and start another one; every window across it has a figure."""
+    with sockets(folder, update_ms=1.0, interval_ms=100.0, store=folder / "energy.sqlite") as rig:
+        start_ns = now_ns()
+        for _ in range(1 if quick else 4):
+            time.sleep(1.5)
+            process = rig.agent._process
+            assert process is not None
+            process.kill()
+            process.wait()
+            time.sleep(0.5)
+            rig.agent.remove()
+            rig.agent.start()
+        time.sleep(1.5)
+        end_ns = now_ns()
+        time.sleep(1)
+        rig.agent.flush()
+        time.sleep(0.5)
+        return rig.ask(100 if quick else 1000, start_ns, end_ns, (1.0, 4.0))
+
+
+def unreadable_case(folder: Path, quick: bool) -> list[Measured]:
+    """Sample two sockets of three, of which one cannot be read."""
+    with sockets(folder, update_ms=1.0, interval_ms=100.0, unreadable=1) as rig:
+        start_ns = now_ns()
+        time.sleep(2 if quick else 5)
+        end_ns = now_ns()
+        time.sleep(1)
+        rig.agent.flush()
+        time.sleep(0.5)
+        return rig.ask(100 if quick else 1000, start_ns, end_ns, (0.05, 1.5), may_be_unknown=True)
+
+
 CASES: Final = (
     Case("window-300ms", "a program's windows of 0.3 s, two sockets, ticks 100 ms", live_case(0.3), 0.02),
     Case("window-3ms", "a program's windows of 3 ms, two sockets, ticks 100 ms", live_case(0.003), 1.0),
@@ -350,6 +458,9 @@ CASES: Final = (
     Case("power-50ms", "a board that tells power alone, load of 50 ms", power_case(50.0)),
     Case("power-100ms", "a board that tells power alone, load of 100 ms", power_case(100.0)),
     Case("laptop", "a part of 15 W that draws 64 W", laptop_case),
+    Case("clock-step", "the wall clock set by -30, -1 and +31 s", step_case),
+    Case("restart", "the agent killed and started again", restart_case),
+    Case("unreadable", "a socket that is found and cannot be read", unreadable_case, is_unknown=True),
 )
 
 
@@ -368,6 +479,11 @@ def main() -> int:
             with tempfile.TemporaryDirectory(prefix="joulefeed-truth-") as name:
                 found = case.run(Path(name), arguments.quick)
             raw[case.name] = [asdict(window) for window in found]
+            unknown, found = len(found), [window for window in found if window.is_known]
+            unknown -= len(found)
+            if case.is_unknown:
+                yield Line(f"{case.what}: with a figure", "0", f"{len(found)} of {len(found) + unknown}", not found)
+                continue
             widths = [window.width for window in found]
             worst = f"{statistics.median(widths):.2%} {max(widths):.2%}"
             if any(window.error_j is None for window in found):
@@ -378,7 +494,8 @@ def main() -> int:
                 yield Line("  the error over the energy, median and worst", "", worst)
                 continue
             outside = sum(window.is_outside for window in found)
-            yield Line(f"{case.what}: outside the bound", "0", f"{outside} of {len(found)}", outside == 0)
+            shown = f"{outside} of {len(found)}" + (f", {unknown} unknown" if unknown else "")
+            yield Line(f"{case.what}: outside the bound", "0", shown, outside == 0)
             is_met = None
             if case.asked_width is not None and not arguments.quick:
                 is_met = statistics.median(widths) <= case.asked_width

@@ -208,11 +208,16 @@ class _Node:
                 message += "never, for it was set ahead over it: this edge of the window is where it was set"
             yield Event(t_ns, self.session.node, "clock-ambiguous" if instant.times else "clock-step", message)
 
-    def _restarts(self, start_ns: int, end_ns: int) -> Iterator[Event]:
+    def _restarts(self, start_ns: int, end_ns: int) -> list[Event]:
+        told: list[Event] = []
         for session in self.sessions:
             if start_ns < session.start_ns <= end_ns:
                 around = self.store.readings(session.start_ns, session.start_ns, session.node)
-                yield from map(self.told.shown, restarts(around, self.counters, self.sessions))
+                for event in restarts(around, self.counters, self.sessions):
+                    # Around there may be more restarts, of sessions of their own.
+                    if start_ns < event.t_ns <= end_ns and event not in told:
+                        told.append(event)
+        return [self.told.shown(event) for event in told]
 
     def _events(self, start_ns: int, end_ns: int) -> list[Event]:
         return [

@@ -39,7 +39,7 @@ def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], session
             shift_j = 0.0
         elif reading.flags == START and not _same_life(before, reading, sessions):
             try:
-                shift_j = before.joules + _between_j(before, reading, starts, sessions) - reading.joules
+                shift_j += before.joules + _between_j(before, reading, starts, sessions) - reading.joules
             except _Unknown:
                 shift_j = 0.0
             else:

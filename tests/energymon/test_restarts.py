@@ -45,6 +45,14 @@ def test_what_was_used_while_no_agent_ran_is_the_difference_of_the_counter():
     assert "package-0 cpu" in told.message
 
 
+def test_lives_of_one_reading_are_bridged_one_after_the_other():
+    rows = [READINGS[0], *(reading(t_s, 0.0, START) for t_s in (14, 18, 22))]
+    starts = [BEGUN, *(counter(t_s, 5_000_000 + (t_s - 10) * 100_000_000) for t_s in (14, 18, 22))]
+    sessions = [session(9.9), session(13.9), session(17.9), session(21.9)]
+    assert [r.joules for r in bridged(rows, starts, sessions)] == pytest.approx([0, 400, 800, 1200])
+    assert [event.t_ns for event in restarts(rows, starts, sessions)] == [14 * S, 18 * S, 22 * S]
+
+
 def test_one_wrap_in_between_is_counted():
     starts = [replace(BEGUN, raw=RANGE_UJ - 150_000_000), counter(14, 250_000_000)]
     assert [r.joules for r in bridged(READINGS, starts, SESSIONS)] == pytest.approx([0, 100, 400, 500])
