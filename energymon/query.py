@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from itertools import pairwise
+from typing import Final, Literal
 
 from energymon.baseline import NetEnergy, baseline_of, baselines_at
 from energymon.baseline import net as net_of
@@ -20,6 +21,9 @@ from energymon.stores.base import Session, Store
 from energymon.stretches import covered, known_nodes, lives, spans
 
 __all__ = ["WindowEnergy", "query", "render", "to_json", "total"]
+
+
+_MOST_CUTS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,7 @@ class _Node:
         nets = net_of(best, baselines, (own_end_ns - own_start_ns) / NS) if baselines is not None else []
         known = components(best, self.channels, nets)
         whole = bool(known) and known[-1].joules is not None
-        parts = [] if whole or torn else covered(self.store, own_start_ns, own_end_ns, self.session.node)
+        parts = [] if whole or torn else self._parts(own_start_ns, own_end_ns)
         name, interval_ns = self.session.node, self.session.interval_ns
         return WindowEnergy(
             name,
@@ -190,6 +194,19 @@ class _Node:
             self.clock_error_ns if self.told.offsets or self.alone else None,
             tuple((self.told.at(begin), self.told.at(stop)) for begin, stop in parts),
         )
+
+    def _parts(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """Return the parts of a window that readings cover, cut where a counter started again."""
+        told = self.store.events(start_ns, end_ns)
+        cuts = sorted({e.t_ns for e in told if e.kind == "counter-restart" and e.node == self.session.node})[
+            :_MOST_CUTS
+        ]
+        edges = [start_ns, *cuts, end_ns]
+        return [
+            part
+            for begin, stop in pairwise(edges)
+            for part in covered(self.store, begin, stop if stop == end_ns else stop - 1, self.session.node)
+        ]
 
     def _unreadable(self, t_ns: int) -> Iterator[Event]:
         for (device, domain), reason in self.channels.unreadable.items():

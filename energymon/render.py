@@ -63,6 +63,9 @@ def _covered(window: WindowEnergy) -> Iterator[str]:
     if not window.covered:
         yield "  there are no readings in it"
         return
+    if window.covered == ((window.start_ns, window.end_ns),):
+        # A device is missing from all of it, which its line and the events tell.
+        return
     for begin_ns, end_ns in window.covered[:_MOST_PARTS]:
         yield f"  readings go from {_utc(begin_ns + 999)} to {_utc(end_ns)}: ask for that part"
     if len(window.covered) > _MOST_PARTS:

@@ -1,8 +1,9 @@
 import json
+from dataclasses import replace
 
 import pytest
 
-from energymon import Baseline, ClockOffset, Event, Reading, SqliteStore, Tick, WindowError, query
+from energymon import START, Baseline, ClockOffset, Event, Reading, SqliteStore, Tick, WindowError, query
 from energymon.query import render, to_json, total
 
 MS = 1_000_000
@@ -281,6 +282,27 @@ def test_each_life_of_an_agent_is_a_part_of_a_window_that_no_one_covers(tmp_path
         (T0 + TICK + MS, T0 + 10 * S - TICK + MS),
         (T0 + 50 * S + TICK + MS, T0 + 60 * S - TICK + MS),
     )
+
+
+def test_a_counter_that_started_again_cuts_a_window_into_parts_that_have_figures(make_store):
+    restart = T0 + 7 * S
+    rows = [r for r in ramp(50) if not T0 + 5 * S < r.tick_ns < restart]
+    rows = [replace(r, flags=START) if r.tick_ns == restart else r for r in rows]
+    store = make_store(rows, [CPU], events=[Event(restart, "n", "counter-restart", "not read for 2.0 s")])
+    (window,) = query(store, T0 + S, T0 + 9 * S)
+    assert by_name(window)["total"].joules is None
+    assert window.covered == ((T0 + S, T0 + 5 * S), (restart, T0 + 9 * S))
+    for (first, last), joules in zip(window.covered, (200, 100), strict=True):
+        (part,) = query(store, first, last)
+        assert by_name(part)["total"].joules == pytest.approx(joules)
+
+
+def test_a_device_that_lacks_all_of_a_window_leaves_no_part_to_ask_for(make_store):
+    rows = [r for r in host() if r.domain != "gpu" or r.tick_ns < T0 + S]
+    (window,) = query(make_store(rows), T0 + 2 * S, T0 + 3 * S)
+    text = render([window])
+    assert "no figure of gpu-0" in text
+    assert "ask for that part" not in text
 
 
 def test_net_joules_without_a_baseline_are_told_to_be_gross(make_store):
