@@ -36,6 +36,7 @@ bench: setup       ## the benchmarks; QUICK=1 for the short form
 	playbooks/privileged.sh $(PYTHON) benchmarks/link.py $(if $(QUICK),--quick)
 	playbooks/privileged.sh $(PYTHON) benchmarks/overhead.py $(if $(QUICK),--quick)
 	playbooks/privileged.sh $(PYTHON) benchmarks/monitor.py $(if $(QUICK),--quick)
+	$(PYTHON) benchmarks/energy_truth.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/influxdb.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/loaders.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/sample_aware.py $(if $(QUICK),--quick)

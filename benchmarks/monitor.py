@@ -57,10 +57,10 @@ raise_priority()
 used_s, began = time.thread_time(), time.monotonic()
 while time.monotonic() - began < seconds:
     clock = Clock()
-    options = dict(interval_ns=interval_ns, offset_ns=clock.offset_ns, readings=1, slow_ns=10**9)
+    options = dict(interval_ns=interval_ns, offset_ns=clock.offset_ns, wall_ns=clock.wall_ns, readings=1, slow_ns=10**9)
     ticker = Ticker(library, groups, **options)
-    ticker.stop(clock.utc_ns() + round(min(seconds, 4.0) * 1e9))
-    ticker.run(next_tick(clock.utc_ns(), interval_ns))
+    ticker.stop(clock.now_ns() + round(min(seconds, 4.0) * 1e9))
+    ticker.run(next_tick(clock.now_ns(), interval_ns))
 print((time.thread_time() - used_s) / (time.monotonic() - began))
 """
 

@@ -6,6 +6,7 @@ from energymon.agent_process import Agent
 from energymon.baseline import NetEnergy, baseline_of
 from energymon.clock import boot_ns
 from energymon.components import Component, best_sources
+from energymon.edges import Asker
 from energymon.errors import (
     AgentError,
     ClockError,
@@ -43,6 +44,7 @@ __all__ = [
     "START",
     "Agent",
     "AgentError",
+    "Asker",
     "Baseline",
     "ClockError",
     "ClockOffset",

@@ -14,8 +14,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from energymon import Asker
 from harness.counters import CellCounters
 from harness.errors import CellError
 from harness.events import EventLog
@@ -32,7 +34,7 @@ from harness.skipped import EVENT as SKIPPED
 from harness.targets import instantiate, takes
 from loaders.base import Loader, Samples
 
-__all__ = ["BatchRecord", "main", "measured_epoch", "run_epoch", "save_batches"]
+__all__ = ["BatchRecord", "main", "measured_epoch", "read_energy", "run_epoch", "save_batches"]
 
 _PROGRESS_EVERY_NS = 250_000_000
 
@@ -82,12 +84,15 @@ def measured_epoch(
     log: EventLog,
     counters: CellCounters,
     progress: Callable[[int], None],
+    at_edge: Callable[[], object] = lambda: None,
 ) -> list[BatchRecord]:
-    """Run one epoch between its two events, which carry the counters at its edges."""
+    """Run one epoch between its two events, which carry the counters at its edges; `at_edge` is called before each."""
+    at_edge()
     log.add("epoch_start", epoch=epoch, **counters.read())
     started = time.monotonic_ns()
     records = run_epoch(loader, step, epoch, progress)
     duration_ns = time.monotonic_ns() - started
+    at_edge()
     log.add("epoch_end", epoch=epoch, duration_ns=duration_ns, **counters.read())
     # Dear, so after the epoch: workers that live on are still there, and the sampler seldom looks.
     log.add("memory", epoch=epoch, pss_bytes=pss_bytes(family(os.getpid())))
@@ -149,6 +154,7 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
             with make_loader(spec, workload, step.device, warmup=True) as loader:
                 warm = run_epoch(loader, step, 0)
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
+        at_edge = partial(read_energy, Path(spec["energy_store"]))
         losses = getattr(step, "losses", None)
         began = time.monotonic_ns()
         loader = stack.enter_context(make_loader(spec, workload, step.device))
@@ -159,7 +165,7 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
             records = measured_epoch(
-                loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done)
+                loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done), at_edge
             )
             if (times := _times_skipped(loader) - before) > 0:
                 log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
@@ -183,6 +189,16 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
                 "power_citation": step.power.citation if step.power else None,
             },
         )
+
+
+def read_energy(store: Path) -> None:
+    """Have the energy agent that writes `store` read its sensors now, where there is one on this host."""
+    try:
+        with closing(Asker(store)) as agent:
+            agent.edge_ns()
+    except OSError:
+        # Nothing is measured here, or the agent is being started again: the epoch goes by the ticks.
+        return
 
 
 def make_loader(spec: Mapping[str, Any], workload: Any, device: str, *, warmup: bool = False) -> Any:

@@ -140,6 +140,7 @@ def _spec(context: CellContext, cell: Cell, reached: Reached) -> dict[str, Any]:
         "seed": cell.seed,
         "epochs": experiment.epochs,
         "warmup_samples": min(experiment.warmup_samples, context.datasets[cell.workload]["samples"]),
+        "energy_store": str(context.results.energy.resolve()),
         "interface": None if local or link is None else link.interface,
         "link_pid": None if local or link is None else link.pid,
     }

@@ -4,12 +4,15 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import pytest
 
 from energymon import joules
+from harness.cell import measured_epoch, read_energy
 from harness.energy import EnergyAgent
 from harness.errors import CellError
+from harness.events import EventLog, read_events
 from harness.specs import EnergySpec
 from tests.energymon import trees
 
@@ -100,3 +103,30 @@ def test_an_agent_that_is_stopped_is_not_started_again(agent):
     assert agent.pid is None
     assert agent.told == []
     assert not [thread for thread in threading.enumerate() if thread.name == "energy agent"]
+
+
+class Nothing:
+    """A loader of two empty batches and counters that count nothing."""
+
+    def epoch(self, epoch):
+        return iter([Batch(), Batch()])
+
+    def read(self):
+        return {}
+
+
+class Batch:
+    nbytes, ids, work_s = 0, (), None
+
+
+def test_the_sensors_are_read_at_the_edges_of_an_epoch_and_a_missing_agent_is_no_matter(agent, tmp_path):
+    for store in (tmp_path / "e.sqlite", tmp_path / "none.sqlite"):
+        with EventLog(tmp_path / f"{store.name}.jsonl") as log:
+            at_edge = partial(read_energy, store)
+            measured_epoch(Nothing(), lambda batch: time.sleep(0.05), 1, log, Nothing(), lambda done: None, at_edge)
+    start, end, *_ = read_events(tmp_path / "e.sqlite.jsonl")
+    edges_ns = [event["mono_ns"] + agent.offset_ns for event in (start, end)]
+    readings = agent.readings(edges_ns[0], edges_ns[1])
+    for edge_ns in edges_ns:
+        between = [r for r in readings if r.tick_ns % 20_000_000 and edge_ns - S < r.t_ns + r.late_ns <= edge_ns]
+        assert {r.domain for r in between} == {"cpu", "dram"}
