@@ -187,7 +187,9 @@ class _Agent:
         if config.influxdb:
             limit = [] if config.spool_limit_mb is None else ["--spool-limit-mb", f"{config.spool_limit_mb:g}"]
             argv = ["--store", str(config.store), *limit]
-            self._sender = SenderProcess(argv, config.influxdb, config.node, self._writer.put, self._loop)
+            self._sender = SenderProcess(
+                argv, config.influxdb, config.node, self._writer.put, self._loop, self._clock.now_ns
+            )
         # While no agent looked, the clock may have been set at any time.
         now_ns = self._clock.now_ns()
         told_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -33,13 +32,16 @@ class SenderProcess:
         node: str,
         tell: Callable[[Event], None],
         loop: Loop,
+        now_ns: Callable[[], int],
     ) -> None:
+        """Take its options and settings, whose readings it sends, whom to tell, and the clock of the readings."""
         safe = ["-P"] if sys.flags.safe_path else []
         self._argv = [sys.executable, *safe, "-m", "energymon.sender", "--until-eof", *argv]
         self._environment = {**os.environ, **settings}
         self._node = node
         self._tell = tell
         self._loop = loop
+        self._now_ns = now_ns
         self._heard = b""
         self._restart_s = _RESTART_S
         self._process: subprocess.Popen[bytes] | None = None
@@ -97,7 +99,7 @@ class SenderProcess:
             return process.wait()
 
     def _told(self, kind: str, message: str) -> None:
-        self._tell(Event(time.time_ns(), self._node, kind, message))
+        self._tell(Event(self._now_ns(), self._node, kind, message))
 
 
 def _state(line: bytes) -> tuple[str, str]:
