@@ -145,7 +145,7 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
     out = Path(spec["out"])
     workload = instantiate(spec["workload"]["target"], spec["workload"]["params"])
     step = make_step(workload, spec["accelerator"], spec["seed"])
-    counters = CellCounters(spec["interface"], spec["link_pid"])
+    counters = CellCounters(spec["interface"], spec["link_pid"], spec["run_pid"])
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(out / "events.jsonl"))
         log.add("cell_start", cell_id=spec["cell_id"], pid=os.getpid())

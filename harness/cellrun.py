@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from harness.specs import Experiment
 from harness.talk import CellProcess
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters
+from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
 from harness.testbed.memory import limited_memory
 from harness.testbed.state import RunNames, living_runs, state_root
 
@@ -72,6 +74,10 @@ class _Outcome:
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
     drops: dict[int, int | None] = field(default_factory=dict)
+    pauses_s: dict[int, float | None] = field(default_factory=dict)
+    """The relay's longest pause, by epoch; None without a relay."""
+    pings: Sequence[Ping] | None = None
+    """Of the link; None where it was not watched."""
     done: dict[str, Any] = field(default_factory=dict)
     sampler: dict[str, float] = field(default_factory=dict)
     """What looking at the cell's resources has cost."""
@@ -105,10 +111,13 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         spec = _spec(context, cell, reached)
         process.say(spec)
         sampler = ResourceSampler(process.pid, spec["interface"], partial / "resources.parquet")
+        namespace = None if regime.is_local else testbed.compute.namespace
+        watch = None if namespace is None else LinkWatch(namespace, partial / "link.parquet")
         try:
-            with sampler:
-                _epochs(context, process, reached.source, outcome, watcher, deadline, sampler)
+            with sampler, watch or nullcontext():
+                _epochs(context, process, reached.source, outcome, watcher, deadline, sampler, watch)
             outcome.sampler = sampler.cost
+            outcome.pings = None if watch is None else watch.pings
             outcome.memory = None if memory is None else memory.describe()
         except CellError as error:
             if gone := [failure for daemon in reached.daemons if (failure := daemon.failure())]:
@@ -143,6 +152,7 @@ def _spec(context: CellContext, cell: Cell, reached: Reached) -> dict[str, Any]:
         "energy_store": str(context.results.energy.resolve()),
         "interface": None if local or link is None else link.interface,
         "link_pid": None if local or link is None else link.pid,
+        "run_pid": os.getpid(),
     }
 
 
@@ -154,6 +164,7 @@ def _epochs(
     watcher: Watcher,
     deadline: float,
     sampler: ResourceSampler,
+    watch: LinkWatch | None,
 ) -> None:
     epoch, before = 0, None
     while True:
@@ -165,15 +176,18 @@ def _epochs(
                 epoch = state["epoch"]
                 if epoch == 1 or context.experiment.testbed.cold == "epoch":
                     outcome.caches = context.testbed.drop_caches(source)
+                sampler.start(state.get("gpu"))
+                if watch is not None:
+                    watch.start()
                 before = _link_counters(context)
                 watcher.samples(epoch, 0)
-                sampler.start(state.get("gpu"))
                 process.say({"go": True})
             case "progress":
                 watcher.samples(epoch, state["samples"])
             case "epoch_done":
                 after = _link_counters(context)
                 outcome.drops[epoch] = after.drops - before.drops if after and before else None
+                outcome.pauses_s[epoch] = after.pause_s if after else None
                 watcher.samples(epoch, state["samples"])
             case "done":
                 outcome.done = state
@@ -228,8 +242,15 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
     }
     for epoch, (start, end) in edges.items():
         entry: dict[str, float | None] = {"epoch": epoch, "drops": outcome.drops.get(epoch)}
+        entry["pause_s"] = outcome.pauses_s.get(epoch)
         for key in ("rx_bytes", "tx_bytes", "link_cpu_s"):
             entry[key] = None if end[key] is None or start[key] is None else end[key] - start[key]
+        if outcome.pings is not None and context.testbed.link is not None:
+            # What watches the link is none of the loader's bytes.
+            received, sent = ping_bytes(outcome.pings, start["utc_ns"], end["utc_ns"], context.testbed.link.kind)
+            for key, own in (("rx_bytes", received), ("tx_bytes", sent)):
+                counted = entry[key]
+                entry[key] = None if counted is None else counted - own
         entry["link_j"] = link_joules(readings, start, end, energy)
         epochs.append(entry)
     link = context.testbed.link

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.disturbance import Watched, others, watched
 from harness.measure import CellData, EpochRow, epoch_edges, readings_ns
 from harness.regime import Regime
 from harness.skipped import id_list, skipped_by_epoch
@@ -31,6 +32,8 @@ MEDIAN_ERROR = 1.2533
 SPREAD_ERROR = 0.889
 """The same of the spread between the 10th and the 90th percentile."""
 QUANTILES = 400
+ROUNDING_S = 0.05
+"""The kernel counts CPU time in steps of 10 ms, for each process by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
     yield _agent(data, row)
     yield _clock(data, row, tolerances)
     yield _alone(data, row)
+    yield from _undisturbed(data, row, tolerances)
 
 
 def _check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool) -> Check:
@@ -283,6 +287,52 @@ def _alone(data: CellData, row: EpochRow) -> Check:
         f"{len(others)} other: {', '.join(others)}" if others else "none seen",
         WARN if others else PASS,
     )
+
+
+def _undisturbed(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+    """Judge what others took of the processors, and of a link how it carried pings meanwhile."""
+    start, end = epoch_edges(data.events)[row.epoch]
+    taken = others(start, end)
+    unseen = "not counted: the run is from before it was, or the machine does not tell"
+    few = f"{tolerances.others_cpu_pct:g} % of the CPUs, at most {tolerances.others_cpus:g} of them"
+    expected, stolen = f"CPU of others ≤ {few}", f"≤ {tolerances.steal_pct:g} % of the CPUs' time stolen"
+    if taken is None:
+        yield _check(row, "others_cpu", expected, unseen, WARN)
+        yield _check(row, "steal", stolen, unseen, WARN)
+    else:
+        capacity_s = taken.cpus * taken.span_s
+        allowed_s = taken.span_s * min(taken.cpus * tolerances.others_cpu_pct / 100, tolerances.others_cpus)
+        actual = f"{taken.cpu_s:.2f} s in {taken.span_s:.2f} s of {taken.cpus} CPUs"
+        actual += f" ({100 * taken.cpu_s / capacity_s:.1f} %)"
+        actual += "" if taken.wait_s is None else f", the run's threads waited {taken.wait_s:.2f} s for a CPU"
+        yield _check(row, "others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
+        steal_s = capacity_s * tolerances.steal_pct / 100 + ROUNDING_S
+        yield _check(row, "steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
+    if not (regime := Regime(**data.cell["regime"])).is_local:
+        yield from _watched(row, regime, watched(data, start, end), tolerances)
+
+
+def _watched(row: EpochRow, regime: Regime, seen: Watched | None, tolerances: Tolerances) -> Iterable[Check]:
+    paused = f"no packet held for more than {tolerances.link_pause_ms:g} ms"
+    held = f"≤ {tolerances.link_held_pct:g} % of the pings held for more than {tolerances.link_held_ms:g} ms"
+    if seen is None:
+        for rule, expected in (("link_pause", paused), ("link_held", held)):
+            yield _check(row, rule, expected, "not watched: the run is from before it was", WARN)
+        return
+    many = f"{seen.sent} pings of {seen.due}"
+    if seen.sent < seen.due // 2:
+        yield _check(row, "link_held", held, many, UNKNOWN)
+        return
+    line = "" if seen.pause_ms is None else f", the delay line's own longest pause {seen.pause_ms:.0f} ms"
+    longest = max(seen.held_ms, default=0.0)
+    fine = seen.longest_ms <= tolerances.link_pause_ms
+    yield _check(row, "link_pause", paused, f"a ping {longest:.0f} ms{line}", fine)
+    slow = sum(one > tolerances.link_held_ms for one in seen.held_ms)
+    # A single one is over the share of a short epoch, and says nothing of it.
+    fine = slow <= 1 or 100 * slow <= tolerances.link_held_pct * seen.sent
+    yield _check(row, "link_held", held, f"{slow} of {seen.sent}", fine)
+    most = math.floor(seen.expected_lost(regime, CHANCE)) + 1
+    yield _check(row, "pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
 
 
 def _spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:

@@ -23,6 +23,7 @@ from harness.metrics import EpochMetrics, epoch_metrics
 from harness.resources import Resources
 from harness.results import Results, write_json, write_whole
 from harness.specs import Tolerances
+from harness.testbed.link.watch import Ping
 
 __all__ = ["collect", "load_cell", "main"]
 
@@ -66,6 +67,7 @@ def load_cell(folder: Path) -> CellData:
             batches=_batches(folder / "batches.parquet"),
             readings=_readings(folder / "energy.parquet"),
             resources=_resources(folder / "resources.parquet"),
+            pings=_pings(folder / "link.parquet"),
         )
     except (OSError, ValueError, KeyError) as error:
         raise ResultsError(f"{folder}: not a whole cell ({error}); delete it and resume the run") from error
@@ -107,6 +109,11 @@ def _known(part: pa.Table, name: str) -> Any:
 def _resources(path: Path) -> list[Resources]:
     # Runs from before it was looked at have no such file.
     return [Resources(**row) for row in pq.read_table(path).to_pylist()] if path.exists() else []
+
+
+def _pings(path: Path) -> list[Ping] | None:
+    # Runs from before the link was watched have no such file, nor have local regimes.
+    return [Ping(**row) for row in pq.read_table(path).to_pylist()] if path.exists() else None
 
 
 def _readings(path: Path) -> list[Reading]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from energymon import Energy, Reading, best_sources, joules
 from harness.resources import Resources
+from harness.testbed.link.watch import Ping
 
 __all__ = [
     "CellData",
@@ -56,6 +57,8 @@ class CellData:
     """By epoch."""
     readings: Sequence[Reading]
     resources: Sequence[Resources] = ()
+    pings: Sequence[Ping] | None = None
+    """Of the link while the cell used it; None where there is no link, or where an older run did not watch it."""
 
 
 @dataclass(frozen=True, slots=True)

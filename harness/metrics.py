@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.disturbance import others, watched
 from harness.measure import CellData, EpochBatches, epoch_edges, gpu_util, rows_within
 from harness.skipped import skipped_by_epoch
 
@@ -61,6 +62,16 @@ class EpochMetrics:
     gpu_util: float | None
     """Mean over the epoch, 0 to 1."""
     gpu_mem_peak_bytes: int | None
+    others_cpu_s: float | None
+    """CPU seconds of processes that are not of the run."""
+    steal_s: float | None
+    """CPU seconds that the host of this virtual machine gave to its other guests."""
+    run_wait_s: float | None
+    """For how long threads of the run waited for a CPU, for each other or for others."""
+    link_held_ms: float | None
+    """Longest time for which the link held a ping, beyond what round trip, jitter and queue explain."""
+    link_pause_ms: float | None
+    """Longest pause of the delay line; None for local data and under netem."""
 
     @classmethod
     def columns(cls) -> list[str]:
@@ -101,6 +112,7 @@ def _metrics(
     seen = rows_within(data.resources, start, end)
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
     loss = [] if batches.loss is None else batches.loss.tolist()
+    taken, link = others(start, end), watched(data, start, end)
     return EpochMetrics(
         cell_id=data.cell["cell_id"],
         epoch=start["epoch"],
@@ -120,10 +132,15 @@ def _metrics(
         rss_peak_bytes=_most(row.rss_bytes for row in seen),
         disk_read_bytes=_difference(start, end, "disk_read_bytes"),
         disk_written_bytes=_difference(start, end, "disk_written_bytes"),
-        rx_bytes=_difference(start, end, "rx_bytes"),
-        tx_bytes=_difference(start, end, "tx_bytes"),
+        rx_bytes=_over_link(data, start, end, "rx_bytes"),
+        tx_bytes=_over_link(data, start, end, "tx_bytes"),
         gpu_util=gpu_util(data, start, end),
         gpu_mem_peak_bytes=_most(row.gpu_mem_bytes for row in seen),
+        others_cpu_s=None if taken is None else taken.cpu_s,
+        steal_s=None if taken is None else taken.steal_s,
+        run_wait_s=None if taken is None else taken.wait_s,
+        link_held_ms=None if link is None else max(link.held_ms, default=None),
+        link_pause_ms=None if link is None else link.pause_ms,
     )
 
 
@@ -145,6 +162,12 @@ def _difference(start: Mapping[str, Any], end: Mapping[str, Any], counter: str) 
     """Return by how much a counter grew; None where a cell of an older run did not read it."""
     before, after = start.get(counter), end.get(counter)
     return None if before is None or after is None else after - before
+
+
+def _over_link(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], counter: str) -> Any:
+    """Return what the loader had carried over the link: what watched it meanwhile is left out."""
+    entry: Mapping[str, Any] = next((e for e in data.link.get("epochs", []) if e["epoch"] == start["epoch"]), {})
+    return entry[counter] if counter in entry else _difference(start, end, counter)
 
 
 def _most(values: Iterable[int | None]) -> int | None:

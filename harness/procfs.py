@@ -5,17 +5,55 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["cpu_s", "disk_bytes", "family", "host_cpu_s", "nic_bytes", "pss_bytes", "rss_bytes"]
+__all__ = [
+    "HostCpu",
+    "cpu_s",
+    "disk_bytes",
+    "family",
+    "host_cpu",
+    "host_cpu_s",
+    "interface_bytes",
+    "kernel_cpu_s",
+    "nic_bytes",
+    "pss_bytes",
+    "rss_bytes",
+    "wait_s",
+]
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _SECTOR_BYTES: Final = 512
 """Of /proc/diskstats, whatever the device's own (the kernel's admin-guide/iostats.rst)."""
+_KTHREADD: Final = 2
+"""Parent of all threads of the kernel."""
 _NOT_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 """Devices that are memory, or lie on others and would be counted twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostCpu:
+    """What the host's processors did since it started, in seconds of all of them together."""
+
+    cpus: int
+    idle_s: float
+    """Idle, and waiting for disks."""
+    irq_s: float
+    """In interrupts, which serve whom they serve."""
+    steal_s: float
+    """Taken by the other guests of the machine that this one is a guest of."""
+
+
+def host_cpu() -> HostCpu:
+    """Return what /proc/stat tells of the host's processors; all zero where it tells nothing."""
+    lines = Path("/proc/stat").read_text().splitlines()
+    # user nice system idle iowait irq softirq steal (proc(5)).
+    fields = [int(x) / _TICKS_PER_S for x in lines[0].split()[1:9]]
+    cpus = sum(line.startswith("cpu") for line in lines) - 1
+    return HostCpu(cpus, fields[3] + fields[4], fields[5] + fields[6], fields[7])
 
 
 def host_cpu_s() -> tuple[float, float]:
@@ -47,7 +85,12 @@ def nic_bytes(interface: str | None, pid: int | str = "self") -> tuple[int, int]
     """Return bytes received and sent by an interface as a process's network namespace has it; None without one."""
     if interface is None:
         return None
-    for line in Path(f"/proc/{pid}/net/dev").read_text().splitlines():
+    return interface_bytes(Path(f"/proc/{pid}/net/dev").read_text(), interface)
+
+
+def interface_bytes(text: str, interface: str) -> tuple[int, int] | None:
+    """Return bytes received and sent by an interface, from the text of a /proc/PID/net/dev; None without one."""
+    for line in text.splitlines():
         name, _, rest = line.partition(":")
         if name.strip() == interface:
             fields = rest.split()
@@ -76,6 +119,28 @@ def cpu_s(pids: Iterable[int]) -> float:
         with suppress(OSError):
             ticks += sum(int(x) for x in _stat(pid)[11:15])
     return ticks / _TICKS_PER_S
+
+
+def kernel_cpu_s() -> float:
+    """Return CPU seconds of the kernel's own threads; 0 where they cannot be seen, as in a container."""
+    try:
+        if Path(f"/proc/{_KTHREADD}/comm").read_text() != "kthreadd\n":
+            return 0.0
+    except OSError:
+        return 0.0
+    return cpu_s(family(_KTHREADD))
+
+
+def wait_s(pids: Iterable[int]) -> float | None:
+    """Return for how long the living threads of some processes have waited for a CPU; None where it is not counted."""
+    total_ns, told = 0, False
+    for pid in pids:
+        with suppress(OSError):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(OSError):
+                    # Time on the CPU and time on the run queue, ns (the kernel's scheduler/sched-stats.rst).
+                    total_ns, told = total_ns + int((task / "schedstat").read_text().split()[1]), True
+    return total_ns / 1e9 if told else None
 
 
 def rss_bytes(pids: Iterable[int]) -> int:

@@ -104,6 +104,12 @@ class Tolerances:
     missed_ticks_pct: float = 1.0
     clock_offset_ms: float = 1.0
     spread_pct: float = 10.0
+    others_cpu_pct: float = 10.0
+    others_cpus: float = 0.5
+    steal_pct: float = 5.0
+    link_pause_ms: float = 200.0
+    link_held_ms: float = 10.0
+    link_held_pct: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,15 @@ def batches(waits=(1.0, 0.5, 0.5), steps=(0.5, 0.75, 0.75), size=2):
 
 
 def counters(**changed):
-    return {"rx_bytes": 0, "tx_bytes": 0, "cpu_busy_s": 0.0, "cpu_total_s": 0.0, "link_cpu_s": None} | changed
+    known = {"rx_bytes": 0, "tx_bytes": 0, "cpu_busy_s": 0.0, "cpu_total_s": 0.0, "link_cpu_s": None}
+    known |= {"cpus": 2, "cpu_at_s": 0.0, "cpu_idle_s": 1.0, "cpu_irq_s": 0.0, "cpu_steal_s": 0.0}
+    return known | {"run_cpu_s": 0.0, "kernel_cpu_s": 0.0, "run_wait_s": 0.0} | changed
+
+
+def quiet(**changed):
+    """Return the counters at the end of 4 s on 2 CPUs, of which others took 0.1 s."""
+    known = {"cpu_at_s": 4.0, "cpu_idle_s": 5.0, "cpu_irq_s": 0.2, "cpu_steal_s": 0.1, "run_cpu_s": 3.5}
+    return known | {"kernel_cpu_s": 0.1, "run_wait_s": 0.3} | changed
 
 
 def readings(source="rapl-powercap", domain="cpu", watts=100.0, device="package-0"):
@@ -57,7 +65,7 @@ def stored(**changes):
             "utc_ns": START + 4 * S,
             "mono_ns": 4 * S,
             "duration_ns": 4 * S,
-            **counters(cpu_busy_s=4.0, cpu_total_s=8.0),
+            **counters(cpu_busy_s=4.0, cpu_total_s=8.0, **quiet()),
         },
     ]
     whole = CellData(cell=cell, link={}, events=events, batches={1: batches()}, readings=readings())
@@ -67,6 +75,11 @@ def stored(**changes):
 @pytest.fixture(name="stored")
 def stored_factory():
     return stored
+
+
+@pytest.fixture(name="quiet")
+def quiet_factory():
+    return quiet
 
 
 @pytest.fixture(name="readings")

@@ -9,6 +9,7 @@ from harness.checks import jittered, judge
 from harness.measure import epoch_rows
 from harness.regime import Regime
 from harness.specs import Tolerances
+from harness.testbed.link.watch import Ping
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
 PROBE = {"rtt_ms_median": 30.1, "rate_gbit": 0.98}
@@ -27,13 +28,26 @@ def _remote(data, link):
     whole = {
         "before": PROBE,
         "after": PROBE,
-        "epochs": [{"epoch": 1, "rx_bytes": 4000, "tx_bytes": 10, "drops": 0}],
+        "epochs": [{"epoch": 1, "rx_bytes": 4000, "tx_bytes": 10, "drops": 0, "pause_s": 0.004}],
     } | link
-    return replace(data, cell={**data.cell, "regime": REGIME}, link=whole)
+    return replace(data, cell={**data.cell, "regime": REGIME}, link=whole, pings=pings())
+
+
+def pings(held_ms=0.0, of=0, every_ms=100, lost=0):
+    """Return pings over the 4 s of the epoch: the first `of` are held, the last `lost` have no answer."""
+    many = 4000 // every_ms
+    trips = [30.1 + (held_ms if n < of else 0.0) if n < many - lost else None for n in range(many)]
+    return [
+        Ping(START_TICK + n * every_ms * 1_000_000, trip, None if trip is None else 88) for n, trip in enumerate(trips)
+    ]
 
 
 def verdicts(data):
-    rows, checks = judge([data], epoch_rows(data), Tolerances())
+    return judged(data)
+
+
+def judged(data, **limits):
+    rows, checks = judge([data], epoch_rows(data), Tolerances(**limits))
     return rows[0].valid, {c.rule: c.verdict for c in checks}
 
 
@@ -133,6 +147,83 @@ def test_what_lies_beyond_the_link_comes_over_it_and_what_lies_here_does_not(kin
     placement = {"kind": kind, "remote_samples": 3, "remote_bytes": needed}
     rules = verdicts(replace(data, cell={**data.cell, "placement": placement}))[1]
     assert (rules["bytes_received"], rules.get("local_bytes")) == verdicts_
+
+
+@pytest.mark.parametrize(
+    ("seen", "rule", "told"),
+    [
+        (pings(900.0, of=1), "link_pause", "a ping 900 ms, the delay line's own longest pause 4 ms"),
+        (pings(19.0, of=3), "link_held", "3 of 40, expected ≤ 5 % of the pings held for more than 10 ms"),
+        (pings(lost=2), "pings_lost", "2 lost, expected ≤ 1 of 40 pings lost"),
+        (pings(every_ms=400), "link_held", "10 pings of 40"),
+    ],
+)
+def test_a_link_that_did_not_carry_within_the_epoch_makes_the_row_invalid(seen, rule, told, remote):
+    valid, rules = verdicts(replace(remote(), pings=seen))
+    assert rules[rule] in ("fail", "unknown")
+    assert f"{rule} ({told}" in valid
+
+
+def test_a_delay_line_that_was_stopped_makes_the_row_invalid(remote):
+    epochs = [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 15.0}]
+    valid, rules = verdicts(remote(epochs=epochs))
+    assert rules["link_pause"] == "fail"
+    assert "longest pause 15000 ms, expected no packet held for more than 200 ms" in valid
+
+
+def test_pings_that_stand_behind_the_loader_s_own_packets_are_not_held(remote):
+    # 12.5 MB take 100 ms at 1 Gbit/s.
+    seen = [replace(ping, rtt_ms=130.0, carried_bytes=12_500_000) for ping in pings()]
+    assert verdicts(replace(remote(), pings=seen))[0] == "valid"
+    slow = [replace(ping, carried_bytes=250_000) for ping in seen]
+    assert verdicts(replace(remote(), pings=slow))[1]["link_held"] == "fail"
+
+
+def test_a_ping_that_is_lost_or_late_by_the_regime_s_own_loss_and_jitter_is_no_fault(remote):
+    data = impaired(remote())
+    seen = [replace(ping, rtt_ms=57.0 + 2 * 4 * 5) for ping in pings()]
+    assert verdicts(replace(data, pings=seen))[0] == "valid"
+    lossy = {**data.cell, "regime": {**IMPAIRED, "loss_pct": 5.0}}
+    counts = {"packets_to_compute": 2000, "lost_to_compute": 100, "packets_to_storage": 2000, "lost_to_storage": 100}
+    probe = {**KEPT, **counts}
+    data = replace(data, cell=lossy, link={**data.link, "before": probe, "after": probe})
+    assert verdicts(replace(data, pings=[replace(p, rtt_ms=p.rtt_ms and 57.0) for p in pings(lost=8)]))[0] == "valid"
+    assert verdicts(replace(data, pings=pings(lost=20)))[1]["pings_lost"] == "fail"
+
+
+def disturbed(data, quiet, **changes):
+    return replace(data, events=[data.events[0], {**data.events[1], **quiet(**changes)}])
+
+
+def test_cpu_that_others_took_makes_the_row_invalid(stored, quiet):
+    valid, rules = verdicts(disturbed(stored(), quiet, run_cpu_s=1.6))
+    assert rules["others_cpu"] == "fail"
+    told = (
+        "others_cpu (2.00 s in 4.00 s of 2 CPUs (25.0 %), the run's threads waited 0.30 s for a CPU, expected CPU of "
+    )
+    assert told in valid
+    # On many processors the share is small, and its joules are not.
+    many = quiet(cpus=64, cpu_idle_s=250.0, run_cpu_s=0.0)
+    rules = verdicts(disturbed(stored(), quiet, **many))[1]
+    assert rules["others_cpu"] == "fail"
+    rules = judged(disturbed(stored(), quiet, run_cpu_s=1.6), others_cpu_pct=30.0, others_cpus=1.0)[1]
+    assert rules["others_cpu"] == "pass"
+
+
+def test_stolen_time_makes_the_row_invalid(stored, quiet):
+    valid, rules = verdicts(disturbed(stored(), quiet, cpu_steal_s=0.8, run_cpu_s=2.8))
+    assert (rules["steal"], rules["others_cpu"]) == ("fail", "pass")
+    assert "steal (10.0 %, expected ≤ 5 % of the CPUs' time stolen)" in valid
+
+
+def test_a_run_from_before_others_were_counted_warns_and_stays_valid(remote):
+    data = remote()
+    known = {"event", "epoch", "utc_ns", "mono_ns", "duration_ns", "rx_bytes", "tx_bytes", "link_cpu_s"}
+    known |= {"cpu_busy_s", "cpu_total_s"}
+    events = [{key: value for key, value in event.items() if key in known} for event in data.events]
+    valid, rules = verdicts(replace(data, events=events, pings=None))
+    assert valid == "valid"
+    assert {rules[rule] for rule in ("others_cpu", "steal", "link_pause", "link_held")} == {"warn"}
 
 
 def test_another_run_at_the_same_time_warns_and_leaves_the_row_valid(stored):

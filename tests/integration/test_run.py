@@ -24,6 +24,8 @@ from harness.testbed.state import RunState
 # Small enough for a test: few images, one repeat, steps of no length.
 SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
 SMALL += ["testbed.caches=tree"]  # or every process would be read from disk anew
+# What else runs on this machine meanwhile is none of these tests' matter; the rules have tests of their own.
+SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
 SLOW = ["accelerator.kind=emulated", "accelerator.time_scale=20", "loaders.streaming.timeout_s=2"]
 SLOW += ["loaders.streaming.prefetch_batches=1"]
 """Epochs in which there is time to kill something."""

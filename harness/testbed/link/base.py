@@ -8,7 +8,16 @@ from typing import Protocol, Self
 
 from harness.regime import Regime
 
-__all__ = ["COMPUTE_ADDRESS", "INTERFACE", "MTU", "PREFIX_LENGTH", "STORAGE_ADDRESS", "Link", "LinkCounters"]
+__all__ = [
+    "COMPUTE_ADDRESS",
+    "ETHERNET_HEADER_BYTES",
+    "INTERFACE",
+    "MTU",
+    "PREFIX_LENGTH",
+    "STORAGE_ADDRESS",
+    "Link",
+    "LinkCounters",
+]
 
 INTERFACE = "jf0"
 """Name of the link's interface in both namespaces."""
@@ -17,6 +26,8 @@ COMPUTE_ADDRESS = "10.77.0.2"
 PREFIX_LENGTH = 30
 MTU = 1500
 """Bytes of an IP packet; a larger one would enlarge TCP's initial window and make cold fetches too quick."""
+
+ETHERNET_HEADER_BYTES = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +42,9 @@ class LinkCounters:
     """Bytes of those packets, IP headers included."""
     cpu_s: float
     """CPU seconds of the user-space relay; 0.0 where the kernel does the work."""
+    pause_s: float | None
+    """Longest time for which the relay carried nothing although it was due, since the counters were last read, s; None
+    where the kernel does the work."""
 
 
 class Link(Protocol):
@@ -53,7 +67,7 @@ class Link(Protocol):
         """
 
     def counters(self) -> LinkCounters:
-        """Read the cumulative counters.
+        """Read the cumulative counters, and the longest pause since they were last read.
 
         Raises:
             TestbedError: the link is broken.

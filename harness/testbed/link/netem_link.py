@@ -6,7 +6,7 @@ import contextlib
 
 from harness.errors import TestbedError
 from harness.regime import Regime
-from harness.testbed.link.base import INTERFACE, LinkCounters
+from harness.testbed.link.base import ETHERNET_HEADER_BYTES, INTERFACE, LinkCounters
 from harness.testbed.link.managed import ManagedLink
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.qdisc import (
@@ -20,8 +20,6 @@ from harness.testbed.link.qdisc import (
 )
 
 __all__ = ["NetemLink"]
-
-ETHERNET_HEADER_BYTES = 14
 
 
 class NetemLink(ManagedLink):
@@ -66,7 +64,7 @@ class NetemLink(ManagedLink):
             drops += sum(qdisc_counts(namespace, INGRESS_INTERFACE).drops for namespace in self._namespaces)
         packets = sum(cap.packets for cap in caps)
         sent_bytes = sum(cap.bytes for cap in caps) - ETHERNET_HEADER_BYTES * packets
-        return LinkCounters(drops=drops, packets=packets, bytes=sent_bytes, cpu_s=0.0)
+        return LinkCounters(drops=drops, packets=packets, bytes=sent_bytes, cpu_s=0.0, pause_s=None)
 
     def describe(self) -> dict[str, object]:
         """Tell what the link is made of and how it was calibrated."""

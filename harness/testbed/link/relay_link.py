@@ -95,6 +95,7 @@ class RelayLink(ManagedLink):
             packets=relayed["packets"],
             bytes=relayed["bytes"],
             cpu_s=relayed["cpu_s"],
+            pause_s=relayed["pause_s"],
         )
 
     def describe(self) -> dict[str, object]:

@@ -14,7 +14,7 @@ from statistics import NormalDist
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Pinger", "percentile", "spread"]
+__all__ = ["PACKET_BYTES", "Pinger", "percentile", "spread"]
 
 ECHO_REQUEST, ECHO_REPLY = 8, 0  # RFC 792
 NORMAL_P10_TO_P90 = 2 * NormalDist().inv_cdf(0.9)
@@ -22,6 +22,8 @@ HEADER = struct.Struct("!BBHHH")
 """Type, code, checksum, identifier, sequence number."""
 STAMP = struct.Struct("!QQ")
 """The payload: when the request was sent, in ns of the monotonic and of the wall clock."""
+PACKET_BYTES = 20 + HEADER.size + STAMP.size
+"""Of a request or an answer, its IPv4 header included."""
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h
 TIMESPEC = struct.Struct("@ll")
 SPACING_NS = 10_000_000
@@ -93,8 +95,7 @@ class Pinger:
             sending = sent == 0 or (now < end and sent < most)
             if sending and ((every_ns is None and len(trips) == sent) or now - sent_at >= (every_ns or SPACING_NS)):
                 sent += 1
-                sent_at = clock()
-                self._socket.send(self._request(sent, sent_at))
+                sent_at = self.send(sent)
                 continue
             if sending:
                 limit = min(end, sent_at + (every_ns or SPACING_NS))
@@ -104,46 +105,56 @@ class Pinger:
                     break
             ready, _, _ = select.select((self._socket,), (), (), max(0, limit - now) / 1e9)
             if ready:
-                trip = self._receive()
-                if trip is not None:
-                    trips.append(trip)
+                answer = self.receive()
+                if answer is not None:
+                    trips.append(answer[1])
         if not trips:
             raise TimeoutError(f"no answer to {sent} pings within {GRACE_NS / 1e9:g} s")
         return trips
 
-    def _receive(self) -> int | None:
-        """Return the round trip, in ns, that the next packet ends; None where it is none of this pinger's answers."""
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there is an answer."""
+        return self._socket.fileno()
+
+    def send(self, sequence: int) -> int:
+        """Send one request, and return when, in monotonic ns."""
+        sent_at = time.monotonic_ns()
+        self._socket.send(self._request(sequence, sent_at))
+        return sent_at
+
+    def receive(self) -> tuple[int, int] | None:
+        """Return the sequence number and the round trip, ns, of the next packet; None where it is no answer to this."""
         reply, ancillary, _, _ = self._socket.recvmsg(4096, socket.CMSG_SPACE(TIMESPEC.size))
         now = time.monotonic_ns()
-        stamps = self._stamps(reply)
-        if stamps is None:
+        answer = self._answer(reply)
+        if answer is None:
             return None
-        trip = now - stamps[0]
+        sequence, sent_ns, sent_wall_ns = answer
+        trip = now - sent_ns
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS:
                 seconds, ns = TIMESPEC.unpack(data[: TIMESPEC.size])
-                by_kernel: int = seconds * 1_000_000_000 + ns - stamps[1]
+                by_kernel: int = seconds * 1_000_000_000 + ns - sent_wall_ns
                 # A wall clock that was set meanwhile says nothing.
-                return by_kernel if 0 < by_kernel < trip else trip
-        return trip
+                return sequence, by_kernel if 0 < by_kernel < trip else trip
+        return sequence, trip
 
     def _request(self, sequence: int, now_ns: int) -> bytes:
         payload = STAMP.pack(now_ns, time.time_ns())
         header = HEADER.pack(ECHO_REQUEST, 0, 0, self._identifier, sequence & 0xFFFF)
         return HEADER.pack(ECHO_REQUEST, 0, _checksum(header + payload), self._identifier, sequence & 0xFFFF) + payload
 
-    def _stamps(self, reply: bytes) -> tuple[int, int] | None:
-        """Read the sending times from an answer to this pinger; None for anything else a raw socket hears."""
+    def _answer(self, reply: bytes) -> tuple[int, int, int] | None:
+        """Read sequence number and sending times from an answer to this; None for what else a raw socket hears."""
         if self._raw:
             reply = reply[(reply[0] & 0x0F) * 4 :]
         if len(reply) != HEADER.size + STAMP.size:
             return None
-        kind, _, _, identifier, _ = HEADER.unpack_from(reply)
+        kind, _, _, identifier, sequence = HEADER.unpack_from(reply)
         # The kernel gives an unprivileged socket an identifier of its own and filters by it.
         if kind != ECHO_REPLY or (self._raw and identifier != self._identifier):
             return None
-        monotonic_ns, wall_ns = STAMP.unpack_from(reply, HEADER.size)
-        return monotonic_ns, wall_ns
+        return sequence, *STAMP.unpack_from(reply, HEADER.size)
 
 
 def percentile(values: list[int], share: float) -> float:

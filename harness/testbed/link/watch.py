@@ -1,0 +1,148 @@
+"""Watches a link while a cell uses it: a ping every 100 ms, on a flow of its own, from outside of the cell.
+
+A delay beyond the round trip is the link's fault only as far as what it carried meanwhile does not explain it: a ping
+stands in the queue behind the loader's own packets.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.errors import TestbedError
+from harness.procfs import interface_bytes
+from harness.testbed.link.base import ETHERNET_HEADER_BYTES, INTERFACE, STORAGE_ADDRESS
+from harness.testbed.link.namespace import enter
+from harness.testbed.link.roundtrip import PACKET_BYTES, Pinger
+
+__all__ = ["INTERVAL_S", "LinkWatch", "Ping", "ping_bytes"]
+
+INTERVAL_S: Final = 0.1
+PATIENCE_S: Final = 1.0
+"""A ping that has no answer so long after it was sent counts as lost when the watch ends; a younger one not at all."""
+SEQUENCES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """One row of link.parquet."""
+
+    utc_ns: int
+    """When the request was sent."""
+    rtt_ms: float | None
+    """None where no answer came."""
+    carried_bytes: int | None
+    """What the interface sent and received between request and answer."""
+
+
+SCHEMA: Final = pa.schema([("utc_ns", pa.int64()), ("rtt_ms", pa.float64()), ("carried_bytes", pa.int64())])
+
+
+def ping_bytes(pings: Iterable[Ping], start_ns: int, end_ns: int, kind: str) -> tuple[int, int]:
+    """Return the bytes that the pings themselves had an interface receive and send between two instants (UTC ns).
+
+    Args:
+        pings: the watch's.
+        start_ns: the first instant.
+        end_ns: the last instant.
+        kind: of the link; the interface of `netem` counts Ethernet headers, too.
+    """
+    packet_bytes = PACKET_BYTES + (ETHERNET_HEADER_BYTES if kind == "netem" else 0)
+    received = sent = 0
+    for ping in pings:
+        sent += start_ns <= ping.utc_ns <= end_ns
+        received += ping.rtt_ms is not None and start_ns <= ping.utc_ns + ping.rtt_ms * 1e6 <= end_ns
+    return received * packet_bytes, sent * packet_bytes
+
+
+class LinkWatch:
+    """Pings from when it is started until it is left; then writes the file.
+
+    Args:
+        namespace: path of the compute node's network namespace.
+        path: the file to write.
+
+    Raises:
+        TestbedError: where it is left: the link could not be pinged to the end.
+    """
+
+    def __init__(self, namespace: str, path: Path) -> None:
+        self._namespace, self._path = namespace, path
+        self._rows: list[Ping] = []
+        self._stop, self._left = os.pipe()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def pings(self) -> list[Ping]:
+        """What was seen, in order of sending, once the watch has been left."""
+        return self._rows
+
+    def start(self) -> None:
+        """Begin to ping; once begun it goes on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="link-watch", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._left)
+        if self._thread is not None:
+            self._thread.join()
+        os.close(self._stop)
+        pq.write_table(pa.Table.from_pylist([asdict(row) for row in self._rows], schema=SCHEMA), self._path)
+        if self._failure is not None and error is None:
+            raise TestbedError(f"the link was not watched to the cell's end: {self._failure}") from self._failure
+
+    def _run(self) -> None:
+        try:
+            enter(self._namespace)
+            self._watch()
+        except BaseException as error:  # noqa: BLE001 - raised where the context is left
+            self._failure = error
+
+    def _watch(self) -> None:
+        waiting: dict[int, tuple[int, int, int]] = {}
+        sent, due_ns = 0, time.monotonic_ns()
+        # The namespace is that of the calling thread alone.
+        with Pinger(STORAGE_ADDRESS) as pinger, Path("/proc/thread-self/net/dev").open("rb") as counters:
+            while True:
+                now_ns = time.monotonic_ns()
+                if now_ns >= due_ns:
+                    sent = (sent + 1) % SEQUENCES
+                    if (old := waiting.pop(sent, None)) is not None:
+                        self._rows.append(Ping(old[0], None, None))
+                    before = _carried(counters)
+                    waiting[sent] = (time.time_ns(), before, pinger.send(sent))
+                    # A ping that is late does not make the following ones hurry.
+                    due_ns = max(due_ns + round(INTERVAL_S * 1e9), time.monotonic_ns())
+                    continue
+                ready, _, _ = select.select((pinger.fileno(), self._stop), (), (), (due_ns - now_ns) / 1e9)
+                if self._stop in ready:
+                    break
+                if ready and (answer := pinger.receive()) is not None and answer[0] in waiting:
+                    utc_ns, before, _ = waiting.pop(answer[0])
+                    self._rows.append(Ping(utc_ns, answer[1] / 1e6, _carried(counters) - before))
+        now_ns = time.monotonic_ns()
+        lost = [Ping(utc_ns, None, None) for utc_ns, _, at in waiting.values() if now_ns - at > PATIENCE_S * 1e9]
+        self._rows = sorted([*self._rows, *lost], key=lambda row: row.utc_ns)
+
+
+def _carried(counters: BinaryIO) -> int:
+    # Opening the file costs more than all else that a ping takes.
+    text = os.pread(counters.fileno(), 1 << 16, 0).decode()
+    return sum(interface_bytes(text, INTERFACE) or ())

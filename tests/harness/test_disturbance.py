@@ -1,0 +1,64 @@
+"""What others take is told from what the run takes, with real processes."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.counters import CellCounters
+from harness.disturbance import others
+from harness.procfs import cpu_s, host_cpu, kernel_cpu_s, wait_s
+
+HOG = """
+import sys
+print(flush=True)
+while True:
+    sum(range(10_000))
+"""
+
+
+@pytest.fixture
+def hog():
+    process = subprocess.Popen([sys.executable, "-c", HOG], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture
+def idler():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.communicate()
+
+
+def test_a_process_that_is_not_of_the_run_is_others_and_one_of_the_run_is_not(hog, idler):
+    ours, strange = CellCounters(None, None), CellCounters(None, None, run_pid=idler.pid)
+    # The hog is a child of this process, and none of the idler.
+    before, used = (ours.read(), strange.read()), cpu_s([hog.pid])
+    time.sleep(1.5)
+    after, used = (ours.read(), strange.read()), cpu_s([hog.pid]) - used
+    own, foreign = (others(*pair) for pair in zip(before, after, strict=True))
+    assert used > 0.1
+    assert foreign.cpu_s >= 0.9 * used
+    # Others of this machine are in both; the reading itself is not.
+    assert foreign.cpu_s - own.cpu_s == pytest.approx(used, rel=0.25, abs=0.1)
+    assert foreign.cpu_s <= foreign.cpus * foreign.span_s
+    assert own.wait_s is None or own.wait_s >= 0
+    assert foreign.steal_s >= 0
+
+
+def test_a_machine_that_does_not_tell_what_its_processors_do_is_unknown():
+    counters = CellCounters(None, None).read()
+    assert others(counters, {**counters, "cpu_idle_s": 0.0}) is None
+    assert others({}, {}) is None
+
+
+def test_processors_and_kernel_threads_are_counted():
+    host = host_cpu()
+    assert host.cpus >= 1
+    assert host.idle_s > 0
+    assert kernel_cpu_s() >= 0
+    assert wait_s([]) is None

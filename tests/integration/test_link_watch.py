@@ -1,0 +1,152 @@
+"""A link that is watched while data flows over it: one that is stopped or cut shows, one that is busy does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import pyarrow.parquet as pq
+import pytest
+
+from harness.disturbance import watched
+from harness.measure import CellData
+from harness.regime import Regime
+from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
+from harness.testbed.link.namespace import run_in
+from harness.testbed.link.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
+from harness.testbed.probe import ProbeServer
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
+]
+
+REGIME = Regime("near", rtt_ms=10.0, rate_gbit=0.5)
+LOAD_S = 1.6
+
+
+@pytest.fixture(scope="module")
+def namespaces():
+    run_id = uuid.uuid4().hex[:8]
+    names = [f"jft-{run_id}-{role}" for role in ("storage", "compute")]
+    for name in names:
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    yield tuple(f"/run/netns/{name}" for name in names)
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture(scope="module")
+def link(namespaces):
+    with open_link(*namespaces, kind="relay") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def server(namespaces):
+    def popen(argv, **keywords):
+        return subprocess.Popen(["nsenter", f"--net={namespaces[0]}", "--", *argv], **keywords)
+
+    with ProbeServer(popen, STORAGE_ADDRESS) as running:
+        yield running
+
+
+@pytest.fixture
+def under_load(link, namespaces, server, tmp_path):
+    """Watch the link while two flows fill it and something is done to it; return what was seen."""
+
+    def seen(do):
+        link.set(REGIME)
+        link.counters()
+        flows = [sys.executable, "-m", "harness.testbed.probe", "measure", "--host", STORAGE_ADDRESS]
+        flows += ["--port", str(server.port), "--seconds", str(LOAD_S), "--flows", "2"]
+        loading = threading.Thread(target=run_in, args=(namespaces[1], flows))
+        start = {"utc_ns": time.time_ns(), "epoch": 1}
+        with LinkWatch(namespaces[1], tmp_path / "link.parquet") as watch:
+            watch.start()
+            loading.start()
+            time.sleep(0.8)
+            do()
+            loading.join()
+        end = {"utc_ns": time.time_ns()}
+        pings = [Ping(**row) for row in pq.read_table(tmp_path / "link.parquet").to_pylist()]
+        assert pings == watch.pings
+        cell = {"regime": {"name": REGIME.name, "rtt_ms": REGIME.rtt_ms, "rate_gbit": REGIME.rate_gbit}}
+        pause_s = link.counters().pause_s
+        data = CellData(cell, {"epochs": [{"epoch": 1, "pause_s": pause_s}]}, [], {}, [], pings=pings)
+        return watched(data, start, end)
+
+    return seen
+
+
+def test_a_link_that_is_full_is_not_held(under_load):
+    found = under_load(lambda: None)
+    assert found.sent >= found.due // 2
+    assert found.lost == 0
+    # Generous: this host may be busy with other tests.
+    assert sum(held > 100 for held in found.held_ms) <= 1
+
+
+def test_a_delay_line_that_is_stopped_shows_as_a_pause(under_load, link):
+    def stop():
+        os.kill(link.pid, signal.SIGSTOP)
+        time.sleep(0.6)
+        os.kill(link.pid, signal.SIGCONT)
+
+    found = under_load(stop)
+    assert found.pause_ms > 500
+    assert max(found.held_ms) > 400
+
+
+def test_an_idle_delay_line_that_is_stopped_shows_as_a_pause(link):
+    link.set(REGIME)
+    link.counters()
+    os.kill(link.pid, signal.SIGSTOP)
+    time.sleep(0.5)
+    os.kill(link.pid, signal.SIGCONT)
+    time.sleep(0.1)
+    assert link.counters().pause_s > 0.4
+    assert link.counters().pause_s < 0.4
+
+
+def test_a_rate_that_is_cut_meanwhile_holds_the_pings(under_load, link, namespaces):
+    def cap(rate):
+        for namespace in namespaces:
+            shape = ["rate", rate, "burst", "128kb", "limit", "1gb"]
+            run_in(namespace, ["tc", "qdisc", "replace", "dev", INTERFACE, "root", "handle", "1:", "tbf", *shape])
+
+    def cut():
+        cap("20mbit")
+        time.sleep(0.8)
+        cap("500mbit")
+
+    if link.describe()["relay"]["rate_cap"] != "tbf":
+        pytest.skip("this kernel has no tbf")
+    found = under_load(cut)
+    assert sum(held > 20 for held in found.held_ms) >= 3
+
+
+def test_the_watch_s_own_bytes_are_known(link, namespaces, tmp_path):
+    link.set(REGIME)
+    before, start_ns = link.counters(), time.time_ns()
+    with LinkWatch(namespaces[1], tmp_path / "link.parquet") as watch:
+        watch.start()
+        time.sleep(5.5 * INTERVAL_S)
+    received, sent = ping_bytes(watch.pings, start_ns, time.time_ns(), link.kind)
+    assert sent == received > 0
+    assert link.counters().bytes - before.bytes == sent + received
+
+
+def test_an_end_that_does_not_answer_is_lost(namespaces, link, tmp_path):
+    link.set(REGIME)
+    with LinkWatch(namespaces[1], tmp_path / "link.parquet") as watch:
+        run_in(namespaces[0], ["sysctl", "-qw", "net.ipv4.icmp_echo_ignore_all=1"])
+        watch.start()
+        time.sleep(1.3)
+        run_in(namespaces[0], ["sysctl", "-qw", "net.ipv4.icmp_echo_ignore_all=0"])
+    assert any(ping.rtt_ms is None for ping in watch.pings)
