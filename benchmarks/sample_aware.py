@@ -3,8 +3,10 @@
 The bound is what all samples took together in their transforms, in seconds, over the number of workers: no loader of
 as many workers is faster. Steps sleep, as `loaders.pipelines.pretended_work` says why, in a hundredth or two of the
 paper's times. `columns` tells which part of the paper's factors comes from better scheduling and which from more
-workers. Prints a line per demand (asked, measured, verdict) and exits 1 when one falls short. `--quick` takes some
-four minutes.
+workers.
+The parts from `equal` to `burning_tiny` compare whole epochs with PyTorch's, in order and with `in_order=False`, where
+samples are small, large, of varying length, costly to collate, or busy on every core. Prints a line per demand (asked,
+measured, verdict) and exits 1 when one falls short. `--quick` takes some ten minutes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ sys.path.append(sys.path.pop(0))
 from sample_aware_columns import columns
 from sample_aware_cost import cost
 from sample_aware_epochs import WORKERS, Arm, Nap, bound_s, speech, unet
+from sample_aware_peers import CASES, peers
 from table import Line, show
 
 from loaders.pipelines.pretended_work import LightStep
@@ -102,7 +105,8 @@ def scaling(quick: bool) -> Iterator[Line]:
 
 
 PARTS: dict[str, Callable[[bool], Iterator[Line]]] = {
-    each.__name__: each for each in (bound, shares, columns, cost, scaling)
+    **{each.__name__: each for each in (bound, shares, columns, cost, scaling)},
+    **{name: peers(case) for name, case in CASES.items()},
 }
 
 

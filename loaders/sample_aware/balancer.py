@@ -105,6 +105,11 @@ class Balancer:
         self._no_more = True
 
     @property
+    def ending(self) -> bool:
+        """Whether the sampler has ended."""
+        return self._no_more
+
+    @property
     def new(self) -> int:
         """Samples that were not begun."""
         return len(self._new)

@@ -16,6 +16,7 @@ from loaders.one_core import use_one_core
 from loaders.sample_aware.delivery import Built, Delivery
 from loaders.sample_aware.messages import IN_ROW, Report
 from loaders.sample_aware.packing import Spec, load, load_report, offsets, rows_of, unpack
+from loaders.sample_aware.prompt import be_prompt
 from loaders.sample_aware.shared import Arena, Block
 from loaders.sample_aware.stacking import StackedInPlace
 
@@ -32,6 +33,11 @@ class Collate(Protocol):
 
     def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
         """Return a batch of keys, samples and the time that each sample took, in ns."""
+        ...
+
+    @property
+    def finishes(self) -> bool:
+        """Whether `finish` does anything."""
         ...
 
     def finish(self, batch: Any) -> Any:
@@ -87,12 +93,21 @@ class Builder:
         self._arena, self._collate, self._failed = arena, collate, failed
         self.in_place = collate.in_place
         """Whether samples are collated here that lie in the rows of a batch."""
+        self._given = self._done = 0
+        """Orders that the thread was given, and those that it is done with."""
         self._orders: queue.SimpleQueue[Order | Delivery | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="sample-aware-builder", daemon=True)
         self._thread.start()
 
     def put(self, order: Order) -> None:
-        """Have a batch built."""
+        """Have a batch built, at once where a worker has collated it and nothing is before it."""
+        if order.collated is not None and not self._collate.finishes and self._given == self._done:
+            try:
+                self._build(order)
+            except BaseException as error:  # noqa: BLE001 - the consumer is told
+                self._failed(order.delivery, error)
+            return
+        self._given += 1
         self._orders.put(order)
 
     def end(self, delivery: Delivery) -> None:
@@ -112,20 +127,26 @@ class Builder:
                 # Inside, because a thread that ends here would leave the consumer waiting without an error.
                 if not ready:
                     use_one_core()
+                    be_prompt()
                     ready = True
                 if isinstance(order, Delivery):
                     order.end()
-                elif order.delivery.over:
-                    self._drop(order)
-                elif order.error is not None:
-                    order.delivery.put(Built(order.samples, order.keys, None, (), error=order.error))
                 else:
-                    order.delivery.put(self._built(order))
+                    self._build(order)
             except BaseException as error:  # noqa: BLE001 - the consumer is told
                 delivery = order if isinstance(order, Delivery) else order.delivery
                 self._failed(delivery, error)
                 del error
+            self._done += isinstance(order, Order)
             del order
+
+    def _build(self, order: Order) -> None:
+        if order.delivery.over:
+            self._drop(order)
+        elif order.error is not None:
+            order.delivery.put(Built(order.samples, order.keys, None, (), error=order.error))
+        else:
+            order.delivery.put(self._built(order))
 
     def _drop(self, order: Order) -> None:
         for block in order.memory():

@@ -23,10 +23,11 @@ from loaders.sample_aware.jobs import Job, Roots
 from loaders.sample_aware.lateness import NEVER, Lateness
 from loaders.sample_aware.layout import Layout
 from loaders.sample_aware.messages import Report, ReportKind, Reports
-from loaders.sample_aware.pace import REST_S, is_for_one, tasks_ahead
+from loaders.sample_aware.pace import is_for_one, rest_s, tasks_ahead
 from loaders.sample_aware.packing import load, load_report
 from loaders.sample_aware.past_caches import LEAST_BYTES
 from loaders.sample_aware.pool import Pool
+from loaders.sample_aware.prompt import be_prompt
 from loaders.sample_aware.run import Run
 from loaders.sample_aware.scheduler import Scheduler
 from loaders.sample_aware.shared import Arena, Block
@@ -145,6 +146,7 @@ class Coordinator:
 
     def _work(self) -> None:
         try:
+            be_prompt()
             while not self._ending:
                 for key, _ in self._selector.select(self._pause()):
                     self._handle(key.data, key.fd)
@@ -155,8 +157,9 @@ class Coordinator:
                     self.staffing.decide(run)
                     if self._ready:
                         self._fill(run)
-                    if self._rests(run):
-                        time.sleep(REST_S)
+                    rest = rest_s(self.figures.sample_ns, run.tasks, max(1, len(self._pool)))
+                    if rest and not self._bundles(run):
+                        time.sleep(rest)
         except BaseException as error:  # noqa: BLE001 - the consumer is told
             if not self._ending:
                 self._die(error)
@@ -306,15 +309,15 @@ class Coordinator:
     def _stage(self, held: Held) -> str:
         return self._job.stages[min(held.stage, len(self._job.stages) - 1)]
 
-    def _rests(self, run: Run) -> bool:
-        """Tell whether the workers have enough to do for reports to be left until there are several."""
-        return run.tasks > 3 * len(self._pool) and tasks_ahead(self.figures.sample_ns) > 1
-
     def _bundles(self, run: Run) -> bool:
         """Tell whether one worker makes a batch: of quick samples, not of large ones, for which rows save a copy."""
         spec = self._layout.spec
         large = spec is not None and sum(leaf.nbytes for leaf in spec) >= _LARGE_BYTES
-        return self._job.collates and not large and is_for_one(self.figures.sample_ns, run.batch_size)
+        return (
+            self._job.collates
+            and not large
+            and is_for_one(self.figures.sample_ns, run.batch_size, last=run.balancer.ending)
+        )
 
     def _fill(self, run: Run) -> None:
         """Give out tasks until every worker has one and enough wait for it (`tasks_ahead`), and ship what is whole."""

@@ -218,11 +218,13 @@ class SampleAwareDataLoader(DataLoader[T_co]):
 
     def start_engine(self, base_seed: int) -> Engine:
         """Start the workers, for the iterators."""
-        ahead = ahead_of(self.num_workers, self.prefetch_factor or 0)
+        collate = self.collate()
+        # Batches of a collate_fn of the user's own have no memory before they are collated, as with torch.
+        ahead = ahead_of(self.num_workers, self.prefetch_factor or 0) + (not collate.in_place)
         try:
             return Engine(
                 self.job(base_seed),
-                self.collate(),
+                collate,
                 workers=self.num_workers,
                 policy=Policy(self._order(), ahead),
                 settings=Settings(

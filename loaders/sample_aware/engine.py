@@ -133,9 +133,7 @@ class Epoch:
         finally:
             engine.figures.wait_s += (time.perf_counter_ns() - began) * 1e-9
         if built is not None:
-            delivery, coordinator = self._delivery, engine.coordinator
-            coordinator.call(lambda: coordinator.epochs.taken(delivery, built))
-            self._offer()
+            self._offer(built)
         return built
 
     def close(self) -> None:
@@ -150,13 +148,20 @@ class Epoch:
             self._delivery.hungry = False
             self._offer()
 
-    def _offer(self) -> None:
-        if self._exhausted:
-            return
-        keys = next(self._batches, None)
+    def _offer(self, taken: Built | None = None) -> None:
+        """Have the coordinator know in one call that a batch was taken, and which keys the sampler has next."""
+        delivery, epochs = self._delivery, self._engine.coordinator.epochs
+        was_exhausted, keys = self._exhausted, None if self._exhausted else next(self._batches, None)
         self._exhausted = keys is None
-        delivery, coordinator = self._delivery, self._engine.coordinator
-        coordinator.call(lambda: coordinator.epochs.offer(delivery, None if keys is None else list(keys)))
+
+        def tell() -> None:
+            if taken is not None:
+                epochs.taken(delivery, taken)
+            if not was_exhausted:
+                epochs.offer(delivery, None if keys is None else list(keys))
+
+        if taken is not None or not was_exhausted:
+            self._engine.coordinator.call(tell)
 
 
 def _close(coordinator: Coordinator, pool: Pool, arena: Arena, pid: int) -> None:

@@ -15,7 +15,7 @@ from loaders.sample_aware.timeout import SlowTimeout
 __all__ = ["NEVER", "Lateness"]
 
 NEVER: Final = float("inf")
-_SHORTEST_S: Final = 0.005
+_SHORTEST_S: Final = 0.02
 """Between two looks at what the workers hold."""
 _PROFILED: Final = 32
 """Samples after which the workers are told anew what is usually left to do after each stage; the first ones count."""

@@ -213,6 +213,11 @@ class _Collate:
         collated = self._work.collate(0, loaded)
         return collated, self._side.start(collated.tensors)
 
+    @property
+    def finishes(self) -> bool:
+        """No."""
+        return False
+
     def finish(self, batch: tuple[Collated, Copied]) -> tuple[Collated, Copied]:
         """Return it as it is."""
         return batch

@@ -34,6 +34,11 @@ class TorchCollate:
         """Return what the consumer is given."""
         return self._collate_fn(samples[0] if self._single else list(samples))
 
+    @property
+    def finishes(self) -> bool:
+        """Whether batches are page-locked."""
+        return self._pin
+
     def finish(self, batch: Any) -> Any:
         """Return the batch, page-locked where that is asked for."""
         return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]

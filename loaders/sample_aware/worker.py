@@ -225,7 +225,7 @@ class _Worker:
                 times.append(took)
                 samples.append(self._job.result(partial))
             key, name = None, "collate_fn"
-            packed = pack(self._job.collate(keys, samples))
+            packed = pack(self._job.collate(keys, samples), strides=True)
             spent = array("q", map(sum, times))
             self._apart(
                 Report(
@@ -286,7 +286,7 @@ class _Worker:
             memory = np.frombuffer(self._map, np.uint8, size, begin)
             owners.append((weakref.ref(memory), begin))
             samples.append(load(memory, at - begin, nbytes, copy=False))
-        return pack(self._job.collate(keys, samples))
+        return pack(self._job.collate(keys, samples), strides=True)
 
     def _tell_kept(self, owners: Sequence[tuple[weakref.ref[Any], int]]) -> None:
         """Have the memory of samples kept to which the collation has kept a reference, until that is gone."""

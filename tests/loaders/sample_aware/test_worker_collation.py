@@ -168,3 +168,24 @@ def test_a_collate_fn_that_does_not_pickle_is_torch_s_error(method):
             next(iter(loader))
         errors.append((type(caught.value), str(caught.value)))
     assert errors[0] == errors[1]
+
+
+def arranged(samples):
+    pictures = torch.stack([one[:1].view(1, 1, 1).repeat(3, 4, 5) for one in samples])
+    once = torch.stack([one[:1] for one in samples]).expand(-1, 10_000)
+    return pictures.to(memory_format=torch.channels_last), once, pictures[:, :, ::2], pictures, pictures
+
+
+@PACES_S
+def test_a_batch_lies_in_memory_as_its_collation_has_arranged_it(pace_s):
+    options = {"batch_size": BATCH, "num_workers": 2, "collate_fn": arranged}
+    for ours, theirs in zip(
+        SampleAwareDataLoader(Lengths(pace_s), order="strict", **options), DataLoader(Lengths(), **options), strict=True
+    ):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert [one.stride() for one in ours[:2]] == [one.stride() for one in theirs[:2]]
+        assert ours[0].is_contiguous(memory_format=torch.channels_last)
+        assert ours[1].untyped_storage().nbytes() == theirs[1].untyped_storage().nbytes()
+        assert ours[3] is ours[4]
+        # No tensor keeps the whole batch alive, or is saved with it.
+        assert ours[3].untyped_storage().nbytes() == ours[3].nbytes
