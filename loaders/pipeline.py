@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ __all__ = [
     "load_item",
     "read_file",
     "sample_error",
+    "stage_name",
 ]
 
 
@@ -117,6 +119,14 @@ class StageTimes:
         return {stage: ns * 1e-9 for stage, ns in self.ns.items()}
 
 
+def stage_name(transform: object) -> str:
+    """Return a step's own name, or that of its function or class."""
+    while isinstance(transform, functools.partial):
+        transform = transform.func
+    name = getattr(transform, "name", None) or getattr(transform, "__name__", type(transform).__name__)
+    return "lambda" if name == "<lambda>" else str(name)
+
+
 def read_file(samples: Samples, sample_id: int) -> bytes | memoryview:
     """Return one sample's file, whole; the `read` of pipelines whose samples are one file each."""
     return samples.read(sample_id)
@@ -138,7 +148,7 @@ def load_item(
         item = Item(sample_id, seed, epoch, data, target)
         del data
         for transform in pipeline.transforms:
-            stage = transform.name
+            stage = stage_name(transform)
             item = transform(item)
             now = times.add(stage, now) if times else now
     except Exception as error:

@@ -8,7 +8,7 @@ import time
 from multiprocessing.sharedctypes import RawArray
 from typing import Any, Final, NamedTuple
 
-from loaders.pipeline import Pipeline, StageTimes
+from loaders.pipeline import Pipeline, StageTimes, stage_name
 
 __all__ = ["WATCH_BYTES", "Overdue", "Watch"]
 
@@ -35,7 +35,7 @@ class Watch:
 
         `memory`, WATCH_BYTES for each worker, is for processes that share it in a way of their own.
         """
-        self._stages = ("read", "decode", *(transform.name for transform in pipeline.transforms), "collate")
+        self._stages = ("read", "decode", *map(stage_name, pipeline.transforms), "collate")
         size = _CELLS * max(1, workers)
         self._cells: Any
         if memory is not None:

@@ -20,7 +20,7 @@ from loaders.dali.plan import Plan
 from loaders.errors import SampleTimeoutError
 from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
-from loaders.pipeline import Pipeline
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.streaming.planner import Remainder
 from loaders.threaded_loader import ThreadedLoader
 from loaders.work import OnError, Work
@@ -49,7 +49,7 @@ class DaliLoader(ThreadedLoader):
         self,
         *,
         samples: Samples,
-        transform: Pipeline,
+        transform: AnyTransform,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -75,6 +75,7 @@ class DaliLoader(ThreadedLoader):
         cannot be given up. So does on_error "skip", for where DALI decodes a pipeline ends with the first file that
         fails: of detection and speech it is what makes all operators Python's, which `notes` says.
         """
+        transform = as_pipeline(transform)
         super().__init__(
             samples,
             device,

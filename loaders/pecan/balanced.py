@@ -23,7 +23,7 @@ from loaders.files import check_arguments
 from loaders.pecan.lanes import Lane, Lanes, due
 from loaders.pecan.loader import chosen_order, notes_of
 from loaders.pecan.reorder import reorder
-from loaders.pipeline import Pipeline
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.shares import Share, place_among_ranks
 from loaders.streaming.planner import Remainder
 from loaders.work import OnError, check_policy
@@ -47,7 +47,7 @@ class SizeBalancedLoader:
         self,
         *,
         samples: Samples,
-        transform: Pipeline,
+        transform: AnyTransform,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -72,6 +72,7 @@ class SizeBalancedLoader:
         for the work. With `reorder_transforms` the transforms are in AutoOrder's order, chosen from `profile_samples`
         samples: the paper's other heuristic. The other arguments are PyTorchLoader's.
         """
+        transform = as_pipeline(transform)
         check_arguments(samples, device, batch_size=(batch_size, 1), num_workers=(num_workers, 2))
         check_policy(on_error, sample_timeout_s)
         if not 0 <= percentile <= 100:

@@ -14,6 +14,7 @@ from loaders.pecan.flow import measure
 from loaders.pecan.order import Kind, Order, auto_order
 from loaders.pecan.reorder import reorder
 from loaders.pipeline import Pipeline
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pytorch import PyTorchLoader
 from loaders.streaming.planner import Remainder
 from loaders.work import OnError, check_policy
@@ -37,7 +38,7 @@ class PecanLoader:
         self,
         *,
         samples: Samples,
-        transform: Pipeline,
+        transform: AnyTransform,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -56,6 +57,7 @@ class PecanLoader:
 
         The other arguments are PyTorchLoader's.
         """
+        transform = as_pipeline(transform)
         check_arguments(
             samples,
             device,

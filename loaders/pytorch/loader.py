@@ -18,7 +18,7 @@ from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerEr
 from loaders.file_loader import FileLoader
 from loaders.files import encoded_bytes
 from loaders.forks import garbage_kept
-from loaders.pipeline import Pipeline
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pytorch.shared import check_room, share
 from loaders.pytorch.workers import (
     WorkerDeaths,
@@ -59,7 +59,7 @@ class PyTorchLoader(FileLoader):
         self,
         *,
         samples: Samples,
-        transform: Pipeline,
+        transform: AnyTransform,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -81,6 +81,7 @@ class PyTorchLoader(FileLoader):
         epoch. With on_error "skip" a sample that fails is left out of its batch and told in `stats`, and a batch of
         which nothing is left is left out too.
         """
+        transform = as_pipeline(transform)
         super().__init__(
             samples,
             device,

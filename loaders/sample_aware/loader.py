@@ -9,7 +9,8 @@ from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError
 from loaders.file_loader import FileLoader
 from loaders.files import encoded_bytes
-from loaders.pipeline import Item, Pipeline, StageTimes
+from loaders.pipeline import Item, StageTimes
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.balancer import Order
 from loaders.sample_aware.coordinator import Settings
 from loaders.sample_aware.engine import Engine, Policy
@@ -37,7 +38,7 @@ class SampleAwareLoader(FileLoader):
         self,
         *,
         samples: Samples,
-        transform: Pipeline,
+        transform: AnyTransform,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -70,6 +71,7 @@ class SampleAwareLoader(FileLoader):
         ranks, see `Share`. A sample that is at work for more than `sample_timeout_s` seconds ends the epoch and the
         loader. With on_error "skip" a sample that fails is left out and told in `stats`; another takes its place.
         """
+        transform = as_pipeline(transform)
         super().__init__(
             samples,
             device,

@@ -10,6 +10,7 @@ from loaders.errors import LoaderConfigError, SampleTimeoutError
 from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.side_copy import SideCopy
 from loaders.spdl.epoch import Made, SpdlEpoch
 from loaders.streaming.planner import Remainder
@@ -37,7 +38,7 @@ class SpdlLoader(ThreadedLoader):
         self,
         *,
         samples: Samples,
-        transform: Pipeline,
+        transform: AnyTransform,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -58,6 +59,7 @@ class SpdlLoader(ThreadedLoader):
         seconds ends the epoch and the loader; its thread cannot be ended and is left to end with the process. With
         on_error "skip" a sample that fails is left out and told in `stats`; batches are filled from what comes next.
         """
+        transform = as_pipeline(transform)
         super().__init__(
             samples,
             device,

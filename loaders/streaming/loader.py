@@ -12,7 +12,7 @@ from loaders.base import Batch, LoaderStats
 from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
-from loaders.pipeline import Pipeline
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.shares import place_among_ranks
 from loaders.streaming.checkpoint import Progress
 from loaders.streaming.decoding.engines import Engine, Policy, check_engine, make_decoder
@@ -41,7 +41,7 @@ class StreamingLoader:
     def __init__(
         self,
         *,
-        transform: Pipeline | None = None,
+        transform: AnyTransform | None = None,
         batch_size: int,
         seed: int,
         device: str = "cpu",
@@ -76,11 +76,12 @@ class StreamingLoader:
         connections. With `prefetch_step` an epoch begins with so many requests and asks for so many more with each
         batch, until `prefetch_batches` is reached. `order` is "arrival", first come, first used, or "strict".
 
-        `decode` names the engine and `num_threads` its threads or, of "torch-process", its processes: "dali" decodes
-        images alone, "torch" and "torch-process" run any pipeline, "auto" takes the fitting one, and "raw" hands out
-        RawBatch, not decoded. A batch is made of runs of `slice_records` neighbouring records, or of records
-        shuffled within windows of `shuffle_window`. `rank`, `world_size` and `remainder` share the records among
-        ranks, see `planner.plan`. `limit` ends an epoch after so many samples.
+        `transform` is a pipeline, or any callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
+        array or number, such as torchvision's Compose. `decode` names the engine and `num_threads` its threads or, of
+        "torch-process", its processes: "dali" decodes images alone, "torch" and "torch-process" run any pipeline,
+        "auto" takes the fitting one, and "raw" yields RawBatch, not decoded. A batch is made of runs of `slice_records`
+        neighbouring records, or of records shuffled within windows of `shuffle_window`. `rank`, `world_size` and
+        `remainder` share the records among ranks, see `planner.plan`. `limit` ends an epoch after so many samples.
 
         Requests run on up to `epochs_ahead` epochs into those that come after, of which there are `epochs` in all,
         or as many as are asked for. `warm_bytes` of padding are moved over each daemon's connections at the
@@ -113,7 +114,8 @@ class StreamingLoader:
         self._batch_size, self._order, self._epochs_ahead, self._epochs = batch_size, order, epochs_ahead, epochs
         plan([1], batch_size=batch_size, epoch=0, **self._settings)  # refuses what is out of range
         where = usable_device(device)
-        pipeline, policy = transform or ImageTransform(), Policy(on_error, sample_timeout_s)
+        pipeline = ImageTransform() if transform is None else as_pipeline(transform)
+        policy = Policy(on_error, sample_timeout_s)
         self._decoder = make_decoder(
             check_engine(decode, pipeline, policy),
             pipeline,
@@ -159,14 +161,14 @@ class StreamingLoader:
 
     @staticmethod
     def check_transform(
-        transform: Pipeline,
+        transform: AnyTransform,
         decode: str = "auto",
         on_error: OnError = "raise",
         sample_timeout_s: float | None = None,
         **_: Any,
     ) -> None:
         """Raise LoaderConfigError for a pipeline that a loader with these arguments, of all it takes, cannot run."""
-        check_engine(decode, transform, Policy(on_error, sample_timeout_s))
+        check_engine(decode, as_pipeline(transform), Policy(on_error, sample_timeout_s))
 
     def __len__(self) -> int:
         """Return the number of this rank's samples in an epoch."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
+from loaders.pipeline import stage_name
 from loaders.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import ended
 from loaders.streaming.loader import StreamingLoader
@@ -112,6 +115,15 @@ class StreamDataset(IterableDataset[Batch]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave connections behind where the dataset is sent to a worker, and take rank and world size along."""
+        if get_spawning_popen() is not None:
+            transform = self._arguments.get("transform")
+            try:
+                pickle.dumps(transform)
+            except Exception as error:  # what is pickled may raise what it likes
+                raise LoaderConfigError(
+                    f"transform: {stage_name(transform)} cannot be sent to a worker of DataLoader: {error}; define it "
+                    "by name in a module, or use num_workers=0, which decodes beside the training loop as well"
+                ) from error
         return self.__dict__ | {"_loader": None, "_place": self._known_place()}
 
     def _place_now(self) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import torch
 
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
-from loaders.pipeline import Pipeline
+from loaders.pipeline import Pipeline, stage_name
 from loaders.streaming.decoding.decoder import Decoder
 from loaders.streaming.decoding.processes import ProcessDecoder
 from loaders.streaming.decoding.threads import TorchDecoder
@@ -53,7 +53,7 @@ def check_engine(name: str, pipeline: Pipeline, policy: Policy = _STRICT) -> Eng
         case "dali":
             if not isinstance(pipeline, ImageTransform):
                 raise LoaderConfigError(
-                    f"decode=dali: decodes images with a class, and {type(pipeline).__name__} takes others; use "
+                    f"decode=dali: decodes images with a class, and {stage_name(pipeline)} takes others; use "
                     "decode=auto or decode=torch"
                 )
             policy.refused_by(name, "DALI ends with a sample that fails, and cannot give one up")

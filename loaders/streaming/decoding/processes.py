@@ -20,7 +20,7 @@ import torch
 
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.pipeline import Pipeline, StageTimes
+from loaders.pipeline import Pipeline, StageTimes, stage_name
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome, pinned
 from loaders.streaming.decoding.memory import SharedMemory
 from loaders.streaming.decoding.messages import Answer, Done, Job, Part, load, read_message, write_message
@@ -247,8 +247,8 @@ class ProcessDecoder:
             told = pickle.dumps(self._pipeline)
         except Exception as error:  # what is pickled may raise what it likes
             raise LoaderConfigError(
-                f"decode=torch-process: {type(self._pipeline).__name__} cannot be sent to another process: {error}; "
-                "use decode=torch"
+                f"decode=torch-process: {stage_name(self._pipeline)} cannot be sent to another process: {error}; "
+                "define it by name in a module, or use decode=torch"
             ) from error
         try:
             watch, *self._records = self._memory = [SharedMemory() for _ in range(1 + LOOKAHEAD)]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import sys
 
 import msgpack
+import numpy as np
 import torch
 
 from loaders.errors import SampleError
@@ -34,6 +36,11 @@ class _Runner:
         self._records, self._items = slots[::2], slots[1::2]
         self._watch = Watch(pipeline, workers, processes=True, memory=watch.mapped(workers * WATCH_BYTES))
         self._pipeline, self._seed, self._number = pipeline, seed, number
+        # A callable may draw from the process's own generators, which begin alike in every process.
+        own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+        random.seed(own)
+        np.random.seed(own)
+        torch.manual_seed(own)
 
     def run(self, job: Job) -> Answer:
         """Run the pipeline over a job's samples and leave what it makes of them in memory."""

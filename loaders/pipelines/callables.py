@@ -1,0 +1,94 @@
+"""Any callable as a pipeline: it takes the decoded sample, and what it returns is the sample's row of the batch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError
+from loaders.image import decode
+from loaders.pipeline import Item, Pipeline, Tensors, Transform, UndecodableError, read_file, stage_name
+
+__all__ = ["AnyTransform", "CallablePipeline", "as_pipeline"]
+
+AnyTransform: TypeAlias = Pipeline | Callable[[Any], Any]
+"""A pipeline, or a callable from a decoded sample to a tensor, array or number: torchvision's Compose, a function."""
+
+_NPY: Final = b"\x93NUMPY"
+
+
+def as_pipeline(transform: AnyTransform) -> Pipeline:
+    """Return a pipeline as it is and a callable as one of one step; raise LoaderConfigError for what is neither."""
+    if isinstance(transform, Pipeline):
+        return transform
+    if callable(transform):
+        return CallablePipeline(transform)
+    raise LoaderConfigError(
+        f"transform={transform!r}: expected a pipeline (with transforms, read, decode and collate), or a callable that "
+        "takes a decoded sample, such as torchvision's Compose"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CallablePipeline:
+    """Decodes a sample, calls a function with it, and stacks what comes of it.
+
+    Images are RGB images of PIL, `.npy` files NumPy arrays. The labels are the samples', -1 where there is none. Random
+    numbers that the callable draws are the process's: unlike a pipeline's they do not follow from the loader's seed.
+    """
+
+    of: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        """The callable's name."""
+        return stage_name(self.of)
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The callable as the only step."""
+        return (_Call(self.of, self.name),)
+
+    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+        """Return the sample's file."""
+        return read_file(samples, sample_id)
+
+    def decode(self, encoded: bytes | memoryview, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+        """Return the image or array, and the label; raises UndecodableError."""
+        target = {"label": int(samples.labels[sample_id])}
+        if bytes(encoded[: len(_NPY)]) == _NPY:
+            try:
+                return np.load(io.BytesIO(encoded), allow_pickle=False), target
+            except (ValueError, EOFError) as error:
+                raise UndecodableError(f"not a whole array: {error}") from error
+        try:
+            return decode(encoded), target
+        except UndecodableError as error:
+            raise UndecodableError(
+                f"{error}; a callable takes images and .npy arrays, a Pipeline whatever else"
+            ) from error
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        """Return what the callable made, stacked, and int64 labels of shape (n,)."""
+        labels = torch.tensor([item.target["label"] for item in items], dtype=torch.int64)
+        return Tensors(default_collate([item.data for item in items]), labels, {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    of: Callable[[Any], Any]
+    name: str
+
+    def __call__(self, item: Item) -> Item:
+        made = self.of(item.data)
+        if not isinstance(made, torch.Tensor | np.ndarray | np.number | int | float):
+            raise TypeError(f"it returned a {type(made).__name__}, expected a tensor, an array or a number")
+        item.data = made
+        return item
