@@ -3,7 +3,8 @@
 C programs (truth/) drive RAPL's files and boards behind an NVML library of their own: square waves, whose joules are
 known at every instant. An agent samples them, and a thousand random windows of each case are compared with the truth:
 the share outside the bound, and the bound's width. Prints a line per demand (asked, measured, verdict); exits 1 when
-one falls short. The full run keeps its raw figures in results/energy_truth.json. `--quick` takes 100 windows of a few
+one falls short. The full run keeps each window's length, s, joules,
+bound and truth, J, in results/energy_truth.json. `--quick` takes 100 windows of a few
 seconds, and judges the share outside alone; `--only CASE` takes one case.
 """
 
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
@@ -71,6 +72,10 @@ class Measured:
     truth_j: float
     is_known: bool = True
     """Whether the window has a figure; one without is in no bound and outside none."""
+
+    def rounded(self) -> list[float | None]:
+        """Return length, joules, bound and truth as they are kept."""
+        return [None if value is None else round(value, 3) for value in astuple(self)]
 
     @property
     def is_outside(self) -> bool:
@@ -478,7 +483,7 @@ def main() -> int:
                 continue
             with tempfile.TemporaryDirectory(prefix="joulefeed-truth-") as name:
                 found = case.run(Path(name), arguments.quick)
-            raw[case.name] = [asdict(window) for window in found]
+            raw[case.name] = [window.rounded() for window in found]
             unknown, found = len(found), [window for window in found if window.is_known]
             unknown -= len(found)
             if case.is_unknown:
@@ -506,7 +511,7 @@ def main() -> int:
     if not arguments.quick and arguments.only is None:
         results = Path(__file__).parent / "results"
         results.mkdir(exist_ok=True)
-        (results / "energy_truth.json").write_text(json.dumps(raw))
+        (results / "energy_truth.json").write_text(json.dumps(raw, separators=(",", ":")) + "\n")
     return min(short, 1)
 
 
