@@ -251,7 +251,7 @@ def _sensors(data: CellData, row: EpochRow) -> Check:
 
 def _agent(data: CellData, row: EpochRow) -> Check:
     """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
-    died = [event["message"] for event in _energy_events(data, row) if event["kind"] == "agent-died"]
+    died = [event["message"] for event in _energy_events(data, row) if event["kind"] in ("agent-died", "agent-back")]
     return _check(
         row,
         "energy_agent",

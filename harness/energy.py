@@ -145,6 +145,10 @@ class EnergyAgent:
                         self.failure = error
                 message += "" if self.failure else "; it was started again"
                 self._deaths.append(Event(t_ns, self._node, "agent-died", message))
+                if self.failure is None:
+                    now_ns = time.monotonic_ns() + self.offset_ns
+                    back = f"the energy agent samples again, after {(now_ns - t_ns) / 1e9:.3f} s"
+                    self._deaths.append(Event(now_ns, self._node, "agent-back", back))
             self._on_restart(message if self.failure is None else f"{message}: {self.failure}")
             if self.failure is not None:
                 return

@@ -233,6 +233,16 @@ def test_another_run_at_the_same_time_warns_and_leaves_the_row_valid(stored):
     assert (valid, rules["alone"]) == ("valid", "warn")
 
 
+@pytest.mark.parametrize("kind", ["agent-died", "agent-back"])
+def test_an_agent_that_died_within_an_epoch_warns(stored, kind):
+    data = stored()
+    at_ns = data.events[0]["utc_ns"] + 1
+    energy = {**data.cell["energy"], "events": [{"t_ns": at_ns, "node": "n", "kind": kind, "message": "it died"}]}
+    valid, rules = verdicts(stored(cell={**data.cell, "energy": energy}))
+    assert (valid, rules["energy_agent"]) == ("valid", "warn")
+    assert verdicts(data)[1]["energy_agent"] == "pass"
+
+
 def test_a_part_of_the_host_that_cannot_be_read_warns(stored):
     data = stored()
     energy = {**data.cell["energy"], "unreadable": [{"device": "gpu-1", "domain": "gpu", "reason": "GPU is lost"}]}

@@ -78,7 +78,8 @@ def test_a_dead_agent_is_noticed_at_once_and_started_again_and_its_energy_is_kep
     bound_j = sum(energy.error_j for energy in found)
     assert len(found) == 4
     assert sum(energy.joules for energy in found) == pytest.approx(drawn_j, abs=bound_j + 0.02 * 151)
-    (died,) = [event for event in agent.events(start_ns, end_ns) if event.kind == "agent-died"]
+    died, back = (event for event in agent.events(start_ns, end_ns) if event.kind.startswith("agent-"))
+    assert (died.kind, back.kind) == ("agent-died", "agent-back")
     assert 0 <= died.t_ns - killed_ns < S, "noticed at once"
     assert died.message == agent.told[0]
     assert "died (status -9); it was started again" in died.message
