@@ -1,4 +1,4 @@
-"""Whether a window's energy lies within the bound that is told with it, against loads whose energy is known.
+"""Whether a window's energy lies within its bound, against loads whose energy is known.
 
 C programs (truth/) drive RAPL's files and boards behind an NVML library of their own: square waves, whose joules are
 known at every instant. An agent samples them, and a thousand random windows of each case are compared with the truth:
@@ -41,7 +41,7 @@ NS: Final = 1_000_000_000
 RANGE_UJ: Final = 262_143_328_850
 SEED: Final = 12
 ASKED_OFF: Final = 0.1
-"""Of boards that tell power alone: over 20 s at ten samples a second half of which are high, 5 % are one sigma."""
+"""Of boards that show power alone: over 20 s at ten samples a second half of which are high, 5 % are one sigma."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Measured:
     length_s: float
     joules: float
     error_j: float | None
-    """None where no bound is told."""
+    """None where there is no bound."""
     truth_j: float
     is_known: bool = True
     """Whether the window has a figure; one without is in no bound and outside none."""
@@ -313,7 +313,7 @@ def board_case(**options: float) -> Callable[[Path, bool], list[Measured]]:
 
 
 def power_case(wave_ms: float) -> Callable[[Path, bool], list[Measured]]:
-    """Return a case of a board that tells power alone."""
+    """Return a case of a board that shows power alone."""
 
     def run(folder: Path, quick: bool) -> list[Measured]:
         with boards(folder, interval_ms=100.0, wave_ms=wave_ms, update_ms=20.0, counts=False) as (rig, _):
@@ -460,8 +460,8 @@ CASES: Final = (
     Case("held-95ms", "a board's calls held 95 ms, value early", hanging_case(95.0, late=False)),
     Case("hanging-3s", "a board hanging 3 s, value late", hanging_case(3000.0, late=True)),
     Case("stopped", "the agent stopped 2 s within a read", stopped_case),
-    Case("power-50ms", "a board that tells power alone, load of 50 ms", power_case(50.0)),
-    Case("power-100ms", "a board that tells power alone, load of 100 ms", power_case(100.0)),
+    Case("power-50ms", "a board that shows power alone, load of 50 ms", power_case(50.0)),
+    Case("power-100ms", "a board that shows power alone, load of 100 ms", power_case(100.0)),
     Case("laptop", "a part of 15 W that draws 64 W", laptop_case),
     Case("clock-step", "the wall clock set by -30, -1 and +31 s", step_case),
     Case("restart", "the agent killed and started again", restart_case),

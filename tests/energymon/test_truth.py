@@ -14,7 +14,7 @@ REPO = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "case", ["window-3ms", "rapl-8ms", "board-250ms", "held-95ms", "stopped", "laptop", "clock-step", "restart"]
 )
-def test_no_window_is_outside_the_bound_that_is_told_with_it(case):
+def test_no_window_is_outside_its_bound(case):
     if fake.compiler() is None:
         pytest.skip("the loads are driven by C programs: no cc on this host")
     argv = [sys.executable, REPO / "benchmarks/energy_truth.py", "--quick", "--only", case]
