@@ -43,6 +43,13 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
         action="store_true",
         help="take the places of the classes in SRC even if a shard folder beside DIR has other labels for them",
     )
+    convert.add_argument(
+        "--on-error",
+        choices=("raise", "skip"),
+        default="raise",
+        help="whether files that are broken end the conversion, all of them named, or are left out and listed in "
+        "DIR/skipped.json (default: %(default)s)",
+    )
     convert.set_defaults(run=_convert)
 
     index = commands.add_parser("index", help="make a folder of TFRecord files that others wrote a shard folder")
@@ -91,6 +98,7 @@ def _convert(arguments: argparse.Namespace) -> None:
                 replace=arguments.replace,
                 progress=progress,
                 check_classes=arguments.classes is None and not arguments.own_classes,
+                on_error=arguments.on_error,
             )
     except KeyboardInterrupt as stop:
         raise OutputError("stopped; run the same command again: it goes on with the shards that are whole") from stop
@@ -98,6 +106,7 @@ def _convert(arguments: argparse.Namespace) -> None:
         f"{arguments.out}: {done.samples} samples"
         + (f", {done.taken_over} of them from before" if done.taken_over else "")
         + f", {time.monotonic() - began:.1f} s"
+        + (f"; {len(done.skipped)} left out, listed in {arguments.out / 'skipped.json'}" if done.skipped else "")
     )
 
 
@@ -111,10 +120,10 @@ def _source(arguments: argparse.Namespace) -> Source:
         raise LoaderConfigError("--classes and --own-classes: give one of the two")
     classes = load_classes(arguments.classes) if arguments.classes is not None else None
     if arguments.kind == "coco":
-        return coco(root, arguments.annotations, arguments.images, classes=classes)
+        return coco(root, arguments.annotations, arguments.images, classes=classes, broken=[])
     if arguments.annotations or arguments.images:
         raise LoaderConfigError(f"--annotations and --images are for --from coco, not {arguments.kind}")
-    return KINDS[arguments.kind](root, classes=classes)
+    return KINDS[arguments.kind](root, classes=classes, broken=[])
 
 
 def _index(arguments: argparse.Namespace) -> None:

@@ -12,15 +12,16 @@ from loaders.streaming.shards.classes import check_splits
 from loaders.streaming.shards.convert.audio import audio_folder
 from loaders.streaming.shards.convert.coco import coco
 from loaders.streaming.shards.convert.images import image_tree
-from loaders.streaming.shards.convert.job import run_job
+from loaders.streaming.shards.convert.job import SKIPPED, broken_error, run_job, skipped_key
 from loaders.streaming.shards.convert.plan import content_key
-from loaders.streaming.shards.convert.source import Source
+from loaders.streaming.shards.convert.source import Broken, Source
 from loaders.streaming.shards.convert.volumes import numpy_volumes
 from loaders.streaming.shards.index import MANIFEST, stored_key
 from loaders.streaming.shards.output import OutputError, output_errors
 
 if TYPE_CHECKING:
     from loaders.base import Samples
+    from loaders.work import OnError
 
 __all__ = [
     "KINDS",
@@ -56,6 +57,8 @@ class Converted:
     samples: int
     taken_over: int
     """Samples whose shards were there already."""
+    skipped: tuple[Broken, ...] = ()
+    """Files that were left out, as skipped.json beside the shards lists them."""
 
 
 def convert_source(
@@ -68,6 +71,7 @@ def convert_source(
     replace: bool = False,
     progress: Callable[[int, int], None] | None = None,
     check_classes: bool = False,
+    on_error: OnError = "raise",
 ) -> Converted:
     """Write the samples, shuffled by `seed`, into TFRecord shards; the same bytes for any number of workers.
 
@@ -75,20 +79,30 @@ def convert_source(
     others is replaced only if `replace`. `progress` is called with (samples done, samples in all). The labels of the
     classes are written to classes.json; `check_classes` refuses those that a shard folder beside `out` has otherwise.
 
-    Raises SampleError naming the sample that cannot be read or has changed, OutputError naming the folder or
+    With on_error "skip" samples that cannot be read are left out and listed in skipped.json; the others keep their ids.
+
+    Raises SampleError naming all samples that cannot be read or have changed, OutputError naming the folder or
     file that cannot be written and what to do, WorkerError when a process was killed.
     """
+    if source.broken and not source.items:
+        raise broken_error(source.broken, len(source.broken))
     _check_apart(source.root, out)
     if check_classes:
         check_splits(source.labels, out, source.kind, source.root)
     key = content_key(source, seed=seed, shard_bytes=shard_bytes)
     with output_errors(out):
         there = (out / MANIFEST).is_file()
-        if there and not replace and stored_key(out) != key:
+        stored = stored_key(out) if there and not replace else key
+        if stored == skipped_key(key) and on_error == "raise":
+            raise OutputError(
+                f"{out}: it was made with --on-error skip and lacks the samples in {out / SKIPPED}; mend them and use "
+                "--replace, or give --on-error skip again"
+            )
+        if stored not in (key, skipped_key(key)):
             raise OutputError(f"{out}: it holds other shards, or damaged ones; choose another folder or --replace")
         if there and not replace and _is_newer(source, out / MANIFEST):
             raise OutputError(f"{source.root}: it changed after {out} was made of it; convert anew with --replace")
-        taken_over = run_job(
+        job = run_job(
             source,
             out,
             key=key,
@@ -97,9 +111,11 @@ def convert_source(
             workers=workers,
             keep=True,
             again=replace,
+            skip=on_error == "skip",
             progress=progress,
         )
-    return Converted(out, len(source.items), taken_over)
+    left_out = sum(one.sample_id is not None for one in job.skipped)
+    return Converted(out, len(source.items) - left_out, min(job.taken_over, len(source.items) - left_out), job.skipped)
 
 
 def convert(

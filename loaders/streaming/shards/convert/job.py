@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
+from loaders.errors import SampleError
 from loaders.streaming.errors import ShardError
 from loaders.streaming.shards.classes import CLASSES, save_classes
 from loaders.streaming.shards.convert.plan import listing_key, shard_tasks
-from loaders.streaming.shards.convert.shard import ShardTask, write_shard
-from loaders.streaming.shards.convert.source import Source
+from loaders.streaming.shards.convert.shard import ShardTask, skipped_path, write_shard
+from loaders.streaming.shards.convert.source import Broken, Source
 from loaders.streaming.shards.index import MANIFEST, load_index, save_manifest, stored_key, written_whole
 from loaders.streaming.shards.output import OutputError, alone
 from loaders.streaming.shards.parallel import check_workers, each
 
-__all__ = ["run_job"]
+__all__ = ["SKIPPED", "Job", "broken_error", "run_job", "skipped_key"]
+
+SKIPPED = "skipped.json"
+"""The file of a shard folder that lists the samples that were left out."""
+_MOST_BROKEN = 1000
+"""Broken samples after which a conversion that is to fail ends: a mount that is gone breaks all of them."""
 
 _LISTING = "listing"
 """Names the file of the work folder that says which listing its shards are of."""
+
+
+class Job(NamedTuple):
+    """What became of the samples of a conversion."""
+
+    taken_over: int
+    """Samples whose shards were there already."""
+    skipped: tuple[Broken, ...]
 
 
 def run_job(
@@ -31,50 +48,100 @@ def run_job(
     workers: int = 1,
     keep: bool = False,
     again: bool = False,
+    skip: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> int:
-    """Make `out` a shard folder with this key, whole or not at all; return how many samples were there already.
+) -> Job:
+    """Make `out` a shard folder with this key, whole or not at all; return what became of the samples.
 
     Shards that a killed conversion of the same listing left are taken over. After an error the whole ones stay for
     the next try if `keep`, else nothing is left. A folder that has the key already is left as it is, unless
-    `again`. `progress` is called with (samples done, samples in all).
+    `again`. With `skip` samples that are broken are left out, a list of them is written beside the shards, and the key
+    is that of `skipped_key`. `progress` is called with (samples done, samples in all).
 
     Raises OutputError when another process converts to `out` or when it holds something else, OSError naming
-    the file that cannot be written, SampleError naming the sample that cannot be read.
+    the file that cannot be written, SampleError naming the samples that cannot be read.
     """
     check_workers(workers)
     if not out.name or out.name == "..":
         raise OutputError(f"{out}: it cannot be made anew; choose a folder with a name")
     work = out.with_name(f".{out.name}.convert.partial")
-    tasks = shard_tasks(source, work, seed=seed, shard_bytes=shard_bytes)
+    tasks = shard_tasks(source, work, seed=seed, shard_bytes=shard_bytes, skip=skip)
     out.parent.mkdir(parents=True, exist_ok=True)
     with alone(out.with_name(f".{out.name}.convert.lock"), out):
         _check_replaceable(out)
-        if not again and stored_key(out) == key:
+        stored = stored_key(out)
+        if not again and (stored == key or (skip and stored == skipped_key(key))):
             (out / _LISTING).unlink(missing_ok=True)
             if source.labels and not (out / CLASSES).is_file():  # made by an older version
                 save_classes(out, source.labels)
-            return len(source.items)
+            return Job(len(source.items), _skipped_before(out))
         try:
             open_tasks, taken_over = _prepare(work, tasks, listing_key(source, key))
-            _write(open_tasks, len(source.items), taken_over, workers, progress)
+            found = _write(open_tasks, len(source.items), taken_over, workers, progress, source.broken)
+            broken = [*source.broken, *found]
+            if broken and not skip:
+                raise broken_error(broken, len(source.items) + len(source.broken))
+            kept, skipped = _without_skipped(tasks, source)
             if source.labels:
                 save_classes(work, source.labels)
             save_manifest(
                 work,
-                key=key,
+                key=skipped_key(key) if skipped else key,
                 seed=seed,
-                shards=[task.path for task in tasks],
+                shards=[task.path for task in kept],
                 kind=source.kind,
                 classes=source.classes if source.is_enumerated else source.labels,
             )
+            if skipped:
+                with written_whole(work / SKIPPED) as file:
+                    file.write(json.dumps([asdict(one) for one in skipped], indent=1).encode() + b"\n")
+            for task in tasks:
+                skipped_path(task.path).unlink(missing_ok=True)
             _put_in_place(work, out)
             (out / _LISTING).unlink()
         except BaseException:
             if not keep or not any(work.glob("*.index.npy")):
                 shutil.rmtree(work, ignore_errors=True)
             raise
-    return taken_over
+    return Job(taken_over, tuple(skipped))
+
+
+def skipped_key(key: str) -> str:
+    """Return the key of shards that lack the broken samples of a source."""
+    return f"{key}-skipped"
+
+
+def broken_error(broken: Sequence[Broken], total: int) -> SampleError:
+    """Return the error that names all files that cannot be converted."""
+    if len(broken) == 1:
+        return SampleError(broken[0].why)
+    stopped = "; more were not looked at" if len(broken) >= _MOST_BROKEN else ""
+    return SampleError(
+        f"{len(broken)} of {total} samples cannot be converted{stopped}; mend or remove these files, or leave them out "
+        "with --on-error skip:\n" + "\n".join(one.why for one in broken)
+    )
+
+
+def _without_skipped(tasks: list[ShardTask], source: Source) -> tuple[list[ShardTask], list[Broken]]:
+    """Return the tasks whose shards have samples, and all that was left out."""
+    skipped = list(source.broken)
+    kept = []
+    for task in tasks:
+        left_out = _skipped_of(skipped_path(task.path))
+        skipped += left_out
+        if len(left_out) < len(task.ids):
+            kept.append(task)
+    if not kept:
+        raise broken_error(skipped, len(source.items) + len(source.broken))
+    return kept, skipped
+
+
+def _skipped_of(path: Path) -> tuple[Broken, ...]:
+    return tuple(Broken(**one) for one in json.loads(path.read_text())) if path.is_file() else ()
+
+
+def _skipped_before(out: Path) -> tuple[Broken, ...]:
+    return _skipped_of(out / SKIPPED)
 
 
 def _check_replaceable(out: Path) -> None:
@@ -102,8 +169,12 @@ def _prepare(work: Path, tasks: list[ShardTask], listing: str) -> tuple[list[Sha
 
 def _is_whole(task: ShardTask) -> bool:
     # The index is written last and both reached the disk before they got their names.
+    left_out = {one.sample_id for one in _skipped_of(skipped_path(task.path))} if task.skip else set()
+    expected = tuple(sample_id for sample_id in task.ids if sample_id not in left_out)
+    if not expected:
+        return True
     try:
-        return tuple(load_index(task.path).records["id"].tolist()) == task.ids
+        return tuple(load_index(task.path).records["id"].tolist()) == expected
     except ShardError:
         return False
 
@@ -114,18 +185,29 @@ def _write(
     done: int,
     workers: int,
     progress: Callable[[int, int], None] | None,
-) -> None:
+    known: Sequence[Broken],
+) -> list[Broken]:
+    """Write shards; return the samples that are broken, all of them but for those beyond _MOST_BROKEN."""
+    broken: list[Broken] = []
     if progress is not None and done:
         progress(done, total)
     if workers == 1 and progress is not None:
         for task in tasks:
             before = done
-            done += write_shard(task, lambda written, before=before: progress(before + written, total))  # type: ignore[misc]
-        return
-    for _, written in each(write_shard, tasks, workers):
-        done += written
+            made = write_shard(task, lambda written, before=before: progress(before + written, total))  # type: ignore[misc]
+            done += made.samples
+            broken += made.broken
+            if not task.skip and len(known) + len(broken) >= _MOST_BROKEN:
+                break
+        return broken
+    for _, made in each(write_shard, tasks, workers):
+        done += made.samples
+        broken += made.broken
         if progress is not None:
             progress(done, total)
+        if not tasks[0].skip and len(known) + len(broken) >= _MOST_BROKEN:
+            break
+    return broken
 
 
 def _put_in_place(work: Path, out: Path) -> None:

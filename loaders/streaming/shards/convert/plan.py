@@ -53,7 +53,7 @@ def listing_key(source: Source, key: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def shard_tasks(source: Source, folder: Path, *, seed: int, shard_bytes: int) -> list[ShardTask]:
+def shard_tasks(source: Source, folder: Path, *, seed: int, shard_bytes: int, skip: bool = False) -> list[ShardTask]:
     """Divide the samples, shuffled by `seed`, into shards of at most `shard_bytes`, or of one sample each.
 
     Raises LoaderConfigError when there are no samples.
@@ -73,6 +73,7 @@ def shard_tasks(source: Source, folder: Path, *, seed: int, shard_bytes: int) ->
             source.path_feature,
             source.read,
             {name: column.take(ids) for name, column in source.columns.items()},
+            skip,
         )
         for number, ids in enumerate(_divided(source, order, shard_bytes))
     ]
