@@ -104,13 +104,15 @@ def peers(case: Case) -> Callable[[bool], Iterator[Line]]:
         }
         _epoch_s(arms["ours"], case)  # what is imported and compiled once
         names = list(arms)
-        rounds = []
+        rounds: list[list[float]] = []
+        cpu: list[list[float]] = []
         for turn in range(_QUICK_TURNS if quick else _TURNS):
             # Each comes as often first as last.
             order = names[turn % 3 :] + names[: turn % 3]
             times = {name: _epoch_s(arms[name], case) for name in order}
-            rounds.append([times[name] for name in names])
-        ours_s, *_ = (median(each) for each in zip(*rounds, strict=True))
+            rounds.append([times[name][0] for name in names])
+            cpu.append([times[name][1] for name in names])
+        ours_s, ours_cpu_s = (median(each[0] for each in one) for one in (rounds, cpu))
         bound_s = _bound_s(case)
         for at, name in enumerate(names[1:], 1):
             ratios = [each[at] / each[0] for each in rounds]
@@ -119,22 +121,30 @@ def peers(case: Case) -> Callable[[bool], Iterator[Line]]:
                 f"{case.what}, {case.workers} workers: epoch of {name} over ours",
                 f"{'>' if case.differ and at == 2 else '>='} {RATIO_LEAST:g}",
                 f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {other_s:.2f} and {ours_s:.2f} s, "
-                f"bound {bound_s:.2f} s)",
+                f"bound {bound_s:.2f} s; CPU {median(each[at] for each in cpu):.2f} and {ours_cpu_s:.2f} s)",
                 median(ratios) > RATIO_LEAST if case.differ and at == 2 else median(ratios) >= RATIO_LEAST,
             )
 
     return measure
 
 
-def _epoch_s(kind: Callable[..., Any], case: Case) -> float:
+def _epoch_s(kind: Callable[..., Any], case: Case) -> tuple[float, float]:
+    """Return what an epoch takes, and the CPU time of all its processes, which neighbours move far less."""
     loader = kind(case.dataset, case.batch, True, num_workers=case.workers, collate_fn=case.collate)
-    began = time.perf_counter()
+    began, cpu_s = time.perf_counter(), _cpu_s()
     seen: list[int] = []
     for batch in loader:
         seen += batch[:, 0].tolist()
     took_s = time.perf_counter() - began
+    del loader
     assert sorted(seen) == list(range(len(case.dataset))), "a sample is missing or came twice"
-    return took_s
+    return took_s, _cpu_s() - cpu_s
+
+
+def _cpu_s() -> float:
+    """Return the CPU time of this process and of those of its children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def _bound_s(case: Case) -> float:

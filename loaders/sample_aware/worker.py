@@ -47,7 +47,7 @@ _LEAST_REST_SHARE: Final = 10
 """Of the time that it has taken so far, one in so many parts."""
 _PATIENCE: Final = 4
 """By how many times a bundle may exceed what it usually takes, and by how much at least."""
-_LEAST_PATIENCE_NS: Final = 20_000_000
+_LEAST_PATIENCE_NS: Final = 50_000_000
 _ANSWER: Final = struct.Struct("<q")
 
 
@@ -200,7 +200,7 @@ class _Worker:
         self._apart(Report(ReportKind.FAILED, self._seat.worker, run, sample), pack(failure))
 
     def _run_bundle(self, task: Task) -> None:
-        """Make a batch of quick samples; where one of them turns out slow, leave the rest to the other workers."""
+        """Make a batch of quick samples; where one of them turns out slow and others are idle, leave them the rest."""
         control, worker, stages = self._control, self._seat.worker, range(len(self._stages))
         samples: list[Any] = []
         times: list[list[int]] = []
@@ -211,7 +211,7 @@ class _Worker:
             for number, key in enumerate(keys, task.sample):
                 if control.run != task.run:
                     raise _Stale
-                if now > until:
+                if now > until and not self._waiting.poll(0):
                     self._split_bundle(task, samples, times, len(keys))
                     return
                 control.begin(worker, task.run, number, 0, now)
