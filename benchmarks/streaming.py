@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -39,6 +40,8 @@ GOODPUT_RTT_MS = (0.1, 1.0, 10.0, 30.0, 150.0)
 GOODPUT_GBIT = (1.0, 5.0)
 FIGURE_RTT_MS = (0.1, 1.0, 10.0, 30.0)
 MEMORY_MB = 200
+LOSS_RTT_MS, LOSS_GBIT, LOSS_PCT = 57.0, 1.0, 0.1
+LOSS_FLOWS = 32
 
 
 class Bench:
@@ -77,6 +80,11 @@ class Bench:
     def epoch(self) -> Shards:
         """An epoch of at least 20 s at 1 Gbit/s, or of 5 s where it has to be quick."""
         return make_shards(self._folder, SMALL, 650_000_000 if self.quick else 2_600_000_000)
+
+    @cached_property
+    def wan_epoch(self) -> Shards:
+        """An epoch of 5 s at 1 Gbit/s."""
+        return make_shards(self._folder, SMALL, 625_000_000)
 
     def close(self) -> None:
         """Remove the links."""
@@ -131,6 +139,61 @@ def goodput(bench: Bench) -> Iterator[Line]:
 def fast(bench: Bench) -> Iterator[Line]:
     """Share two cores at 10 Gbit/s with the link's own relay."""
     yield goodput_cell(bench, 0.1, 10.0, 0.80)
+
+
+def loss(bench: Bench) -> Iterator[Line]:
+    """Lose packets on a far link: with bbr and streams=auto, against iperf3 with 32 bbr flows and without loss."""
+    rig, seconds = bench.rig, 2 if bench.quick else 5
+    under_way = window(LOSS_RTT_MS, LOSS_GBIT, 32 * SMALL)
+    lossy: dict[float, list[float]] = {0.0: [], LOSS_PCT: []}
+    peers: dict[tuple[float, int, str], list[float]] = {
+        (0.0, STREAMS, "cubic"): [],
+        (LOSS_PCT, LOSS_FLOWS, "bbr"): [],
+        (LOSS_PCT, USUAL_STREAMS, "bbr"): [],
+        (LOSS_PCT, LOSS_FLOWS, "cubic"): [],
+        (LOSS_PCT, USUAL_STREAMS, "cubic"): [],
+    }
+    epochs: dict[float, list[float]] = {0.0: [], LOSS_PCT: []}
+    relay_cores: list[float] = []
+    link = rig.link
+    assert link is not None
+    with (
+        rig.daemon(bench.small, bench.keys, "--congestion", "bbr") as daemon,
+        rig.daemon(bench.wan_epoch, bench.keys, "--congestion", "bbr") as epoch_daemon,
+    ):
+        for _ in range(2 if bench.quick else 3):
+            for loss_pct, seen_gbit in lossy.items():
+                rig.set(LOSS_RTT_MS, LOSS_GBIT, loss_pct)
+                orders = {"streams": "auto", "window": under_way, "warm_bytes": 8 * 2**20}
+                seen_gbit.append(rig.receive([daemon], seconds=seconds, omit_s=3, **orders).gbit)
+                for (share, flows, control), seen in peers.items():
+                    if share == loss_pct:
+                        began, before = time.monotonic(), link.counters().cpu_s
+                        got = rig.iperf(flows=flows, seconds=seconds, omit_s=3, congestion=control)
+                        seen.append(got.gbit)
+                        if (flows, control) == (LOSS_FLOWS, "bbr"):
+                            relay_cores.append((link.counters().cpu_s - before) / (time.monotonic() - began))
+                epochs[loss_pct].append(rig.receive([epoch_daemon], **orders).seconds)
+    where = f"{LOSS_GBIT:g} Gbit/s, {LOSS_RTT_MS:g} ms"
+    for loss_pct, flows, control, least in (
+        (0.0, STREAMS, "cubic", 0.97),
+        (LOSS_PCT, LOSS_FLOWS, "bbr", 0.90),
+        (LOSS_PCT, USUAL_STREAMS, "bbr", None),
+    ):
+        ours, theirs = median(lossy[loss_pct]), median(peers[loss_pct, flows, control])
+        what = f"{where}, {loss_pct:g} % loss: bbr, auto over iperf3's {flows} {control}"
+        measured = f"{ours / theirs:.3f} ({ours:.3f} of {theirs:.3f} Gbit/s)"
+        yield Line(
+            what, f">= {least:.2f}" if least else "", measured, None if least is None else ours / theirs >= least
+        )
+    for flows in (LOSS_FLOWS, USUAL_STREAMS):
+        measured = f"{median(peers[LOSS_PCT, flows, 'cubic']):.3f} Gbit/s"
+        yield Line(f"{where}, {LOSS_PCT:g} % loss: iperf3's {flows} cubic", "", measured, None)
+    yield Line("link's relay under iperf3's 32 bbr, cores", "", ratios(relay_cores, 2), None)
+    with_loss, without = median(epochs[LOSS_PCT]), median(epochs[0.0])
+    what = f"epoch of 625 MB: {LOSS_PCT:g} % loss over none"
+    measured = f"{with_loss / without:.3f} ({with_loss:.2f} of {without:.2f} s)"
+    yield Line(what, "<= 1.50", measured, with_loss <= 1.5 * without)
 
 
 def distance(bench: Bench) -> Iterator[Line]:
@@ -272,7 +335,7 @@ def daemons(bench: Bench) -> Iterator[Line]:
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
-    each.__name__: each for each in (goodput, fast, distance, distance_cpu, cpu, figures, mixing, memory, daemons)
+    each.__name__: each for each in (goodput, fast, loss, distance, distance_cpu, cpu, figures, mixing, memory, daemons)
 }
 
 

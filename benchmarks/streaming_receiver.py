@@ -30,7 +30,7 @@ class Orders:
     """What to receive, and how."""
 
     endpoints: list[str]
-    streams: int = 8
+    streams: int | Literal["auto"] = 8
     """Connections to every daemon."""
     window: int = 16
     """Batches under way, for every daemon."""

@@ -129,10 +129,10 @@ class Rig:
     compute: Place
     link: Link | None = None
 
-    def set(self, rtt_ms: float, rate_gbit: float) -> None:
-        """Give the link a round trip and a cap."""
+    def set(self, rtt_ms: float, rate_gbit: float, loss_pct: float = 0.0) -> None:
+        """Give the link a round trip, a cap, and a share of packets that are lost."""
         assert self.link is not None
-        self.link.set(Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, rate_gbit))
+        self.link.set(Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, rate_gbit, loss_pct=loss_pct))
 
     @contextlib.contextmanager
     def daemon(self, shards: Shards, keys: Keys | None, *options: str) -> Iterator[Daemon]:
@@ -171,9 +171,9 @@ class Rig:
             raise TestbedError(f"the receiver ended with status {process.returncode}")
         return Received(**json.loads(said))
 
-    def iperf(self, *, flows: int, seconds: float, omit_s: float = 0.0) -> Iperf:
-        """Send from storage to compute as iperf3 does."""
-        return _iperf_ended(*self._start_iperf(flows, seconds, omit_s))
+    def iperf(self, *, flows: int, seconds: float, omit_s: float = 0.0, congestion: str | None = None) -> Iperf:
+        """Send from storage to compute as iperf3 does; by the namespace's congestion control if none is named."""
+        return _iperf_ended(*self._start_iperf(flows, seconds, omit_s, congestion))
 
     @staticmethod
     def iperf_together(rigs: Sequence[Rig], *, flows: int, seconds: float, omit_s: float = 0.0) -> float:
@@ -182,7 +182,7 @@ class Rig:
         return sum(_iperf_ended(*pair).gbit for pair in started)
 
     def _start_iperf(
-        self, flows: int, seconds: float, omit_s: float
+        self, flows: int, seconds: float, omit_s: float, congestion: str | None = None
     ) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
         where = ["-p", str(IPERF_PORT)]
         server = self.compute.popen(
@@ -192,6 +192,7 @@ class Rig:
         )
         time.sleep(0.3)
         shape = ["-P", str(flows), "-t", f"{seconds:.0f}", *(["-O", f"{omit_s:.0f}"] if omit_s else [])]
+        shape += ["-C", congestion] if congestion else []
         client = ["iperf3", "-c", self.compute.address, *where, "--json", *shape]
         return server, self.storage.popen(client, stdout=subprocess.PIPE)
 

@@ -23,6 +23,7 @@ from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import check_window
+from loaders.streaming.receiver.growth import Streams
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
 from loaders.threads import close_at_exit
@@ -48,7 +49,7 @@ class StreamingLoader:
         endpoint: str | None = None,
         endpoints: Sequence[str] | None = None,
         keys: Path | str | None = None,
-        streams: int = 2,
+        streams: Streams = 2,
         prefetch_batches: int = 8,
         prefetch_step: int = 0,
         order: Order = "arrival",
@@ -73,8 +74,9 @@ class StreamingLoader:
         """Connect to the daemon at `endpoint`, such as tcp://10.77.0.1:41234, or to those at `endpoints`.
 
         `keys` is the client's folder of keys, for daemons that serve with keys. Each daemon gets `streams`
-        connections. With `prefetch_step` an epoch begins with so many requests and asks for so many more with each
-        batch, until `prefetch_batches` is reached. `order` is "arrival", first come, first used, or "strict".
+        connections; with "auto" 2, then 4 and up to 32, while goodput grows and the network is waited for. With
+        `prefetch_step` an epoch begins with so many requests and asks for so many more with each batch, until
+        `prefetch_batches` is reached. `order` is "arrival", first come, first used, or "strict".
 
         `transform` is a pipeline, or any callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
         array or number, such as torchvision's Compose. `decode` names the engine and `num_threads` its threads or, of
@@ -152,12 +154,17 @@ class StreamingLoader:
         )
         self._settings["catalog"] = self._client.catalog.fingerprint
         mixing = f"records within windows of {shuffle_window} of them, after " if shuffle_window > 1 else ""
-        self.notes: tuple[str, ...] = (
+        self._notes: tuple[str, ...] = (
             f"shuffles {mixing}runs of {slice_records} samples that are neighbours in the shards, which were "
             "shuffled once",
             f"moves {warm_bytes / 2**20:.3g} MiB of padding before the first epoch to open its connections",
             *(self._decoder.notes if self._decoder else ("hands out encoded images, not decoded",)),
         )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What sets this loader apart, up to now."""
+        return (*self._notes, self._client.transport)
 
     @staticmethod
     def check_transform(
@@ -287,10 +294,11 @@ class StreamingLoader:
     def stats(self) -> LoaderStats:
         """Return the counts so far.
 
-        `wait_s` is the time the caller waited for a batch; `network_wait_s` the time in which nothing could be
-        done but wait for the network, `decode_wait_s` for the decoder, `consumer_wait_s` for the caller, and
-        `verify_s` what checksums took. `wire_bytes` are the frames' bytes, `asked_again` the requests that were
-        repeated after a lost connection, `moved` those taken to another daemon, `stale` the answers that came twice.
+        `wait_s` is the time the caller waited for a batch; `network_wait_s` the time in which nothing could be done
+        but wait for the network, `decode_wait_s` for the decoder, `consumer_wait_s` for the caller, and `verify_s`
+        what checksums took. `streams` are the connections, `wire_bytes` the frames' bytes, `asked_again` the requests
+        that were repeated after a lost connection, `moved` those taken to another daemon, `stale` the answers that
+        came twice.
         """
         traffic = self._client.traffic
         self._stats.details |= {
@@ -298,6 +306,7 @@ class StreamingLoader:
             "decode_wait_s": self._times.decode_wait_s,
             "consumer_wait_s": self._times.consumer_wait_s,
             "verify_s": self._times.verify_s,
+            "streams": self._client.streams,
             "wire_bytes": traffic.bytes,
             "asked_again": traffic.asked_again,
             "moved": traffic.moved,

@@ -24,6 +24,7 @@ from loaders.streaming.planner import BatchPlan, EpochPlan, plan
 from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
 from loaders.streaming.receiver.fetch import Fetch, Interrupted, check_window
+from loaders.streaming.receiver.growth import AUTO_LEAST, AUTO_MOST, Growth, Streams, check_streams
 from loaders.streaming.receiver.memory import keep_freed_memory
 from loaders.streaming.receiver.placement import Placement
 from loaders.streaming.receiver.session import Session
@@ -43,6 +44,8 @@ class Traffic:
     batches: int = 0
     bytes: int = 0
     """Bytes of all frames taken, headers included."""
+    answers: int = 0
+    """Batches, or parts of them, that were taken."""
     wait_s: float = 0.0
     """Time in which the next batch was wanted and had not arrived."""
     asked_again: int = 0
@@ -60,7 +63,7 @@ class StreamClient:
         self,
         endpoints: str | Sequence[str],
         *,
-        streams: int,
+        streams: Streams,
         timeout_s: float,
         keys: Path | str | None = None,
         warm_bytes: int = 0,
@@ -68,6 +71,7 @@ class StreamClient:
     ) -> None:
         """Connect `streams` streams to every daemon, learn what each serves, and move `warm_bytes` of padding.
 
+        With "auto" streams each daemon gets 2, then 4 and up to 32 while batches come quicker with them.
         Daemons may hold different shards, or the same ones, of which any then serves.
 
         Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds.
@@ -75,8 +79,7 @@ class StreamClient:
         self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
         if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
             raise LoaderConfigError(f"endpoints={list(self.endpoints)}: expected one or more, each once")
-        if not 1 <= streams <= 64:
-            raise LoaderConfigError(f"streams={streams}: expected 1 to 64")
+        check_streams(streams)
         if warm_bytes < 0:
             raise LoaderConfigError(f"warm_bytes={warm_bytes}: expected 0 or more")
         if not timeout_s > 0:
@@ -106,7 +109,7 @@ class StreamClient:
                         self._context,
                         self._poller,
                         endpoint,
-                        streams=streams,
+                        streams=AUTO_LEAST if streams == "auto" else streams,
                         timeout_s=timeout_s,
                         keys=keys,
                         warm_bytes=warm_bytes,
@@ -122,6 +125,30 @@ class StreamClient:
         self.sources = tuple(
             Source(session, places) for session, places in zip(self._sessions, self.placement.places, strict=True)
         )
+
+        self._growth = Growth(max(session.rtt_s for session in self._sessions)) if streams == "auto" else None
+
+    @property
+    def streams(self) -> int:
+        """Number of streams to all daemons together."""
+        return sum(len(session.streams) for session in self._sessions)
+
+    @property
+    def transport(self) -> str:
+        """How many streams lead to each daemon, and their congestion control, in words."""
+        controls = " and ".join(sorted({session.congestion for session in self._sessions}))
+        told = f"{self.streams // len(self._sessions)} streams to each daemon, congestion control {controls}"
+        if self._growth is not None:
+            tried = ", ".join(f"{8e-6 * rate:.0f} by {count}" for count, rate in self._growth.goodput.items())
+            told += f"; streams=auto tries up to {AUTO_MOST}, and measured in Mbit/s: {tried or 'nothing yet'}"
+        return told
+
+    def grow(self, now: float) -> None:
+        """Make more streams where "auto" finds that they are of use; `now` in seconds of the monotonic clock."""
+        traffic, growth = self.traffic, self._growth
+        if growth is not None and growth.measured(now, traffic.bytes, traffic.answers, traffic.wait_s):
+            for source in self.sources:
+                source.grow(growth.streams)
 
     def plan(self, *, order: Order = "arrival", **arguments: Any) -> EpochPlan:
         """Plan an epoch over the shards of all daemons; the arguments are those of `planner.plan`.

@@ -113,7 +113,9 @@ class Fetch:
         except Interrupted:
             self.close()
             return None
-        client.traffic.wait_s += time.monotonic() - started
+        now = time.monotonic()
+        client.traffic.wait_s += now - started
+        client.grow(now)
         # Whatever waits for room waits for a batch that is under way, or that could be taken.
         assert batch is not None or not wait or not self._waiting, "batches are planned and none is under way"
         if batch is not None:
@@ -283,6 +285,7 @@ class Fetch:
         except WireError as error:
             raise WireError(f"{source.session.endpoint} sent a malformed batch {plan.batch}: {error}") from error
         client.traffic.bytes += sum(map(len, frames))
+        client.traffic.answers += 1
         if asked.assembly.complete:
             self._arrivals.add(asked.assembly.batch())
             client.traffic.batches += 1

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -70,10 +71,18 @@ class Session:
         pair = load_client_keys(keys) if keys is not None else None
         with _control(context, endpoint, timeout_s, keys) as control:
             catalog, *more = control.exchange(Hello())
+            asked = time.monotonic()
+            report, *_ = control.exchange(Health())
+            self.rtt_s = time.monotonic() - asked
+            """A round trip, when the link was idle."""
         if not isinstance(catalog, Catalog):
             raise WireError(f"{endpoint} sent a malformed answer: no catalog to a greeting")
+        if not isinstance(report, Report):
+            raise WireError(f"{endpoint} sent a malformed answer: no report")
         self.catalog = catalog
         """What the daemon serves."""
+        self.congestion = str(report.fields.get("congestion", "unknown"))
+        """TCP's congestion control of what the daemon sends."""
         granted = more[0] if more else None
         if isinstance(granted, Grant) != (pair is not None):
             raise WireError(
@@ -83,15 +92,20 @@ class Session:
         if isinstance(granted, Grant):
             data = f"{endpoint.rpartition(':')[0]}:{granted.port}"
             session, data_keys = (granted.session, granted.key), pair if granted.encrypted else None
+        self._stream = partial(Stream, context, data, timeout_s, poller, keys=data_keys, session=session)
         try:
-            for _ in range(streams):
-                self.streams.append(Stream(context, data, timeout_s, poller, keys=data_keys, session=session))
+            self.connect(streams)
             # TCP starts every connection slowly, and a far one for long. Padding opens its window.
             per_stream = math.ceil(warm_bytes / streams)
             self._warm([min(MAX_PADDING, per_stream - at) for at in range(0, max(per_stream, 1), MAX_PADDING)])
         except BaseException:
             self.close()
             raise
+
+    def connect(self, count: int) -> None:
+        """Start to connect so many further streams; what is asked on them is sent once they are connected."""
+        for _ in range(count):
+            self.streams.append(self._stream())
 
     def request(
         self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int | None = None

@@ -77,6 +77,11 @@ class Source:
         self._nbytes[sequence], self._on[sequence] = nbytes, place
         self.session.streams[place].ask(sequence, request)
 
+    def grow(self, streams: int) -> None:
+        """Have so many streams, which are more than there are."""
+        self.session.connect(streams - len(self._loads))
+        self._loads += [0] * (streams - len(self._loads))
+
     def done(self, sequence: int) -> None:
         """Forget a request."""
         place = self._on.pop(sequence)

@@ -1,0 +1,80 @@
+"""How many streams carry the most: twice as many are tried again and again, while goodput grows."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from loaders.errors import LoaderConfigError
+
+__all__ = ["AUTO_LEAST", "AUTO_MOST", "Growth", "Streams", "check_streams"]
+
+Streams: TypeAlias = int | Literal["auto"]
+"""How many connections a daemon gets; "auto" begins with AUTO_LEAST and ends with AUTO_MOST at most."""
+
+AUTO_LEAST, AUTO_MOST = 2, 32
+_MOST = 64
+_GAIN = 1.1
+"""More is tried while twice as many streams carry so many times as much."""
+_SETTLE_RTTS, _SPAN_RTTS, _SPAN_S = 16, 16, 0.5
+"""Round trips in which new connections open their windows; round trips, and seconds at least, that are measured."""
+_ANSWERS = 3
+"""Answers of each stream that are measured at least, for goodput is known by whole answers."""
+_FALL = 1.5
+"""When so many times less comes than once did, more is tried again."""
+_WAITED = 0.5
+"""Share of the time that was spent waiting for the network, below which more of it would be of no use."""
+
+
+def check_streams(streams: Streams) -> None:
+    """Raise LoaderConfigError for a number of connections that is out of range."""
+    if streams != "auto" and (not isinstance(streams, int) or not 1 <= streams <= _MOST):
+        raise LoaderConfigError(f"streams={streams}: expected 1 to {_MOST}, or auto")
+
+
+class Growth:
+    """Measures goodput by number of streams; one thread uses it."""
+
+    def __init__(self, rtt_s: float) -> None:
+        """Begin with AUTO_LEAST streams over a link with a round trip of `rtt_s` seconds."""
+        self.streams = AUTO_LEAST
+        """Connections that each daemon should have."""
+        self.goodput: dict[int, float] = {}
+        """Bytes a second, by number of streams."""
+        self._settle_s, self._span_s = _SETTLE_RTTS * rtt_s, max(_SPAN_S, _SPAN_RTTS * rtt_s)
+        self._best = 0.0
+        self._again = True
+        self._done = False
+        self._from: tuple[float, int, int, float] | None = None
+        self._settled = 0.0
+
+    def measured(self, now: float, nbytes: int, answers: int, wait_s: float) -> bool:
+        """Take what has come up to `now`, in seconds; return whether `streams` has grown.
+
+        `nbytes` and `answers` are those of all time, and `wait_s` the time in which nothing could be done but wait.
+        """
+        if self._from is None:
+            self._settled = self._settled or now + self._settle_s
+            if now >= self._settled:
+                self._from = now, nbytes, answers, wait_s
+            return False
+        began, bytes_before, answers_before, waited_before = self._from
+        passed = now - began
+        if passed < self._span_s or answers - answers_before < _ANSWERS * self.streams:
+            return False
+        self._from = now, nbytes, answers, wait_s
+        return wait_s - waited_before >= _WAITED * passed and self._judged((nbytes - bytes_before) / passed)
+
+    def _judged(self, rate: float) -> bool:
+        """Take what so many streams carry, in bytes a second; return whether there shall be more."""
+        self.goodput[self.streams] = max(rate, self.goodput.get(self.streams, 0.0))
+        if self._done and rate >= self._best / _FALL:
+            return False
+        grown = (self._done or rate >= _GAIN * self._best) and self.streams < AUTO_MOST
+        if grown:
+            self._done = False
+            self._best, self._again = rate, True
+            self.streams, self._from, self._settled = 2 * self.streams, None, 0.0
+        else:
+            # Once more: what a stretch carries varies, where packets are lost at random.
+            self._done, self._again = not self._again, False
+        return grown
