@@ -92,6 +92,7 @@ def run(
                         regimes,
                         link_kind=experiment.testbed.link,
                         caches=experiment.testbed.caches,
+                        congestion=experiment.testbed.congestion,
                     )
                 )
                 log = results.folder / "energy.log"

@@ -60,6 +60,8 @@ class TestbedSpec:
 
     kind: Literal["auto", "local", "netns"] = "auto"
     link: Literal["auto", "netem", "relay"] = "auto"
+    congestion: str = "cubic"
+    """TCP's congestion control on both sides of a link, of those that the kernel has."""
     caches: Literal["all", "tree"] = "all"
     """What the kernel forgets before an epoch: all its caches, or the pages of what the epoch reads alone."""
     cold: Literal["epoch", "cell"] = "epoch"

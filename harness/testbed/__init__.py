@@ -25,6 +25,7 @@ def open_testbed(
     *,
     link_kind: LinkKind = "auto",
     caches: Caches = "all",
+    congestion: str = "cubic",
 ) -> Testbed:
     """Bring a testbed up.
 
@@ -35,6 +36,7 @@ def open_testbed(
         regimes: the regimes that the testbed will be set to.
         link_kind: how the link is emulated, see `harness.testbed.link.open_link`.
         caches: what is forgotten before an epoch, see `harness.testbed.caches.drop_caches`.
+        congestion: TCP's congestion control on both sides of a link.
 
     Raises:
         TestbedError: a permission, a tool or a device is missing; the message names it and the remedy.
@@ -46,4 +48,4 @@ def open_testbed(
         return LocalTestbed(run_id, regimes, caches)
     from harness.testbed.netns import NetnsTestbed
 
-    return NetnsTestbed(run_id, link_kind, caches)
+    return NetnsTestbed(run_id, link_kind, caches, congestion)

@@ -16,6 +16,7 @@ from harness.testbed.base import Mount, Node
 from harness.testbed.caches import Caches, drop_caches, how_dropped
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
+from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
 from harness.testbed.mount import RemoteMounts
 from harness.testbed.nfs import nfs_obstacles
@@ -53,6 +54,7 @@ class NetnsTestbed:
         run_id: 1 to 32 letters and digits.
         link_kind: how the link is emulated.
         caches: what is forgotten before an epoch.
+        congestion: TCP's congestion control on both sides of the link, of those that the kernel has.
 
     Raises:
         TestbedError: something is missing; the message names it and the remedy. Nothing is left behind.
@@ -60,7 +62,9 @@ class NetnsTestbed:
 
     kind: Literal["netns"] = "netns"
 
-    def __init__(self, run_id: str, link_kind: LinkKind, caches: Caches = "all") -> None:
+    def __init__(
+        self, run_id: str, link_kind: LinkKind, caches: Caches = "all", congestion: str = CONGESTION_CONTROL
+    ) -> None:
         if obstacles := netns_obstacles():
             raise TestbedError(
                 f"a testbed with a link cannot be opened here: {'; '.join(obstacles)} "
@@ -69,6 +73,7 @@ class NetnsTestbed:
         self.run_id = run_id
         self._link_kind: LinkKind = link_kind
         self._caches: Caches = caches
+        self._congestion = congestion
         self._notes: list[str] = []
         with ExitStack() as stack:
             self._lifetime = Lifetime(run_id)
@@ -136,7 +141,15 @@ class NetnsTestbed:
 
     def _open_link(self) -> Link:
         with children_marked(self.run_id):
-            return open_link(self._storage_ns, self._compute_ns, kind=self._link_kind)
+            link = open_link(self._storage_ns, self._compute_ns, kind=self._link_kind)
+        if self._congestion != CONGESTION_CONTROL:
+            try:
+                for namespace in (self._storage_ns, self._compute_ns):
+                    choose_congestion(namespace, self._congestion)
+            except BaseException:
+                link.close()
+                raise
+        return link
 
     def _close_link(self) -> None:
         # The link that is there by then: it may have been made anew.

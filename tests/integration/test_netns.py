@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from harness.errors import TestbedError
 from harness.regime import Regime
 from harness.testbed import open_testbed
 from harness.testbed.netns import netns_obstacles
@@ -80,6 +81,20 @@ def test_failure_while_opening_leaves_nothing(run_id, monkeypatch):
     monkeypatch.setattr("harness.testbed.netns.RemoteMounts", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         open_testbed("netns", run_id, [NEAR])
+    _assert_nothing_left(run_id)
+
+
+def test_both_sides_have_the_congestion_control_that_is_asked_for(run_id):
+    with open_testbed("netns", run_id, [NEAR], congestion="reno") as testbed:
+        link = testbed.describe()["link"]
+        for side in ("storage_tcp", "compute_tcp"):
+            assert link[side]["net.ipv4.tcp_congestion_control"] == "reno"
+    _assert_nothing_left(run_id)
+
+
+def test_a_congestion_control_that_the_kernel_has_not_is_refused_by_name(run_id):
+    with pytest.raises(TestbedError, match=r"testbed.congestion=nothing: .*this kernel has"):
+        open_testbed("netns", run_id, [NEAR], congestion="nothing")
     _assert_nothing_left(run_id)
 
 

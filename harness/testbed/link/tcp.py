@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from harness.errors import TestbedError
 from harness.testbed.link.namespace import inside, write_sysctl
 
-__all__ = ["CONGESTION_CONTROL", "read_tcp", "tune_tcp"]
+__all__ = ["CONGESTION_CONTROL", "choose_congestion", "read_tcp", "tune_tcp"]
 
 CONGESTION_CONTROL = "cubic"
 """What Linux distributions use by default; bbr would pace small replies and slow cold fetches."""
@@ -44,6 +45,7 @@ RECORDED = (
     "net.ipv4.tcp_limit_output_bytes",
     "net.ipv4.tcp_min_tso_segs",
 )
+AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 ATTEMPTS = 5
 
@@ -55,13 +57,27 @@ def tune_tcp(namespace: str) -> list[str]:
         reason = write_sysctl(namespace, key, value)
         if reason is not None and key not in OPTIONAL:
             notes.append(f"{key} stays as it was: {reason}")
-    reason = _choose_congestion_control(namespace)
+    reason = _choose_congestion_control(namespace, CONGESTION_CONTROL)
     if reason is not None:
         notes.append(
             f"congestion control is not {CONGESTION_CONTROL}: {reason}; as root, "
             f"`sysctl net.ipv4.tcp_allowed_congestion_control` of the host must name it"
         )
     return notes
+
+
+def choose_congestion(namespace: str, congestion: str) -> None:
+    """Give the namespace's connections a congestion control.
+
+    Raises:
+        TestbedError: the kernel has none of that name, or it may not be chosen.
+    """
+    reason = _choose_congestion_control(namespace, congestion)
+    if reason is not None:
+        raise TestbedError(
+            f"testbed.congestion={congestion}: {reason}; this kernel has {AVAILABLE.read_text().strip()} "
+            f"(modprobe tcp_{congestion} may add it), and {ALLOWED} must name it where this is not the machine's root"
+        )
 
 
 def read_tcp(namespace: str) -> dict[str, str]:
@@ -78,9 +94,9 @@ def read_tcp(namespace: str) -> dict[str, str]:
     return inside(namespace, read)
 
 
-def _choose_congestion_control(namespace: str) -> str | None:
+def _choose_congestion_control(namespace: str, congestion: str) -> str | None:
     key = "net.ipv4.tcp_congestion_control"
-    reason = write_sysctl(namespace, key, CONGESTION_CONTROL)
+    reason = write_sysctl(namespace, key, congestion)
     # A namespace may only choose what the host allows to all. The host's list is widened for the moment of
     # the choice; another run's restoring of it may come between, hence the attempts.
     for _ in range(ATTEMPTS):
@@ -88,11 +104,11 @@ def _choose_congestion_control(namespace: str) -> str | None:
             return None
         try:
             before = ALLOWED.read_text().strip()
-            ALLOWED.write_text(f"{before} {CONGESTION_CONTROL}")
+            ALLOWED.write_text(f"{before} {congestion}")
         except OSError:
             return reason
         try:
-            reason = write_sysctl(namespace, key, CONGESTION_CONTROL)
+            reason = write_sysctl(namespace, key, congestion)
         finally:
             ALLOWED.write_text(before)
         if reason is not None:
