@@ -21,7 +21,7 @@ from loaders.errors import LoaderConfigError, SampleError, StreamError
 from loaders.streaming.decoding.records import check_records
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice, plan
-from loaders.streaming.protocol.messages import BatchHeader, Catalog, Get, Hello, Shard, Warm, Warmed
+from loaders.streaming.protocol.messages import BatchHeader, Catalog, Get, Health, Hello, Report, Shard, Warm, Warmed
 from loaders.streaming.protocol.wire import pack, unpack_request
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
@@ -186,6 +186,8 @@ def _false_daemon(answer: Callable[[Get], list[bytes]]) -> Iterator[str]:
             match request:
                 case Hello():
                     return [pack(Catalog("x", (Shard("a", 8, 8, "d"),)))]
+                case Health():
+                    return [pack(Report({}))]
                 case Warm(sequence, _):
                     return [pack(Warmed(sequence))]
                 case Get():
