@@ -43,8 +43,8 @@ _said: Final[set[str]] = set()
 class SampleAwareDataLoader(DataLoader[T_co]):
     """torch's DataLoader, with workers that share all samples and batches of those that are done first.
 
-    All arguments of `torch.utils.data.DataLoader` mean what they mean there, but for `in_order`, of which `order`
-    takes the place. An IterableDataset is served by torch's DataLoader itself, with a warning.
+    All arguments of `torch.utils.data.DataLoader` mean what they mean there; `order` goes before `in_order`. An
+    IterableDataset is served by torch's DataLoader itself, with a warning.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class SampleAwareDataLoader(DataLoader[T_co]):
 
         `transforms` are applied one after another to what the dataset gives; between two of them a slow sample makes
         way. `order` "arrival" fills batches with what is done first, "strict" keeps the sampler's batches; None is
-        arrival where the sampler is a random one of torch's, strict elsewhere. See SampleAwareLoader for the others.
+        arrival where the sampler is a random one of torch's or `in_order` is false, strict elsewhere. See
+        See SampleAwareLoader for the others.
         """
         check_order(order)
         self.transforms, self.order = tuple(transforms), order
@@ -263,6 +264,8 @@ class SampleAwareDataLoader(DataLoader[T_co]):
     def _order(self) -> Order:
         if self.order is not None:
             return self.order
+        if not self.in_order:
+            return "arrival"
         sampler: Any = self.sampler
         if self.batch_sampler is not None:
             if type(self.batch_sampler) is not BatchSampler:

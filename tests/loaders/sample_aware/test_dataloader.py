@@ -133,6 +133,7 @@ def test_order_follows_the_sampler_unless_told():
     assert order() == "strict" and order(shuffle=True) == "arrival"
     assert order(batch_sampler=BatchSampler(RandomSampler(Squares()), 4, False)) == "arrival"
     assert order(batch_sampler=[[1, 2], [3]]) == "strict"
+    assert order(in_order=False) == "arrival" and order(in_order=False, order="strict") == "strict"
     assert order(sampler=SequentialSampler(Squares()), order="arrival") == "arrival"
     assert order(sampler=DistributedSampler(Squares(), 2, 0)) == "arrival"
     assert order(sampler=DistributedSampler(Squares(), 2, 0, shuffle=False)) == "strict"
