@@ -91,7 +91,8 @@ def instrumented_epoch(seconds: float) -> Line:
                     times[arm].append(whole_s)
                     return
                 # What a run would report as the epoch, and what the harness did before and after it.
-                epoch_s = read_events(out / "events.jsonl")[-1]["duration_ns"] / 1e9
+                ended = [e for e in read_events(out / "events.jsonl") if e["event"] == "epoch_end"]
+                epoch_s = ended[-1]["duration_ns"] / 1e9
                 times[arm].append(epoch_s)
                 around.append(whole_s - epoch_s)
 
