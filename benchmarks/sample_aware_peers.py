@@ -148,7 +148,10 @@ def _cpu_s() -> float:
 
 
 def _bound_s(case: Case) -> float:
-    """Return what no loader of as many workers beats: samples and collations alone, in a plain loop, shared by all."""
+    """Return what samples and collations take in a plain loop, shared by all workers.
+
+    Where memory is what costs, a loader that uses its memory again may be below it.
+    """
     collate: Callable[[Any], Any] = case.collate or default_collate
     threads, began, cpu = torch.get_num_threads(), time.perf_counter(), time.process_time()
     torch.set_num_threads(1)
