@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -61,11 +61,11 @@ def request_from(argv: Sequence[str]) -> Request:
             cfg = compose("diagnose", overrides=[*folder, *overrides])
     except (HydraException, OmegaConfBaseException) as error:
         raise explained(error) from error
+    if OmegaConf.is_dict(cfg.regimes):  # a link would be refused for another reason
+        _check_alone("regimes", cfg.regimes, "local files, and so the regime local")
     experiment = experiment_from(cfg)
-    for group in ("workloads", "loaders", "regimes"):
-        if len(named := getattr(experiment, group)) > 1:
-            one = f"one of the {group}" if group != "regimes" else "local files, and so the regime local"
-            raise ConfigError(f"{group} {', '.join(named)}: a diagnosis is of {one} alone; leave out what is added")
+    for group in ("workloads", "loaders"):
+        _check_alone(group, getattr(experiment, group), f"one of the {group}")
     (workload,), (loader,) = experiment.workloads.values(), experiment.loaders.values()
     dataset = experiment.datasets[workload.key]
     if loader.reads != "files":
@@ -91,6 +91,12 @@ def request_from(argv: Sequence[str]) -> Request:
         results_dir=folder_of("results_dir", cfg.results_dir),
         command=shlex.join(["python", "-m", "harness.diagnose", *argv]),
     )
+
+
+def _check_alone(group: str, named: Iterable[object], one: str) -> None:
+    names = [str(name) for name in named]
+    if len(names) > 1:
+        raise ConfigError(f"{group} {', '.join(names)}: a diagnosis is of {one} alone; leave out what is added")
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
