@@ -433,7 +433,7 @@ def restart_case(folder: Path, quick: bool) -> list[Measured]:
         time.sleep(1)
         rig.agent.flush()
         time.sleep(0.5)
-        return rig.ask(100 if quick else 1000, start_ns, end_ns, (1.0, 4.0))
+        return rig.ask(100 if quick else 1000, start_ns, end_ns, (1.0, min(4.0, 0.8 * (end_ns - start_ns) / NS)))
 
 
 def unreadable_case(folder: Path, quick: bool) -> list[Measured]:
