@@ -18,8 +18,10 @@ def test_no_window_is_outside_its_bound(case):
     if fake.compiler() is None:
         pytest.skip("the loads are driven by C programs: no cc on this host")
     argv = [sys.executable, REPO / "benchmarks/energy_truth.py", "--quick", "--only", case]
-    run = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
-    if "lacked a CPU" in run.stdout and run.returncode == 1:
-        pytest.skip(f"the counter itself was held up: {run.stdout}")
+    for _ in range(3):
+        run = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=80)
+        if "lacked a CPU" not in run.stdout or run.returncode == 0:
+            break
+        # The counter itself was held up, so what is taken for the truth is not.
     assert run.returncode == 0, run.stdout + run.stderr
     assert "outside the bound" in run.stdout
