@@ -119,27 +119,24 @@ def open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunDat
 
 def _check_room(experiment: Experiment, cache: Path) -> None:
     """Refuse datasets for which there is no room, with their shards, before the first of them is made."""
-    needed, wanted = 0, []
+    needed, keys = 0, []
     converted = experiment.placement == "half" or experiment.streams
-    for key in experiment.workloads:
-        component, where = experiment.datasets[key], experiment.dataset_key(key)
+    seen: list[Component] = []
+    for key, component in experiment.datasets.items():
+        if component in seen:
+            continue
+        seen.append(component)
         dataset = instantiate(component.target, component.params)
-        if isinstance(dataset, GeneratedDataset) and where not in wanted:
-            needed += dataset.bytes_to_make(cache) * (2 if converted else 1)
-            wanted.append(where)
+        if isinstance(dataset, GeneratedDataset) and (made := dataset.bytes_to_make(cache)):
+            needed += made * (2 if converted else 1)
+            keys.append(f"{experiment.dataset_key(key)}.samples={component.params.get('samples')}")
     free = free_bytes(cache)
     if needed > free:
-        keys = " and ".join(f"{where}.samples={_samples(experiment, where)}" for where in wanted)
         raise DatasetError(
-            f"{keys}: about {spelled(needed)} are needed in {cache}"
+            f"{' and '.join(keys)}: about {spelled(needed)} are needed in {cache}"
             f"{', shards included' if converted else ''}, and {spelled(free)} are free; "
             "ask for fewer, make room, or set cache_dir to a larger file system"
         )
-
-
-def _samples(experiment: Experiment, where: str) -> object:
-    key = next(key for key in experiment.workloads if experiment.dataset_key(key) == where)
-    return experiment.datasets[key].params.get("samples")
 
 
 def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress) -> OpenData:

@@ -13,6 +13,7 @@ from harness.errors import ResultsError
 from harness.report.folder import read_results
 from harness.report.labels import UNKNOWN, joules, regime_labels, seconds, spell
 from harness.report.summary import summarise
+from harness.report.tables import verdict_style
 from harness.sweep import Job, changed
 
 __all__ = ["print_jobs"]
@@ -62,7 +63,6 @@ def _rows(job: Job) -> list[list[str | Text]]:
     rows: list[list[str | Text]] = []
     for group in summarise(results):
         energy = joules(group.total_j.median) if group.total_j else UNKNOWN
-        style = "green" if group.valid == group.planned else "yellow" if group.valid else "red"
         rows.append(
             [
                 spell(group.workload),
@@ -70,7 +70,7 @@ def _rows(job: Job) -> list[list[str | Text]]:
                 spell(group.loader),
                 seconds(group.time_s.median) if group.time_s else UNKNOWN,
                 f"{energy} est." if group.estimated and group.total_j else energy,
-                Text(f"{group.valid} of {group.planned}", style),
+                Text(f"{group.valid} of {group.planned}", verdict_style(group.valid, group.planned)),
             ]
         )
     return rows

@@ -22,7 +22,7 @@ from harness.report.labels import UNKNOWN, factor, joules, percent, regime_label
 from harness.report.problems import problems
 from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
 
-__all__ = ["print_table"]
+__all__ = ["print_table", "verdict_style"]
 
 WIDE_COLUMNS = 100
 """From this width on there is room for utilisation and throughput."""
@@ -63,7 +63,7 @@ def print_table(folder: Path, console: Console) -> None:
 
 def _headline(results: Results, groups: Sequence[Group]) -> Text:
     planned, valid = sum(group.planned for group in groups), sum(group.valid for group in groups)
-    text = Text.assemble((results.name, "bold"), "  ", (_of(valid, planned), _verdict_style(valid, planned)))
+    text = Text.assemble((results.name, "bold"), "  ", (_of(valid, planned), verdict_style(valid, planned)))
     text.append(" epochs valid")
     if results.unfinished:
         text.append(f", {_of(len(results.unfinished), len(results.cells))} cells without a result", "red")
@@ -129,10 +129,11 @@ def _ratio(group: Group, base: Group | None, value: float | None) -> Text:
 
 def _valid(group: Group) -> Text:
     mark = "" if group.trusted or not group.measured else " †"
-    return Text(_of(group.valid, group.planned) + mark, _verdict_style(group.valid, group.planned))
+    return Text(_of(group.valid, group.planned) + mark, verdict_style(group.valid, group.planned))
 
 
-def _verdict_style(valid: int, planned: int) -> str:
+def verdict_style(valid: int, planned: int) -> str:
+    """Return the colour of how many of the planned rows are valid."""
     return "green" if valid == planned else "yellow" if valid else "red"
 
 
