@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from harness.procfs import cpu_s, disk_bytes, family, host_cpu, host_cpu_s, kernel_cpu_s, nic_bytes, wait_s
+from harness.procfs import cpu_s, disk_bytes, family, host_cpu, kernel_cpu_s, nic_bytes, wait_s
 
 __all__ = ["CellCounters"]
 
@@ -33,13 +33,12 @@ class CellCounters:
         """
         rx, tx = nic_bytes(self._interface) or (None, None)
         read, written = disk_bytes() or (None, None)
-        busy, total = host_cpu_s()
         at_s, host, run = time.monotonic(), host_cpu(), family(self._run_pid)
         return {
             "rx_bytes": rx,
             "tx_bytes": tx,
-            "cpu_busy_s": busy,
-            "cpu_total_s": total,
+            "cpu_busy_s": host.busy_s,
+            "cpu_total_s": host.total_s,
             "link_cpu_s": self._link_cpu_s(),
             "cell_cpu_s": cpu_s(family(os.getpid())),
             "disk_read_bytes": read,

@@ -39,6 +39,9 @@ class HostCpu:
     """What the host's processors did since it started, in seconds of all of them together."""
 
     cpus: int
+    busy_s: float
+    """Neither idle nor waiting for disks."""
+    total_s: float
     idle_s: float
     """Idle, and waiting for disks."""
     irq_s: float
@@ -50,18 +53,17 @@ class HostCpu:
 def host_cpu() -> HostCpu:
     """Return what /proc/stat tells of the host's processors; all zero where it tells nothing."""
     lines = Path("/proc/stat").read_text().splitlines()
-    # user nice system idle iowait irq softirq steal (proc(5)).
-    fields = [int(x) / _TICKS_PER_S for x in lines[0].split()[1:9]]
-    cpus = sum(line.startswith("cpu") for line in lines) - 1
-    return HostCpu(cpus, fields[3] + fields[4], fields[5] + fields[6], fields[7])
+    # user nice system idle iowait irq softirq steal (proc(5)); guest time is inside user.
+    fields = [int(x) for x in lines[0].split()[1:9]]
+    total, idle = sum(fields), fields[3] + fields[4]
+    seconds = (count / _TICKS_PER_S for count in (total - idle, total, idle, fields[5] + fields[6], fields[7]))
+    return HostCpu(sum(line.startswith("cpu") for line in lines) - 1, *seconds)
 
 
 def host_cpu_s() -> tuple[float, float]:
     """Return seconds that the host's processors were busy, and seconds in all, since it started."""
-    # user nice system idle iowait irq softirq steal (proc(5)); guest time is inside user.
-    fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
-    total = sum(fields)
-    return (total - fields[3] - fields[4]) / _TICKS_PER_S, total / _TICKS_PER_S
+    host = host_cpu()
+    return host.busy_s, host.total_s
 
 
 def disk_bytes() -> tuple[int, int] | None:
