@@ -16,7 +16,7 @@ from typing import Final, Self, cast
 
 from energymon.agent_process import Agent, shared_agent
 from energymon.clock import NS, boot_id, boot_ns, utc_text
-from energymon.components import Component
+from energymon.components import Component, channels_of
 from energymon.edges import Asker
 from energymon.errors import EnergyError, WindowError
 from energymon.integrate import Energy
@@ -276,12 +276,14 @@ class Window:
     def _wait(self, store: Store, session: Session, end_ns: int) -> None:
         """Wait until every series that goes on has a reading past the end, or cannot be expected to."""
         interval_s = session.interval_ns / NS
+        # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
+        lag_ns = round(max(channels_of(session).lags.values(), default=0.0) * NS)
         deadline_ns = self._ended_ns + round((interval_s + _WAIT_S) * NS)
         while True:
             if self._agent is not None:
                 self._agent.flush()
             last: dict[tuple[str, str, str], int] = {}
-            for r in store.readings(end_ns, end_ns, session.node):
+            for r in store.readings(end_ns, end_ns + lag_ns, session.node):
                 if r.t_ns >= session.start_ns:
                     key = (r.device, r.domain, r.source)
                     # What is shown after the end may be of before it.

@@ -143,3 +143,16 @@ def test_an_agent_of_a_store_that_is_named_is_asked_too(counting, tmp_path, star
     assert window.error_j < 30
     agent.end()
     assert not socket_path(agent.store).exists()
+
+
+def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_end(rapl, monkeypatch):
+    """The readings that follow an edge at a fraction of the lag may show what is of before it."""
+    monkeypatch.setattr(energymon.window, "_WAIT_S", 60.0)
+    options = ["--sysfs", str(rapl.root), "--nvml", str(rapl.root / "none.so")]
+    with rapl.running(), energymon.Agent(interval_ms=20, options=options) as agent:
+        for _ in range(3):
+            with energymon.Window(agent=agent) as window:
+                time.sleep(0.05)
+            before_s = time.monotonic()
+            assert window.joules > 0
+            assert time.monotonic() - before_s < 30
