@@ -78,19 +78,23 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         theta_c: float = 0.7,
         most_bytes: int = DEFAULT_BYTES,
         sample_timeout_s: float | None = None,
+        seed_samples: bool = True,
     ) -> None:
         """Check the arguments; raises what torch's DataLoader does, and LoaderConfigError.
 
         `transforms` are applied one after another to what the dataset gives; between two of them a slow sample makes
         way. `order` "arrival" fills batches with what is done first, "strict" keeps the sampler's batches; None is
-        arrival where the sampler is a random one of torch's or `in_order` is false, strict elsewhere. See
-        See SampleAwareLoader for the others.
+        arrival where the sampler is a random one of torch's or `in_order` is false, strict elsewhere. With
+        `seed_samples` what a sample draws depends on its place in the epoch alone, for 10 µs a sample; without, a
+        worker's random numbers go on from one of its samples to the next, as torch's do. See SampleAwareLoader for the
+        others.
         """
         check_order(order)
         self.transforms, self.order = tuple(transforms), order
         self.slow_timeout_s, self.warm_up, self.sample_timeout_s = slow_timeout_s, warm_up, sample_timeout_s
         self.min_workers, self.max_workers, self.most_bytes = min_workers, max_workers, most_bytes
         self.alpha, self.beta, self.theta_c = alpha, beta, theta_c
+        self.seed_samples = seed_samples
         super().__init__(
             dataset,
             batch_size,
@@ -209,7 +213,7 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         """Return what is done to a sample, for the iterators."""
         return DatasetJob(
             self.dataset, self.transforms, self.worker_init_fn, base_seed, self.collate_fn,
-            single=self.batch_sampler is None, by_batch=self.by_batch,
+            single=self.batch_sampler is None, by_batch=self.by_batch, seeded=self.seed_samples,
         )  # fmt: skip
 
     def collate(self) -> TorchCollate:

@@ -189,15 +189,17 @@ class DatasetJob:
         *,
         single: bool = False,
         by_batch: bool = False,
+        seeded: bool = True,
     ) -> None:
         """Collate with `collate_fn`; with `single` it gets the one sample of a batch and not a list.
 
-        With `by_batch` the dataset gives whole batches, and a batch is one sample here.
+        With `by_batch` the dataset gives whole batches, and a batch is one sample here. Without `seeded` the random
+        numbers of a worker go on from sample to sample.
         """
         self._dataset, self._transforms = dataset, tuple(transforms)
         self._worker_init_fn, self._base_seed = worker_init_fn, base_seed
         self._collate_fn, self._single, self._by_batch = collate_fn, single or by_batch, by_batch
-        self._roots = NO_ROOTS
+        self._seeded, self._roots = seeded, NO_ROOTS
         self._initial_seed = b""
 
     @property
@@ -208,7 +210,8 @@ class DatasetJob:
     def collate(self, keys: Sequence[tuple[int, Any]], samples: Sequence[Any]) -> Any:
         """Return what collate_fn makes of the samples; what it draws depends on the first one's place in the epoch."""
         assert self._collate_fn is not None
-        self._seed(keys[0][0] + len(self.stages))
+        if self._seeded:
+            self._seed(keys[0][0] + len(self.stages))
         given = samples[0] if self._single else samples
         if not is_default(self._collate_fn):
             return self._collate_fn(given)
@@ -251,6 +254,8 @@ class DatasetJob:
         What is drawn depends on the sample's place in the epoch and on nothing else: not on the worker that happens to
         be idle, nor on the one that goes on with it.
         """
+        if not self._seeded:
+            return self.apply(stage, key, partial)
         seed = key[0] + stage
         if not self._by_batch or stage == 0:
             self._seed(seed)

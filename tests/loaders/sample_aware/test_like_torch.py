@@ -124,6 +124,14 @@ def test_what_worker_init_fn_seeds_is_drawn_again_whatever_the_loader_s_seed_and
     assert drawn(2, None) != drawn(2, None)
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_without_seeds_of_their_own_samples_draw_what_torch_s_would(batch_size):
+    options = {"batch_size": batch_size, "num_workers": 1, "collate_fn": as_given, "worker_init_fn": seeds_all}
+    theirs = [*DataLoader(Seeds(8), **options)]
+    assert [*SampleAwareDataLoader(Seeds(8), order="strict", seed_samples=False, **options)] == theirs
+    assert [*SampleAwareDataLoader(Seeds(8), order="strict", **options)] != theirs
+
+
 @both
 def test_a_second_iterator_with_persistent_workers_is_the_first_one_again(kind):
     loader = kind(Numbers(), 5, num_workers=2, persistent_workers=True)
