@@ -3,10 +3,10 @@
 from harness.signals import run_program
 
 
-def _program() -> None:
+def _program() -> int:
     from harness.cli import main
 
-    main()
+    return main()
 
 
 run_program(_program, "nothing was measured yet")

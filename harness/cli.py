@@ -55,6 +55,7 @@ more
   --cfg job                         print the composed config and stop
   --info defaults                   print where each part came from
   --hydra-help                      Hydra's own flags
+  --version                         print joulefeed's version
   python -m harness.report FOLDER   draw the tables, figures and report again, without measuring
   python -m harness.collect FOLDER  judge the rows again
   python -m harness.testbed doctor  what this machine can do; `clean` removes what a dead run left
@@ -62,12 +63,12 @@ more
 """
 
 
-def main() -> None:
-    """Run `python -m harness`."""
+def main() -> int:
+    """Run `python -m harness`; returns the exit status."""
     argv = sys.argv[1:]
     if not argv or "--help" in argv or "-h" in argv:
         print(_usage())
-        sys.exit(0 if argv else 2)
+        return 0 if argv else 2
     # Else Hydra prints what is wrong with an override in its own way.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -75,7 +76,7 @@ def main() -> None:
             arguments = split(argv)
             sys.argv[1:] = expand(arguments)
             try:
-                status = _compose_and_run(multirun=arguments.read.multirun)
+                return _compose_and_run(multirun=arguments.read.multirun)
             except (HydraException, OmegaConfBaseException) as error:
                 raise explained(error) from error
             except ValueError as error:
@@ -86,8 +87,7 @@ def main() -> None:
         raise  # told by run_program
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
-        status = error.exit_status
-    sys.exit(status)
+        return error.exit_status
 
 
 def _usage() -> str:
@@ -95,11 +95,11 @@ def _usage() -> str:
     experiments = []
     for path in sorted(p.name for p in conf.joinpath("experiment").iterdir() if p.name.endswith(".yaml")):
         about = yaml.safe_load(conf.joinpath("experiment", path).read_text()).get("description", "")
-        experiments.append(f"  {path.removesuffix('.yaml'):<12} {about}")
+        experiments.append(f"  {path.removesuffix('.yaml'):<14} {about}")
     groups = []
     for group in sorted(p.name for p in conf.iterdir() if p.is_dir() and not p.name.startswith("_")):
         names = [p.name for p in conf.joinpath(group).iterdir() if p.name.endswith(".yaml")]
-        if group != "experiment":
+        if group not in {"experiment", "claims"}:  # claims are no part of a config
             groups.append(f"  {group:<12} {', '.join(sorted(n.removesuffix('.yaml') for n in names))}")
     return _USAGE.format(experiments="\n".join(experiments), groups="\n".join(groups))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Final
 
+from hydra.errors import OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -24,6 +26,8 @@ def explained(error: Exception) -> ConfigError:
     cause = error.__cause__
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key:
         return _not_there(str(cause.full_key), cause.parent_node)
+    if isinstance(error, OverrideParseException):
+        return _unreadable(error.override)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(cause, OmegaConfBaseException):
         lines += [str(cause).splitlines()[0]]
@@ -37,6 +41,21 @@ def explained(error: Exception) -> ConfigError:
         meant = f" (did you mean {near}?)" if near else ""
         return ConfigError(f"{group}={name}: there is no such {group}{meant}; there are {', '.join(sorted(names))}")
     return ConfigError("; ".join(line for line in lines if "https://hydra.cc" not in line))
+
+
+def _unreadable(override: str) -> ConfigError:
+    """Return the error for an override that breaks Hydra's grammar."""
+    key, equals, value = (part.strip() for part in override.partition("="))
+    if not equals:
+        advice = "expected key=value"
+    elif not override.startswith(f"{key}="):
+        advice = f"write it without spaces: {shlex.quote(f'{key}={value}')}"
+    elif value[:1] in set("[{(\"'"):
+        advice = "close every bracket and quote"
+    else:
+        quoted = f'{key}="{value}"'
+        advice = f"quote the value: {shlex.quote(quoted)}"
+    return ConfigError(f"{override}: cannot be read as key=value; {advice}")
 
 
 def _no_such_default(group: str, given: str, error: Exception) -> ConfigError:

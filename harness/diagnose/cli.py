@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         with signals_raise():
-            if len(given) == 1 and "=" not in given[0]:
+            if len(given) == 1 and "=" not in given[0] and not given[0].startswith("-"):
                 _show(Path(given[0]))
             else:
                 _measure(given, console)

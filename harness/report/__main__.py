@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from harness.errors import HarnessError
 from harness.report import print_table, render
+from harness.signals import run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,4 +40,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "nothing was drawn")

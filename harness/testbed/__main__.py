@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from harness.errors import TestbedError
+from harness.signals import run_program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,4 +39,4 @@ def _clean() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(main, "nothing was removed")

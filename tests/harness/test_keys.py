@@ -53,8 +53,17 @@ def test_a_key_that_the_class_takes_and_the_config_does_not_set_is_added_with_a_
     assert refusal("loaders.pytorch.pin_memory=false").endswith("+loaders.pytorch.pin_memory=VALUE")
 
 
-def test_what_is_no_override_is_told_in_one_line():
-    assert refusal("nonsense").startswith("Error parsing override 'nonsense'; missing EQUAL")
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("nonsense", "expected key=value"),
+        ("repeats = 3", "write it without spaces: repeats=3"),
+        ("dataset.root=/data/a(b)", """quote the value: 'dataset.root="/data/a(b)"'"""),
+        ("figures=[a,b", "close every bracket and quote"),
+    ],
+)
+def test_what_cannot_be_read_as_an_override_is_named_with_how_to_write_it(override, advice):
+    assert refusal(override) == f"{override}: cannot be read as key=value; {advice}"
 
 
 def refused(*overrides):

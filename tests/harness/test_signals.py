@@ -1,8 +1,11 @@
-"""A signal ends a program with one line, from its first import to the end of the interpreter."""
+"""A whole program: a signal ends it with one line, and its output may end before it does."""
 
+import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +57,47 @@ def test_a_command_s_package_imports_nothing_slow_before_signals_are_heard(packa
     code = f"import sys, {package}; print(sorted({slow} & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert told.strip() == "[]"
+
+
+def test_a_program_goes_on_when_the_reader_of_its_output_has_gone(tmp_path):
+    program = f"""
+from pathlib import Path
+from harness.signals import run_program
+
+def program():
+    for number in range(20_000):
+        print("a line that nobody reads", number, flush=True)
+    Path({str(tmp_path / "work")!r}).touch()
+    return 7
+
+run_program(program, "nothing was done")
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(20) == 7
+    assert (tmp_path / "work").exists()
+
+
+def harness(*arguments, **options):
+    command = [sys.executable, "-m", "harness", *arguments]
+    return subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False, **options)
+
+
+def test_output_that_a_full_disk_loses_is_an_error():
+    with Path("/dev/full").open("w") as full:
+        done = harness("--help", stdout=full)
+    assert (done.returncode, done.stderr.count("\n")) == (5, 1)
+    assert done.stderr.startswith("error: stdout could not be written: No space left on device")
+
+
+def test_output_without_utf_8_is_written_in_ascii():
+    code = "from harness.signals import run_program; run_program(lambda: print('2.0× ≤ 3 µ'), '')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "2.0x <= 3 ?\n"
+
+
+def test_the_version_is_the_projects():
+    assert harness("--version", stdout=subprocess.PIPE).stdout == f"joulefeed {version('joulefeed')}\n"
