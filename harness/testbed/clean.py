@@ -10,7 +10,7 @@ from harness.errors import TestbedError
 from harness.testbed.memory import remove_memory_group
 from harness.testbed.mount_table import detach, mounts_below
 from harness.testbed.nfs import stop_nfs_server
-from harness.testbed.process import kill_all
+from harness.testbed.process import REAPER_VARIABLE, kill_all
 from harness.testbed.state import RunNames, abandoned_runs
 
 __all__ = ["clean", "tear_down"]
@@ -31,7 +31,10 @@ def clean() -> list[str]:
         try:
             removed += [f"run {state.names.run_id}: {what}" for what in tear_down(state.names)]
             state.forget()
-        except TestbedError as error:
+            # A reaper that was stopped would stay for ever.
+            reapers = kill_all(state.names.run_id, variable=REAPER_VARIABLE)
+            removed += [f"run {state.names.run_id}: reaper {pid}" for pid in reapers]
+        except (TestbedError, TimeoutError) as error:
             problems.append(str(error))
             state.release()
     if problems:

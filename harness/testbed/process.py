@@ -16,6 +16,7 @@ import harness
 
 __all__ = [
     "PROCESS_GRACE_S",
+    "REAPER_VARIABLE",
     "RUN_VARIABLE",
     "children_marked",
     "dying_with_parent",
@@ -27,6 +28,8 @@ __all__ = [
 
 RUN_VARIABLE = "JOULEFEED_RUN"
 """Environment variable by which the processes of a run are found, however often they forked."""
+REAPER_VARIABLE = "JOULEFEED_REAPER"
+"""The same for the run's reaper, which outlives the run's processes."""
 PROCESS_GRACE_S = 5.0
 """Time between SIGTERM and SIGKILL."""
 KILL_PATIENCE_S = 10.0
@@ -81,25 +84,35 @@ def end_group(process: subprocess.Popen[Any], *, grace_s: float = PROCESS_GRACE_
 
 def processes_of_run(run_id: str, namespaces: Iterable[Path] = ()) -> list[int]:
     """Return the ids of living processes that carry the run's id or are in one of its network namespaces."""
-    belongs = _membership(run_id, namespaces)
+    return _found(_membership(run_id, namespaces))
+
+
+def _found(belongs: Callable[[int], bool]) -> list[int]:
     pids = sorted(int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal())
     return [pid for pid in pids if pid != os.getpid() and belongs(pid)]
 
 
-def kill_all(run_id: str, namespaces: Iterable[Path] = (), patience_s: float = KILL_PATIENCE_S) -> list[int]:
+def kill_all(
+    run_id: str,
+    namespaces: Iterable[Path] = (),
+    patience_s: float = KILL_PATIENCE_S,
+    variable: str = RUN_VARIABLE,
+) -> list[int]:
     """Kill the run's processes until none is left; return the ids of those that were killed.
+
+    `variable` is the one that names the run in their environment.
 
     Raises:
         TimeoutError: some were still there after `patience_s`; the message names them.
     """
-    belongs = _membership(run_id, namespaces)
+    belongs = _membership(run_id, namespaces, variable)
     deadline = time.monotonic() + patience_s
     killed: list[int] = []
     empty_looks = 0
     # A process may fork while its siblings are being killed, and has no environment for a moment while it executes
     # another program: hence the repeated look.
     while empty_looks < SURE_LOOKS:
-        found = processes_of_run(run_id, namespaces)
+        found = _found(belongs)
         if not found:
             empty_looks += 1
             time.sleep(LOOK_AGAIN_S)
@@ -113,8 +126,8 @@ def kill_all(run_id: str, namespaces: Iterable[Path] = (), patience_s: float = K
     return killed
 
 
-def _membership(run_id: str, namespaces: Iterable[Path]) -> Callable[[int], bool]:
-    marker = f"\0{RUN_VARIABLE}={run_id}\0".encode()
+def _membership(run_id: str, namespaces: Iterable[Path], variable: str = RUN_VARIABLE) -> Callable[[int], bool]:
+    marker = f"\0{variable}={run_id}\0".encode()
     identities = set()
     for namespace in namespaces:
         with suppress(FileNotFoundError):

@@ -7,6 +7,7 @@ is still there then, the harness could not clean up, and the reaper does.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -15,11 +16,12 @@ from pathlib import Path
 
 from harness.errors import TestbedError
 from harness.testbed.clean import tear_down
-from harness.testbed.process import RUN_VARIABLE, run_environment
+from harness.testbed.process import REAPER_VARIABLE, RUN_VARIABLE, run_environment
 from harness.testbed.state import RunNames, RunState
 
 __all__ = ["Reaper", "main"]
 
+START_PATIENCE_S = 60.0
 END_PATIENCE_S = 20.0
 
 
@@ -29,7 +31,7 @@ class Reaper:
     def __init__(self, names: RunNames) -> None:
         environment = run_environment(names.run_id)
         # It must not count itself among the run's processes, which it kills.
-        del environment[RUN_VARIABLE]
+        environment[REAPER_VARIABLE] = environment.pop(RUN_VARIABLE)
         self._names = names
         self._process = subprocess.Popen(
             [sys.executable, "-m", "harness.testbed.reaper", names.run_id, str(names.root)],
@@ -52,17 +54,28 @@ class Reaper:
             TestbedError: it did not start.
         """
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], START_PATIENCE_S)[0]:
+            raise TestbedError(f"the reaper of run {self._names.run_id} said nothing within {START_PATIENCE_S:g} s")
         if not self._process.stdout.readline():
             raise TestbedError(f"the reaper of run {self._names.run_id} did not start; see its message above")
         self._process.stdout.close()
 
     def close(self) -> None:
-        """Let it go, and wait for it: it removes what is left of the run, which is nothing as a rule."""
+        """Let it go, and wait for it: it removes what is left of the run, which is nothing as a rule.
+
+        One that does not end in time is killed; the run's record, if there is one, is then left for the next clean-up.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(END_PATIENCE_S)
+        # It may have been stopped, and would not see the end of its input.
+        self._process.send_signal(signal.SIGCONT)
+        try:
+            self._process.wait(END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def main(run_id: str, root: str) -> int:

@@ -1,12 +1,17 @@
 """The testbed without a link."""
 
+import os
+import signal
+import subprocess
+import sys
 from uuid import uuid4
 
+import psutil
 import pytest
 
 from harness.errors import MountError, TestbedError
 from harness.regime import Regime
-from harness.testbed import open_testbed
+from harness.testbed import clean, open_testbed
 from harness.testbed.process import processes_of_run
 from harness.testbed.state import RunNames, state_root
 
@@ -59,3 +64,32 @@ def test_closing_ends_processes_and_removes_the_record(run_id):
 def test_the_same_run_id_cannot_be_opened_twice(run_id):
     with open_testbed("local", run_id, [LOCAL]), pytest.raises(TestbedError, match="in use"):
         open_testbed("local", run_id, [LOCAL])
+
+
+def test_closing_ends_a_reaper_that_was_stopped(run_id):
+    testbed = open_testbed("local", run_id, [LOCAL])
+    reaper = testbed._lifetime.reaper_pid
+    os.kill(reaper, signal.SIGSTOP)
+    testbed.close()
+    assert not psutil.pid_exists(reaper)
+
+
+HARNESS = """
+import sys
+from harness.regime import Regime
+from harness.testbed import open_testbed
+testbed = open_testbed("local", sys.argv[1], [Regime("local", 0.0, None)])
+print(testbed._lifetime.reaper_pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_clean_ends_the_stopped_reaper_of_a_killed_harness(run_id):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HARNESS, run_id], text=True, **pipes) as process:
+        reaper = psutil.Process(int(process.stdout.readline()))
+        reaper.suspend()
+        process.kill()
+    assert f"run {run_id}: reaper {reaper.pid}" in clean()
+    reaper.wait(10)
+    assert not RunNames(run_id, state_root()).state_file.exists()
