@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,13 +27,13 @@ import pyarrow.parquet as pq
 from energymon import Asker
 from harness.counters import CellCounters
 from harness.errors import CellError
-from harness.events import EventLog
+from harness.events import EventLog, Instant
 from harness.procfs import family, pss_bytes
 from harness.skipped import EVENT as SKIPPED
 from harness.targets import instantiate, takes
 from loaders.base import Loader, Samples
 
-__all__ = ["BatchRecord", "main", "measured_epoch", "read_energy", "run_epoch", "save_batches"]
+__all__ = ["BatchRecord", "EnergyReader", "main", "measured_epoch", "run_epoch", "save_batches"]
 
 _PROGRESS_EVERY_NS = 250_000_000
 
@@ -59,12 +58,20 @@ def run_epoch(
     epoch: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[BatchRecord]:
-    """Feed one epoch of the loader to the step and return a record a batch, in order."""
+    """Feed one epoch of the loader to the step and return a record a batch, in order.
+
+    Raises CellError for a batch whose data are of more or fewer samples than it names.
+    """
     records: list[BatchRecord] = []
     done, shown = 0, time.monotonic_ns()
     asked = time.monotonic_ns()
     for batch in loader.epoch(epoch):
         got = time.monotonic_ns()
+        if len(batch.data) != len(batch.ids):
+            raise CellError(
+                f"epoch {epoch}, batch {len(records)}: {type(loader).__name__} names {len(batch.ids)} samples and "
+                f"brings data of {len(batch.data)}: expected one each"
+            )
         step(batch)
         finished = time.monotonic_ns()
         records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids, batch.work_s))
@@ -84,19 +91,53 @@ def measured_epoch(
     log: EventLog,
     counters: CellCounters,
     progress: Callable[[int], None],
-    at_edge: Callable[[], object] = lambda: None,
+    at_edge: Callable[[], bool] = lambda: False,
 ) -> list[BatchRecord]:
-    """Run one epoch between its two events, which carry the counters at its edges; `at_edge` is called before each."""
+    """Run one epoch between its two events, which carry the counters at its edges.
+
+    `at_edge` has the energy sensors read and returns whether they were. The instants of the two events are those of the
+    duration. The end is the instant after the sensors were read, so that their reading bounds the same span; where
+    nothing was read, it is the end of the last step.
+    """
+    before = counters.read()
     at_edge()
-    log.add("epoch_start", epoch=epoch, **counters.read())
-    started = time.monotonic_ns()
+    began = Instant.now()
+    log.add("epoch_start", at=began, synced=False, epoch=epoch, **before)
     records = run_epoch(loader, step, epoch, progress)
-    duration_ns = time.monotonic_ns() - started
-    at_edge()
-    log.add("epoch_end", epoch=epoch, duration_ns=duration_ns, **counters.read())
+    ended = Instant.now()
+    if at_edge():
+        ended = Instant.now()
+    duration_ns = ended.mono_ns - began.mono_ns
+    log.add("epoch_end", at=ended, epoch=epoch, duration_ns=duration_ns, **counters.read())
     # Dear, so after the epoch: workers that live on are still there, and the sampler seldom looks.
     log.add("memory", epoch=epoch, pss_bytes=pss_bytes(family(os.getpid())))
     return records
+
+
+class EnergyReader:
+    """Has the energy agent that writes `store` read its sensors, over one connection while the agent lives."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._agent: Asker | None = None
+
+    def read(self) -> bool:
+        """Have the sensors read now; returns whether they were."""
+        try:
+            self._agent = self._agent or Asker(self._store)
+        except OSError:
+            # Nothing is measured here, or the agent is being started again: the epoch goes by the ticks.
+            return False
+        if self._agent.edge_ns() is not None:
+            return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Hang up; may be called twice."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.close()
 
 
 class _Talk:
@@ -154,7 +195,7 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
             with make_loader(spec, workload, step.device, warmup=True) as loader:
                 warm = run_epoch(loader, step, 0)
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
-        at_edge = partial(read_energy, Path(spec["energy_store"]))
+        energy = stack.enter_context(closing(EnergyReader(Path(spec["energy_store"]))))
         losses = getattr(step, "losses", None)
         began = time.monotonic_ns()
         loader = stack.enter_context(make_loader(spec, workload, step.device))
@@ -165,7 +206,7 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
             records = measured_epoch(
-                loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done), at_edge
+                loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done), energy.read
             )
             if (times := _times_skipped(loader) - before) > 0:
                 log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
@@ -189,16 +230,6 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
                 "power_citation": step.power.citation if step.power else None,
             },
         )
-
-
-def read_energy(store: Path) -> None:
-    """Have the energy agent that writes `store` read its sensors now, where there is one on this host."""
-    try:
-        with closing(Asker(store)) as agent:
-            agent.edge_ns()
-    except OSError:
-        # Nothing is measured here, or the agent is being started again: the epoch goes by the ticks.
-        return
 
 
 def make_loader(spec: Mapping[str, Any], workload: Any, device: str, *, warmup: bool = False) -> Any:

@@ -31,6 +31,8 @@ MEDIAN_ERROR = 1.2533
 """Standard error of the median of n normal values, in standard deviations / sqrt(n)."""
 SPREAD_ERROR = 0.889
 """The same of the spread between the 10th and the 90th percentile."""
+FEW = 64
+"""Samples below which two epochs may have the same order by chance: a loader may shuffle runs of several."""
 QUANTILES = 400
 ROUNDING_S = 0.05
 """The kernel counts CPU time in steps of 10 ms, for each process by itself."""
@@ -134,6 +136,8 @@ def judge(
 def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
     yield from _link(data, row, tolerances)
     yield _exactly_once(data, row)
+    yield _loader_bytes(data, row)
+    yield _shuffled(data, row)
     yield _missed_ticks(data, row, tolerances)
     yield _sensors(data, row)
     yield _agent(data, row)
@@ -214,6 +218,26 @@ def _exactly_once(data: CellData, row: EpochRow) -> Check:
     missing = len(absent) - len(left_out)
     actual += f"{missing} missing, {repeated} repeated, {strange} unknown"
     return _check(row, "exactly_once", expected, actual, not (missing or repeated or strange or miscounted))
+
+
+def _loader_bytes(data: CellData, row: EpochRow) -> Check:
+    """Judge what the loader says that it read by the sizes of the samples that it brought."""
+    expected = "the loader counts the bytes of its samples, as samples.parquet has them"
+    if data.sizes is None:
+        return _check(row, "loader_bytes", expected, "the run's samples.parquet is missing", UNKNOWN)
+    counted = int(data.batches[row.epoch].nbytes.sum())
+    return _check(row, "loader_bytes", expected, f"{counted} of {row.bytes} bytes", counted == row.bytes)
+
+
+def _shuffled(data: CellData, row: EpochRow) -> Check:
+    """Judge whether the epoch's order is its own; few samples have it again by chance."""
+    expected = "an order of samples that no earlier epoch of the cell had"
+    ids = data.batches[row.epoch].ids
+    earlier = [epoch for epoch in data.batches if epoch < row.epoch]
+    same = [epoch for epoch in earlier if np.array_equal(data.batches[epoch].ids, ids)]
+    if not same:
+        return _check(row, "shuffled", expected, "its own", PASS)
+    return _check(row, "shuffled", expected, f"that of epoch {same[0]}", WARN if len(ids) < FEW else FAIL)
 
 
 def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -61,17 +63,29 @@ def _write_metrics(results: Results, frame: pd.DataFrame) -> None:
 def load_cell(folder: Path) -> CellData:
     """Read what a finished cell stored; raises ResultsError naming the file that cannot be read."""
     try:
+        cell = json.loads((folder / "cell.json").read_text())
         return CellData(
-            cell=json.loads((folder / "cell.json").read_text()),
+            cell=cell,
             link=json.loads((folder / "link.json").read_text()),
             events=_events(folder / "events.parquet"),
             batches=_batches(folder / "batches.parquet"),
             readings=_readings(folder / "energy.parquet"),
             resources=_resources(folder / "resources.parquet"),
             pings=_pings(folder / "link.parquet"),
+            sizes=_sizes(_samples_file(folder.parent.parent, cell["dataset"])),
         )
     except (OSError, ValueError, KeyError) as error:
         raise ResultsError(f"{folder}: not a whole cell ({error}); delete it and resume the run") from error
+
+
+def _samples_file(run: Path, dataset: Mapping[str, Any]) -> Path:
+    """Return where a run's folder has the samples of a dataset, which is named where there are several."""
+    alone = run / "samples.parquet"
+    return alone if alone.exists() else run / f"samples-{dataset['name']}-{dataset.get('content_hash', '')[:8]}.parquet"
+
+
+def _sizes(path: Path) -> npt.NDArray[np.int64] | None:
+    return pq.read_table(path, columns=["size"])["size"].to_numpy() if path.exists() else None
 
 
 def _events(path: Path) -> list[dict[str, Any]]:

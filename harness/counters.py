@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from harness.procfs import cpu_s, disk_bytes, family, host_cpu, kernel_cpu_s, nic_bytes, wait_s
 
@@ -23,7 +24,7 @@ class CellCounters:
         self._interface, self._link_pid = interface, link_pid
         self._run_pid = os.getpid() if run_pid is None else run_pid
 
-    def read(self) -> dict[str, float | int | None]:
+    def read(self) -> dict[str, Any]:
         """Return rx_bytes and tx_bytes of the data interface, CPU seconds of the host (busy, total), of the link, and
         of this process with its workers, and bytes read from and written to the host's disks. Then, to tell what
         others took: the time, s, with the host's processors and their seconds idle, in interrupts and stolen; CPU

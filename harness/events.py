@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,21 +13,38 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["EventLog", "read_events", "read_timestamps", "save_events"]
+__all__ = ["EventLog", "Instant", "read_events", "read_timestamps", "save_events"]
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment by two clocks, ns."""
+
+    utc_ns: int
+    mono_ns: int
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return this moment."""
+        return cls(time.time_ns(), time.monotonic_ns())
 
 
 class EventLog:
-    """Appends events to a file, each synced to disk at once."""
+    """Appends events to a file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
 
-    def add(self, event: str, **values: Any) -> None:
-        """Write one event with UTC and monotonic nanoseconds; it is on disk when this returns."""
-        record = {"event": event, "utc_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), **values}
+    def add(self, event: str, *, at: Instant | None = None, synced: bool = True, **values: Any) -> None:
+        """Write one event, of now or of the instant `at`; it is on disk when this returns.
+
+        With `synced` false it survives the death of this process alone; the next event that is synced takes it along.
+        """
+        record = {"event": event, **asdict(at or Instant.now()), **values}
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if synced:
+            os.fsync(self._file.fileno())
 
     def __enter__(self) -> Self:
         return self

@@ -34,6 +34,7 @@ class EpochBatches:
 
     samples: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
+    """As the loader counts them."""
     wait_s: npt.NDArray[np.float64]
     step_s: npt.NDArray[np.float64]
     ids: npt.NDArray[np.int64]
@@ -59,6 +60,15 @@ class CellData:
     resources: Sequence[Resources] = ()
     pings: Sequence[Ping] | None = None
     """Of the link while the cell used it; None where there is no link, or where an older run did not watch it."""
+    sizes: npt.NDArray[np.int64] | None = None
+    """Encoded bytes of each of the dataset's samples, by id; None where the run's folder does not have them."""
+
+    def epoch_bytes(self, epoch: int) -> int:
+        """Return the encoded bytes of the samples that came in an epoch, by the dataset's own sizes where known."""
+        batches = self.batches[epoch]
+        if self.sizes is None:
+            return int(batches.nbytes.sum())
+        return int(self.sizes[batches.ids[(batches.ids >= 0) & (batches.ids < len(self.sizes))]].sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +173,7 @@ def link_joules(
 def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batches: EpochBatches) -> EpochRow:
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
-    samples, nbytes = int(batches.samples.sum()), int(batches.nbytes.sum())
+    samples, nbytes = int(batches.samples.sum()), data.epoch_bytes(start["epoch"])
     energies, lost = _energies(data.readings, start, end, cell["energy"])
     if cell["accelerator"]["emulated"]:
         # A board of this machine idles meanwhile and is not what is emulated.

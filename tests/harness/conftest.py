@@ -68,7 +68,9 @@ def stored(**changes):
             **counters(cpu_busy_s=4.0, cpu_total_s=8.0, **quiet()),
         },
     ]
-    whole = CellData(cell=cell, link={}, events=events, batches={1: batches()}, readings=readings())
+    whole = CellData(
+        cell=cell, link={}, events=events, batches={1: batches()}, readings=readings(), sizes=np.full(6, 500)
+    )
     return replace(whole, **changes)
 
 

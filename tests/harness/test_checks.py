@@ -258,6 +258,43 @@ def test_a_lost_repeated_or_unknown_sample_makes_the_row_invalid(ids, stored):
     assert verdicts(data)[1]["exactly_once"] == "fail"
 
 
+@pytest.mark.parametrize("factor", [1000, 0.5, 0])
+def test_bytes_are_those_of_the_samples_and_not_what_the_loader_says(factor, remote):
+    data = remote(epochs=[{"epoch": 1, "rx_bytes": 2999, "drops": 0}])
+    claimed = replace(data.batches[1], nbytes=(data.batches[1].nbytes * factor).astype(np.int64))
+    data = replace(data, batches={1: claimed})
+    (row,) = epoch_rows(data)
+    assert (row.bytes, row.mb_per_s) == (3000, 3000 / 1e6 / 4)
+    valid, rules = verdicts(data)
+    # A loader that says it needs nothing cannot hide that it had the bytes from elsewhere.
+    assert (rules["loader_bytes"], rules["bytes_received"]) == ("fail", "fail")
+    assert f"loader_bytes ({round(3000 * factor)} of 3000 bytes" in valid
+
+
+def test_without_the_samples_sizes_a_row_s_bytes_are_unproven(stored):
+    valid, rules = verdicts(stored(sizes=None))
+    assert rules["loader_bytes"] == "unknown"
+    assert "samples.parquet is missing" in valid
+
+
+@pytest.mark.parametrize(("many", "verdict"), [(64, "fail"), (63, "warn")])
+def test_an_epoch_that_comes_in_the_order_of_an_earlier_one_is_no_epoch_of_its_own(many, verdict, stored):
+    first = stored()
+    ids = np.random.default_rng(0).permutation(many)
+    one = replace(first.batches[1], ids=ids, nbytes=np.array([500 * many]))
+    second = [{**event, "epoch": 2} for event in first.events]
+    data = replace(
+        first,
+        cell={**first.cell, "dataset": {"name": "tiny", "samples": many}},
+        events=[*first.events, *second],
+        batches={1: one, 2: one},
+        sizes=np.full(many, 500),
+    )
+    rows, checks = judge([data], epoch_rows(data), Tolerances())
+    assert [check.verdict for check in checks if check.rule == "shuffled"] == ["pass", verdict]
+    assert [row.valid == "valid" for row in rows] == [True, verdict == "warn"]
+
+
 def skipping(data, ids, *, told, count=None, policy="skip"):
     """Return a cell in which some ids came, and its loader told of samples that it left out."""
     event = {"event": "skipped", "epoch": 1, "utc_ns": START_TICK, "mono_ns": 0}
@@ -266,7 +303,7 @@ def skipping(data, ids, *, told, count=None, policy="skip"):
         data,
         cell={**data.cell, "on_error": policy},
         events=[*data.events, event],
-        batches={1: replace(data.batches[1], ids=np.array(ids))},
+        batches={1: replace(data.batches[1], ids=np.array(ids), nbytes=np.full(len([i for i in ids if i < 6]), 500))},
     )
 
 

@@ -4,12 +4,12 @@ import os
 import signal
 import threading
 import time
-from functools import partial
+from contextlib import closing
 
 import pytest
 
 from energymon import joules
-from harness.cell import measured_epoch, read_energy
+from harness.cell import EnergyReader, measured_epoch
 from harness.energy import EnergyAgent
 from harness.errors import CellError
 from harness.events import EventLog, read_events
@@ -117,14 +117,33 @@ class Nothing:
 
 
 class Batch:
-    nbytes, ids, work_s = 0, (), None
+    nbytes, ids, data, work_s = 0, (), (), None
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_the_end_of_an_epoch_is_that_of_the_reading_or_of_the_last_step_where_nothing_was_read(read, tmp_path):
+    asked, answered = [], []
+
+    def at_edge():
+        asked.append(time.monotonic_ns())
+        time.sleep(0.02)
+        answered.append(time.monotonic_ns())
+        return read
+
+    with EventLog(tmp_path / "events.jsonl") as log:
+        measured_epoch(Nothing(), lambda batch: None, 1, log, Nothing(), lambda done: None, at_edge)
+    start, end, *_ = read_events(tmp_path / "events.jsonl")
+    assert start["mono_ns"] >= answered[0]
+    assert (end["mono_ns"] >= answered[1]) if read else (end["mono_ns"] <= asked[1])
 
 
 def test_the_sensors_are_read_at_the_edges_of_an_epoch_and_a_missing_agent_is_no_matter(agent, tmp_path):
     for store in (tmp_path / "e.sqlite", tmp_path / "none.sqlite"):
-        with EventLog(tmp_path / f"{store.name}.jsonl") as log:
-            at_edge = partial(read_energy, store)
-            measured_epoch(Nothing(), lambda batch: time.sleep(0.05), 1, log, Nothing(), lambda done: None, at_edge)
+        log, energy = EventLog(tmp_path / f"{store.name}.jsonl"), EnergyReader(store)
+        with log, closing(energy):
+            measured_epoch(Nothing(), lambda batch: time.sleep(0.05), 1, log, Nothing(), lambda done: None, energy.read)
+        start, end, *_ = read_events(tmp_path / f"{store.name}.jsonl")
+        assert end["mono_ns"] - start["mono_ns"] == end["duration_ns"]
     start, end, *_ = read_events(tmp_path / "e.sqlite.jsonl")
     edges_ns = [event["mono_ns"] + agent.offset_ns for event in (start, end)]
     readings = agent.readings(edges_ns[0], edges_ns[1])

@@ -1,0 +1,168 @@
+"""Loaders that lie: what each of them brings is found out, so that none of its rows is valid."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.cell import measured_epoch, save_batches
+from harness.checks import judge
+from harness.collect import load_cell
+from harness.counters import CellCounters
+from harness.energy import save_readings
+from harness.errors import CellError
+from harness.events import EventLog, read_events, save_events
+from harness.measure import epoch_rows
+from harness.results import write_json
+from harness.specs import Tolerances
+from loaders.base import Batch, Samples
+from loaders.image import epoch_order
+
+N, SIZE, EPOCHS = 96, 1000, 2
+LENIENT = Tolerances(others_cpu_pct=100, others_cpus=1000, steal_pct=100)
+
+
+class Honest:
+    """Brings every sample once, shuffled by the epoch, and counts its bytes."""
+
+    def epoch(self, epoch):
+        yield from map(self.batch, np.split(epoch_order(N, seed=0, epoch=epoch), N // 8))
+
+    def batch(self, ids):
+        return Batch(ids, torch.zeros(len(ids), 1), torch.zeros(len(ids)), SIZE * len(ids))
+
+
+class Losing(Honest):
+    def epoch(self, epoch):
+        yield from map(self.batch, np.split(epoch_order(N, seed=0, epoch=epoch)[: N - 8], N // 8 - 1))
+        yield self.batch(np.array([], np.int64))
+
+
+class Repeating(Honest):
+    def epoch(self, epoch):
+        order = epoch_order(N, seed=0, epoch=epoch)
+        yield from map(self.batch, np.split(np.where(order == 5, 6, order), N // 8))
+
+
+class ReturningEarly(Honest):
+    def epoch(self, epoch):
+        for count, batch in enumerate(super().epoch(epoch)):
+            if count == N // 16:
+                return
+            yield batch
+
+
+class Inventing(Honest):
+    def epoch(self, epoch):
+        yield from map(self.batch, np.split(epoch_order(N, seed=0, epoch=epoch) + 1, N // 8))
+
+
+class Overstating(Honest):
+    def batch(self, ids):
+        return replace(super().batch(ids), nbytes=1000 * SIZE * len(ids))
+
+
+class Understating(Honest):
+    """Would hide a cache: no byte is needed, so none has to come over the link."""
+
+    def batch(self, ids):
+        return replace(super().batch(ids), nbytes=0)
+
+
+class Replaying(Honest):
+    """Keeps the first epoch and gives it as every other."""
+
+    def epoch(self, epoch):
+        return super().epoch(1)
+
+
+class OfAnotherEpoch(Honest):
+    """Keeps half of an epoch for the next one: every sample comes as often as it should, over the cell."""
+
+    def epoch(self, epoch):
+        order = np.concatenate([epoch_order(N, seed=0, epoch=1)] * EPOCHS)
+        half = N // 2
+        parts = {1: order[:half], 2: order[half:]}[epoch]
+        yield from map(self.batch, np.split(parts, len(parts) // 8))
+
+
+class Empty(Honest):
+    """Names samples for which it brings no data."""
+
+    def batch(self, ids):
+        return replace(super().batch(ids), data=torch.zeros(1, 1))
+
+
+def stored_run(folder, loader, cell):
+    """Run the epochs as a cell does and store what it stores; return the cell as it is judged."""
+    run, out = folder, folder / "cells" / "liar"
+    out.mkdir(parents=True)
+    samples = tuple(f"{n}.jpg" for n in range(N))
+    Samples(run, samples, np.zeros(N, np.int64), np.full(N, SIZE)).save(run / "samples.parquet")
+    with EventLog(out / "events.jsonl") as log:
+        for epoch in range(1, EPOCHS + 1):
+            records = measured_epoch(
+                loader, lambda batch: None, epoch, log, CellCounters(None, None), lambda done: None
+            )
+            save_batches(records, epoch, out / "batches.parquet" if epoch == 1 else out / "more.parquet")
+    save_events(read_events(out / "events.jsonl"), out / "events.parquet")
+    join(out)
+    save_readings([], out / "energy.parquet")
+    (out / "link.json").write_text("{}")
+    write_json(out / "cell.json", cell)
+    return load_cell(out)
+
+
+def join(out):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts = [pq.read_table(out / name) for name in ("batches.parquet", "more.parquet")]
+    pq.write_table(pa.concat_tables(parts), out / "batches.parquet")
+
+
+@pytest.fixture
+def judged(tmp_path, stored):
+    def of(loader):
+        cell = json.loads(json.dumps(stored().cell))
+        cell["energy"] = {"interval_ms": 100.0, "series": []}
+        cell["dataset"] = {"name": "tiny", "samples": N, "bytes": N * SIZE}
+        data = stored_run(tmp_path, loader, cell)
+        rows, checks = judge([data], epoch_rows(data), LENIENT)
+        failed = {(check.epoch, check.rule) for check in checks if check.verdict in ("fail", "unknown")}
+        return rows, failed
+
+    return of
+
+
+def test_an_honest_loader_s_rows_are_valid(judged):
+    rows, failed = judged(Honest())
+    assert failed == set()
+    assert [(row.valid, row.samples, row.bytes) for row in rows] == [("valid", N, N * SIZE)] * EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("liar", "rules"),
+    [
+        (Losing, {(1, "exactly_once"), (2, "exactly_once")}),
+        (Repeating, {(1, "exactly_once"), (2, "exactly_once")}),
+        (ReturningEarly, {(1, "exactly_once"), (2, "exactly_once")}),
+        (Inventing, {(1, "exactly_once"), (2, "exactly_once")}),
+        (Overstating, {(1, "loader_bytes"), (2, "loader_bytes")}),
+        (Understating, {(1, "loader_bytes"), (2, "loader_bytes")}),
+        (Replaying, {(2, "shuffled")}),
+        (OfAnotherEpoch, {(1, "exactly_once"), (2, "exactly_once")}),
+    ],
+)
+def test_no_row_of_a_lie_is_valid(liar, rules, judged):
+    rows, failed = judged(liar())
+    assert rules <= failed
+    assert all(row.bytes <= EPOCHS * N * SIZE for row in rows)
+    assert {row.epoch for row in rows if row.valid != "valid"} == {epoch for epoch, _ in rules}
+
+
+def test_ids_without_data_fail_the_cell(judged):
+    with pytest.raises(CellError, match=r"epoch 1, batch 0: Empty names 8 samples and brings data of 1"):
+        judged(Empty())
