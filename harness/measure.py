@@ -81,6 +81,8 @@ class EpochRow:
     loader: str
     regime: str
     rtt_ms: float
+    jitter_ms: float
+    loss_pct: float
     repeat: int
     epoch: int
     start_utc: str
@@ -194,6 +196,8 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
         loader=cell["loader"],
         regime=cell["regime"]["name"],
         rtt_ms=cell["regime"]["rtt_ms"],
+        jitter_ms=cell["regime"]["jitter_ms"],
+        loss_pct=cell["regime"]["loss_pct"],
         repeat=cell["repeat"],
         epoch=start["epoch"],
         start_utc=_utc(start["utc_ns"]),

@@ -46,7 +46,12 @@ def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: 
     ours = ratio(at_far.time_s, at_near.time_s) if at_near and at_far else None
     paper = figure_of(results)
     known = [
-        paper.seconds(loader, paper.matching_rtt_ms(results.rtt_ms(regime), local=results.is_local(regime)))
+        paper.seconds(
+            loader,
+            paper.matching_rtt_ms(
+                results.rtt_ms(regime), local=results.is_local(regime), disturbed=any(results.disturbance(regime))
+            ),
+        )
         for regime in (near, far)
         if workload == paper.workload
     ]

@@ -140,6 +140,11 @@ class Results:
                 return row.rtt_ms
         return float(_mapping(_mapping(self.config.get("regimes")).get(regime)).get("rtt_ms") or 0.0)
 
+    def disturbance(self, regime: str) -> tuple[float, float]:
+        """Return a regime's loss in per cent and its jitter in ms, each 0 when the folder does not say."""
+        known = _mapping(_mapping(self.config.get("regimes")).get(regime))
+        return float(known.get("loss_pct") or 0.0), float(known.get("jitter_ms") or 0.0)
+
     def is_local(self, regime: str) -> bool:
         """Return whether a regime has no link."""
         known = _mapping(_mapping(self.config.get("regimes")).get(regime))

@@ -107,8 +107,16 @@ def accelerators(results: Results) -> str:
     return "; ".join(dict.fromkeys(cell.accelerator for cell in results.cells if cell.accelerator))
 
 
+def _link(results: Results, regime: str) -> str:
+    loss_pct, jitter_ms = results.disturbance(regime)
+    parts = [rtt(results.rtt_ms(regime))]
+    parts += [f"{loss_pct:g} % loss"] if loss_pct else []
+    parts += [f"{jitter_ms:g} ms jitter"] if jitter_ms else []
+    return ", ".join(parts)
+
+
 def regime_labels(results: Results) -> dict[str, str]:
-    """Return a short label per regime key: its RTT, or its key where two regimes share an RTT."""
-    plain = {key: "local" if results.is_local(key) else rtt(results.rtt_ms(key)) for key in results.regimes}
+    """Return a short label per regime key: RTT, loss and jitter, or its key where two regimes share these."""
+    plain = {key: "local" if results.is_local(key) else _link(results, key) for key in results.regimes}
     shared = [label for label in plain.values() if list(plain.values()).count(label) > 1]
     return {key: spell(key) if label in shared else label for key, label in plain.items()}

@@ -72,8 +72,13 @@ class PaperFigure:
         """Round-trip times of the values in ms; 0 is local disk."""
         return tuple(dict.fromkeys(rtt for values in self.epoch_s.values() for rtt in values))
 
-    def matching_rtt_ms(self, rtt_ms: float, *, local: bool) -> float | None:
-        """Return the paper's regime that equals ours, within 5 % of the RTT; None when it has none."""
+    def matching_rtt_ms(self, rtt_ms: float, *, local: bool, disturbed: bool = False) -> float | None:
+        """Return the paper's regime that equals ours, within 5 % of the RTT; None when it has none.
+
+        The papers' links have neither loss nor jitter, so no regime of theirs equals a disturbed one.
+        """
+        if disturbed:
+            return None
         if local:
             return 0.0 if 0.0 in self.rtt_ms else None
         return next((known for known in self.rtt_ms if known and abs(rtt_ms - known) <= 0.05 * known), None)

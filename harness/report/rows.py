@@ -12,6 +12,8 @@ from harness.measure import EpochRow as MeasuredRow
 __all__ = ["COLUMNS", "DOMAINS", "EpochRow", "read_rows"]
 
 COLUMNS = MeasuredRow.columns()
+_ADDED = frozenset({"jitter_ms", "loss_pct"})
+"""Columns that older folders lack; their config has both."""
 DOMAINS = ("cpu", "dram", "gpu")
 
 
@@ -68,7 +70,7 @@ def read_rows(path: Path) -> tuple[EpochRow, ...]:
         return ()
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or [])]
+        missing = [name for name in COLUMNS if name not in {*(reader.fieldnames or []), *_ADDED}]
         if missing:
             raise ResultsError(
                 f"{path}: column {', '.join(missing)} is missing; expected the columns {', '.join(COLUMNS)}"

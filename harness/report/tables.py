@@ -102,7 +102,7 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, *, wide: 
                 cells.append(_ratio(group, base, ratio(group.total_j, base.total_j if base else None)))
             if wide:
                 cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
-            first = Text(labels[regime], "bold") if position == 0 else ""
+            first = Text(labels[regime].replace(", ", ",\n"), "bold") if position == 0 else ""
             table.add_row(first, *cells, _valid(group), end_section=position == len(here) - 1)
     return table
 
@@ -168,7 +168,7 @@ def _distance(results: Results, found: Sequence[Slowdown]) -> RenderableType:
     table.add_column(f"epoch against {labels[near]}", no_wrap=True)
     has_paper = any(slowdown.paper is not None for slowdown in found)
     for regime in results.regimes[1:]:
-        table.add_column(labels[regime], justify="right", no_wrap=True)
+        table.add_column(labels[regime].replace(", ", ",\n"), justify="right", no_wrap=True)
         if has_paper:
             table.add_column("paper", justify="right", no_wrap=True, style="dim")
     for loader in results.loaders:

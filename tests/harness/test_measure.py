@@ -21,6 +21,13 @@ def test_a_row_holds_what_was_stored(stored):
     assert row.start_utc == "2023-11-14T22:13:20.000000+00:00"
 
 
+def test_a_row_holds_the_loss_and_jitter_of_its_regime(stored):
+    data = stored()
+    data.cell["regime"].update(jitter_ms=2.0, loss_pct=0.1)
+    (row,) = epoch_rows(data)
+    assert (row.jitter_ms, row.loss_pct) == (2.0, 0.1)
+
+
 def test_without_a_sensor_joules_are_unknown_and_not_zero(stored):
     cell = dict(stored().cell) | {"energy": {"interval_ms": 100.0, "series": []}}
     (row,) = epoch_rows(stored(cell=cell, readings=[]))

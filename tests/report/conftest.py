@@ -24,6 +24,7 @@ REGIMES = {
     "lan_1ms": {"rtt_ms": 1, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "lan_10ms": {"rtt_ms": 10, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "wan_30ms": {"rtt_ms": 30, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
+    "wan_lossy": {"rtt_ms": 30, "rate_gbit": 1.0, "jitter_ms": 2.0, "loss_pct": 0.1},
 }
 TARGETS = {
     "pytorch": {"_target_": "loaders.pytorch.PyTorchLoader", "reads": "files", "num_workers": 4},
@@ -160,7 +161,7 @@ class FolderBuilder:
             "dataset": "imagenet_small",
             "loader": loader,
             "regime": regime,
-            "rtt_ms": REGIMES[regime]["rtt_ms"],
+            **{key: REGIMES[regime][key] for key in ("rtt_ms", "jitter_ms", "loss_pct")},
             "repeat": repeat,
             "epoch": 0,
             "start_utc": "2025-11-20T13:00:00.000Z",

@@ -106,3 +106,14 @@ def test_json_that_was_cut_short_is_named(build):
     (folder / "checks.json").write_text(json.dumps([1, 2])[:-1])
     with pytest.raises(ResultsError, match=r"checks.json: not valid JSON"):
         read_results(folder)
+
+
+def test_a_folder_from_before_loss_and_jitter_were_columns_is_read(build):
+    folder = build(regimes=("local", "wan_lossy")).write()
+    lines = (folder / "epochs.csv").read_text().splitlines()
+    added = [lines[0].split(",").index(name) for name in ("jitter_ms", "loss_pct")]
+    kept = [",".join(cell for place, cell in enumerate(line.split(",")) if place not in added) for line in lines]
+    (folder / "epochs.csv").write_text("\n".join(kept))
+    results = read_results(folder)
+    assert len(results.rows) == len(lines) - 1
+    assert results.disturbance("wan_lossy") == (0.1, 2.0)

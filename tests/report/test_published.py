@@ -45,5 +45,6 @@ def test_what_the_text_says_in_words_follows_from_its_numbers():
 def test_a_regime_matches_within_five_per_cent_and_local_only_where_the_paper_has_it():
     assert FIG5.matching_rtt_ms(30.9, local=False) == 30.0
     assert FIG5.matching_rtt_ms(33.0, local=False) is None
+    assert FIG5.matching_rtt_ms(30.0, local=False, disturbed=True) is None
     assert FIG5.matching_rtt_ms(0.0, local=True) == 0.0
     assert FIG10.matching_rtt_ms(0.0, local=True) is None

@@ -59,6 +59,12 @@ def test_the_page_needs_nothing_beside_it(build):
     assert str(folder.parent) not in text
 
 
+def test_the_page_names_a_regime_by_its_loss_and_jitter_too(build):
+    folder = build(regimes=("local", "wan_lossy")).write()
+    render(folder)
+    assert "30 ms, 0.1 % loss, 2 ms jitter" in page(folder)
+
+
 def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
     builder = build()
     builder.config["figures"] = []

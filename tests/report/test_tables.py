@@ -78,3 +78,11 @@ def test_the_link_s_own_share_and_the_mount_are_told(build):
     assert "sshfs (the paper mounts NFSv4)" in text
     assert "0.31 s of CPU per epoch, 1.70 J" in text
     assert "Emulated A100" in text
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_regime_is_named_by_its_loss_and_jitter_too(build, width):
+    text = printed(build(regimes=("local", "wan_30ms", "wan_lossy")).write(), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert all(part in text for part in ("\n30 ms,", "\n0.1 % loss,", "\n2 ms jitter"))
+    assert "\n30 ms  " in text, "the regime without loss keeps its name"

@@ -33,7 +33,7 @@ def our_slots(results: Results, groups: Sequence[Group], workload: str) -> tuple
     """Return a slot for every loader and regime of the run."""
     labels = regime_labels(results)
     return _placed(
-        Slot(0.0, loader, labels[regime], group=find(groups, workload, regime, loader))
+        Slot(0.0, loader, labels[regime].replace(", ", "\n"), group=find(groups, workload, regime, loader))
         for loader in results.loaders
         for regime in results.regimes
     )
@@ -45,7 +45,10 @@ def paper_slots(results: Results, paper: PaperFigure) -> tuple[Slot, ...]:
     Where they have no regime in common, all of the paper's are taken. Empty where the paper's text has no values.
     """
     matching = (
-        paper.matching_rtt_ms(results.rtt_ms(regime), local=results.is_local(regime)) for regime in results.regimes
+        paper.matching_rtt_ms(
+            results.rtt_ms(regime), local=results.is_local(regime), disturbed=any(results.disturbance(regime))
+        )
+        for regime in results.regimes
     )
     regimes = [rtt_ms for rtt_ms in dict.fromkeys(matching) if rtt_ms is not None] or paper.rtt_ms
     return _placed(
