@@ -31,6 +31,8 @@ def run_program(program: Callable[[], int | None], nothing_done: str) -> NoRetur
     program goes on and the rest of its output is dropped.
     """
     status = 0
+    if sys.flags.safe_path:  # python -P: what this program starts is to find its packages as it does
+        os.environ["PYTHONSAFEPATH"] = "1"
     try:
         with signals_raise(), _lasting_output():
             status = _version() if "--version" in sys.argv[1:] else program() or 0
