@@ -19,7 +19,7 @@ from rich.console import Console
 
 from harness.composing import explained
 from harness.disk import check_writable, disk_errors, folder_of
-from harness.errors import ConfigError, DiskError, HarnessError, Interrupted
+from harness.errors import BROKEN_FIGURE, CellError, ConfigError, DiskError, HarnessError, Interrupted
 from harness.shorthand import expand, split
 from harness.signals import signals_raise
 from harness.sweep import Job
@@ -169,15 +169,20 @@ def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -
         command = shlex.join(["python", "-m", "harness", *HydraConfig.get().overrides.task])
         outcome = run(experiment, cfg, progress, command, on_folder)
     print_table(outcome.folder, Console())
-    console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False)
+    console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    for figure in outcome.broken:
+        again = f"draw it again with: python -m harness.report {outcome.folder}"
+        console.print(f"{figure.text}; {again}", style="red", markup=False, highlight=False, soft_wrap=True)
     if outcome.failed:
         console.print(
             f"{outcome.failed} cells failed; try them again with: {_resume_command(cfg, outcome.folder)}",
             style="red",
+            markup=False,
             highlight=False,
+            soft_wrap=True,
         )
-        return 3
-    return 0
+        return CellError.exit_status
+    return BROKEN_FIGURE if outcome.broken else 0
 
 
 def _reexec_unprivileged() -> None:

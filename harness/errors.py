@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "BROKEN_FIGURE",
     "CellError",
     "ConfigError",
     "DatasetError",
@@ -14,6 +15,9 @@ __all__ = [
     "ResultsError",
     "TestbedError",
 ]
+
+BROKEN_FIGURE = 7
+"""Exit status where a figure cannot be drawn; the rest of the report is."""
 
 
 class HarnessError(Exception):

@@ -29,7 +29,7 @@ from harness.plan import Cell, plan
 from harness.progress import Progress
 from harness.provenance import provenance
 from harness.report import render
-from harness.report.figures import check_figures
+from harness.report.figures import BrokenFigure, check_figures
 from harness.results import Results, write_json, write_whole
 from harness.signals import signals_held
 from harness.skipped import id_list, skipped_by_epoch
@@ -49,6 +49,8 @@ class Outcome:
     folder: Path
     done: int
     failed: int
+    broken: tuple[BrokenFigure, ...]
+    """Figures that cannot be drawn."""
 
 
 def run(
@@ -127,8 +129,8 @@ def run(
         with signals_held():
             stack.close()
             collect(results)
-        render(results.folder)
-    return Outcome(results.folder, len(cells) - len(failures), len(failures))
+        rendered = render(results.folder)
+    return Outcome(results.folder, len(cells) - len(failures), len(failures), rendered.broken)
 
 
 def _run_cells(

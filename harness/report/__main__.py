@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.errors import HarnessError
+from harness.disk import disk_errors
+from harness.errors import BROKEN_FIGURE, HarnessError
 from harness.report import print_table, render
 from harness.signals import run_program
 
@@ -28,15 +29,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="a run's folder, finished or not (default: %(default)s)",
     )
     folder = parser.parse_args(arguments).folder
-    console = Console()
+    console, errors = Console(), Console(stderr=True, style="red", highlight=False, markup=False, soft_wrap=True)
     try:
-        print_table(folder, console)
-        for path in render(folder):
-            console.print(path, style="dim", highlight=False, soft_wrap=True)
+        with disk_errors({"FOLDER": folder}):
+            print_table(folder, console)
+            rendered = render(folder)
     except HarnessError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        errors.print(f"error: {error}")
         return error.exit_status
-    return 0
+    for path in rendered.files:
+        console.print(path, style="dim", highlight=False, soft_wrap=True)
+    for figure in rendered.broken:
+        errors.print(f"error: {figure.text}")
+    return BROKEN_FIGURE if rendered.broken else 0
 
 
 if __name__ == "__main__":

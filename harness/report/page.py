@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from harness.report.caveats import caveats
 from harness.report.claims import Claim
 from harness.report.distance import slowdowns
-from harness.report.figures import Drawn
+from harness.report.figures import BrokenFigure, Drawn
 from harness.report.figures.palette import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.findings import cards, headline
 from harness.report.folder import Cell, Results
@@ -43,7 +43,7 @@ _THEMED = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", GRID: "--grid", SUR
 """Colours of the figures that follow the page's light or dark theme."""
 
 
-def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Drawn]) -> Path:
+def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Drawn | BrokenFigure]) -> Path:
     """Write report.html into the results folder; returns its path."""
     environment = Environment(
         loader=PackageLoader("harness.report", "template"),
@@ -62,7 +62,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         caveats=caveats(results, groups),
         problems=problems(results),
         claims=claims,
-        figures=[(figure, _inline_svg(figure)) for figure in figures],
+        figures=[(figure, _inline_svg(figure) if isinstance(figure, Drawn) else None) for figure in figures],
         rules=_rules(results),
         verdicts=_VERDICTS,
         cells=[_cell(results, cell) for cell in results.cells],
@@ -183,7 +183,7 @@ def _inline_svg(figure: Drawn) -> Markup:
     head = re.sub(r'\s(width|height)="[^"]*"', "", head)
     for colour, name in _THEMED.items():
         rest = rest.replace(colour, f"var({name})")
-    return Markup(f'{head} role="img" aria-label="{figure.name}">{rest}')  # noqa: S704  our own file
+    return Markup(f'{head} role="img" aria-label="{escape(figure.title)}">{rest}')  # noqa: S704  our own file
 
 
 def _rules(results: Results) -> list[tuple[str, dict[str, int]]]:

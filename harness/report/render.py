@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.report.claims import judge
+from harness.report.figures import BrokenFigure, Drawn, draw_figures
 from harness.report.folder import read_results
 
-__all__ = ["render"]
+__all__ = ["Rendered", "render"]
 
 
-def render(folder: Path) -> list[Path]:
-    """Write claims.json, figures/ and report.html into a results folder, finished or not; returns the files.
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What was drawn of a results folder."""
 
-    Raises ResultsError when the folder cannot be read or names a figure that is not there.
+    files: tuple[Path, ...]
+    broken: tuple[BrokenFigure, ...]
+    """Figures that could not be drawn; the page has their errors in their places."""
+
+
+def render(folder: Path) -> Rendered:
+    """Write claims.json, figures/ and report.html into a results folder, finished or not.
+
+    Raises ResultsError when the folder cannot be read.
     """
-    from harness.report.figures import draw_figures
     from harness.report.page import write_page
 
     results = read_results(folder)
@@ -26,4 +35,6 @@ def render(folder: Path) -> list[Path]:
     stored.write_text(json.dumps([asdict(claim) for claim in claims], indent=1, ensure_ascii=False) + "\n", "utf-8")
     figures = draw_figures(results)
     page = write_page(results, claims, figures)
-    return [stored, *(path for figure in figures for path in (figure.png, figure.svg)), page]
+    drawn = [figure for figure in figures if isinstance(figure, Drawn)]
+    files = (stored, *(path for figure in drawn for path in (figure.png, figure.svg)), page)
+    return Rendered(files, tuple(figure for figure in figures if isinstance(figure, BrokenFigure)))

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from harness.config import experiment_from
 from harness.report import render
+from harness.report.figures import check_figures
 
 DOC = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
 
@@ -19,16 +20,17 @@ def example(name):
 
 
 def test_the_module_of_the_example_draws_a_figure_and_a_table(build_sweep, tmp_path, monkeypatch):
-    (tmp_path / "doc_example").mkdir()
-    (tmp_path / "doc_example" / "memory_by_workers.py").write_text(example("module"))
+    (tmp_path / "memory_by_workers.py").write_text(example("module"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder = build_sweep(figures=("doc_example.memory_by_workers",)).write()
-    drawn = {path.name for path in render(folder)}
+    named = tuple(yaml.safe_load(example("experiment"))["figures"])
+    check_figures(named)
+    folder = build_sweep(figures=named).write()
+    drawn = {path.name for path in render(folder).files}
     assert {"memory_by_workers.png", "memory_by_workers.svg"} <= drawn
     page = (folder / "report.html").read_text()
     assert "The most that was seen during an epoch" in page
     assert "500 MB" in page
-    sys.modules.pop("doc_example.memory_by_workers")
+    sys.modules.pop("memory_by_workers")
 
 
 def test_the_experiment_of_the_example_is_a_valid_one(tmp_path):

@@ -4,10 +4,12 @@ import sys
 import xml.etree.ElementTree as ET
 
 import pytest
+from markupsafe import escape
 
-from harness.errors import ResultsError
+from harness.errors import BROKEN_FIGURE, ResultsError
 from harness.report import render
 from harness.report.__main__ import main
+from harness.report.figures import check_figures
 from harness.report.folder import read_results
 
 
@@ -17,7 +19,7 @@ def page(folder):
 
 def test_everything_is_drawn_from_the_folder_and_listed(build):
     folder = build().write()
-    drawn = {str(path.relative_to(folder)) for path in render(folder)}
+    drawn = {str(path.relative_to(folder)) for path in render(folder).files}
     assert drawn == {"claims.json", "figures/emlio_fig5.png", "figures/emlio_fig5.svg", "report.html"}
     claims = json.loads((folder / "claims.json").read_text())
     assert set(claims[0]) == {"id", "claim", "source", "expected", "actual", "verdict", "reason"}
@@ -139,7 +141,7 @@ def test_an_interrupted_run_has_a_page_and_no_figure(build):
     builder = build()
     builder.interrupt_after(7)
     folder = builder.write(epochs=False)
-    assert [path.name for path in render(folder)] == ["claims.json", "report.html"]
+    assert [path.name for path in render(folder).files] == ["claims.json", "report.html"]
     assert "resume=results/" in page(folder)
     assert "there is no epochs.csv" in page(folder)
 
@@ -153,33 +155,106 @@ def test_a_run_without_joules_is_drawn_without_them(build):
     assert "joules are unknown" in (folder / "figures/emlio_fig5.svg").read_text()
 
 
-def test_an_unknown_figure_is_named_with_what_there_is(build):
-    builder = build()
-    builder.config["figures"] = ["fig99"]
+def test_an_unknown_figure_is_refused_with_what_there_is():
     with pytest.raises(ResultsError, match=r"no figure 'fig99'; expected emlio_fig10, emlio_fig5"):
-        render(builder.write())
+        check_figures(["fig99"])
 
 
-def test_a_figure_of_the_user_s_own_is_found_by_its_import_path(build, tmp_path, monkeypatch):
-    package = tmp_path / "my_figures"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "points.py").write_text(
-        "from matplotlib.figure import Figure\n"
-        "def draw(results):\n"
-        "    figure = Figure()\n"
-        "    figure.subplots().plot([row.duration_s for row in results.rows])\n"
-        "    return figure\n"
-        "def caption(results):\n"
-        "    return 'Every epoch in its order.'\n"
-    )
+OWN_FIGURE = """\"\"\"Every epoch's "seconds" & no <joules>.\"\"\"
+from matplotlib.figure import Figure
+
+def draw(results):
+    figure = Figure()
+    figure.subplots().plot([row.duration_s for row in results.rows])
+    return figure
+
+def caption(results):
+    return 'Every epoch in its order.'
+"""
+
+
+@pytest.fixture
+def own_figure(tmp_path, monkeypatch):
+    """Return a maker of a figure of the user's own, by its import path and its text."""
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_figures", raising=False)
+    made = []
+
+    def make(name, text=OWN_FIGURE):
+        path = tmp_path / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("name", ["my_points", "my_figures.points"])
+def test_a_figure_of_the_user_s_own_is_found_by_its_import_path(build, own_figure, name):
     builder = build()
-    builder.config["figures"] = ["my_figures.points"]
+    builder.config["figures"] = [own_figure(name)]
     folder = builder.write()
-    render(folder)
-    assert (folder / "figures/points.svg").exists()
+    check_figures(builder.config["figures"])
+    assert not render(folder).broken
+    assert (folder / "figures" / f"{name.rpartition('.')[2]}.svg").exists()
+    assert "Every epoch in its order." in page(folder)
+    assert 'aria-label="Every epoch&#39;s &#34;seconds&#34; &amp; no &lt;joules&gt;"' in page(folder)
+
+
+def test_two_figures_of_one_name_have_files_of_their_own(build, own_figure):
+    builder = build()
+    builder.config["figures"] = [own_figure("first_figures.points"), own_figure("second_figures.points")]
+    drawn = {path.name for path in render(builder.write()).files}
+    assert {"points.png", "second_figures_points.png"} <= drawn
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "def draw(results)",
+            "'refused_figure' cannot be imported: SyntaxError: expected ':' (refused_figure.py, line 1)",
+        ),
+        (
+            "import nothing_of_this_name",
+            "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        ),
+        ("draw = None", "is no figure: it lacks draw and caption; expected draw(results) and caption(results)"),
+        (f"{OWN_FIGURE}\nCLAIMS = __file__", "not readable claims"),
+    ],
+)
+def test_a_figure_that_cannot_be_one_is_refused_before_the_run(own_figure, text, said):
+    with pytest.raises(ResultsError, match=re.escape(said)):
+        check_figures([own_figure("refused_figure", text)])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (OWN_FIGURE.replace("return figure", "return figure.of.mine"), "no attribute 'of' (broken_figure.py, line 7)"),
+        (
+            OWN_FIGURE.replace("'Every", "1 / 0, 'Every"),
+            "ZeroDivisionError: division by zero (broken_figure.py, line 10)",
+        ),
+        (f"{OWN_FIGURE}\ndef table(results):\n    raise KeyError('<pss>')\n", "KeyError: '<pss>' (broken_figure.py"),
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        (OWN_FIGURE.replace("return figure", "return results"), "AttributeError: 'Results' object has no attribute"),
+    ],
+    ids=["draw", "caption", "table", "import", "no figure"],
+)
+def test_a_figure_that_raises_leaves_its_error_on_the_page_and_a_status(build, own_figure, capsys, text, said):
+    builder = build(regimes=("local",), repeats=1)
+    builder.config["figures"] = [own_figure("broken_figure", text), own_figure("whole_figure")]
+    folder = builder.write()
+    assert main([str(folder)]) == BROKEN_FIGURE
+    shown = capsys.readouterr()
+    assert shown.err.startswith("error: figure broken_figure cannot be drawn: ")
+    assert shown.err.count("\n") == 1
+    assert said in shown.err
+    assert escape(said) in page(folder)
+    assert "whole_figure.svg" in shown.out
     assert "Every epoch in its order." in page(folder)
 
 

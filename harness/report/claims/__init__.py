@@ -6,13 +6,15 @@ measured. docs/claims.md tells how a claim is written.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from harness.report.claims.definition import Definition, definitions, read_claims
 from harness.report.claims.rows import claim_rows
 from harness.report.claims.verdict import FAIL, NOT_CHECKED, PASS, Claim, evaluate
 from harness.report.folder import Results
 from harness.report.published import FIG5, FIG7, FIG8, FIG9, FIG10, figure_of
 
-__all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "judge"]
+__all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "judge", "read_claims"]
 
 _EMLIO = {FIG5.name: "emlio_fig5", FIG7.name: "emlio_fig7", FIG8.name: "emlio_fig8", FIG9.name: "emlio_fig9"}
 _EMLIO |= {FIG10.name: "emlio_fig10"}
@@ -32,10 +34,10 @@ def judge(results: Results) -> tuple[Claim, ...]:
 def _asked(results: Results) -> tuple[Definition, ...]:
     from harness.report.figures import figure_modules
 
-    modules = figure_modules(results)
-    names = [module.__name__.rpartition(".")[2] for module in modules]
-    if any(name.startswith("emlio") for name in names):
-        names = [name for name in names if not name.startswith("emlio")] + [_EMLIO[figure_of(results).name]]
+    names = [str(name) for name in results.config.get("figures") or ()]
+    if any(name in _EMLIO.values() for name in names):
+        names = [name for name in names if name not in _EMLIO.values()] + [_EMLIO[figure_of(results).name]]
     known = definitions()
-    own = [one for module in modules if hasattr(module, "CLAIMS") for one in read_claims(module.CLAIMS)]
+    modules = figure_modules(results)
+    own = [one for module in modules if hasattr(module, "CLAIMS") for one in read_claims(Path(module.CLAIMS))]
     return (*(one for name in names for one in known if one.figure == name), *own)
