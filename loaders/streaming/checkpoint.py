@@ -118,6 +118,12 @@ class _State:
             )
         if isinstance(marks, bool):
             return cls(before, epoch, marks, None)
+        if before.get("catalog") != settings.get("catalog"):
+            raise LoaderConfigError(
+                f"the checkpoint is of other data (fingerprint {before.get('catalog')}) than the daemons serve "
+                f"({settings.get('catalog')}), so the epoch cannot be resumed: serve the data that it began with, or "
+                "begin it again. Fingerprints of older versions did not cover the records' bytes and differ as well"
+            )
         for name, value in settings.items():
             if name not in _OF_RANKS and before.get(name) != value:
                 raise LoaderConfigError(

@@ -17,7 +17,7 @@ from loaders.streaming.daemon.pages import Pages, resident
 from loaders.streaming.errors import ShardError, WireError
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
-from loaders.streaming.shards.index import MANIFEST, ShardSet, index_path
+from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path
 
 __all__ = ["Answer", "ShardStore"]
 
@@ -59,6 +59,7 @@ class ShardStore:
         self._views = []
         described = []
         for shard in shards:
+            check_content(shard)
             self._views.append(_map(shard.path, shard.nbytes))
             digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)
             digest.update(shard.records.tobytes())
@@ -76,8 +77,9 @@ class ShardStore:
         # One matrix of all records, so that a request is answered by one indexing whatever its number of slices.
         records = np.concatenate([shard.records for shard in shards])
         begins, images = records["offset"], records["offset"] + records["image"]
-        columns = (records["id"], records["label"], images, records["image_size"], begins, begins + records["size"])
-        self._columns: _Ints = np.stack(columns).astype(np.int64, copy=False)
+        ends = begins + records["size"]
+        columns = (records["id"], records["label"], images, records["image_size"], records["checksum"], begins, ends)
+        self._columns: _Ints = np.stack([column.astype(np.int64, copy=False) for column in columns])
 
     def answer(self, request: Get) -> Answer:
         """Return what a request asks for, not copied and not read yet.
@@ -89,7 +91,7 @@ class ShardStore:
             ((shard, first, count),) = slices
             row = int(self._base[shard]) + first
             columns = self._columns[:, row : row + count]
-            starts, ends = columns[4, :1], columns[5, -1:]
+            starts, ends = columns[5, :1], columns[6, -1:]
             offsets = columns[2] - starts[0]
         else:
             columns, starts, ends, counts = self._rows(slices)
@@ -99,7 +101,7 @@ class ShardStore:
         records = [self._views[part.shard][start:end] for part, start, end in places]
         spans = list(zip([self._pages[part.shard] for part in slices], begins, stops, strict=True))
         header = BatchHeader(
-            request.sequence, request.epoch, request.batch, columns[0], columns[1], offsets, columns[3]
+            request.sequence, request.epoch, request.batch, columns[0], columns[1], offsets, columns[3], columns[4]
         )
         return Answer(header, records, spans)
 
@@ -109,7 +111,7 @@ class ShardStore:
         before = np.cumsum(counts) - counts
         indices = np.repeat(self._base[shards] + firsts - before, counts)
         columns = self._columns[:, indices + np.arange(len(indices))]
-        return columns, columns[4, before], columns[5, before + counts - 1], counts
+        return columns, columns[5, before], columns[6, before + counts - 1], counts
 
     def _checked(self, request: Get) -> tuple[Slice, ...]:
         counts, total = self._counts, 0

@@ -146,6 +146,8 @@ class BatchHeader:
     """Of each image in its frame, in bytes."""
     sizes: _Ints
     """Of each image in bytes."""
+    checksums: _Ints
+    """Of each record's payload, masked CRC-32C, as the index has it: what was indexed is what has to come."""
 
 
 @dataclass(frozen=True, slots=True)

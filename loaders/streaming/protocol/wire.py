@@ -48,7 +48,7 @@ from loaders.streaming.protocol.messages import (
 
 __all__ = ["pack", "pack_whole", "unpack_answer", "unpack_reply", "unpack_request"]
 
-_VERSION = 2
+_VERSION = 3
 
 
 def pack(message: Request | Reply | Grant) -> bytes:
@@ -73,7 +73,7 @@ def _fields(message: Request | Reply | Grant) -> tuple[Any, ...]:  # noqa: PLR09
                 "get", message.sequence, message.fingerprint, message.epoch, message.batch, message.slices, message.wire
             )  # fmt: skip
         case BatchHeader():
-            columns = np.concatenate((message.ids, message.labels, message.offsets, message.sizes))
+            columns = np.concatenate((message.ids, message.labels, message.offsets, message.sizes, message.checksums))
             return (
                 "batch",
                 message.sequence,
@@ -176,12 +176,10 @@ def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply | Grant, list[memoryv
 
 def _batch(fields: list[Any]) -> BatchHeader:
     sequence, epoch, batch, columns = fields
-    if not isinstance(columns, bytes) or len(columns) % 32:
-        raise WireError("batch: expected four arrays of 64-bit numbers, of one length")
-    ids, labels, offsets, sizes = np.frombuffer(columns, "<i8").astype(np.int64, copy=False).reshape(4, -1)
-    return BatchHeader(
-        _count(sequence, "sequence"), _count(epoch, "epoch"), _count(batch, "batch"), ids, labels, offsets, sizes
-    )
+    if not isinstance(columns, bytes) or len(columns) % 40:
+        raise WireError("batch: expected five arrays of 64-bit numbers, of one length")
+    arrays = np.frombuffer(columns, "<i8").astype(np.int64, copy=False).reshape(5, -1)
+    return BatchHeader(_count(sequence, "sequence"), _count(epoch, "epoch"), _count(batch, "batch"), *arrays)
 
 
 def _unpack(data: Buffer) -> tuple[str, list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from loaders.streaming.protocol.messages import BatchHeader
 __all__ = ["Assembly", "RawBatch"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
+_COLUMNS: Final = ("ids", "labels", "offsets", "sizes", "checksums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class RawBatch:
     """Of each image in its frame, in bytes, shape (n,)."""
     sizes: npt.NDArray[np.int64]
     """Of each image in bytes, shape (n,)."""
+    checksums: npt.NDArray[np.int64]
+    """Of each record's payload as it was indexed, masked CRC-32C, shape (n,)."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -43,7 +46,7 @@ class RawBatch:
     def __reduce__(self) -> tuple[Any, ...]:
         # Views cannot be pickled: a worker of DataLoader sends a copy.
         fields = (self.epoch, self.batch, self.ids, self.labels, tuple(map(bytes, self.frames)))
-        return _unpickled, (*fields, self.frame_of, self.offsets, self.sizes)
+        return _unpickled, (*fields, self.frame_of, self.offsets, self.sizes, self.checksums)
 
     @property
     def nbytes(self) -> int:
@@ -99,10 +102,9 @@ class Assembly:
         frames = [frame for index in range(len(self.parts)) for frame in self._come[index].frames]
         if len(headers) == 1:
             (header,) = headers
-            columns = [header.ids, header.labels, header.offsets, header.sizes]
+            columns = [getattr(header, name) for name in _COLUMNS]
         else:
-            names = ("ids", "labels", "offsets", "sizes")
-            columns = [np.concatenate([getattr(header, name) for header in headers]) for name in names]
+            columns = [np.concatenate([getattr(header, name) for header in headers]) for name in _COLUMNS]
         records = [piece.records for piece in self.plan.slices]
         places = [place for part in self.parts for place in part] if len(self.parts) > 1 else []
         if places != sorted(places):  # of several daemons
@@ -110,9 +112,9 @@ class Assembly:
             order = np.argsort(came, kind="stable")
             columns = [column[order] for column in columns]
             frames = [frame for _, frame in sorted(zip(places, frames, strict=True), key=lambda pair: pair[0])]
-        ids, labels, offsets, sizes = columns
+        ids, labels, *places_in_frames = columns
         frame_of = np.repeat(np.arange(len(frames)), records)
-        return RawBatch(self.plan.epoch, self.plan.batch, ids, labels, tuple(frames), frame_of, offsets, sizes)
+        return RawBatch(self.plan.epoch, self.plan.batch, ids, labels, tuple(frames), frame_of, *places_in_frames)
 
 
 def _check(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, frames: list[memoryview]) -> None:

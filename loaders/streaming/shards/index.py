@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +23,11 @@ __all__ = [
     "RECORD",
     "Shard",
     "ShardSet",
+    "check_content",
     "index_path",
     "load_index",
     "load_manifest",
+    "read_checksums",
     "save_index",
     "save_manifest",
     "stored_key",
@@ -37,15 +42,24 @@ RECORD = np.dtype(
         ("image_size", "<i8"),
         ("label", "<i8"),
         ("id", "<i8"),
+        ("checksum", "<u4"),
     ]
 )
 """A record: offset and size in the shard, its image's (or other payload's) offset in the record and size, label, id.
 
-A label of -1 stands for none.
+A label of -1 stands for none. The checksum is the masked CRC-32C with which the record ends: two indexes are equal only
+where the records are.
 """
+_WITHOUT_CHECKSUMS = np.dtype([(name, RECORD[name]) for name in RECORD.names or () if name != "checksum"])
+"""RECORD as it was in older indexes."""
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
+_READERS = 16
+"""Threads that wait for the disk."""
+_LOOKED_AT = 4
+"""Records of a shard that are compared to its index when it is served."""
+_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +104,8 @@ class ShardSet:
             raise ShardError(f"{root / MANIFEST}: expected `key` and `shards`; convert the data again") from error
         if not names or len(set(names)) != len(names):
             raise ShardError(f"{root / MANIFEST}: no shards, or one of them twice; convert the data again")
-        return cls(root, key, tuple(_open_shard(root, name) for name in names))
+        with ThreadPoolExecutor(_READERS) as threads:
+            return cls(root, key, tuple(threads.map(lambda name: _open_shard(root, name), names)))
 
 
 def index_path(shard: Path) -> Path:
@@ -123,8 +138,8 @@ def save_manifest(root: Path, *, key: str, seed: int | None, shards: list[Path],
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes its name when the block ends well and its bytes are on the disk."""
-    # Of this process alone: two that write the same file must not write into one another's.
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Of this thread alone: two that write the same file must not write into one another's.
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     try:
         with partial.open("wb", buffering=2**20) as file:
             yield file
@@ -159,11 +174,64 @@ def load_index(shard: Path) -> Shard:
         raise ShardError(f"{error.filename or shard}: {error.strerror}; convert or index the data again") from error
     except (ValueError, EOFError) as error:
         raise ShardError(f"{where}: {error}; convert or index the data again") from error
-    if not isinstance(records, np.ndarray) or records.dtype != RECORD or records.ndim != 1 or not len(records):
+    known = isinstance(records, np.ndarray) and records.dtype in (RECORD, _WITHOUT_CHECKSUMS)
+    if not known or records.ndim != 1 or not len(records):
         raise ShardError(f"{where}: expected one or more records of {RECORD}; convert or index the data again")
     if not _fits(records, nbytes):
         raise ShardError(f"{where} does not describe {shard.name} ({nbytes} bytes); convert or index the data again")
+    if records.dtype == _WITHOUT_CHECKSUMS:
+        records = _with_checksums(shard, records)
     return Shard(shard, nbytes, records)
+
+
+def read_checksums(shard: Path, records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """Return the checksums that records of a shard state of their payloads, shape (records,).
+
+    Raises ShardError naming the shard where it cannot be read or is too short.
+    """
+    try:
+        file = os.open(shard, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            stated = [os.pread(file, 4, end - 4) for end in (records["offset"] + records["size"]).tolist()]
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise ShardError(f"{shard}: {error.strerror}; convert or index the data again") from error
+    if any(len(checksum) != 4 for checksum in stated):
+        raise ShardError(f"{shard}: the file became shorter while it was read; copy or convert it again")
+    return np.frombuffer(b"".join(stated), "<u4")
+
+
+def check_content(shard: Shard) -> None:
+    """Check that a shard is the one that was indexed: a few records of it, or all where it is newer than its index.
+
+    What a few records do not show, the receiver finds: the index' checksums go with every batch.
+
+    Raises ShardError naming the record that was another one when the shard was indexed.
+    """
+    which = np.unique(np.linspace(0, len(shard.records) - 1, _LOOKED_AT).astype(int))
+    if shard.path.stat().st_mtime_ns > index_path(shard.path).stat().st_mtime_ns:
+        which = np.arange(len(shard.records))
+    differs = read_checksums(shard.path, shard.records[which]) != shard.records["checksum"][which]
+    if differs.any():
+        raise ShardError(
+            f"{shard.path}: record {which[differs][0]} is not the one that was indexed; restore the shard, or index or "
+            "convert the data again"
+        )
+
+
+def _with_checksums(shard: Path, old: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an older index with the records' checksums; write it so too where the folder can be written."""
+    records = np.zeros(len(old), RECORD)
+    for name in _WITHOUT_CHECKSUMS.names or ():
+        records[name] = old[name]
+    records["checksum"] = read_checksums(shard, records)
+    try:
+        save_index(shard, records)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE:  # it serves all the same, and reads them again next time
+            raise
+    return records
 
 
 def load_manifest(root: Path) -> dict[str, Any]:

@@ -14,7 +14,15 @@ import numpy.typing as npt
 from loaders.errors import LoaderConfigError
 from loaders.streaming.errors import ShardError
 from loaders.streaming.shards.example import ExampleView, Feature
-from loaders.streaming.shards.index import MANIFEST, RECORD, index_path, load_index, save_index, save_manifest
+from loaders.streaming.shards.index import (
+    MANIFEST,
+    RECORD,
+    index_path,
+    load_index,
+    read_checksums,
+    save_index,
+    save_manifest,
+)
 from loaders.streaming.shards.output import alone
 from loaders.streaming.shards.parallel import each
 from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
@@ -150,7 +158,7 @@ def derive_index(
 
     Raises ShardError naming the record that is damaged, not of its size in `sizes`, or lacks a feature.
     """
-    rows: list[tuple[int, int, int, int, int, int]] = []
+    rows: list[tuple[int, int, int, int, int, int, int]] = []
     offset, numbered = 0, True
     for payload in read_records(shard, sizes):
         where = f"{shard} at byte {offset}"
@@ -166,11 +174,13 @@ def derive_index(
         rows.append(
             (
                 *(offset, size, HEADER_BYTES + at, payload_size),
-                *(-1 if label is None else label, len(rows) if sample_id is None else sample_id),
+                *(-1 if label is None else label, len(rows) if sample_id is None else sample_id, 0),
             )
         )
         offset += size
-    return np.array(rows, RECORD), numbered
+    records = np.array(rows, RECORD)
+    records["checksum"] = read_checksums(shard, records)
+    return records, numbered
 
 
 def _number(example: ExampleView, name: str | None, known: tuple[str, ...], option: str, where: str) -> int | None:

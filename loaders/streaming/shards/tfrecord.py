@@ -22,6 +22,7 @@ __all__ = [
     "intact_records",
     "masked_crc32c",
     "read_records",
+    "stated_checksum",
     "write_record",
 ]
 
@@ -49,8 +50,8 @@ def masked_crc32c(data: _Bytes) -> int:
     return _masked(crc32c(data))
 
 
-def write_record(file: BinaryIO, *parts: _Bytes) -> int:
-    """Append one record, its payload given in parts, and return its size in the file in bytes."""
+def write_record(file: BinaryIO, *parts: _Bytes) -> tuple[int, int]:
+    """Append one record, its payload given in parts; return its bytes in the file and its payload's checksum."""
     length, crc = 0, 0
     for part in parts:
         length += len(part)
@@ -59,7 +60,7 @@ def write_record(file: BinaryIO, *parts: _Bytes) -> int:
     for part in parts:
         file.write(part)
     file.write(_FOOTER.pack(_masked(crc)))
-    return HEADER_BYTES + length + FOOTER_BYTES
+    return HEADER_BYTES + length + FOOTER_BYTES, _masked(crc)
 
 
 def check_record(record: _Bytes, where: str) -> memoryview:
@@ -84,18 +85,31 @@ def check_record(record: _Bytes, where: str) -> memoryview:
     return payload
 
 
-def intact_records(frame: memoryview) -> int:
-    """Return how many records in a row are whole, checksums and all; the first that is not, and the rest, are not."""
+def intact_records(frame: memoryview, checksums: Sequence[int], *, payloads: bool = True) -> int:
+    """Return how many records in a row are whole and have the expected checksums.
+
+    `checksums` are those of the records' payloads, as an index has them. Without `payloads` they are compared to those
+    that the records state, and what lies between is not read.
+    """
     at, size, count = 0, len(frame), 0
-    while at + HEADER_BYTES <= size:
+    for expected in checksums:
+        if at + HEADER_BYTES > size:
+            break
         length, length_crc = _HEADER.unpack_from(frame, at)
         start, end = at + HEADER_BYTES, at + HEADER_BYTES + length
-        if _masked(crc32c(frame[at : at + 8])) != length_crc or end + FOOTER_BYTES > size:
+        if end + FOOTER_BYTES > size or _FOOTER.unpack_from(frame, end)[0] != expected:
             break
-        if _masked(crc32c(frame[start:end])) != _FOOTER.unpack_from(frame, end)[0]:
+        if payloads and (
+            _masked(crc32c(frame[at : at + 8])) != length_crc or _masked(crc32c(frame[start:end])) != expected
+        ):
             break
         at, count = end + FOOTER_BYTES, count + 1
     return count
+
+
+def stated_checksum(record: _Bytes) -> int:
+    """Return the checksum that a whole record states of its payload."""
+    return int(_FOOTER.unpack_from(record, len(record) - FOOTER_BYTES)[0])
 
 
 def read_records(path: Path, sizes: Sequence[int] | None = None) -> Iterator[memoryview]:

@@ -15,6 +15,7 @@ from loaders.base import Samples
 from loaders.streaming.keys import make_keys
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import RECORD, save_index, save_manifest
+from loaders.streaming.shards.tfrecord import write_record
 
 SAMPLES = 61
 """A prime, so that no batch size divides it."""
@@ -138,7 +139,9 @@ def _make_shards(root: Path, *, shards: int, records: int, size: int) -> Path:
         table["image"], table["image_size"] = 20, size - 24
         table["id"] = np.arange(records) + number * records
         paths.append(root / f"shard-{number}.tfrecord")
-        paths[-1].write_bytes(np.random.default_rng(number).bytes(records * size))
+        random = np.random.default_rng(number)
+        with paths[-1].open("wb") as file:
+            table["checksum"] = [write_record(file, random.bytes(size - 16))[1] for _ in range(records)]
         save_index(paths[-1], table)
     save_manifest(root, key="noise", seed=0, shards=paths)
     return root

@@ -147,7 +147,7 @@ def test_other_data_is_named(daemon, start_daemon: Callable[..., Any], samples: 
         next(loader.epoch(0))
         state = loader.state_dict()
     other = start_daemon(convert(samples, tmp_path / "other", key="other", seed=9))
-    with _loader(other.endpoint) as loader, pytest.raises(LoaderConfigError, match="catalog was '"):
+    with _loader(other.endpoint) as loader, pytest.raises(LoaderConfigError, match="of other data"):
         loader.load_state_dict(state)
 
 

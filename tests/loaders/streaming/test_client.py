@@ -211,9 +211,12 @@ def _false_daemon(answer: Callable[[Get], list[bytes]]) -> Iterator[str]:
             thread.join()
 
 
+_COLUMNS = ("ids", "labels", "offsets", "sizes", "checksums")
+
+
 def _header(get: Get, **changed: object) -> bytes:
-    columns = {"ids": range(8), "labels": [0] * 8, "offsets": range(8), "sizes": [1] * 8} | changed
-    arrays = {name: np.array(columns[name], np.int64) for name in ("ids", "labels", "offsets", "sizes")}
+    columns = dict.fromkeys(_COLUMNS, [0] * 8) | {"ids": range(8), "offsets": range(8), "sizes": [1] * 8} | changed
+    arrays = {name: np.array(columns[name], np.int64) for name in _COLUMNS}
     return pack(BatchHeader(get.sequence, get.epoch, get.batch + int(changed.get("batch", 0)), **arrays))
 
 
@@ -229,7 +232,7 @@ def _header(get: Get, **changed: object) -> bytes:
         lambda get: [_header(get, offsets=[-1] * 8), b"12345678"],
         lambda get: [_header(get, sizes=[-1] * 8), b"12345678"],
         lambda get: [_header(get, sizes=[2**63 - 1] * 8), b"12345678"],
-        lambda get: [_header(get, **{name: [0] for name in ("ids", "labels", "offsets", "sizes")}), b"12345678"],
+        lambda get: [_header(get, **{name: [0] for name in _COLUMNS}), b"12345678"],
     ],
 )
 def test_a_malformed_answer_names_the_daemon(answer: Callable[[Get], list[bytes]]) -> None:

@@ -229,7 +229,7 @@ def test_an_index_of_other_record_bounds_is_named(copy: Path) -> None:
     np.save(index_path(shard.path), records)
     with pytest.raises(ShardError, match=r"at byte 0: a record of \d+ bytes, \d+ in its index"):
         verify_folder(copy)
-    np.save(index_path(shard.path), np.array([(0, shard.nbytes, 0, 0, 0, 0)], RECORD))
+    np.save(index_path(shard.path), np.array([(0, shard.nbytes, 0, 0, 0, 0, 0)], RECORD))
     with pytest.raises(ShardError, match="in its index"):
         verify_folder(copy)
 

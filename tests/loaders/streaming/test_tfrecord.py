@@ -12,12 +12,20 @@ from nvidia.dali import fn, pipeline_def, tfrecord
 from loaders.base import Samples
 from loaders.streaming.errors import ShardError
 from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.tfrecord import check_record, intact_records, masked_crc32c, read_records, write_record
+from loaders.streaming.shards.tfrecord import (
+    check_record,
+    intact_records,
+    masked_crc32c,
+    read_records,
+    stated_checksum,
+    write_record,
+)
 
 
 def _record(payload: bytes) -> bytearray:
     buffer = io.BytesIO()
-    assert write_record(buffer, payload) == len(buffer.getvalue())
+    size, checksum = write_record(buffer, payload)
+    assert size == len(buffer.getvalue()) and checksum == masked_crc32c(payload) == stated_checksum(buffer.getvalue())
     return bytearray(buffer.getvalue())
 
 
@@ -81,7 +89,7 @@ def test_a_length_beyond_the_file_asks_for_no_memory(tmp_path: Path) -> None:
 
 def test_a_payload_in_parts_makes_the_same_record() -> None:
     buffer = io.BytesIO()
-    size = write_record(buffer, b"head", memoryview(b"payload"), b"")
+    size, _ = write_record(buffer, b"head", memoryview(b"payload"), b"")
     assert buffer.getvalue() == bytes(_record(b"headpayload")) and size == len(buffer.getvalue())
 
 
@@ -134,14 +142,24 @@ def test_another_reader_sees_the_same_samples(shards: Path, samples: Samples, tm
 
 def test_whole_records_in_a_row_are_counted() -> None:
     file = io.BytesIO()
-    sizes = [write_record(file, bytes([number]) * (number * 37)) for number in range(5)]
+    sizes, checksums = zip(*[write_record(file, bytes([number]) * (number * 37)) for number in range(5)], strict=True)
     data = file.getvalue()
-    assert intact_records(memoryview(data)) == 5
-    assert intact_records(memoryview(b"")) == 0
+    assert intact_records(memoryview(data), checksums) == 5
+    assert intact_records(memoryview(b""), checksums) == 0
     for place in range(len(data)):
         damaged = bytearray(data)
         damaged[place] ^= 1
         whole = next(n for n in range(5) if sum(sizes[: n + 1]) > place)
-        assert intact_records(memoryview(damaged)) == whole
+        assert intact_records(memoryview(damaged), checksums) == whole
         cut = next((n for n in range(5) if sum(sizes[: n + 1]) > place), 5)
-        assert intact_records(memoryview(data)[:place]) == cut
+        assert intact_records(memoryview(data)[:place], checksums) == cut
+
+
+def test_whole_records_other_than_those_expected_are_not_counted() -> None:
+    file = io.BytesIO()
+    checksums = [write_record(file, bytes([number]) * 9)[1] for number in range(3)]
+    data = memoryview(file.getvalue())
+    for payloads in (True, False):
+        assert intact_records(data, checksums, payloads=payloads) == 3
+        assert intact_records(data, [checksums[0], checksums[2], checksums[1]], payloads=payloads) == 1
+        assert intact_records(data, [0], payloads=payloads) == 0

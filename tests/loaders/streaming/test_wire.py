@@ -73,19 +73,19 @@ def test_a_batch_arrives_as_it_was_sent_in_either_wire_format(
     sequence: int, values: list[int], records: list[bytes]
 ) -> None:
     array = np.array(values, np.int64)
-    header = BatchHeader(sequence, 1, 2, array, array[::-1], array + 0, array + 0)
+    header = BatchHeader(sequence, 1, 2, array, array[::-1], array + 0, array + 0, array + 0)
     for frames in ([pack(header), *records], [pack_whole(header, records)]):
         reply, came = unpack_answer(frames)
         assert isinstance(reply, BatchHeader)
         assert (reply.sequence, reply.epoch, reply.batch) == (sequence, 1, 2)
         assert (reply.labels == array[::-1]).all()
-        assert all((part == array).all() for part in (reply.ids, reply.offsets, reply.sizes))
+        assert all((part == array).all() for part in (reply.ids, reply.offsets, reply.sizes, reply.checksums))
         assert [bytes(record) for record in came] == records
 
 
 def _valid() -> list[bytes]:
     array = np.arange(6)
-    header = BatchHeader(3, 1, 2, array, array, array, array)
+    header = BatchHeader(3, 1, 2, array, array, array, array, array)
     return [
         pack(Hello()),
         pack(Health()),

@@ -68,7 +68,7 @@ def write_shard(task: ShardTask, progress: Callable[[int], None] | None = None) 
 
     Raises OSError naming the file that cannot be written.
     """
-    records: list[tuple[int, int, int, int, int, int]] = []
+    records: list[tuple[int, int, int, int, int, int, int]] = []
     broken: list[Broken] = []
     offset = 0
     skipped_path(task.path).unlink(missing_ok=True)
@@ -81,10 +81,9 @@ def write_shard(task: ShardTask, progress: Callable[[int], None] | None = None) 
                 broken.append(Broken(item.name, str(error), sample_id))
             else:
                 if task.skip or not broken:
-                    size = write_record(file, head, content.payload)
-                    records.append(
-                        (offset, size, HEADER_BYTES + len(head), len(content.payload), item.label, sample_id)
-                    )
+                    size, checksum = write_record(file, head, content.payload)
+                    image = HEADER_BYTES + len(head)
+                    records.append((offset, size, image, len(content.payload), item.label, sample_id, checksum))
                     offset += size
             if progress is not None:
                 progress(row + 1)

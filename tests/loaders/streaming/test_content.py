@@ -1,0 +1,172 @@
+"""Data of the same sizes and other bytes are other data, wherever that is found out."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaders.errors import LoaderConfigError, SampleError, StreamError
+from loaders.streaming.daemon.store import ShardStore
+from loaders.streaming.errors import ShardError
+from loaders.streaming.loader import StreamingLoader
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.shards import index
+from loaders.streaming.shards.convert import convert_source, numpy_volumes
+from loaders.streaming.shards.index import RECORD, ShardSet, index_path
+from loaders.streaming.shards.verify import verify_folder
+
+Start = Callable[..., Any]
+SAMPLES = 96
+
+
+def _volumes(folder: Path, value: int) -> Path:
+    """Volumes of one shape, which are told apart by their elements alone."""
+    folder.mkdir()
+    for number in range(SAMPLES):
+        np.save(folder / f"{number:03d}.npy", np.full((8, 8), 1000 * value + number))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two shard folders of the same sizes."""
+    folder = tmp_path_factory.mktemp("pair")
+    for value in (0, 1):
+        source = numpy_volumes(_volumes(folder / f"source-{value}", value))
+        convert_source(source, folder / f"shards-{value}", shard_bytes=20_000)
+    return folder / "shards-0", folder / "shards-1"
+
+
+@pytest.fixture
+def served(pair: tuple[Path, Path], tmp_path: Path) -> Path:
+    return shutil.copytree(pair[0], tmp_path / "served")
+
+
+def _put(root: Path, other: Path) -> None:
+    """Put the shards of another folder into one, in place."""
+    for shard in other.glob("*.tfrecord"):
+        with (root / shard.name).open("r+b") as file:
+            file.write(shard.read_bytes())
+
+
+def _loader(daemon: Any, **options: Any) -> StreamingLoader:
+    arguments = {"decode": "raw", "batch_size": 8, "seed": 0, "prefetch_batches": 2, "warm_bytes": 0, "timeout_s": 10.0}
+    return StreamingLoader(endpoint=daemon.endpoint, **arguments | options)
+
+
+def test_the_two_folders_differ_in_nothing_but_bytes(pair: tuple[Path, Path]) -> None:
+    one, other = (ShardSet.open(root).shards for root in pair)
+    assert len(one) > 2 and [shard.nbytes for shard in one] == [shard.nbytes for shard in other]
+    for name in set(RECORD.names or ()) - {"checksum"}:
+        assert all((a.records[name] == b.records[name]).all() for a, b in zip(one, other, strict=True))
+
+
+def test_a_fingerprint_covers_the_bytes(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    copied = shutil.copytree(pair[0], tmp_path / "copied")
+    found = []
+    for root in (*pair, copied):
+        with ShardStore(root) as store:
+            found.append(store.catalog.fingerprint)
+    assert found[0] != found[1] and found[0] == found[2]
+
+
+def test_an_epoch_ends_with_an_error_when_its_daemon_comes_back_with_other_bytes(
+    start_daemon: Start, pair: tuple[Path, Path]
+) -> None:
+    daemon = start_daemon(pair[0])
+    with _loader(daemon) as loader:
+        epoch = loader.epoch(0)
+        taken = [next(epoch) for _ in range(2)]
+        daemon.kill()
+        again = start_daemon(pair[1], port=daemon.port)
+        with pytest.raises(StreamError, match=rf"{again.endpoint} refused .*not those that this client planned with"):
+            taken += epoch
+        for batch in taken:
+            for sample_id, volume in zip(batch.ids.tolist(), batch.images(), strict=True):
+                assert np.frombuffer(volume, np.int64)[0] == sample_id, "a sample of the other data"
+        state = loader.state_dict()
+    with _loader(again) as loader, pytest.raises(LoaderConfigError, match="of other data"):
+        loader.load_state_dict(state)
+
+
+def test_daemons_of_other_bytes_are_no_replicas(start_daemon: Start, pair: tuple[Path, Path]) -> None:
+    endpoints = [start_daemon(root).endpoint for root in pair]
+    with pytest.raises(StreamError, match="serve different shards of the name"):
+        StreamClient(endpoints, streams=1, timeout_s=10)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_shards_that_are_not_those_that_were_indexed_are_not_served(
+    served: Path, pair: tuple[Path, Path], in_place: bool
+) -> None:
+    if in_place:
+        _put(served, pair[1])
+    else:  # with the times that they had elsewhere
+        for shard in pair[1].glob("*.tfrecord"):
+            shutil.copy2(shard, served)
+            os.utime(served / shard.name, (0, 0))
+    with pytest.raises(ShardError, match=r"shard-00000\.tfrecord: record 0 is not the one that was indexed"):
+        ShardStore(served)
+
+
+def test_one_record_that_was_changed_after_indexing_is_named(served: Path, pair: tuple[Path, Path]) -> None:
+    shard = ShardSet.open(served).shards[1]
+    start = int(shard.records["offset"][5])
+    end = start + int(shard.records["size"][5])
+    other = (pair[1] / shard.path.name).read_bytes()
+    with shard.path.open("r+b") as file:
+        file.seek(start)
+        file.write(other[start:end])
+    with pytest.raises(ShardError, match=rf"{shard.path}: record 5 is not the one"):
+        ShardStore(served)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_shards_that_change_under_the_daemon_give_an_error_and_no_sample(
+    start_daemon: Start, served: Path, pair: tuple[Path, Path], verify: bool
+) -> None:
+    with _loader(start_daemon(served), verify=verify) as loader:
+        epoch, ids = loader.epoch(0), []
+        ids += next(epoch).ids.tolist()
+        _put(served, pair[1])
+        with pytest.raises(SampleError, match=r"sample \d+ as streamed: its record is not the one that was indexed"):
+            for batch in epoch:
+                for sample_id, volume in zip(batch.ids.tolist(), batch.images(), strict=True):
+                    assert np.frombuffer(volume, np.int64)[0] == sample_id, "a sample of the other data"
+
+
+def _as_before(root: Path) -> None:
+    """Write the indexes of a folder as older versions did."""
+    for shard in ShardSet.open(root).shards:
+        names = [name for name in RECORD.names or () if name != "checksum"]
+        old = np.empty(len(shard.records), [(name, "<i8") for name in names])
+        for name in names:
+            old[name] = shard.records[name]
+        np.save(index_path(shard.path), old)
+
+
+def test_an_older_index_is_completed_from_its_shard(pair: tuple[Path, Path], served: Path) -> None:
+    _as_before(served)
+    assert verify_folder(served).samples == SAMPLES
+    for shard in ShardSet.open(pair[0]).shards:
+        assert (np.load(index_path(served / shard.path.name)) == shard.records).all()
+
+
+def test_an_older_index_in_a_folder_that_cannot_be_written_serves_all_the_same(
+    pair: tuple[Path, Path], served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_before(served)
+
+    def refused(shard: Path, records: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(shard))
+
+    monkeypatch.setattr(index, "save_index", refused)
+    with ShardStore(served) as store, ShardStore(pair[0]) as newer:
+        assert store.catalog == newer.catalog
