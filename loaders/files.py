@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.arguments import whole
 from loaders.base import Samples
 from loaders.device import usable_device
 from loaders.errors import LoaderConfigError
@@ -21,8 +22,7 @@ def check_arguments(samples: Samples, device: str, **least: tuple[int, int]) -> 
     if not len(samples):
         raise LoaderConfigError(f"no samples under {samples.root}: expected at least one")
     for name, (value, bound) in least.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < bound:
-            raise LoaderConfigError(f"{name}={value!r}: expected a whole number that is {bound} or more")
+        whole(name, value, bound)
     return usable_device(device)
 
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arguments import seconds
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, SampleTimeoutError
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
@@ -117,7 +118,5 @@ def check_policy(on_error: str, sample_timeout_s: float | None) -> None:
     """Refuse a policy that there is none of, or a limit that is no time; raises LoaderConfigError."""
     if on_error not in get_args(OnError):
         raise LoaderConfigError(f"on_error={on_error!r}: expected one of {', '.join(get_args(OnError))}")
-    if sample_timeout_s is not None and not sample_timeout_s > 0:
-        raise LoaderConfigError(
-            f"sample_timeout_s={sample_timeout_s!r}: expected seconds above 0, or null for no limit"
-        )
+    if sample_timeout_s is not None:
+        seconds("sample_timeout_s", sample_timeout_s)

@@ -49,8 +49,8 @@ def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
         "--listen",
         default=_LISTEN,
         metavar="HOST:PORT",
-        help="address to listen on; port 0 is any free one (default: %(default)s). With --keys the next port is "
-        "used as well",
+        help="address to listen on, * for every IPv4 address; port 0 is any free one (default: %(default)s). With "
+        "--keys the next port is used as well",
     )
     trust = serve.add_mutually_exclusive_group()
     trust.add_argument(
@@ -172,8 +172,6 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _health(arguments: argparse.Namespace) -> int:
     from loaders.streaming.receiver.session import health
 
-    if not arguments.timeout_s > 0:
-        raise StreamError(f"--timeout-s {arguments.timeout_s:g}: expected more than 0")
     try:
         report = health(arguments.endpoint, timeout_s=arguments.timeout_s, keys=arguments.keys)
     except StreamError as error:
@@ -193,10 +191,14 @@ def _keygen(arguments: argparse.Namespace) -> None:
 def _address(listen: str) -> tuple[str, int]:
     """Return the numeric host and the port of HOST:PORT, where an IPv6 host stands in brackets."""
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65_535:
-        raise StreamError(f"--listen {listen}: expected HOST:PORT, such as 127.0.0.1:0")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    if not host or set(host) & set("[]/") or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise StreamError(f"--listen {listen}: expected HOST:PORT, such as 127.0.0.1:0; *:PORT is every IPv4 address")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        # An empty host is every address (getaddrinfo(3)); of "*" the resolver would make ::1.
+        known = (None, socket.AF_INET) if host == "*" else (host, socket.AF_UNSPEC)
+        found = socket.getaddrinfo(known[0], int(port), known[1], socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise StreamError(f"--listen {listen}: no such host: {error.strerror}") from error
     return str(found[0][4][0]), int(port)

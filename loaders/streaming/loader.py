@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
+from loaders.arguments import whole
 from loaders.base import Batch, LoaderStats
 from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
@@ -99,11 +101,16 @@ class StreamingLoader:
         where_from = endpoints if endpoint is None else endpoint
         if where_from is None or (endpoint is not None and endpoints is not None):
             raise LoaderConfigError("endpoint or endpoints: give one of the two")
-        for name, value, least in (("num_threads", num_threads, 1), ("epochs_ahead", epochs_ahead, 0)):
-            if value < least:
-                raise LoaderConfigError(f"{name}={value}: expected {least} or more")
+        num_threads, epochs_ahead = whole("num_threads", num_threads, 1), whole("epochs_ahead", epochs_ahead, 0)
+        epochs = None if epochs is None else whole("epochs", epochs, 1)
+        for name, given in (("keys", keys), ("events", events)):
+            if not isinstance(given, str | os.PathLike | None):
+                raise LoaderConfigError(f"{name}={given!r}: expected a path, or none")
+        if not isinstance(verify, bool):
+            raise LoaderConfigError(f"verify={verify!r}: expected true or false")
         check_window(prefetch_batches, order, prefetch_step)
         rank, world_size = place_among_ranks(rank, world_size)
+        batch_size, seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
         self._settings: dict[str, Any] = {
             "seed": seed,
             "slice_records": slice_records,
@@ -195,12 +202,13 @@ class StreamingLoader:
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
         self._client.check_process()
+        epoch = whole("epoch", epoch, 0)
         running = self._begin(epoch)
         planned = running.schedule.plan(epoch)
         progress = self._progress
         assert progress is not None, "an epoch has begun"
         self._log("epoch_start", epoch)
-        whole = False
+        is_whole = False
         try:
             for _ in range(len(planned)):
                 number, batch, failed = self._next(running)
@@ -211,10 +219,10 @@ class StreamingLoader:
                     # What is raw is handed out as what the protocol names; it counts alike.
                     self._stats.count(cast(Batch, batch))
                     yield cast(Batch, batch)
-            whole = True
+            is_whole = True
             self._log("epoch_end", epoch)
         finally:
-            if not whole or not self._epochs_ahead:
+            if not is_whole or not self._epochs_ahead:
                 running.stop()
                 self._running = None if self._running is running else self._running
 
@@ -234,8 +242,8 @@ class StreamingLoader:
         self._resumed = False
         if resumed and progress is not None and progress.epoch == epoch:
             self._stop()
-            whole = plan(self._client.catalog.shard_records, **self._planned(epoch), done=progress.before)
-            first = progress.left(whole)
+            everything = plan(self._client.catalog.shard_records, **self._planned(epoch), done=progress.before)
+            first = progress.left(everything)
             first = self._client.grouped(first) if self._order == "arrival" else first
             self._progress = Progress(epoch, progress.delivered.copy(), progress.before)
         elif self._running and self.finished == epoch - 1:

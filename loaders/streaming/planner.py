@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args, overload
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arguments import whole
 from loaders.errors import LoaderConfigError
 from loaders.streaming.runs import Runs, joined
 
@@ -140,15 +141,11 @@ def plan(
 
     Raises LoaderConfigError for a number out of range.
     """
-    for name, value in (("batch_size", batch_size), ("slice_records", slice_records)):
-        if value < 1:
-            raise LoaderConfigError(f"{name}={value}: expected 1 or more")
-    for name, value in (("seed", seed), ("epoch", epoch), ("shuffle_window", shuffle_window)):
-        if value < 0:
-            raise LoaderConfigError(f"{name}={value}: expected 0 or more")
+    batch_size, slice_records = whole("batch_size", batch_size, 1), whole("slice_records", slice_records, 1)
+    seed, epoch = whole("seed", seed, 0), whole("epoch", epoch, 0)
+    shuffle_window = whole("shuffle_window", shuffle_window, 0)
     check_ranks(rank, world_size, remainder)
-    if limit is not None and limit < 1:
-        raise LoaderConfigError(f"limit={limit}: expected 1 or more, or none")
+    limit = None if limit is None else whole("limit", limit, 1)
     random = np.random.default_rng((seed, epoch))
     runs = _shuffled(np.asarray(shard_records, np.int64), slice_records, random)
     if shuffle_window > 1:
@@ -163,10 +160,7 @@ def plan(
 
 def check_ranks(rank: int, world_size: int, remainder: str | None) -> None:
     """Raise LoaderConfigError for a rank that there is none of, and where it is not said what becomes of a rest."""
-    if world_size < 1:
-        raise LoaderConfigError(f"world_size={world_size}: expected 1 or more")
-    if not 0 <= rank < world_size:
-        raise LoaderConfigError(f"rank={rank}: expected 0 to {world_size - 1}")
+    whole("rank", rank, 0, whole("world_size", world_size, 1) - 1)
     if remainder not in (None, *get_args(Remainder)):
         raise LoaderConfigError(f"remainder={remainder!r}: expected uneven, drop or pad")
     if remainder is None and world_size > 1:

@@ -6,11 +6,13 @@ import math
 import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from loaders.arguments import whole
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.pipeline import stage_name
@@ -38,6 +40,8 @@ class StreamDataset(IterableDataset[Batch]):
         to DataLoader's workers, in which torch.distributed may not be initialised.
         """
         super().__init__()
+        signature(StreamingLoader).bind(**arguments)  # TypeError names what is missing, or none of its arguments
+        whole("batch_size", arguments["batch_size"], 1)
         self._arguments = arguments
         self._place = self._place_now()
         self._loader: StreamingLoader | None = None
@@ -73,7 +77,7 @@ class StreamDataset(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
-        self.epoch = epoch
+        self.epoch = whole("epoch", epoch, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return how far the dataset has come; what was iterated up to now is not given again.

@@ -11,6 +11,8 @@ __all__ = ["send_buffer"]
 
 _TUNED = Path("/proc/sys/net/ipv4/tcp_wmem")
 _ALLOWED = Path("/proc/sys/net/core/wmem_max")
+_MOST_BYTES = 2**31
+"""The kernel counts a buffer by an int."""
 
 
 def send_buffer(bandwidth_gbit: float | None, rtt_ms: float | None) -> int | None:
@@ -25,7 +27,13 @@ def send_buffer(bandwidth_gbit: float | None, rtt_ms: float | None) -> int | Non
         return None
     if bandwidth_gbit is None or rtt_ms is None or not bandwidth_gbit > 0 or not rtt_ms > 0:
         raise LoaderConfigError("--bandwidth-gbit and --rtt-ms belong together, and are more than 0")
-    wanted = int(2 * bandwidth_gbit * 1e9 / 8 * rtt_ms * 1e-3)
+    product = 2 * bandwidth_gbit * 1e9 / 8 * rtt_ms * 1e-3
+    if not product < _MOST_BYTES:
+        raise LoaderConfigError(
+            f"--bandwidth-gbit {bandwidth_gbit:g} and --rtt-ms {rtt_ms:g} ask for a send buffer of {product:g} bytes: "
+            f"expected less than {_MOST_BYTES:g}"
+        )
+    wanted = int(product)
     tuned, allowed = int(_TUNED.read_text().split()[2]), int(_ALLOWED.read_text())
     # The kernel doubles what it is asked for, for its own use (socket(7)); what tuning reaches is counted with it.
     reached = min(wanted, allowed)

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 import zmq
 
+from loaders.arguments import seconds, whole
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
 from loaders.streaming.planner import BatchPlan, EpochPlan, plan
 from loaders.streaming.protocol.messages import WireFormat
@@ -29,12 +30,13 @@ from loaders.streaming.receiver.memory import keep_freed_memory
 from loaders.streaming.receiver.placement import Placement
 from loaders.streaming.receiver.session import Session
 from loaders.streaming.receiver.source import Source
-from loaders.streaming.receiver.stream import Stream
+from loaders.streaming.receiver.stream import Stream, check_endpoint
 
 __all__ = ["StreamClient", "Traffic"]
 
 _MESSAGES = 32
 """Messages taken of one stream before the next one's turn."""
+_MOST_WARM_BYTES = 4 * 2**30
 
 
 @dataclass(slots=True)
@@ -76,14 +78,14 @@ class StreamClient:
 
         Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds.
         """
-        self.endpoints = (endpoints,) if isinstance(endpoints, str) else tuple(endpoints)
+        self.endpoints = tuple(endpoints) if isinstance(endpoints, list | tuple | set) else (endpoints,)
+        for endpoint in self.endpoints:
+            check_endpoint(endpoint)
         if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
             raise LoaderConfigError(f"endpoints={list(self.endpoints)}: expected one or more, each once")
         check_streams(streams)
-        if warm_bytes < 0:
-            raise LoaderConfigError(f"warm_bytes={warm_bytes}: expected 0 or more")
-        if not timeout_s > 0:
-            raise LoaderConfigError(f"timeout_s={timeout_s}: expected more than 0 s")
+        whole("warm_bytes", warm_bytes, 0, _MOST_WARM_BYTES)
+        timeout_s = seconds("timeout_s", timeout_s)
         if wire not in ("raw", "msgpack"):
             raise LoaderConfigError(f"wire={wire!r}: expected raw or msgpack")
         keep_freed_memory()

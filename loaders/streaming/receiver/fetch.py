@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
+from loaders.arguments import whole
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan
@@ -37,10 +38,8 @@ class Interrupted(Exception):
 
 def check_window(window: int, order: Order, step: int) -> None:
     """Raise LoaderConfigError for an argument of a fetch that is out of range."""
-    if not 1 <= window <= 256:
-        raise LoaderConfigError(f"prefetch_batches={window}: expected 1 to 256")
-    if step < 0:
-        raise LoaderConfigError(f"prefetch_step={step}: expected 0 or more")
+    whole("prefetch_batches", window, 1, 256)
+    whole("prefetch_step", step, 0)
     if order not in ("arrival", "strict"):
         raise LoaderConfigError(f"order={order!r}: expected arrival or strict")
 

@@ -27,8 +27,9 @@ _WAITED = 0.5
 
 def check_streams(streams: Streams) -> None:
     """Raise LoaderConfigError for a number of connections that is out of range."""
-    if streams != "auto" and (not isinstance(streams, int) or not 1 <= streams <= _MOST):
-        raise LoaderConfigError(f"streams={streams}: expected 1 to {_MOST}, or auto")
+    whole_number = isinstance(streams, int) and not isinstance(streams, bool)
+    if streams != "auto" and not (whole_number and 1 <= streams <= _MOST):
+        raise LoaderConfigError(f"streams={streams!r}: expected 1 to {_MOST}, or auto")
 
 
 class Growth:

@@ -13,6 +13,7 @@ from typing import Self
 
 import zmq
 
+from loaders.arguments import seconds
 from loaders.errors import StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.keys import load_client_keys
@@ -33,7 +34,7 @@ from loaders.streaming.protocol.messages import (
     WireFormat,
 )
 from loaders.streaming.protocol.wire import pack, unpack_answer
-from loaders.streaming.receiver.stream import Stream
+from loaders.streaming.receiver.stream import Stream, check_endpoint
 
 __all__ = ["Session", "health"]
 
@@ -174,7 +175,12 @@ class _Control:
 
 
 def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -> dict[str, object]:
-    """Return how the daemon at `endpoint` is; StreamError naming it when it does not answer in time."""
+    """Return how the daemon at `endpoint` is; StreamError naming it when it does not answer in time.
+
+    Raises LoaderConfigError for an endpoint or a time that is none.
+    """
+    check_endpoint(endpoint)
+    seconds("timeout_s", timeout_s)
     context: _Context = zmq.Context()
     try:
         with _control(context, endpoint, timeout_s, keys) as control:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from loaders.errors import StreamError
+from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.protocol.seal import Sealer, password
 
-__all__ = ["Stream"]
+__all__ = ["Stream", "check_endpoint"]
 
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 1_000
@@ -22,6 +24,16 @@ _EVENTS = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
+_ENDPOINT = re.compile(r"tcp://[^\s/]+:(?P<port>[0-9]{1,5})")
+
+
+def check_endpoint(endpoint: object) -> None:
+    """Raise LoaderConfigError for what is not the address of a daemon."""
+    found = _ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
+    if found is None or not 0 < int(found["port"]) < 65_536:
+        raise LoaderConfigError(
+            f"endpoint={endpoint!r}: expected tcp://HOST:PORT with a port from 1 to 65535, such as tcp://10.0.0.2:5557"
+        )
 
 
 class Stream:

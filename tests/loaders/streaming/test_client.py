@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from loaders.streaming.protocol.messages import BatchHeader, Catalog, Get, Healt
 from loaders.streaming.protocol.wire import pack, unpack_request
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.receiver.session import health
 from loaders.streaming.shards.convert import convert
 
 
@@ -161,6 +163,10 @@ def test_somebody_else_there_is_named_within_the_timeout() -> None:
         ({"warm_bytes": -1}, "warm_bytes=-1"),
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf"),
+        ({"timeout_s": "3"}, "timeout_s='3'"),
+        ({"warm_bytes": 1.5}, "warm_bytes=1.5"),
+        ({"warm_bytes": 10**12}, "warm_bytes=1000000000000"),
     ],
 )
 def test_a_number_out_of_range_is_named(arguments: dict[str, float], said: str) -> None:
@@ -168,10 +174,14 @@ def test_a_number_out_of_range_is_named(arguments: dict[str, float], said: str) 
         StreamClient("tcp://127.0.0.1:1", **({"streams": 1, "timeout_s": 1} | arguments))
 
 
-@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:80", "tcp://127.0.0.1", "ftp://a:1"])
-def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
-    with pytest.raises(StreamError, match="cannot connect to such an address"):
-        StreamClient(endpoint, streams=1, timeout_s=1)
+@pytest.mark.parametrize(
+    "endpoint", ["", "127.0.0.1:80", "tcp://127.0.0.1", "ftp://a:1", "tcp://a:99999", "tcp://a:1/", 80, b"tcp://a:1"]
+)
+def test_an_endpoint_that_is_none_is_named_with_what_is_expected(endpoint: object) -> None:
+    with pytest.raises(LoaderConfigError, match=rf"endpoint={re.escape(repr(endpoint))}: expected tcp://HOST:PORT"):
+        StreamClient(endpoint, streams=1, timeout_s=1)  # type: ignore[arg-type]
+    with pytest.raises(LoaderConfigError, match="expected tcp://HOST:PORT"):
+        health(endpoint, timeout_s=1)  # type: ignore[arg-type]
 
 
 @contextmanager

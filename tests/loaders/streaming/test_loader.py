@@ -212,8 +212,28 @@ def test_threads_and_descriptors_do_not_grow_over_epochs(daemon) -> None:
         ({"streams": 0}, "streams=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"device": "tpu?"}, "device='tpu\\?'"),
+        *(
+            ({name: value}, f"{name}={value!r}: expected a whole number")
+            for name in (
+                *("batch_size", "seed", "num_threads", "slice_records", "shuffle_window", "limit", "epochs"),
+                *("epochs_ahead", "prefetch_batches", "prefetch_step", "rank", "world_size", "warm_bytes"),
+            )
+            for value in (2.5, "2", True)
+        ),
+        ({"epochs": 0}, "epochs=0"),
+        ({"streams": True}, "streams=True"),
+        ({"verify": "no"}, "verify='no'"),
+        ({"keys": 5}, "keys=5"),
+        ({"events": 5}, "events=5"),
+        ({"decode": "torch", "sample_timeout_s": "1"}, "sample_timeout_s='1'"),
     ],
 )
 def test_an_argument_out_of_range_is_named(daemon, arguments: dict[str, object], said: str) -> None:
     with pytest.raises(LoaderConfigError, match=said):
         _loader(daemon.endpoint, **arguments)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5, "0", None, True])
+def test_an_epoch_that_is_none_is_named(daemon, epoch: object) -> None:
+    with _loader(daemon.endpoint) as loader, pytest.raises(LoaderConfigError, match=f"epoch={epoch!r}: expected"):
+        next(loader.epoch(epoch))  # type: ignore[arg-type]

@@ -268,3 +268,15 @@ def test_the_readmes_script_uses_keys(
     daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
     process = _train(script, daemon.endpoint, tmp_path / "state", keys / "client")
     assert process.communicate(timeout=120)[0].count("epoch") == 3 and process.returncode == 0
+
+
+def test_arguments_that_are_none_or_missing_are_named_where_the_dataset_is_made(daemon) -> None:
+    given = {"endpoint": daemon.endpoint, "seed": 0}
+    with pytest.raises(TypeError, match="batch_size"):
+        StreamDataset(**given)
+    with pytest.raises(TypeError, match="batchsize"):
+        StreamDataset(**given, batch_size=4, batchsize=4)
+    with pytest.raises(LoaderConfigError, match=r"batch_size=2\.5"):
+        StreamDataset(**given, batch_size=2.5)
+    with StreamDataset(**given, batch_size=4) as dataset, pytest.raises(LoaderConfigError, match=r"epoch=1\.5"):
+        dataset.set_epoch(1.5)  # type: ignore[arg-type]
