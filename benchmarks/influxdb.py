@@ -23,8 +23,8 @@ REPO = Path(__file__).parents[1]
 sys.path.insert(0, str(REPO))
 
 from energymon import SqliteStore  # noqa: E402 - the repository comes first
-from energymon.stores.influxdb import InfluxStore  # noqa: E402
-from energymon.stores.spool import Spool  # noqa: E402
+from energymon.influx.spool import Spool  # noqa: E402
+from energymon.influx.store import InfluxStore  # noqa: E402
 from tests.energymon.influx.server import Server, binary  # noqa: E402
 
 T0 = 1_700_000_000_000_000_000

@@ -43,11 +43,11 @@ while True:
 BARE = """
 import sys, time
 from pathlib import Path
-from energymon.clock import Clock, next_tick
-from energymon.compiled import ticker_library
-from energymon.priority import raise_priority
+from energymon.clock.monotonic import Clock, next_tick
+from energymon.ticker.compiled import ticker_library
+from energymon.sampling.priority import raise_priority
 from energymon.sensors.discover import SensorConfig, discover
-from energymon.ticker import Ticker
+from energymon.ticker.ticker import Ticker
 interval_ns, seconds = int(sys.argv[1]) * 1_000_000, float(sys.argv[2])
 found = discover(SensorConfig(sysfs=Path(sys.argv[3]), nvml=Path(sys.argv[4])), interval_ns)
 groups = [sensor.operations() for sensor in found.sensors]

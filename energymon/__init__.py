@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from energymon.agent_process import Agent
-from energymon.baseline import NetEnergy, baseline_of
-from energymon.clock import boot_ns
-from energymon.components import Component, best_sources
-from energymon.edges import Asker
+from energymon.agent.process import Agent
+from energymon.agent.window import Window
+from energymon.analysis.baseline import NetEnergy, baseline_of
+from energymon.analysis.components import Component, best_sources
+from energymon.analysis.integrate import Energy, joules, missed_share
+from energymon.analysis.query import WindowEnergy, query, render, total
+from energymon.analysis.restarts import bridged
+from energymon.analysis.tuples import EnergyTuple, stored_tuples, tuples
+from energymon.cli.export import export
+from energymon.clock.monotonic import boot_ns
 from energymon.errors import (
     AgentError,
     ClockError,
@@ -16,9 +21,6 @@ from energymon.errors import (
     StoreError,
     WindowError,
 )
-from energymon.export import export
-from energymon.integrate import Energy, joules, missed_share
-from energymon.query import WindowEnergy, query, render, total
 from energymon.reading import (
     DIRECTNESS,
     INTERPOLATED,
@@ -30,12 +32,10 @@ from energymon.reading import (
     Reading,
     Tick,
 )
-from energymon.restarts import bridged
+from energymon.sampling.edges import Asker
 from energymon.stores.base import Session, Store
 from energymon.stores.locate import open_store
 from energymon.stores.sqlite import SqliteStore
-from energymon.tuples import EnergyTuple, stored_tuples, tuples
-from energymon.window import Window
 
 __all__ = [
     "DIRECTNESS",

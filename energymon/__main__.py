@@ -69,7 +69,7 @@ def _require_stdout() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from energymon.agent import AgentConfig, run
+    from energymon.agent.main import AgentConfig, run
 
     return run(
         AgentConfig(
@@ -104,8 +104,8 @@ def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from energymon.agent import AgentConfig
-    from energymon.doctor import doctor
+    from energymon.agent.main import AgentConfig
+    from energymon.cli.doctor import doctor
 
     _require_stdout()
     # The agent's own check of the interval: what the doctor watches is what `run` would do.
@@ -114,8 +114,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _query(options: argparse.Namespace) -> int:
-    from energymon.clock import utc_text
-    from energymon.query import query, render, to_json
+    from energymon.analysis.query import query, render, to_json
+    from energymon.clock.monotonic import utc_text
     from energymon.stores.locate import open_store
 
     _require_stdout()
@@ -141,7 +141,7 @@ def _query(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from energymon.export import export
+    from energymon.cli.export import export
     from energymon.stores.locate import open_store
 
     if options.out == "-":
@@ -154,7 +154,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _clock(options: argparse.Namespace) -> int:
-    from energymon.clocksync import Responder, split_address
+    from energymon.clock.sync import Responder, split_address
 
     _require_stdout()
     address = split_address(options.listen)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
-from energymon.clock import NS
+from energymon.clock.monotonic import NS
 from energymon.reading import Domain
 from energymon.sensors.updates import Age
-from energymon.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation
 
 __all__ = [
     "Channel",

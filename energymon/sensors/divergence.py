@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from energymon.clock import NS
+from energymon.clock.monotonic import NS
 
 __all__ = ["DIVERGES", "Divergence", "divergence"]
 

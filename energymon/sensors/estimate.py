@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from energymon.clock import NS
+from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, START
 from energymon.sensors.base import Channel, Column, Point
-from energymon.sensors.held import CLOSED
-from energymon.ticker import Answers, Operation
+from energymon.sensors.open_files import CLOSED
+from energymon.ticker.ticker import Answers, Operation
 
 __all__ = ["IDLE_FRACTION", "TDP_W_PER_CPU", "EstimateSensor"]
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from energymon.clock import NS
-from energymon.counter import Counter, PowerIntegral
+from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, START
 from energymon.sensors.base import Channel, Column, Point, RawCounter, counted_column, samples_power_alone
+from energymon.sensors.counter import Counter, PowerIntegral
 from energymon.sensors.divergence import Divergence
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
@@ -24,7 +24,7 @@ from energymon.sensors.nvml_library import (
     ValueCall,
 )
 from energymon.sensors.updates import Age, Poll, Updates, lag_of, updates
-from energymon.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation
 
 __all__ = ["NvmlSensor"]
 

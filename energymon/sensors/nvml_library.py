@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Final, cast
 
 from energymon.sensors.base import Missing, Part
-from energymon.ticker import Operation
+from energymon.ticker.ticker import Operation
 
 __all__ = [
     "AVERAGE_POWER",

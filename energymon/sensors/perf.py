@@ -15,11 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from energymon.clock import NS
-from energymon.counter import Counter
+from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import LAG_S
 from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, RawCounter, counted_column
+from energymon.sensors.counter import Counter
 from energymon.sensors.domains import (
     MAX_DOMAIN_W,
     REPEATED,
@@ -31,11 +31,11 @@ from energymon.sensors.domains import (
     still_remedy,
     unread,
 )
-from energymon.sensors.held import CLOSED, HeldFiles
+from energymon.sensors.open_files import CLOSED, HeldFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
 from energymon.sensors.reference import Reference
 from energymon.sensors.updates import Age
-from energymon.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation
 
 __all__ = ["PerfSensor", "domains", "open_perf"]
 

@@ -8,11 +8,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from energymon.clock import NS
-from energymon.counter import Counter
+from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import LAG_S, Domain
 from energymon.sensors.base import Channel, Column, Discovery, Missing, Point, RawCounter, counted_column
+from energymon.sensors.counter import Counter
 from energymon.sensors.domains import (
     MAX_DOMAIN_W,
     REPEATED,
@@ -24,9 +24,9 @@ from energymon.sensors.domains import (
     still_remedy,
     unread,
 )
-from energymon.sensors.held import CLOSED, HeldFiles
+from energymon.sensors.open_files import CLOSED, HeldFiles
 from energymon.sensors.updates import Age
-from energymon.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation
 
 __all__ = ["PowercapSensor", "domains", "open_powercap"]
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from energymon.clock import NS
+from energymon.clock.monotonic import NS
 
 __all__ = ["Age", "Poll", "Updates", "lag_of", "polled", "updates"]
 

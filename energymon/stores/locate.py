@@ -18,8 +18,8 @@ def open_store(where: str | Path, session: str | None = None) -> Store:
     that are missing.
     """
     if isinstance(where, str) and "://" in where:
-        from energymon.stores.influxdb import InfluxStore
-        from energymon.stores.settings import InfluxSettings
+        from energymon.influx.settings import InfluxSettings
+        from energymon.influx.store import InfluxStore
 
         return InfluxStore(InfluxSettings.from_environment(url=where), session)
     from energymon.stores.sqlite import SqliteStore

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from energymon.chrony import clock_state, ntp_offset
+from energymon.clock.chrony import clock_state, ntp_offset
 
 SYNCHRONISED = (
     "7F000001,127.0.0.1,2,1795259132.884047702,0.250021040,0.000000500,0.000015130,-0.542,-0.011,7.403,"

@@ -103,7 +103,7 @@ def test_an_address_to_listen_on_that_is_none_is_refused(capsys, listen):
 
 @pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:0", "[::1]:0"])
 def test_the_address_that_the_clock_prints_is_one_to_measure_against(listen):
-    from energymon.clocksync import measure
+    from energymon.clock.sync import measure
 
     argv = [sys.executable, "-m", "energymon", "clock", "--listen", listen]
     with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

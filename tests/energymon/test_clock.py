@@ -3,8 +3,8 @@ from itertools import pairwise
 
 import pytest
 
-from energymon import clock as clock_module
-from energymon.clock import Clock, next_tick, strewn_ns, tick_at
+from energymon.clock import monotonic as clock_module
+from energymon.clock.monotonic import Clock, next_tick, strewn_ns, tick_at
 
 S = 1_000_000_000
 

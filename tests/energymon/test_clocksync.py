@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from energymon.clocksync import Responder, measure
+from energymon.clock.sync import Responder, measure
 from energymon.errors import ClockError, ConfigError
 
 MS = 1_000_000

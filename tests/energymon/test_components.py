@@ -1,5 +1,5 @@
-from energymon.components import Channels, add_up, best_sources, components
-from energymon.integrate import Energy
+from energymon.analysis.components import Channels, add_up, best_sources, components
+from energymon.analysis.integrate import Energy
 
 
 def energy(device, domain, source, error_j=1.0):

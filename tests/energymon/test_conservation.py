@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energymon import START, Reading, SqliteStore, joules
-from energymon.counter import Counter
-from energymon.integrate import Integral
-from energymon.tuples import stored_tuples, tuples
+from energymon.analysis.integrate import Integral
+from energymon.analysis.tuples import stored_tuples, tuples
+from energymon.sensors.counter import Counter
 
 MS = 1_000_000
 TICK = 100 * MS

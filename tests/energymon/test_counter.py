@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from energymon.counter import Counter, PowerIntegral
 from energymon.errors import CounterError
 from energymon.reading import INTERPOLATED, START
+from energymon.sensors.counter import Counter, PowerIntegral
 
 S = 1_000_000_000
 WRAP = 1_000_000_000  # 1000 J in microjoules

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from energymon.clock import Clock, next_tick
-from energymon.compiled import ticker_library
+from energymon.clock.monotonic import Clock, next_tick
 from energymon.sensors import domains, nvml_board
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.perf import open_perf
-from energymon.ticker import Ticker
+from energymon.ticker.compiled import ticker_library
+from energymon.ticker.ticker import Ticker
 
 INTERVAL_NS = 5_000_000
 

@@ -1,6 +1,6 @@
 import pytest
 
-from energymon.doctor import doctor
+from energymon.cli.doctor import doctor
 from energymon.errors import ConfigError
 from energymon.sensors.discover import SensorConfig
 

@@ -11,8 +11,8 @@ import pytest
 
 import energymon
 from energymon import SqliteStore
-from energymon.clock import boot_ns
-from energymon.edges import Asker, Listener, follow_ups_ns, socket_path
+from energymon.clock.monotonic import boot_ns
+from energymon.sampling.edges import Asker, Listener, follow_ups_ns, socket_path
 
 REPO = Path(__file__).parents[2]
 
@@ -147,7 +147,7 @@ def test_an_agent_of_a_store_that_is_named_is_asked_too(counting, tmp_path, star
 
 def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_end(rapl, monkeypatch):
     """The readings that follow an edge at a fraction of the lag may show what is of before it."""
-    monkeypatch.setattr(energymon.window, "_WAIT_S", 60.0)
+    monkeypatch.setattr(energymon.agent.window, "_WAIT_S", 60.0)
     options = ["--sysfs", str(rapl.root), "--nvml", str(rapl.root / "none.so")]
     with rapl.running(), energymon.Agent(interval_ms=20, options=options) as agent:
         for _ in range(3):

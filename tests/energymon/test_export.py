@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from energymon import START, ConfigError, Reading, SqliteStore, WindowError
-from energymon.export import READING_COLUMNS, TUPLE_COLUMNS, export
-from energymon.tuples import stored_tuples
+from energymon.analysis.tuples import stored_tuples
+from energymon.cli.export import READING_COLUMNS, TUPLE_COLUMNS, export
 
 REPO = Path(__file__).parents[2]
 MS = 1_000_000

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energymon import INTERPOLATED, START, Reading, Tick, WindowError, joules, missed_share
-from energymon.integrate import Integral
+from energymon.analysis.integrate import Integral
 
 MS = 1_000_000
 S = 1000 * MS

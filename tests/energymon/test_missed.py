@@ -3,10 +3,10 @@
 import pytest
 
 from energymon import START, SqliteStore
-from energymon.missed import Missed, Portion
-from energymon.monitor import Gap, Sampled
+from energymon.sampling.missed import Missed, Portion
+from energymon.sampling.monitor import Gap, Sampled
+from energymon.sampling.writer import Writer
 from energymon.sensors.base import Channel, Point
-from energymon.writer import Writer
 
 MS = 1_000_000
 S = 1000 * MS

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from energymon import clock as clock_module
-from energymon.clock import Clock
-from energymon.monitor import ClockStep, Gap, Monitor, Sampled
+from energymon.clock import monotonic as clock_module
+from energymon.clock.monotonic import Clock
+from energymon.sampling.monitor import ClockStep, Gap, Monitor, Sampled
 from energymon.sensors.base import Channel, Point
 
 MS = 1_000_000

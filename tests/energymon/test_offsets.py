@@ -3,7 +3,7 @@ import random
 import pytest
 
 from energymon import ClockOffset
-from energymon.offsets import Instant, at_wall, offset_at, wall_at
+from energymon.clock.offsets import Instant, at_wall, offset_at, wall_at
 
 MS = 1_000_000
 S = 1000 * MS

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from energymon import START, Baseline, ClockOffset, Event, Reading, SqliteStore, Tick, WindowError, query
-from energymon.query import render, to_json, total
+from energymon.analysis.query import render, to_json, total
 
 MS = 1_000_000
 TICK = 100 * MS

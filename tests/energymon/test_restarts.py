@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from energymon import Reading, SqliteStore, query
-from energymon.agent_process import Agent
+from energymon.agent.process import Agent
+from energymon.analysis.restarts import bridged, restarts
 from energymon.reading import START, CounterStart
-from energymon.restarts import bridged, restarts
 from energymon.sensors.reference import Reference
 from energymon.stores.base import Session
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, query
+from energymon.influx.spool import BusyError, Spool
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event
-from energymon.stores.spool import BusyError, Spool
 
 MS = 1_000_000
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 import pytest
 
 from energymon import compiled
-from energymon.clock import Clock, next_tick, strewn_ns
-from energymon.compiled import ticker_library
-from energymon.monitor import Gap, Monitor, Sampled, SampledBlock
+from energymon.clock.monotonic import Clock, next_tick, strewn_ns
+from energymon.sampling.monitor import Gap, Monitor, Sampled, SampledBlock
 from energymon.sensors.estimate import EstimateSensor
-from energymon.ticker import Operation, Reason, Ticker
+from energymon.ticker.compiled import ticker_library
+from energymon.ticker.ticker import Operation, Reason, Ticker
 
 MS = 1_000_000
 INTERVAL_NS = 5 * MS

@@ -1,7 +1,7 @@
 import pytest
 
 from energymon import INTERPOLATED, START, Reading, SqliteStore, WindowError
-from energymon.tuples import stored_tuples, tuples
+from energymon.analysis.tuples import stored_tuples, tuples
 
 MS = 1_000_000
 TICK = 100 * MS

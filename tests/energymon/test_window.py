@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError, agent_process
-from energymon.agent_process import Agent
-from energymon.clock import utc_text
+from energymon.agent.process import Agent
+from energymon.agent.window import Window
+from energymon.clock.monotonic import utc_text
 from energymon.errors import AgentError
-from energymon.window import Window
 
 REPO = Path(__file__).parents[2]
 MS = 1_000_000
@@ -311,7 +311,7 @@ def program(code, **environment):
     head = (
         "import functools, json, os, sys, time\n"
         "from energymon import agent_process\n"
-        "from energymon.window import Window\n"
+        "from energymon.agent.window import Window\n"
         "agent_process.Agent = functools.partial(\n"
         "    agent_process.Agent, estimate='missing', interval_ms=20, options=json.loads(os.environ['OPTIONS']))\n"
     )

@@ -13,9 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-from energymon.stores.settings import InfluxSettings
-from energymon.stores.spool import Spool
-from energymon.stores.uplink import Uplink
+from energymon.influx.client import Uplink
+from energymon.influx.settings import InfluxSettings
+from energymon.influx.spool import Spool
 
 REPO = Path(__file__).parents[3]
 ORG = "home"

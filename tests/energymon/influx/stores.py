@@ -1,7 +1,7 @@
 """Stores with content, made quickly, and what a bucket has of it."""
 
 from energymon import Reading, Tick
-from energymon.stores.influxdb import InfluxStore
+from energymon.influx.store import InfluxStore
 
 MS = 1_000_000
 STEP = 100 * MS

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, open_store
-from energymon.counter import Counter
+from energymon.influx.influxql import InfluxQLReader
+from energymon.influx.settings import InfluxSettings
+from energymon.influx.store import InfluxStore
 from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, CounterStart, Event
-from energymon.stores.influxdb import InfluxStore
-from energymon.stores.influxql import InfluxQLReader
-from energymon.stores.settings import InfluxSettings
+from energymon.sensors.counter import Counter
 from tests.energymon.influx.server import drain
 
 MS = 1_000_000

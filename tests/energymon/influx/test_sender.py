@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from energymon import Event
-from energymon.sender import backoff_s
-from energymon.stores.influxdb import InfluxStore
-from energymon.stores.spool import Spool
+from energymon.influx.spool import Spool
+from energymon.influx.store import InfluxStore
+from energymon.sender.sender import backoff_s
 from tests.energymon.influx.server import REPO, SenderProcess, Server, drain, free_port
 from tests.energymon.influx.stores import STEP, T0, append, assert_whole
 
@@ -183,7 +183,7 @@ def test_poisoned_lines_are_set_aside_and_nothing_else(server, bucket, make_stor
 
 
 def test_a_measurement_of_another_type_is_set_aside_and_told(server, bucket, make_store, start_sender):
-    from energymon.stores.uplink import Uplink
+    from energymon.influx.client import Uplink
 
     store = make_store()
     append(store, 200)
@@ -429,7 +429,7 @@ def test_tls_works_and_a_certificate_of_a_stranger_is_refused(
         assert "INFLUXDB_V2_SSL_CA_CERT" in stranger.wait_for("refused", "no TLS")["message"]
         trusting = {**environment, "INFLUXDB_V2_SSL_CA_CERT": str(certificate[0])}
         assert start_sender(store.path, trusting).end(close=False) == 0
-        from energymon.stores.settings import InfluxSettings
+        from energymon.influx.settings import InfluxSettings
 
         assert_whole(store, InfluxSettings.from_environment(trusting))
         plain = {**trusting, "INFLUXDB_V2_URL": secure.url.replace("https", "http")}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from energymon import SqliteStore, query
-from energymon.stores.influxdb import InfluxStore
+from energymon.influx.store import InfluxStore
 from tests.energymon.influx.server import ORG
 
 REPO = Path(__file__).parents[3]

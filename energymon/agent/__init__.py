@@ -1,0 +1,1 @@
+"""The process that samples, and windows of programs beside it."""

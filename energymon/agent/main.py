@@ -1,0 +1,397 @@
+"""The agent: a process that samples this host into a store until it is told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import platform
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from energymon.agent.event_loop import Loop
+from energymon.agent.liveness import own_name
+from energymon.analysis.components import channels_of
+from energymon.analysis.integrate import UNBOUNDED
+from energymon.clock.monotonic import NS, Clock, boot_id
+from energymon.clock.offsets import WALL
+from energymon.errors import ConfigError, EnergyError, SensorError, StoreError
+from energymon.influx.settings import InfluxSettings
+from energymon.reading import ClockOffset, Event
+from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
+from energymon.sampling.monitor import Monitor
+from energymon.sampling.writer import Writer
+from energymon.sender.process import SenderProcess
+from energymon.sensors.base import samples_power_alone, wrapping
+from energymon.sensors.discover import Found, SensorConfig, discover
+from energymon.stores.base import Session
+from energymon.stores.sqlite import SqliteStore
+
+__all__ = ["AgentConfig", "run"]
+
+_MIN_INTERVAL_MS: Final = 1
+_MAX_INTERVAL_MS: Final = 10_000
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""How long the writer may keep a sampler from the interpreter."""
+_CLOCK_S: Final = 60.0
+"""Between two measurements of the clock's offset."""
+_AHEAD_S: Final = 60.0
+"""An agent waits for a store's latest tick to pass, but not for longer."""
+_LONG_LAG_S: Final = 1.0
+"""An average over a second is not waited for."""
+_FAILED: Final = 70
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """What an agent samples, how often, and where to."""
+
+    store: Path
+    node: str
+    interval_ms: float = 100.0
+    until_eof: bool = False
+    """Whether the end of stdin, the death of whoever started the agent, stops it, and a line commits."""
+    sensors: SensorConfig = field(default_factory=SensorConfig)
+    idle_s: float = 0.0
+    """How long the host is idle at the start, recorded as its baseline; 0 records none."""
+    controller: str | None = None
+    """HOST:PORT of the clock that windows are told by."""
+    influxdb: Mapping[str, str] | None = None
+    """The sender's environment, INFLUXDB_V2_*; None keeps the readings in the store alone."""
+    spool_limit_mb: float | None = None
+    """What the store may take while its readings are sent; None for no limit."""
+
+    def __post_init__(self) -> None:
+        if not _MIN_INTERVAL_MS <= self.interval_ms <= _MAX_INTERVAL_MS:
+            raise ConfigError(f"--interval-ms {self.interval_ms}: expected {_MIN_INTERVAL_MS} to {_MAX_INTERVAL_MS} ms")
+        if not self.node or not self.node.isprintable():
+            raise ConfigError(f"--node {self.node!r}: expected a name of printable characters")
+        if not 0 <= self.idle_s <= 3600:
+            raise ConfigError(f"--idle-s {self.idle_s}: expected 0 to 3600 s")
+        if self.spool_limit_mb is not None and not self.spool_limit_mb >= 1:
+            raise ConfigError(f"--spool-limit-mb {self.spool_limit_mb}: expected 1 or more MB")
+        if self.influxdb is not None:
+            object.__setattr__(self, "influxdb", MappingProxyType(dict(self.influxdb)))
+
+    @property
+    def interval_ns(self) -> int:
+        """The interval in ns."""
+        return round(self.interval_ms * 1e6)
+
+
+class _Signals:
+    """Turns SIGTERM, SIGINT and calls from other threads into something that a loop waits for."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.stop = False
+        self.stored = False
+        self.failure: BaseException | None = None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def wake(self) -> None:
+        os.eventfd_write(self.fd, 1)
+
+    def on_stored(self, readings: int) -> None:
+        if readings and not self.stored:
+            self.stored = True
+            self.wake()
+
+    def on_failure(self, error: BaseException) -> None:
+        self.failure = error
+        self.wake()
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.stop = True
+        self.wake()
+
+
+def run(config: AgentConfig) -> int:
+    """Sample until SIGTERM, SIGINT or, if asked for, the end of stdin; return the exit status.
+
+    Prints one line of JSON when the first tick, and the idle baseline if asked for, is stored. Raises ConfigError,
+    SensorError and StoreError before that, and StoreError at the end when readings could not be stored.
+    """
+    if config.influxdb is not None:
+        settings = InfluxSettings.from_environment({**os.environ, **config.influxdb})
+        if warning := settings.warning():
+            _say(warning)
+    _hold_standard_streams()
+    signals = _Signals()
+    found = discover(config.sensors, config.interval_ns)
+    try:
+        if not found.sensors:
+            told = "".join(f"\n  {gap}" for gap in found.missing)
+            raise SensorError(
+                f"nothing on this host measures energy:{told}\n"
+                "`--estimate missing` samples a labelled estimate of CPU energy instead"
+            )
+        with SqliteStore.create(config.store) as store:
+            return _Agent(config, found, store, signals).run()
+    finally:
+        found.close()
+
+
+class _Agent:
+    """Samplers, writer and sender at work, and the chores between ticks."""
+
+    def __init__(self, config: AgentConfig, found: Found, store: SqliteStore, signals: _Signals) -> None:
+        self._config, self._found, self._store, self._signals = config, found, store, signals
+        before_ns = _boot_offset_of_the_last(store, config.node)
+        self._clock = Clock(before_ns)
+        self._loop = Loop()
+        self._writer = Writer(
+            store,
+            config.node,
+            found.sensors,
+            config.interval_ns,
+            on_stored=signals.on_stored,
+            on_failure=signals.on_failure,
+            tell=_tell,
+            clock=self._clock,
+            limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
+        )
+        last_ns = store.last_tick_ns(config.node)
+        ahead_s = (last_ns - self._clock.now_ns()) / NS
+        if before_ns is None and ahead_s > _AHEAD_S:
+            raise StoreError(
+                f"{config.store}: holds ticks that are {ahead_s:.0f} s ahead of the clock, which was set back since; "
+                "name another store"
+            )
+        # A tick has one reading of each series: an agent that follows another at once waits for the next tick.
+        self._edges = _listener(config.store)
+        self._monitor = Monitor(
+            found.sensors,
+            config.interval_ns,
+            self._writer.put,
+            signals.on_failure,
+            self._clock,
+            after_ns=last_ns,
+            linger_ns=_linger_ns(found),
+            edges=self._edges,
+            follow_ups_ns=follow_ups_ns(_lags_s(found)),
+            strewn_ns=config.interval_ns if any(samples_power_alone(s.channels) for s in found.sensors) else 0,
+        )
+        self._writer.follow(self._monitor)
+        self._sender: SenderProcess | None = None
+        if config.influxdb:
+            limit = [] if config.spool_limit_mb is None else ["--spool-limit-mb", f"{config.spool_limit_mb:g}"]
+            argv = ["--store", str(config.store), *limit]
+            self._sender = SenderProcess(
+                argv, config.influxdb, config.node, self._writer.put, self._loop, self._clock.now_ns
+            )
+        # While no agent looked, the clock may have been set at any time.
+        now_ns = self._clock.now_ns()
+        told_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
+        store.append([], clocks=[ClockOffset(told_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
+        self._session = self._begin()
+        self._waiting = True
+        self._measuring: threading.Thread | None = None
+
+    def run(self) -> int:
+        """Sample until there is a reason to stop."""
+        for gap in self._found.missing:
+            _say(f"missing: {gap}")
+        for (device, domain), _ in self._found.unreadable.items():
+            _say(f"{device} {domain} was found and cannot be read: {domain} and the total have no figure")
+        for gap_of_ticks in wrapping(self._found.sensors, self._config.interval_ns):
+            _say(f"unknown: {gap_of_ticks}")
+        self._writer.start()
+        self._monitor.start()
+        if self._sender is not None:
+            self._sender.start()
+        self._measure_clocks()
+        # What start-up left behind is not looked at again, and sampling makes no cycles to speak of.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000)
+        self._loop.on_readable(self._signals.fd, self._on_signal)
+        if self._config.until_eof:
+            self._loop.on_readable(0, self._on_stdin)
+        try:
+            self._loop.run()
+        finally:
+            self._monitor.stop()
+            if self._edges is not None:
+                self._edges.close()
+            self._writer.stop()
+        if self._signals.failure is not None:
+            traceback.print_exception(self._signals.failure)
+            return _FAILED
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        more = {
+            "priority": self._monitor.priority,
+            "sampler": self._monitor.sampler,
+            "jitter": self._writer.jitter.summary(),
+        }
+        self._store.end_session(self._session, self._clock.now_ns(), usage.ru_utime + usage.ru_stime, more)
+        for message in self._sender.stop() if self._sender is not None else ():
+            _say(message)
+        return 0
+
+    def _begin(self) -> Session:
+        description = {
+            "sensors": [sensor.describe() for sensor in self._found.sensors],
+            "missing": [str(gap) for gap in self._found.missing],
+            "unreadable": [
+                {"device": device, "domain": domain, "reason": str(gap)}
+                for (device, domain), gap in self._found.unreadable.items()
+            ],
+            "host": platform.node(),
+            "kernel": platform.release(),
+            "pid": os.getpid(),
+            "process": own_name(),
+            "boot_id": boot_id(),
+            "boot_offset_ns": self._clock.boot_offset_ns,
+            "asleep_ns": self._clock.asleep_ns,
+        }
+        return self._store.begin_session(
+            self._config.node,
+            self._clock.now_ns(),
+            self._config.interval_ns,
+            description,
+            sends=self._config.influxdb is not None,
+        )
+
+    def _on_signal(self) -> None:
+        os.eventfd_read(self._signals.fd)
+        if self._signals.stop or self._signals.failure is not None:
+            self._loop.stop()
+        elif self._signals.stored and self._waiting:
+            self._waiting = False
+            if self._config.idle_s:
+                start_ns = self._clock.now_ns()
+                self._loop.later(self._config.idle_s, lambda: self._rest(start_ns))
+            else:
+                self._say_ready()
+
+    def _on_stdin(self) -> None:
+        # Whatever is written to it asks for what is not in the store yet.
+        if os.read(0, 4096):
+            self._writer.flush()
+        else:
+            self._loop.stop()
+
+    def _measure_clocks(self) -> None:
+        """Measure the clock every minute, on a thread of its own: a peer that does not answer takes seconds."""
+        self._loop.later(_CLOCK_S, self._measure_clocks)
+        if self._measuring is None or not self._measuring.is_alive():
+            self._measuring = threading.Thread(target=self._measure_clock, name="clock", daemon=True)
+            self._measuring.start()
+
+    def _measure_clock(self) -> None:
+        """Measure this clock against the controller's and against what the host's NTP daemon believes."""
+        from energymon.clock.chrony import ntp_offset
+        from energymon.clock.sync import measure
+
+        node = self._config.node
+        if (own := ntp_offset(node, self._clock.now_ns())) is not None:
+            self._writer.put(own)
+        if self._config.controller is not None:
+            try:
+                self._writer.put(measure(self._config.controller, node, clock=self._clock.now_ns))
+            except EnergyError as error:
+                self._writer.put(Event(self._clock.now_ns(), node, "clock-unknown", str(error)))
+
+    def _rest(self, start_ns: int) -> None:
+        """Record what the host drew since `start_ns` as its idle baseline, once the store holds all of it."""
+        end_ns = start_ns + round(self._config.idle_s * NS)
+        margin_ns = _linger_ns(self._found) + self._config.interval_ns
+        try:
+            with SqliteStore.open(self._config.store) as store:
+                if store.last_tick_ns(self._config.node) < end_ns + margin_ns:
+                    self._writer.flush()
+                    self._loop.later(self._config.interval_ms / 1e3, lambda: self._rest(start_ns))
+                    return
+                self._record_baseline(store, start_ns, end_ns, margin_ns)
+        except EnergyError as error:
+            self._writer.put(Event(self._clock.now_ns(), self._config.node, "no-baseline", str(error)))
+        self._say_ready()
+
+    def _record_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> None:
+        from energymon.analysis.baseline import baseline_of
+
+        # Counters are cumulative: the readings around the two edges tell it.
+        edges = {
+            reading: None
+            for at_ns in (start_ns, end_ns)
+            for reading in store.readings(at_ns - margin_ns, at_ns + margin_ns, self._config.node)
+        }
+        lags = channels_of(self._session).lags
+        for found in baseline_of(edges, start_ns, end_ns, self._config.interval_ns, lags=lags):
+            self._writer.put(found)
+
+    def _say_ready(self) -> None:
+        ready = {
+            "ready": True,
+            "node": self._config.node,
+            "session": self._session.name,
+            "interval_ms": self._config.interval_ms,
+            "priority": self._monitor.priority,
+            **self._session.description,
+        }
+        try:
+            print(json.dumps(ready), flush=True)
+        except OSError:
+            # Whoever asked is gone, and does not read the answer; stdin or a signal tells when to stop.
+            sys.stdout = None
+
+
+def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:
+    """Return how a node's last agent since the machine was booted told time; None when there was none.
+
+    The next one goes on with it, so that no time comes twice, and windows that span both have one clock.
+    """
+    told = [s.description for s in store.sessions() if s.node == node and s.description.get("boot_id") == boot_id()]
+    return cast(int, told[-1]["boot_offset_ns"]) if told else None
+
+
+def _listener(store: Path) -> Listener | None:
+    """Listen for windows that want a reading at their edges."""
+    try:
+        return Listener(socket_path(store))
+    except OSError as error:
+        _say(f"{socket_path(store)}: {error.strerror}; windows go by the ticks alone")
+        return None
+
+
+def _lags_s(found: Found) -> list[float]:
+    channels = [channel for sensor in found.sensors for channel in cast(Any, sensor.describe()["channels"])]
+    return [float(channel.get("lag_s") or 0) for channel in channels if channel["source"] not in UNBOUNDED]
+
+
+def _linger_ns(found: Found) -> int:
+    """Return how long a value of the host's last moments may take to be shown, ns."""
+    return round(max((lag_s for lag_s in _lags_s(found) if lag_s < _LONG_LAG_S), default=0.0) * NS)
+
+
+def _tell(event: Event) -> None:
+    _say(f"{event.t_ns / NS:.3f} {event.node} {event.kind}: {event.message}")
+
+
+def _hold_standard_streams() -> None:
+    """Give 0, 1 and 2 to nothing where they are closed, or the next file opened would be taken for one of them."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _say(message: str) -> None:
+    # Sampling goes on when nobody is left to read this; what matters is in the store as an event too. Without a
+    # stderr, print would take stdout.
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(OSError):
+        print(f"energymon: {message}", file=sys.stderr, flush=True)

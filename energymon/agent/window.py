@@ -1,0 +1,371 @@
+"""Joules of a stretch of a program: `with energymon.Window("epoch") as w: ...`, then `w.joules`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Final, Self, cast
+
+from energymon.agent.liveness import lives
+from energymon.agent.process import Agent, shared_agent
+from energymon.analysis.components import Component, channels_of
+from energymon.analysis.integrate import Energy
+from energymon.analysis.query import WindowEnergy, query
+from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
+from energymon.errors import EnergyError, WindowError
+from energymon.sampling.edges import Asker
+from energymon.stores.base import Session, Store
+from energymon.stores.sqlite import SqliteStore
+
+__all__ = ["STORE", "Window"]
+
+STORE: Final = "ENERGYMON_STORE"
+"""Environment variable that names the store of an agent that runs already: a file, or an InfluxDB server's URL."""
+
+_WAIT_S: Final = 3.0
+"""How long, beside an interval, the store may take to show what was sampled at the end of a window: an agent commits
+every two seconds unless it is asked to."""
+_LOOK_S: Final = 0.02
+_LOOK_MOST_S: Final = 0.25
+
+
+class Window:
+    """What a node uses between entering and leaving the context.
+
+    Windows may nest, overlap and be used in several threads. The store is the one given, else that of `agent`, else
+    the one that ENERGYMON_STORE names; without any, the first window of the process starts an agent that samples
+    this host until the process ends. The figures wait until the store has a reading past the window's end, for an
+    interval and three seconds at most, and are then kept.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        sync_cuda: bool = False,
+        node: str | None = None,
+        store: Store | Path | str | None = None,
+        agent: Agent | None = None,
+    ) -> None:
+        """Take a name for messages, and whether CUDA is synchronised at the edges, if torch has begun to use it.
+
+        `node` is whose energy (this host's, or that of the store's only node).
+        """
+        self.name = name
+        self._sync_cuda = sync_cuda
+        self._node = node
+        self._where: Store | Path | str | None = store
+        self._agent = agent
+        self._start_ns = self._end_ns = 0
+        self._began_ns = self._ended_ns = 0
+        self._asker: Asker | None = None
+        self._reading = threading.Lock()
+        self._found: WindowEnergy | None = None
+        self._failed: EnergyError | None = None
+
+    def __enter__(self) -> Self:
+        if self._start_ns:
+            raise WindowError(f"{self._told()} was used before; make another one")
+        self._locate()
+        self._asker = self._ask_agent()
+        if self._sync_cuda:
+            _synchronize_cuda()
+        self._start_ns, self._began_ns = self._edge()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._sync_cuda and kind is None:
+            _synchronize_cuda()
+        self._end_ns, self._ended_ns = self._edge()
+        if self._asker is not None:
+            self._asker.close()
+            self._asker = None
+
+    @property
+    def start_ns(self) -> int:
+        """UTC ns."""
+        return self._start_ns
+
+    @property
+    def end_ns(self) -> int:
+        """UTC ns; raises WindowError while the window is open."""
+        self._require_end()
+        return self._end_ns
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds, by a clock that nobody sets; raises WindowError while the window is open."""
+        self._require_end()
+        return (self._ended_ns - self._began_ns) / NS
+
+    @property
+    def energy(self) -> WindowEnergy:
+        """All that is known of the window: series, components, events; raises what `joules` raises."""
+        with self._reading:
+            if self._failed is not None:
+                raise self._failed
+            if self._found is None:
+                self._found = self._look_up()
+            return self._found
+
+    def settle(self) -> None:
+        """Look up the figures of a window that has ended, or why there are none, before its store is removed."""
+        with self._reading:
+            if self._end_ns and self._found is None and self._failed is None:
+                try:
+                    self._found = self._look_up()
+                except EnergyError as error:
+                    self._failed = error
+
+    @property
+    def joules(self) -> float:
+        """Joules of everything that is measured on the node.
+
+        Raises WindowError while the window is open and when a device has no figure for it, and StoreError.
+        """
+        total = self._total()
+        if total.joules is None:
+            lost = ", ".join(total.lost)
+            raise WindowError(f"{self._told()} has no figure of {lost}, and so no total{_events_told(self.energy)}")
+        return total.joules
+
+    @property
+    def error_j(self) -> float | None:
+        """Bound of the error of `joules`; None when they contain an estimate."""
+        return self._total().error_j
+
+    @property
+    def net_joules(self) -> float | None:
+        """Joules beyond the node's idle baseline; None when there is no baseline of every series."""
+        return self._total().net_j
+
+    @property
+    def net_error_j(self) -> float | None:
+        """Bound of the error of `net_joules`."""
+        return self._total().net_error_j
+
+    @property
+    def estimated(self) -> bool:
+        """Whether any of the joules are an estimate."""
+        return self._total().estimated
+
+    @property
+    def by_domain(self) -> dict[str, float | None]:
+        """Joules of cpu, dram and gpu, of those that are measured; None for one of which a device has no figure."""
+        return {c.name: c.joules for c in self.energy.components if c.name != "total"}
+
+    @property
+    def sources(self) -> Mapping[str, tuple[str, ...]]:
+        """Where the joules of each domain are from; "estimate" is no measurement."""
+        return MappingProxyType({c.name: c.sources for c in self.energy.components if c.name != "total"})
+
+    @property
+    def energies(self) -> tuple[Energy, ...]:
+        """Every series that covers the window; several may tell the same joules."""
+        return self.energy.energies
+
+    def _locate(self) -> None:
+        """Find whose readings these will be, before the window begins; raises SensorError and AgentError."""
+        if self._where is not None:
+            return
+        named = os.environ.get(STORE)
+        if self._agent is None and named:
+            self._where = named
+            with _opened(named) as store:
+                self._require_agent(named, store.sessions())
+            return
+        if self._agent is None:
+            self._agent = shared_agent()
+        self._where = self._agent.store
+        if self._is_agent_gone():
+            said = f"; it said: {self._agent.said}" if self._agent.said else ""
+            raise WindowError(
+                f"{self._told()}: its agent is dead or was stopped, and samples nothing; start another one{said}"
+            )
+        self._node = self._node or self._agent.node
+        self._agent.serve(self)
+
+    def _ask_agent(self) -> Asker | None:
+        """Connect to the agent that can be asked to read its sensors at the edges; None where the ticks must do."""
+        where = self._where.path if isinstance(self._where, SqliteStore) else self._where
+        if not isinstance(where, str | Path) or "://" in str(where):
+            return None
+        try:
+            return Asker(Path(where))
+        except OSError:
+            # It ended, it is older than that, or it is another user's.
+            return None
+
+    def _edge(self) -> tuple[int, int]:
+        """Return the instant, as UTC ns and as ns of `boot_ns`; where an agent can be asked it has just read all."""
+        read_ns = self._asker.edge_ns() if self._asker is not None else None
+        utc_ns, now_ns = time.time_ns(), boot_ns()
+        return (utc_ns, now_ns) if read_ns is None else (utc_ns - (now_ns - read_ns), read_ns)
+
+    def _require_end(self) -> None:
+        if not self._end_ns:
+            raise WindowError(f"{self._told()} has no end yet; its figures are there after the `with` statement")
+
+    def _require_agent(self, named: str, sessions: list[Session]) -> None:
+        """Refuse a store whose agent has ended: nothing would be sampled."""
+        node = self._node_of(sessions)
+        last = max((s for s in sessions if s.node == node), key=lambda s: s.start_ns, default=None)
+        if last is None:
+            return
+        # Of an agent on another host, or in another container, nothing is known from here.
+        here = last.description.get("boot_id") == boot_id()
+        if last.end_ns is None and here and lives(str(last.description["process"])) is False:
+            raise WindowError(
+                f"{STORE}={named}: the agent of {node}, process {last.description['pid']}, is dead, and nothing "
+                f"samples into this store; start `energymon run` with it again, or unset {STORE}"
+            )
+        if last.end_ns is not None:
+            raise WindowError(
+                f"{STORE}={named}: the agent of {node} ended at {utc_text(last.end_ns)}, and nothing samples into this "
+                f"store; start `energymon run` with it, or unset {STORE}"
+            )
+
+    def _look_up(self) -> WindowEnergy:
+        self._require_end()
+        assert self._where is not None
+        if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
+            raise WindowError(f"{self._told()} cannot be read: {self._removed()}")
+        with _opened(self._where) as store:
+            session, span = self._in_readings_time(store.sessions())
+            start_ns, end_ns = span or (self._start_ns, self._end_ns)
+            self._wait(store, session, end_ns)
+            (found,) = query(store, start_ns, end_ns, session.node, net=True, clock="readings" if span else "own")
+            if not found.components or not found.energies:
+                raise self._uncovered(store, session, end_ns, found)
+        return replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
+
+    def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
+        """Return the life of the agent whose readings these are, and the window by the clock of its readings.
+
+        That clock is known for agents of this host since it was booted; for others, None leaves the wall clocks.
+        """
+        node = self._node_of(sessions)
+        own = [s for s in sessions if s.node == node]
+        here = [s for s in own if s.description.get("boot_id") == boot_id()]
+        span: tuple[int, int] | None = None
+        if here:
+            # All agents of a store since the machine was booted have one clock.
+            offset_ns = cast(int, here[-1].description["boot_offset_ns"])
+            span = self._began_ns + offset_ns, self._ended_ns + offset_ns
+        end_ns = span[1] if span else self._end_ns
+        session = max((s for s in own if s.start_ns <= end_ns), key=lambda s: s.start_ns, default=None)
+        if session is None:
+            there = ", ".join(sorted({s.node for s in sessions})) or "no node"
+            raise WindowError(f"{self._told()}: node {node!r} had no agent by then; the store has {there}")
+        return session, span
+
+    def _node_of(self, sessions: list[Session]) -> str:
+        nodes = {s.node for s in sessions}
+        return self._node or (nodes.pop() if len(nodes) == 1 else platform.node())
+
+    def _wait(self, store: Store, session: Session, end_ns: int) -> None:
+        """Wait until every series that goes on has a reading past the end, or cannot be expected to."""
+        interval_s = session.interval_ns / NS
+        # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
+        lag_ns = round(max(channels_of(session).lags.values(), default=0.0) * NS)
+        deadline_ns = self._ended_ns + round((interval_s + _WAIT_S) * NS)
+        while True:
+            if self._agent is not None:
+                self._agent.flush()
+            last: dict[tuple[str, str, str], int] = {}
+            for r in store.readings(end_ns, end_ns + lag_ns, session.node):
+                if r.t_ns >= session.start_ns:
+                    key = (r.device, r.domain, r.source)
+                    # What is shown after the end may be of before it.
+                    last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
+            if last and min(last.values()) >= end_ns:
+                return
+            if session.end_ns is not None or self._is_agent_gone() or boot_ns() >= deadline_ns:
+                return
+            time.sleep(min(max(interval_s / 2, _LOOK_S), _LOOK_MOST_S))
+
+    def _uncovered(self, store: Store, session: Session, end_ns: int, found: WindowEnergy) -> WindowError:
+        before = [r.t_ns for r in store.readings(end_ns, end_ns, session.node) if r.t_ns <= end_ns]
+        node = session.node
+        if found.covered:
+            told = ", ".join(f"{utc_text(begin)} to {utc_text(end)}" for begin, end in found.covered)
+            told = f"{node} has readings from {told}"
+        elif before:
+            told = f"the last reading of {node} before its end is of {utc_text(max(before))}"
+        else:
+            told = f"there is no reading of {node} before its end"
+        said = _events_told(found)
+        if self._agent is not None and self._agent.owner != os.getpid():
+            said += f"\n{self._foreign(self._agent)}"
+        elif self._agent is not None and self._is_agent_gone():
+            said += f"\nthe agent is gone; it said: {self._agent.said or 'nothing'}"
+        return WindowError(
+            f"{self._told()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
+            f"{told}; expected an agent that samples throughout{said}"
+        )
+
+    def _is_agent_gone(self) -> bool:
+        """Whether the agent of this very process has ended; of another's that cannot be told."""
+        return self._agent is not None and self._agent.owner == os.getpid() and not self._agent.alive
+
+    def _removed(self) -> str:
+        """Say why its temporary store is not there any more."""
+        if self._agent is not None and self._agent.owner != os.getpid():
+            return f"its store is gone; {self._foreign(self._agent)}"
+        return (
+            "its agent was stopped before the window ended, and the agent's temporary store removed; read figures "
+            "inside the agent's `with` statement, or give the Agent a store"
+        )
+
+    def _foreign(self, agent: Agent) -> str:
+        return (
+            f"its agent belongs to process {agent.owner}, of which this one ({os.getpid()}) is a fork; "
+            "read the window there"
+        )
+
+    def _total(self) -> Component:
+        return next(c for c in self.energy.components if c.name == "total")
+
+    def _told(self) -> str:
+        return f"the window {self.name!r}" if self.name else "the window"
+
+
+def _events_told(window: WindowEnergy) -> str:
+    """Return what the agent told in the window, a line each."""
+    return "".join(f"\n  {event.kind}: {event.message}" for event in window.events)
+
+
+@contextmanager
+def _opened(where: Store | Path | str) -> Iterator[Store]:
+    """Open a store for a moment; one that was given open stays so."""
+    if isinstance(where, str) and "://" in where:
+        from energymon.stores.locate import open_store
+
+        with open_store(where) as remote:
+            yield remote
+    elif isinstance(where, str | Path):
+        with SqliteStore.open(Path(where)) as local:
+            yield local
+    else:
+        yield where
+
+
+def _synchronize_cuda() -> None:
+    """Wait for what was launched on every GPU that torch uses in this process."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return
+    for device in range(torch.cuda.device_count()):
+        # On a board that this process never used, synchronising would make a context of hundreds of megabytes.
+        if torch.cuda.max_memory_reserved(device) > 0:
+            torch.cuda.synchronize(device)

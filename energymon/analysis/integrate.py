@@ -1,0 +1,212 @@
+"""Joules between two instants, from cumulative readings; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, cast
+
+from energymon.analysis.curve import Curve, Place, SeriesKey, curves
+from energymon.clock.monotonic import NS, tick_at
+from energymon.errors import WindowError
+from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Tick
+
+__all__ = ["UNBOUNDED", "Energy", "Integral", "joules", "missed_share", "require_order"]
+
+UNBOUNDED: Final = frozenset({"nvml-power", "nvml-power-average", ESTIMATE})
+"""Sources that count nothing: between two samples of power it may have been anything."""
+
+_NO_LAGS: Mapping[SeriesKey, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What one series used in a window."""
+
+    node: str
+    device: str
+    domain: Domain
+    source: str
+    joules: float
+    error_j: float | None
+    """Bound of the error, J: that of the edges and that of the clock; None for the sources in UNBOUNDED, power that
+    was sampled and estimates, whose error nothing bounds."""
+    interpolated: bool
+    """Whether an edge lies where a tick was missed, or a reading in the window was inferred."""
+    interpolated_share: float = 0.0
+    """Share of the window, 0 to 1, that lies between readings with missed ticks between them."""
+    edge_error_j: float | None = None
+    """Part of the bound: what the sensor had not shown yet at the edges, and when between two readings it was used."""
+    clock_error_j: float | None = None
+    """Part of the bound: what may have been used while the node's clock is not known to be at the edge or beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Edge:
+    less_j: float
+    """By how much less than interpolated may have been used by the instant."""
+    more_j: float
+    clock_j: float
+    in_gap: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    joules: float
+    start: _Edge
+    end: _Edge
+    gap_ns: int
+    inferred: bool
+
+
+class Integral:
+    """Adds up the energy of consecutive stretches of one window, so that a long one never lies in memory whole."""
+
+    def __init__(
+        self,
+        start_ns: int,
+        *,
+        interval_ns: int | None = None,
+        clock_error_ns: int | Mapping[str, int] = 0,
+        lags: Mapping[SeriesKey, float] = _NO_LAGS,
+    ) -> None:
+        self._start_ns = self._end_ns = start_ns
+        self._interval_ns = interval_ns
+        self._clock_error_ns = clock_error_ns
+        self._lags = lags
+        self._sums: dict[SeriesKey, _Sum] | None = None
+
+    def add(self, readings: Iterable[Reading], until_ns: int) -> None:
+        """Add what was used since the last stretch, UTC ns; a series that does not cover it is dropped."""
+        added = {}
+        for key, curve in curves(readings).items():
+            if self._sums is not None and key not in self._sums:
+                continue
+            found = self._stretch(key, curve, self._end_ns, until_ns)
+            if found is not None:
+                added[key] = found if self._sums is None else _joined(self._sums[key], found)
+        self._sums, self._end_ns = added, until_ns
+
+    @property
+    def lost(self) -> bool:
+        """Whether no series covers what was added, so that none ever covers the window."""
+        return self._sums is not None and not self._sums
+
+    def energies(self) -> list[Energy]:
+        """Return the energy of every series that covers the window so far, by series."""
+        span_ns = self._end_ns - self._start_ns
+        found = []
+        for (node, device, domain, source), total in (self._sums or {}).items():
+            bounded = source in LAG_S and source not in UNBOUNDED
+            start, end = total.start, total.end
+            edge_j = max(end.more_j + start.less_j, end.less_j + start.more_j)
+            clock_j = total.start.clock_j + total.end.clock_j
+            interpolated = total.start.in_gap or total.end.in_gap or total.inferred
+            found.append(
+                Energy(
+                    node,
+                    device,
+                    cast(Domain, domain),
+                    source,
+                    joules=total.joules,
+                    error_j=edge_j + clock_j if bounded else None,
+                    interpolated=interpolated,
+                    interpolated_share=total.gap_ns / span_ns if span_ns else float(interpolated),
+                    edge_error_j=edge_j if bounded else None,
+                    clock_error_j=clock_j if bounded else None,
+                )
+            )
+        return found
+
+    def _stretch(self, key: SeriesKey, curve: Curve, start_ns: int, end_ns: int) -> _Sum | None:
+        start, end = curve.place(start_ns), curve.place(end_ns)
+        if start is None or end is None or start.segment != end.segment:
+            return None
+        interval_ns = self._interval_ns or curve.shortest_ns(start.segment)
+        lag_ns = round(self._lags.get(key, LAG_S.get(key[3], 0.0)) * NS)
+        clock_ns = self._clock_error_ns if isinstance(self._clock_error_ns, int) else self._clock_error_ns[key[0]]
+        gap_ns, inferred = 0, False
+        for i in range(start.before + 1, end.after + 1):
+            if curve.inferred(i, interval_ns):
+                gap_ns += min(end_ns, curve.times[i]) - max(start_ns, curve.times[i - 1])
+                inferred = inferred or (curve.rows[i].flags == INTERPOLATED and curve.times[i] <= end_ns)
+        return _Sum(
+            end.joules - start.joules,
+            _edge(curve, start, start_ns, interval_ns, lag_ns, clock_ns),
+            _edge(curve, end, end_ns, interval_ns, lag_ns, clock_ns),
+            gap_ns,
+            inferred,
+        )
+
+
+def joules(
+    readings: Iterable[Reading],
+    start_ns: int,
+    end_ns: int,
+    interval_ns: int | None = None,
+    *,
+    clock_error_ns: int | Mapping[str, int] = 0,
+    lags: Mapping[SeriesKey, float] = _NO_LAGS,
+) -> list[Energy]:
+    """Return the energy of every series that covers [start, end], UTC ns; others yield nothing.
+
+    The counter is interpolated at both edges, so windows that split an interval sum up to the whole. Readings
+    may come in any order. `interval_ns` is the time between ticks; without it the shortest distance between
+    readings is taken, which cannot tell a gap when there are few. `clock_error_ns` is how far the node's clock may
+    be from the one that the window is told by, for all nodes or by node. `lags` are how old the value that a sensor
+    shows may be, in seconds by (node, device, domain, source), where that is known better than by LAG_S. Raises
+    WindowError when the end is before the start.
+    """
+    require_order(start_ns, end_ns)
+    integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=lags)
+    integral.add(readings, end_ns)
+    return integral.energies()
+
+
+def require_order(start_ns: int, end_ns: int) -> None:
+    """Raise WindowError when the end is before the start."""
+    if end_ns < start_ns:
+        raise WindowError(f"the window ends at {end_ns}, before it starts at {start_ns} (UTC ns)")
+
+
+def missed_share(ticks: Iterable[Tick], start_ns: int, end_ns: int, interval_ns: int) -> float:
+    """Return the share, 0 to 1, of the grid's ticks in [start, end) that lack a reading of some series.
+
+    A tick that is not there at all is missed too, so an agent that came late or died early shows. `ticks` are
+    those of one node; `interval_ns` is its session's.
+    """
+    first = tick_at(start_ns + interval_ns - 1, interval_ns)
+    expected = len(range(first, end_ns, interval_ns))
+    if not expected:
+        return 0.0
+    whole = {t.tick_ns for t in ticks if not t.missed and first <= t.tick_ns < end_ns}
+    return 1 - len(whole) / expected
+
+
+def _joined(one: _Sum, then: _Sum) -> _Sum:
+    return _Sum(one.joules + then.joules, one.start, then.end, one.gap_ns + then.gap_ns, one.inferred or then.inferred)
+
+
+def _edge(curve: Curve, place: Place, at_ns: int, interval_ns: int, lag_ns: int, clock_ns: int) -> _Edge:
+    """Bound the errors of the counter at one instant: of what it shows, and of when the instant was.
+
+    A cumulative counter only grows, so what was used until the instant lies between what the last reading shows that
+    had ended by then, and what the first one shows whose value is no older. At either end of a series, where there is
+    none, what is unseen is taken to be the highest power around the edge times the time that is missing.
+    """
+    before, after = curve.rows[place.before], curve.rows[place.after]
+    power_w = curve.power_w(place, at_ns, max(lag_ns, clock_ns), lag_ns // 2)
+    least_j, most_j = curve.least_j(place, at_ns), curve.most_j(place, at_ns, lag_ns)
+    if least_j is None:
+        least_j = place.joules - power_w * (before.t_ns + before.late_ns - at_ns) / NS
+    if most_j is None:
+        last = curve.last(place)
+        early_ns = lag_ns if last.early_ns is None else last.early_ns
+        most_j = last.joules + power_w * (at_ns - last.t_ns + early_ns) / NS
+    return _Edge(
+        max(0.0, place.joules - least_j),
+        max(0.0, most_j - place.joules),
+        power_w * clock_ns / NS,
+        in_gap=place.before != place.after and after.tick_ns - before.tick_ns > interval_ns,
+    )

@@ -1,0 +1,131 @@
+"""Sums across restarts of an agent, from the hardware counters that its series began with; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final
+
+from energymon.analysis.curve import SeriesKey
+from energymon.clock.monotonic import NS, UNNOTICED_NS
+from energymon.reading import START, CounterStart, Event, Reading
+from energymon.stores.base import Session
+
+__all__ = ["bridged", "restarts"]
+
+_LAG_NS: Final = NS // 5
+"""Two values of a counter may be further apart by so much than their readings: each may be some 100 ms old."""
+
+
+class _Unknown(Exception):
+    """What was used between two lives of an agent cannot be told; says why."""
+
+
+def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], sessions: Sequence[Session]) -> list[Reading]:
+    """Return readings of which each agent's joules go on from those of the agent before it, where that can be told.
+
+    What was used in between is the difference of the hardware counter that both have read. It is known when the
+    counter is the same, the machine was not booted or suspended, and no wrap or reset can hide in the time between.
+    Where it is not known the reading keeps its flag START. Readings come by series, then tick, as from a store.
+    """
+    if len(sessions) < 2 or not any(reading.flags == START for reading in readings):
+        return list(readings)
+    found: list[Reading] = []
+    before: Reading | None = None
+    shift_j = 0.0
+    for reading in readings:
+        if before is None or _series(reading) != _series(before):
+            shift_j = 0.0
+        elif reading.flags == START and not _same_life(before, reading, sessions):
+            try:
+                shift_j += before.joules + _between_j(before, reading, starts, sessions) - reading.joules
+            except _Unknown:
+                shift_j = 0.0
+            else:
+                found.append(replace(reading, joules=reading.joules + shift_j, flags=""))
+                before = reading
+                continue
+        elif reading.flags == START:
+            shift_j = 0.0
+        found.append(replace(reading, joules=reading.joules + shift_j) if shift_j else reading)
+        before = reading
+    return found
+
+
+def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessions: Sequence[Session]) -> list[Event]:
+    """Return what there is to know of every restart of an agent between these readings, which come as for `bridged`."""
+    known: dict[str, tuple[Reading, float, list[str]]] = {}
+    unknown: list[Event] = []
+    for before, reading in pairwise(readings):
+        if _series(reading) != _series(before) or reading.flags != START or _same_life(before, reading, sessions):
+            continue
+        name = f"{reading.device} {reading.domain} ({reading.source})"
+        try:
+            _between_j(before, reading, starts, sessions)
+        except _Unknown as error:
+            message = f"{name}: the agent was started again, and windows across this instant have no figure: {error}"
+            unknown.append(Event(reading.t_ns, reading.node, "restart-unknown", message))
+        else:
+            away_s = (reading.t_ns - before.t_ns) / NS
+            session = _life(reading, sessions)
+            _, _, names = known.setdefault(session.name if session else "", (reading, away_s, []))
+            names.append(name)
+    return [
+        Event(
+            reading.t_ns,
+            reading.node,
+            "agent-restart",
+            f"the agent was started again after {away_s:.3f} s; the counters tell what was used meanwhile of "
+            + ", ".join(names),
+        )
+        for reading, away_s, names in known.values()
+    ] + unknown
+
+
+def _series(reading: Reading | CounterStart) -> SeriesKey:
+    return reading.node, reading.device, reading.domain, reading.source
+
+
+def _life(reading: Reading, sessions: Iterable[Session]) -> Session | None:
+    own = (s for s in sessions if s.node == reading.node and s.start_ns <= reading.t_ns)
+    return max(own, key=lambda s: s.start_ns, default=None)
+
+
+def _same_life(one: Reading, other: Reading, sessions: Sequence[Session]) -> bool:
+    return _life(one, sessions) == _life(other, sessions)
+
+
+def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], sessions: Sequence[Session]) -> float:
+    """Return what was used between an agent's last reading and the next agent's first one; raises _Unknown."""
+    own = [start for start in starts if _series(start) == _series(after)]
+    one = max((s for s in own if s.t_ns <= before.t_ns), key=lambda s: s.t_ns, default=None)
+    two = next((s for s in own if s.tick_ns == after.tick_ns), None)
+    if one is None or two is None:
+        raise _Unknown("what its hardware counter showed is not stored")
+    if one.boot_id != two.boot_id:
+        raise _Unknown("the machine was booted in between")
+    if _asleep_ns(before, sessions) + UNNOTICED_NS < _asleep_ns(after, sessions):
+        raise _Unknown("the machine was suspended meanwhile, and the counter may have been reset")
+    if (one.counter, one.unit_j, one.wrap) != (two.counter, two.unit_j, two.wrap):
+        raise _Unknown(f"the counter is another: {one.counter} before, {two.counter} after")
+    last = one.raw + round((before.joules - one.joules) / one.unit_j)
+    elapsed_s = (after.t_ns - before.t_ns + _LAG_NS) / NS
+    most_j = max(one.max_w, two.max_w) * elapsed_s
+    counts = two.raw - last
+    if two.wrap is not None:
+        if most_j >= two.wrap * two.unit_j:
+            raise _Unknown(f"in {elapsed_s:.0f} s the counter may have wrapped, at {two.wrap * two.unit_j:.0f} J")
+        counts %= two.wrap
+    elif most_j >= last * one.unit_j or counts < 0:
+        raise _Unknown("the counter was reset in between, or may have been")
+    if counts * two.unit_j > most_j:
+        raise _Unknown(f"the counter went by {counts * two.unit_j:.0f} J in {elapsed_s:.1f} s, which is not possible")
+    return counts * two.unit_j
+
+
+def _asleep_ns(reading: Reading, sessions: Sequence[Session]) -> int:
+    session = _life(reading, sessions)
+    description: Mapping[str, object] = session.description if session is not None else {}
+    asleep_ns = description.get("asleep_ns")
+    return asleep_ns if isinstance(asleep_ns, int) else 0

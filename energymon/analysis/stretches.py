@@ -1,0 +1,102 @@
+"""A long span of a store in stretches that fit into memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Final
+
+from energymon.clock.monotonic import tick_at
+from energymon.errors import WindowError
+from energymon.reading import START, Reading
+from energymon.stores.base import Session, Store
+
+__all__ = ["covered", "known_nodes", "lives", "spans"]
+
+_TICKS_AT_ONCE: Final = 5000
+_END_OF_TIME_NS: Final = 2**62
+"""Beyond any reading (the year 2116), and yet a time that every store knows."""
+
+
+def known_nodes(sessions: Sequence[Session], node: str | Collection[str] | None = None) -> list[str]:
+    """Return the nodes asked for, or all, sorted; raises WindowError for one that has no session."""
+    there = sorted({session.node for session in sessions})
+    if node is None:
+        return there
+    asked = [node] if isinstance(node, str) else sorted(set(node))
+    for name in asked:
+        if name not in there:
+            raise WindowError(f"no node {name!r} in this store; it has {', '.join(there) or 'none'}")
+    return asked
+
+
+def spans(start_ns: int, end_ns: int, interval_ns: int) -> Iterator[tuple[int, int]]:
+    """Yield [start, end] in consecutive stretches of some thousand ticks that meet at ticks."""
+    begin = start_ns
+    while True:
+        stop = min(end_ns, tick_at(begin, interval_ns) + interval_ns * _TICKS_AT_ONCE)
+        yield begin, stop
+        if stop >= end_ns:
+            return
+        begin = stop
+
+
+def lives(store: Store, start_ns: int, end_ns: int, node: str | None = None) -> Iterator[tuple[Session, int, int]]:
+    """Yield each agent's life within [start, end), by node and time, and from when to when it has readings, UTC ns.
+
+    A life ends where the node's next one begins, or just after its last tick. Raises StoreError, and WindowError for
+    a node that is not in the store.
+    """
+    sessions = store.sessions()
+    for name in known_nodes(sessions, node):
+        own = sorted((s for s in sessions if s.node == name), key=lambda s: s.start_ns)
+        for i, session in enumerate(own):
+            ends = end_ns if i + 1 == len(own) else min(end_ns, own[i + 1].start_ns)
+            ends = min(ends, _END_OF_TIME_NS)
+            begins = max(start_ns, tick_at(session.start_ns, session.interval_ns))
+            if begins >= ends:
+                continue
+            around = store.readings(ends, ends, name)
+            ends = min(ends, 1 + max((max(r.tick_ns, r.t_ns) for r in around if r.tick_ns <= ends), default=0))
+            if begins < ends:
+                yield session, begins, ends
+
+
+def covered(store: Store, start_ns: int, end_ns: int, node: str) -> list[tuple[int, int]]:
+    """Return the parts of [start, end], by the clock of the readings, UTC ns, that a life of an agent covers.
+
+    Each lies between readings of every series that the life has in the window. Raises StoreError.
+    """
+    found: list[tuple[int, int]] = []
+    own = sorted((s for s in store.sessions() if s.node == node), key=lambda s: s.start_ns)
+    for session, ends in zip(own, [*(s.start_ns for s in own[1:]), _END_OF_TIME_NS], strict=True):
+        begin, end = max(start_ns, session.start_ns), min(end_ns, ends)
+        if begin >= end:
+            continue
+        first = _times(store.readings(begin, begin, node), session.start_ns, ends)
+        last = _times(store.readings(end, end, node), session.start_ns, ends, until_ns=end)
+        there = [key for key in first.keys() & last.keys() if max(last[key]) > begin and min(first[key]) < end]
+        if there:
+            begin = max(begin, *(min(first[key]) for key in there))
+            end = min(end, *(max(last[key]) for key in there))
+            if begin < end:
+                found.append((begin, end))
+    return found
+
+
+def _times(
+    readings: Iterable[Reading], start_ns: int, end_ns: int, until_ns: int | None = None
+) -> dict[tuple[str, str, str], list[int]]:
+    """Return when each series was read in [start, end), UTC ns: since it last started, or before it does `until_ns`."""
+    times: dict[tuple[str, str, str], list[int]] = {}
+    started: set[tuple[str, str, str]] = set()
+    for r in sorted(readings, key=lambda r: r.t_ns):
+        key = (r.device, r.domain, r.source)
+        if not start_ns <= r.t_ns < end_ns:
+            continue
+        if r.flags == START and until_ns is None:
+            times.pop(key, None)
+        elif r.flags == START and until_ns is not None and r.t_ns > until_ns:
+            started.add(key)
+        if key not in started:
+            times.setdefault(key, []).append(r.t_ns)
+    return times

@@ -1,0 +1,185 @@
+"""Tells what this host can measure, how well, and what to do about the rest."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from energymon.clock.monotonic import Clock
+from energymon.errors import ConfigError
+from energymon.reading import ESTIMATE
+from energymon.sampling.jitter import Jitter
+from energymon.sampling.monitor import Gap, Monitor, Record, Sampled, SampledBlock
+from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wrapping, wraps
+from energymon.sensors.discover import SensorConfig, discover
+from energymon.sensors.estimate import EstimateSensor
+from energymon.sensors.updates import updates
+
+__all__ = ["doctor"]
+
+_POLL_S: Final = 0.1
+"""A hundred updates of a RAPL counter."""
+_POLL_STEP_S: Final = 0.0001
+_MAX_S: Final = 3600.0
+_INDENT: Final = " " * 10
+_PRIORITY: Final = {
+    "realtime": "real-time scheduling is permitted",
+    "nice": "a negative nice is permitted; real-time scheduling needs CAP_SYS_NICE or rtprio in limits.conf",
+    "normal": "cannot be raised; ticks may come late under load: run as root, or grant CAP_SYS_NICE",
+}
+
+
+def doctor(config: SensorConfig, interval_ns: int, seconds: float = 10.0) -> int:
+    """Print every sensor found or missing, and what ticks of `interval_ns` are like for so many seconds.
+
+    Returns 1 when nothing is measured, and when a part of the host was found and has no figure: it cannot be read, or
+    its counter may wrap between two ticks. Raises ConfigError for seconds below 0 or above an hour.
+    """
+    if not 0 <= seconds <= _MAX_S:
+        raise ConfigError(f"--seconds {seconds}: expected 0 to {_MAX_S:.0f}")
+    _say("host", [f"{platform.node()}, {platform.system()} {platform.release()}, {os.cpu_count()} CPUs"])
+    found = discover(config, interval_ns)
+    try:
+        shown: list[Point] = []
+        lines: list[str] = []
+        for sensor in found.sensors:
+            points, periods_ms = _poll(sensor)
+            shown += points
+            wraps_s = wraps([sensor])
+            lines += [_channel(point, periods_ms.get(point.channel), wraps_s) for point in points]
+            lines += _about(sensor)
+        measures = any(p.joules is not None and p.channel.source != ESTIMATE for p in shown)
+        unknown = [_unreadable(part) for part in found.unreadable]
+        unknown += _failing(shown)
+        unknown += wrapping(found.sensors, interval_ns)
+        if not measures:
+            lines.append("nothing here measures energy; `run --estimate missing` estimates the CPU's, and says so")
+        _say("sensors", lines)
+        _say("missing", chain.from_iterable(_gap(gap) for gap in found.missing))
+        _say("unknown", unknown)
+        _say("ticks", _ticks(found.sensors, interval_ns, seconds))
+    finally:
+        found.close()
+    from energymon.clock.chrony import clock_state
+
+    _say("clock", clock_state())
+    return 0 if measures and not unknown else 1
+
+
+def _say(topic: str, lines: Iterator[str] | Sequence[str]) -> None:
+    """Print lines below each other, the topic before the first."""
+    for line in lines:
+        print(f"{topic:<{len(_INDENT)}}{line}".rstrip())
+        topic = ""
+
+
+def _poll(sensor: Sensor) -> tuple[list[Point], dict[Channel, float]]:
+    """Read a sensor again and again; return its last answer, and the median time between updates of its counters."""
+    offset_ns = Clock().offset_ns
+    deadline = time.monotonic() + _POLL_S
+    answers: list[list[Point]] = []
+    while not answers or time.monotonic() < deadline:
+        answers.append(sensor.decode(sensor.sample(), offset_ns))
+        time.sleep(_POLL_STEP_S)
+    periods_ms: dict[Channel, float] = {}
+    for series in zip(*answers, strict=True):
+        seen = updates((point.t_ns, point.joules) for point in series)
+        if seen is not None and series[0].channel.source.startswith("rapl"):
+            periods_ms[series[0].channel] = seen.median_ms
+    return answers[-1], periods_ms
+
+
+def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[str, float]) -> str:
+    channel = point.channel
+    notes: list[str] = []
+    if point.problem:
+        notes.append(f"FAILS: {point.problem}")
+    elif channel.source == ESTIMATE:
+        notes.append("an estimate, no measurement")
+    elif period_ms is not None:
+        notes.append(f"updated every {period_ms:.3g} ms")
+    if (wrap_s := wraps_s.get(f"{channel.device} {channel.domain}")) is not None:
+        notes.append(f"may go unread for {wrap_s:.3g} s")
+    return f"{channel.device:<15} {channel.domain:<5} {channel.source:<19} {', '.join(notes)}"
+
+
+def _about(sensor: Sensor) -> Iterator[str]:
+    """Yield what else a sensor tells of itself."""
+    told = sensor.describe()
+    if "confirmed_by" in told:
+        other = told["confirmed_by"]
+        yield f"  {other} lists these domains too" if other else "  no other interface confirms this list"
+    if "model" in told:
+        period_ms = told.get("counter_period_ms")
+        every = f"counter updated every {period_ms:.3g} ms" if isinstance(period_ms, float) else "counter not probed"
+        yield f"  {told['model']}, {told['uuid']}, driver {told['driver']}; {every}"
+    if told.get("module_power"):
+        yield "  its counter covers the whole module: the CPU's joules must not be added to it"
+    if "tdp_w" in told:
+        yield f"  {told['tdp_w']:.4g} W at full load ({told['tdp_from']}), {told['idle_fraction']:.0%} of it idle"
+
+
+def _gap(gap: Missing) -> Iterator[str]:
+    yield f"{gap.sensor:<10} {gap.reason}"
+    yield f"{'':<10} -> {gap.remedy}"
+
+
+def _unreadable(part: Part) -> str:
+    device, domain = part
+    return f"{domain} and the total: {device} {domain} was found and cannot be read"
+
+
+def _failing(shown: Sequence[Point]) -> Iterator[str]:
+    """Yield the devices that no source brings joules of."""
+    known = {point.channel[:2] for point in shown if point.joules is not None}
+    for device, domain in dict.fromkeys(point.channel[:2] for point in shown):
+        if (device, domain) not in known:
+            yield f"{domain} and the total: {device} {domain} fails"
+
+
+def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Iterator[str]:
+    """Sample for so long and yield how punctual that was; /proc/stat serves where there is no sensor."""
+    stand_in = None if sensors else EstimateSensor()
+    jitter = Jitter()
+    failures: list[BaseException] = []
+
+    def take(record: Record) -> None:
+        if isinstance(record, Gap):
+            jitter.miss((record.last_ns - record.first_ns) // record.interval_ns + 1)
+        elif isinstance(record, SampledBlock):
+            for sampled in record.ticks():
+                take(sampled)
+        elif isinstance(record, Sampled) and not record.late:
+            jitter.add(
+                record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns, record.end_ns - record.start_ns
+            )
+            if not record.whole:
+                jitter.miss(1)
+
+    if seconds:
+        monitor = Monitor([stand_in] if stand_in else sensors, interval_ns, take, failures.append)
+        monitor.start()
+        time.sleep(seconds)
+        monitor.stop()
+        if failures:
+            raise failures[0]
+        told = jitter.summary()
+        place = " (of /proc/stat, in the place of sensors)" if stand_in else ""
+        counts = f"{told['ticks']} sampled, {told['missed']} missed"
+        yield f"every {interval_ns / 1e6:g} ms for {seconds:g} s{place}: {counts}"
+        for name, what in (("late", "from a tick to its first sample"), ("skew", "from the first sample to the last")):
+            if f"{name}_max_us" in told:
+                values = "   ".join(f"{q} {_us(told[f'{name}_{q}_us']):>9}" for q in ("p50", "p99", "max"))
+                yield f"{name}   {values}   {what}"
+        yield f"priority: {_PRIORITY[monitor.priority.split()[0]]}"
+        yield f"sampler: {monitor.sampler}"
+    if stand_in is not None:
+        stand_in.close()
+
+
+def _us(value_us: float) -> str:
+    return f"{value_us / 1e3:.2f} ms" if value_us >= 1e3 else f"{value_us:.0f} µs"

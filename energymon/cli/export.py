@@ -1,0 +1,252 @@
+"""What a store holds, written to a file: readings or energy tuples as Parquet, CSV or line protocol."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal
+
+from energymon.analysis.integrate import require_order
+from energymon.analysis.stretches import lives, spans
+from energymon.analysis.tuples import EnergyTuple, stored_tuples
+from energymon.errors import ConfigError
+from energymon.reading import Reading
+from energymon.stores.base import Session, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["READING_COLUMNS", "TUPLE_COLUMNS", "export"]
+
+READING_COLUMNS: Final = {
+    "tick_ns": "tick of the grid that the reading belongs to, UTC ns of the node",
+    "t_ns": "when the value was read, UTC ns of the node",
+    "node": "name of the host",
+    "device": "package-0, gpu-1, ...; a socket's DRAM has the socket's name",
+    "domain": "cpu, dram or gpu",
+    "source": "rapl-perf, rapl-powercap, nvml-counter, nvml-power, nvml-power-average; estimate is no measurement",
+    "joules": "cumulative, unwrapped, J",
+    "flags": "start: began anew here; interpolated: inferred across missed ticks",
+    "early_ns": "joules had been used by some instant from so long before t_ns, ns; empty when unknown",
+    "late_ns": "and until so long after t_ns, ns",
+}
+"""Columns of a reading and what they are, in order."""
+TUPLE_COLUMNS: Final = {
+    "t_ns": "tick t_k, UTC ns of the node",
+    "node": "name of the host",
+    "cpu_energy": "J since the tick before, all sockets; empty when unknown",
+    "memory_energy": "J since the tick before, DRAM of all sockets; empty when unknown",
+    "gpu_energy": "J since the tick before, all boards; empty when unknown",
+    "cpu_source": "source of cpu_energy, ';' between several; estimate is no measurement",
+    "memory_source": "source of memory_energy",
+    "gpu_source": "source of gpu_energy",
+    "flags": "interpolated: readings were missed here",
+}
+"""Columns of an energy tuple and what they are, in order."""
+
+_STDOUT: Final = "-"
+_DESCRIPTORS: Final = "/proc/self/fd"
+_AT_ONCE: Final = 50_000
+_TUPLES: Final = "tuples"
+"""Measurement of the tuples' points."""
+_LONGEST: Final = 255
+"""Bytes of a file's name."""
+
+
+def export(
+    store: Store,
+    out: Path | str,
+    format: Literal["parquet", "csv", "line"],
+    what: Literal["readings", "tuples"] = "readings",
+    *,
+    start_ns: int = 0,
+    end_ns: int = 2**63 - 1,
+    node: str | None = None,
+) -> int:
+    """Write the readings with a tick in [start, end), UTC ns, or the tuples in between, and return how many.
+
+    A regular file appears when it is whole; a device, a FIFO or /dev/stdout is written as it comes, and "-" is stdout.
+    Readings in line protocol are the lines that are sent to InfluxDB; tuples are points of the measurement `tuples`.
+    Raises ConfigError when the file cannot be written, StoreError, and WindowError when the end is before the start.
+    """
+    require_order(start_ns, end_ns)
+    if not str(out) or not Path(out).name:
+        raise ConfigError(f"--out {str(out)!r}: expected the name of a file, or - for stdout")
+    columns = READING_COLUMNS if what == "readings" else TUPLE_COLUMNS
+    if format == "parquet":
+        if str(out) == _STDOUT:
+            raise ConfigError("--out -: Parquet is not written to stdout; name a file, or take --format csv or line")
+        rows = _rows(store, what, start_ns, end_ns, node)
+        with _binary(Path(out)) as (file, regular):
+            if regular:
+                return _write_parquet(rows, file, columns)
+            # Parquet's writer asks where in the file it is, which a pipe does not tell.
+            with tempfile.TemporaryFile() as whole:
+                count = _write_parquet(rows, whole, columns)
+                whole.seek(0)
+                shutil.copyfileobj(whole, file)
+                return count
+    with _text(out) as text:
+        if format == "csv":
+            return _write_csv(_rows(store, what, start_ns, end_ns, node), text, columns)
+        lines = _reading_lines if what == "readings" else _tuple_lines
+        return _write_lines(lines(store, start_ns, end_ns, node), text)
+
+
+def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Any, ...]]:
+    if what == "tuples":
+        return (astuple(found) for found in stored_tuples(store, start_ns, end_ns, node))
+    return (astuple(r) for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
+
+
+def _readings(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Session, list[Reading]]]:
+    """Yield each reading once, by session and stretch of time, in order of its tick and then of its series."""
+    for session, begins, ends in lives(store, start_ns, end_ns, node):
+        for begin, stop in spans(begins, ends, session.interval_ns):
+            found = [r for r in store.readings(begin, stop, session.node) if begin <= r.tick_ns < stop]
+            yield session, sorted(found, key=lambda r: (r.tick_ns, r.device, r.domain, r.source))
+
+
+def _reading_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
+    from energymon.influx.lineprotocol import energy_prefix, reading_lines
+
+    for session, readings in _readings(store, start_ns, end_ns, node):
+        ids: dict[str, int] = {}
+        rows = []
+        for r in readings:
+            prefix = energy_prefix(r.node, r.device, r.domain, r.source, session.name)
+            rows.append((r.tick_ns, ids.setdefault(prefix, len(ids)), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns))
+        yield from reading_lines(rows, {number: prefix for prefix, number in ids.items()})
+
+
+def _tuple_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
+    return (_tuple_line(found) for found in stored_tuples(store, start_ns, end_ns, node))
+
+
+def _tuple_line(found: EnergyTuple) -> str:
+    from energymon.influx.lineprotocol import field_text, line_prefix
+
+    tags = {
+        "cpu_source": found.cpu_source,
+        "gpu_source": found.gpu_source,
+        "memory_source": found.memory_source,
+        "node": found.node,
+    }
+    values = {"cpu_energy": found.cpu_energy, "gpu_energy": found.gpu_energy, "memory_energy": found.memory_energy}
+    fields = [f"{name}={value!r}" for name, value in values.items() if value is not None]
+    if found.flags:
+        fields.append(f"flags={field_text(found.flags)}")
+    prefix = line_prefix(_TUPLES, **{name: text for name, text in tags.items() if text})
+    return f"{prefix} {','.join(fields)} {found.t_ns}"
+
+
+def _write_csv(rows: Iterable[Sequence[object]], file: IO[str], columns: Iterable[str]) -> int:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    count = 0
+    for row in rows:
+        writer.writerow(row)
+        count += 1
+    return count
+
+
+def _write_lines(lines: Iterable[str], file: IO[str]) -> int:
+    count = 0
+    for line in lines:
+        file.write(f"{line}\n")
+        count += 1
+    return count
+
+
+def _write_parquet(rows: Iterator[Sequence[object]], file: IO[bytes], columns: dict[str, str]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([pa.field(name, _type(name), metadata={"description": doc}) for name, doc in columns.items()])
+    count = 0
+    with pq.ParquetWriter(file, schema) as writer:
+        while batch := list(islice(rows, _AT_ONCE)):
+            cells = zip(*batch, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(cells, schema, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            count += len(batch)
+    return count
+
+
+def _type(column: str) -> pa.DataType:
+    import pyarrow as pa
+
+    if column.endswith("_ns"):
+        return pa.int64()
+    return pa.float64() if column == "joules" or column.endswith("_energy") else pa.string()
+
+
+@contextmanager
+def _text(out: Path | str) -> Iterator[IO[str]]:
+    if str(out) == _STDOUT:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    with _binary(Path(out)) as (file, _), io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
+        yield text
+
+
+@contextmanager
+def _binary(out: Path) -> Iterator[tuple[BinaryIO, bool]]:
+    """Open `out` for writing; return also whether it is a regular file, which appears when it is whole.
+
+    Anything else is written through: a device, a FIFO, an open descriptor such as /dev/stdout. Links are followed.
+    """
+    try:
+        through = _through(out)
+        if through is None:
+            with _appearing(Path(os.path.realpath(out))) as partial, partial.open("wb") as file:
+                yield file, True
+        else:
+            with os.fdopen(through, "wb") as file:
+                yield file, False
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}; name another --out") from error
+
+
+def _through(out: Path) -> int | None:
+    """Return a descriptor of what is at `out`; None where a regular file is, or nothing yet."""
+    try:
+        mode = out.stat().st_mode
+    except FileNotFoundError:
+        return None
+    link = out
+    while link.is_symlink():
+        if os.path.realpath(link.parent) == os.path.realpath(_DESCRIPTORS):
+            # Opened by its name, a file that stdout is appended to would be cut.
+            return os.dup(int(link.name))
+        link = link.parent / link.readlink()
+    return None if stat.S_ISREG(mode) else os.open(out, os.O_WRONLY | os.O_CLOEXEC | os.O_NOCTTY)
+
+
+@contextmanager
+def _appearing(out: Path) -> Iterator[Path]:
+    """Give a path beside `out` to write to, and rename it when all is written."""
+    tail = f".{os.getpid()}.partial"
+    name = os.fsencode(f".{out.name}")[: _LONGEST - len(tail)].decode(errors="ignore")
+    partial = out.with_name(f"{name}{tail}")
+    try:
+        yield partial
+        if out.exists():
+            shutil.copymode(out, partial)
+        partial.replace(out)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,137 @@
+"""From the controller's time, or that of a wall clock, to a node's, by the offsets that it stored; pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from energymon.clock.monotonic import UNNOTICED_NS
+from energymon.reading import ClockOffset
+
+__all__ = ["CONTROLLER", "STEP", "WALL", "Instant", "Offset", "at_wall", "offset_at", "wall_at"]
+
+CONTROLLER: Final = "controller"
+"""Peer of an offset that was measured against the controller."""
+STEP: Final = "step"
+"""Peer of an offset that is a step of the node's own clock: how far it was set ahead, ns. Older agents followed it."""
+WALL: Final = "wall"
+"""Peer of an offset of the node's wall clock against the clock of its readings, which nobody sets."""
+
+_DRIFT: Final = 100e-6
+"""How fast two clocks may drift apart since the last measurement: quartz of ±50 ppm on either side. Clocks that
+NTP steers stay far below; of 20,000 hosts the median oscillator was off by 78 ppm before NTP steered it (Mills,
+Computer Network Time Synchronization, chapter 15)."""
+_ROUNDS: Final = 4
+_FOREVER_NS: Final = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far the controller's clock is ahead of a node's at one instant."""
+
+    offset_ns: int
+    error_ns: int
+    """Bound of the error: of the measurements, and of the drift since."""
+
+    def to_node(self, controller_ns: int) -> int:
+        """Return the node's time, UTC ns, at an instant of the controller's."""
+        return controller_ns - self.offset_ns
+
+
+class Instant(NamedTuple):
+    """An instant of a wall clock by the clock of the node's readings."""
+
+    t_ns: int
+    """When it was, ns; when it was first, after the clock was set back. An instant that never was, for the clock was
+    set ahead over it, is taken as that at which it was set."""
+    times: int = 1
+    """How often it was: 0, 1 or more."""
+
+
+class _Piece(NamedTuple):
+    """A span of a node's time in which its wall clock was not set."""
+
+    first_ns: int
+    last_ns: int
+    offset_ns: int
+    """The wall clock minus the node's, ns."""
+
+
+def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> Instant:
+    """Return when a node's wall clock showed an instant, UTC ns, by the clock of its readings.
+
+    What was before `since_ns`, when the node's first agent began, does not count where there is another answer.
+    """
+    told = sorted(clocks, key=lambda c: c.t_ns)
+    pieces = _pieces(told)
+    found = sorted({utc_ns - p.offset_ns for p in pieces if p.first_ns <= utc_ns - p.offset_ns < p.last_ns})
+    found = [t_ns for t_ns in found if t_ns >= since_ns] or found
+    if not found:
+        return Instant(min(p.first_ns for p in pieces if p.first_ns + p.offset_ns > utc_ns), 0)
+    # Agents that followed the clock waited until they had passed the second time what it was set back over.
+    again = sum(c.peer == STEP and c.t_ns <= utc_ns < c.t_ns - c.offset_ns for c in told)
+    return Instant(found[0], len(found) + again)
+
+
+def wall_at(clocks: Iterable[ClockOffset], node_ns: int) -> int:
+    """Return what a node's wall clock showed at an instant of the clock of its readings, UTC ns."""
+    pieces = _pieces(sorted(clocks, key=lambda c: c.t_ns))
+    return node_ns + next(p.offset_ns for p in pieces if node_ns < p.last_ns)
+
+
+def _pieces(told: Iterable[ClockOffset]) -> list[_Piece]:
+    """Return the spans of a node's time by the offset of its wall clock, in order.
+
+    Where it is not known when within a span the clock was set, that span belongs to both offsets.
+    """
+    found = [_Piece(-_FOREVER_NS, _FOREVER_NS, 0)]
+    for c in told:
+        if c.peer == WALL and abs(c.offset_ns - found[-1].offset_ns) >= UNNOTICED_NS:
+            found[-1] = found[-1]._replace(last_ns=c.t_ns)
+            found.append(_Piece(c.t_ns - c.error_ns, _FOREVER_NS, c.offset_ns))
+    return found
+
+
+def offset_at(clocks: Iterable[ClockOffset], controller_ns: int) -> Offset | None:
+    """Return one node's offset at an instant of the controller's time, UTC ns; None when it measured none.
+
+    Between two measurements the offset is interpolated, outside them the nearest holds. Steps of the node's clock
+    in between are accounted for.
+    """
+    told = sorted(clocks, key=lambda c: c.t_ns)
+    measured = [c for c in told if c.peer == CONTROLLER]
+    steps = [c for c in told if c.peer == STEP]
+    if not measured:
+        return None
+    found = Offset(0, 0)
+    # The offset is told by the node's time, which follows from the offset: a step apart at most, so this settles.
+    for _ in range(_ROUNDS):
+        node_ns = found.to_node(controller_ns)
+        before, found = found, _offset(measured, steps, node_ns)
+        if before == found:
+            break
+    return found
+
+
+def _offset(measured: Sequence[ClockOffset], steps: Sequence[ClockOffset], node_ns: int) -> Offset:
+    carried = [(c.t_ns, c.offset_ns + _stepped_ns(steps, node_ns, c.t_ns), c.error_ns) for c in measured]
+    for (t1, offset1, error1), (t2, offset2, error2) in pairwise(carried):
+        if t1 <= node_ns < t2:
+            share = (node_ns - t1) / (t2 - t1)
+            # It may have moved at any time between the two, but no faster than clocks drift.
+            moved_ns = abs(offset2 - offset1) * max(share, 1 - share)
+            drift_ns = (_DRIFT + abs(offset2 - offset1) / (t2 - t1)) * min(node_ns - t1, t2 - node_ns)
+            return Offset(
+                round(offset1 + (offset2 - offset1) * share), max(error1, error2) + round(min(moved_ns, drift_ns))
+            )
+    t, offset, error = carried[0] if node_ns < carried[0][0] else carried[-1]
+    return Offset(offset, error + round(_DRIFT * abs(node_ns - t)))
+
+
+def _stepped_ns(steps: Sequence[ClockOffset], node_ns: int, measured_ns: int) -> int:
+    """Return by how much the offset at `node_ns` differs from that at `measured_ns` for the steps between them."""
+    after = sum(s.offset_ns for s in steps if measured_ns < s.t_ns <= node_ns)
+    before = sum(s.offset_ns for s in steps if node_ns < s.t_ns <= measured_ns)
+    return before - after

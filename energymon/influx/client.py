@@ -1,0 +1,190 @@
+"""One server that takes lines, and what its refusals mean."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from energymon.errors import EnergyError
+from energymon.influx.settings import InfluxSettings
+
+if TYPE_CHECKING:
+    from influxdb_client.client.influxdb_client import InfluxDBClient
+    from influxdb_client.rest import ApiException
+
+__all__ = ["Away", "BadLines", "Refused", "TooLarge", "Uplink", "explain", "unexpected"]
+
+_MAX_RETRY_AFTER_S: Final = 3600.0
+_MAX_SHOWN: Final = 300
+_MAX_PAGE_SHOWN: Final = 80
+_STORED: Final = 204
+"""What /api/v2/write of InfluxDB 1.8, 2.x and 3 answers once it has stored every line; a login page is a 200."""
+
+
+class Away(EnergyError):
+    """The server gives no answer, or asks for a pause; it may be back soon."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Refused(EnergyError):
+    """The server answers and takes nothing until somebody changes a setting."""
+
+
+class TooLarge(EnergyError):
+    """The request has more bytes than the server, or a proxy before it, takes."""
+
+
+class BadLines(EnergyError):
+    """The server does not take some of the lines."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.others_taken = "partial write" in reason
+        """Whether the server has stored the lines that it had nothing against."""
+        dropped = re.search(r"dropped[= ](\d+)", reason)
+        self.dropped = int(dropped[1]) if dropped and self.others_taken else None
+        """How many it has not stored, where it tells."""
+
+
+class Uplink:
+    """Posts lines through influxdb-client, one request a call."""
+
+    def __init__(self, settings: InfluxSettings) -> None:
+        """Make the client, which takes its time to be imported; nothing is sent yet."""
+        self.settings = settings
+        self._client: InfluxDBClient | None = settings.client()
+
+    def post(self, lines: Sequence[str]) -> None:
+        """Return when the server has stored the lines, as 204 says; raises Away, Refused, TooLarge and BadLines."""
+        import urllib3
+        from influxdb_client.rest import ApiException
+
+        if self._client is None:
+            self._client = self.settings.client()
+        client: Any = self._client.api_client
+        try:
+            # Not preloaded: influxdb-client fails at a body that is not UTF-8; a proxy's page may be in any charset.
+            answer, status, headers = client.call_api(
+                "/api/v2/write",
+                "POST",
+                query_params=[("org", self.settings.org), ("bucket", self.settings.bucket), ("precision", "ns")],
+                header_params={"Content-Type": "text/plain; charset=utf-8", "Accept": "application/json"},
+                body="\n".join(lines).encode(),
+                _preload_content=False,
+            )
+            body = answer.data
+        except ApiException as error:
+            raise _meaning(self.settings, error) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Away(explain(self.settings, error)) from None
+        if status != _STORED:
+            raise Refused(unexpected(self.settings, "write", status, headers, body))
+
+    def renew(self) -> None:
+        """Connect anew the next time, with the token that its file holds by then; raises ConfigError."""
+        self.close()
+        self.settings = self.settings.reread()
+
+    def close(self) -> None:
+        """Close the connection; may be called twice."""
+        if self._client is not None:
+            self._client.close()  # type: ignore[no-untyped-call]
+            self._client = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def explain(settings: InfluxSettings, error: Exception) -> str:
+    """Say what went wrong with a request and what to do, from what influxdb-client or urllib3 raised."""
+    from influxdb_client.rest import ApiException
+    from urllib3.exceptions import TimeoutError as NoAnswerError
+
+    if isinstance(error, ApiException):
+        return _explain_answer(settings, error)
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, OSError) and not isinstance(cause, TimeoutError):
+        return f"{settings.url} cannot be reached: {cause.strerror}"
+    if isinstance(error, NoAnswerError) or isinstance(cause, TimeoutError):
+        return f"{settings.url} gave no answer within {settings.timeout_ms / 1e3:g} s"
+    return f"{settings.url} cannot be reached: {type(error).__name__}"
+
+
+def _explain_answer(settings: InfluxSettings, error: ApiException) -> str:
+    # Status 0 is no answer: the connection was refused on this side.
+    told = _words(error) if error.status else str(error.reason)
+    told = ", ".join(told.split("\n"))[:_MAX_SHOWN].strip(", ")
+    match error.status:
+        case 0:
+            return (
+                f"no TLS with {settings.url}: {told}; expected a certificate that "
+                f"{settings.ca or 'an authority known to this system'} has signed: "
+                "name its signer's in INFLUXDB_V2_SSL_CA_CERT"
+            )
+        case 401:
+            return f"{settings.url} does not know the token (401: {told}); correct INFLUXDB_V2_TOKEN or its file"
+        case 403:
+            return f"the token has no right to {settings} (403: {told}); grant it, or name another token"
+        case 404:
+            return (
+                f"there is no {settings} for organisation {settings.org!r} (404: {told}); make it, "
+                "or correct INFLUXDB_V2_BUCKET and INFLUXDB_V2_ORG"
+            )
+    return f"{settings.url} answered {error.status}: {told}"
+
+
+def unexpected(settings: InfluxSettings, asked: str, status: int, headers: Mapping[str, str], body: bytes) -> str:
+    """Say that an answer to a write or a query is a success, but none of InfluxDB's."""
+    text = " ".join(_text(body).split())
+    shown = f"{text[:_MAX_PAGE_SHOWN]}…" if len(text) > _MAX_PAGE_SHOWN else text
+    what = f"{headers.get('Content-Type', 'no content type')}: {shown!r}" if shown else "nothing more"
+    return (
+        f"{settings.url} answered a {asked} with {status} ({what}), which is no answer of InfluxDB 1.8, 2.x or 3: "
+        "correct the URL, or look for a proxy or a login page before the server"
+    )
+
+
+def _words(error: ApiException) -> str:
+    """Return what the server said; 1.8 says it under another name than influxdb-client looks for."""
+    said = _text(error.message or error.reason or "").strip()
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        said = str(json.loads(said)["error"])
+    return said
+
+
+def _text(said: object) -> str:
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+
+
+def _meaning(settings: InfluxSettings, error: ApiException) -> EnergyError:
+    message = explain(settings, error)
+    match error.status:
+        case 400 | 422:
+            return BadLines(_words(error))
+        case 413:
+            return TooLarge(message)
+        case 408 | 429:
+            return Away(message, _retry_after_s(error))
+        case status if status is not None and status >= 500:
+            return Away(message, _retry_after_s(error))
+    return Refused(message)
+
+
+def _retry_after_s(error: ApiException) -> float | None:
+    # The date that the header may hold instead is as good as none: clocks differ, and the back-off does as well.
+    after = str(error.retry_after or "")
+    return min(float(after), _MAX_RETRY_AFTER_S) if after.isdecimal() else None

@@ -1,0 +1,289 @@
+"""Readings and what belongs to them as InfluxDB's points, and back.
+
+| measurement | tags | fields | time |
+|---|---|---|---|
+| energy | node, device, domain, source, session | joules, offset_ns; early_ns, late_ns, flags if any | tick |
+| ticks | node, session | missed, 0 or 1 | tick |
+| events | node, kind, n | message | when it was told |
+| sessions | node, session | interval_ns, description, end_ns and cpu_s when it has ended | start |
+| clocks | node, peer | offset_ns, error_ns, offset_s | when it was measured |
+| baselines | node, device, domain, source | end_ns, watts, error_w when there is one | start |
+| counters | node, device, domain, source | those of a CounterStart; wrap when there is one | tick |
+
+Every number is a float field. What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time,
+a string, or a difference: a reading's `offset_ns` is its own time minus its tick's. `offset_s` is there to be drawn.
+The tag `n` counts the events that a node told in one nanosecond, which would be one point without it. Line breaks and
+backslashes of a message are written as \\n, \\r and \\\\.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, cast
+from urllib.parse import unquote
+
+from energymon.clock.monotonic import NS
+from energymon.errors import StoreError
+from energymon.reading import Baseline, ClockOffset, CounterStart, Domain, Event, Reading, Tick
+from energymon.stores.base import Session
+
+__all__ = [
+    "BASELINES",
+    "CLOCKS",
+    "COUNTERS",
+    "ENERGY",
+    "EVENTS",
+    "SESSIONS",
+    "TICKS",
+    "RawReading",
+    "baseline_line",
+    "clock_line",
+    "counter_line",
+    "energy_prefix",
+    "event_line",
+    "field_text",
+    "line_prefix",
+    "reading_lines",
+    "session_line",
+    "tag_text",
+    "tag_value",
+    "tick_lines",
+    "ticks_prefix",
+    "to_baseline",
+    "to_clock",
+    "to_counter",
+    "to_event",
+    "to_reading",
+    "to_session",
+    "to_tick",
+]
+
+ENERGY: Final = "energy"
+TICKS: Final = "ticks"
+EVENTS: Final = "events"
+SESSIONS: Final = "sessions"
+CLOCKS: Final = "clocks"
+BASELINES: Final = "baselines"
+COUNTERS: Final = "counters"
+
+RawReading = tuple[int, int, int, float, str, int | None, int]
+"""Tick (UTC ns), the series' id, time (UTC ns), cumulative joules, flags, early_ns, late_ns: a row of the
+SQLite store."""
+Fields = Mapping[str, float | str]
+
+_TAG_ESCAPES: Final = str.maketrans({",": "\\,", "=": "\\=", " ": "\\ "})
+_FIELD_ESCAPES: Final = str.maketrans({'"': '\\"', "\\": "\\\\"})
+
+# A server's CSV has its own line ends, and puts them into texts too.
+_LINE_ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+_LINE_ESCAPED: Final = re.compile(r"\\(.)")
+
+
+def tag_value(text: str) -> str:
+    """Return what is stored for a tag's text: the same, but for what a tag cannot hold.
+
+    Line protocol has no way to write a newline in a tag, or a backslash before a comma, and servers drop tags
+    with characters that are not printable. Such characters, and the percent sign, are percent-encoded.
+    """
+    if text.isprintable() and not any(c in text for c in "\\%\ufffd"):
+        return text
+    return "".join(
+        c if c.isprintable() and c not in "\\%\ufffd" else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text
+    )
+
+
+def tag_text(value: str) -> str:
+    """Return the text of a stored tag; the inverse of `tag_value`."""
+    return unquote(value, errors="strict") if "%" in value else value
+
+
+def field_text(text: str) -> str:
+    """Return a text as a string field is written."""
+    return f'"{text.translate(_FIELD_ESCAPES)}"'
+
+
+def energy_prefix(node: str, device: str, domain: str, source: str, session: str) -> str:
+    """Return how every line of one series begins, up to its fields."""
+    return line_prefix(ENERGY, device=device, domain=domain, node=node, session=session, source=source)
+
+
+def ticks_prefix(node: str, session: str) -> str:
+    """Return how every line of a node's ticks begins, up to its fields."""
+    return line_prefix(TICKS, node=node, session=session)
+
+
+def reading_lines(rows: Iterable[RawReading], prefixes: Mapping[int, str]) -> list[str]:
+    """Return one line a reading; `prefixes` has the `energy_prefix` of each series' id."""
+    return [
+        f"{prefixes[series]} joules={joules!r},offset_ns={t_ns - tick_ns}"
+        f"{f',late_ns={late_ns}' if late_ns else ''}{'' if early_ns is None else f',early_ns={early_ns}'}"
+        f"{',flags=' + field_text(flags) if flags else ''} {tick_ns}"
+        for tick_ns, series, t_ns, joules, flags, early_ns, late_ns in rows
+    ]
+
+
+def tick_lines(rows: Iterable[tuple[int, int]], prefix: str) -> list[str]:
+    """Return one line a tick, from its time (UTC ns) and whether it was missed."""
+    return [f"{prefix} missed={missed} {tick_ns}" for tick_ns, missed in rows]
+
+
+def event_line(event: Event, n: int) -> str:
+    """Return an event's line; `n` counts the events of its node and its nanosecond, from 0."""
+    prefix = line_prefix(EVENTS, kind=event.kind, n=str(n), node=event.node)
+    return f"{prefix} message={field_text(event.message.translate(_LINE_ESCAPES))} {event.t_ns}"
+
+
+def session_line(session: Session) -> str:
+    """Return a session's line; the one of its end adds to the one of its begin."""
+    fields = f"interval_ns={session.interval_ns},description={field_text(json.dumps(dict(session.description)))}"
+    if session.end_ns is not None:
+        fields += f',end_ns="{session.end_ns}"'
+    if session.cpu_s is not None:
+        fields += f",cpu_s={session.cpu_s!r}"
+    return f"{line_prefix(SESSIONS, node=session.node, session=session.name)} {fields} {session.start_ns}"
+
+
+def clock_line(clock: ClockOffset) -> str:
+    """Return a clock offset's line."""
+    fields = f'offset_ns="{clock.offset_ns}",error_ns="{clock.error_ns}",offset_s={clock.offset_ns / NS!r}'
+    return f"{line_prefix(CLOCKS, node=clock.node, peer=clock.peer)} {fields} {clock.t_ns}"
+
+
+def baseline_line(baseline: Baseline) -> str:
+    """Return a baseline's line."""
+    prefix = line_prefix(
+        BASELINES, device=baseline.device, domain=baseline.domain, node=baseline.node, source=baseline.source
+    )
+    bound = "" if baseline.error_w is None else f",error_w={baseline.error_w!r}"
+    return f'{prefix} end_ns="{baseline.end_ns}",watts={baseline.watts!r}{bound} {baseline.start_ns}'
+
+
+def counter_line(start: CounterStart) -> str:
+    """Return the line of a counter that a series began with."""
+    prefix = line_prefix(COUNTERS, device=start.device, domain=start.domain, node=start.node, source=start.source)
+    wrap = "" if start.wrap is None else f',wrap="{start.wrap}"'
+    return (
+        f'{prefix} t_ns="{start.t_ns}",boot_ns="{start.boot_ns}",boot_id={field_text(start.boot_id)},'
+        f'joules={start.joules!r},raw="{start.raw}",unit_j={start.unit_j!r}{wrap},max_w={start.max_w!r},'
+        f"counter={field_text(start.counter)} {start.tick_ns}"
+    )
+
+
+def to_reading(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Reading:
+    """Return the reading of a point; raises StoreError for one that is not energymon's."""
+    early_ns = fields.get("early_ns")
+    return Reading(
+        time_ns,
+        time_ns + int(_number(ENERGY, time_ns, fields, "offset_ns")),
+        tag_text(tags["node"]),
+        tag_text(tags["device"]),
+        cast(Domain, tag_text(tags["domain"])),
+        tag_text(tags["source"]),
+        _number(ENERGY, time_ns, fields, "joules"),
+        str(fields.get("flags") or ""),
+        None if early_ns is None else int(early_ns),
+        int(fields.get("late_ns", 0)),
+    )
+
+
+def to_tick(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Tick:
+    """Return the tick of a point; raises StoreError for one that is not energymon's."""
+    return Tick(time_ns, tag_text(tags["node"]), bool(_number(TICKS, time_ns, fields, "missed")))
+
+
+def to_event(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Event:
+    """Return the event of a point; raises StoreError for one that is not energymon's."""
+    stored = _text(EVENTS, time_ns, fields, "message")
+    message = _LINE_ESCAPED.sub(lambda found: {"n": "\n", "r": "\r"}.get(found[1], found[1]), stored)
+    return Event(time_ns, tag_text(tags["node"]), tag_text(tags["kind"]), message)
+
+
+def to_session(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Session:
+    """Return the session of a point; raises StoreError for one that is not energymon's."""
+    end_ns, cpu_s = fields.get("end_ns"), fields.get("cpu_s")
+    return Session(
+        tag_text(tags["session"]),
+        tag_text(tags["node"]),
+        time_ns,
+        None if end_ns is None else int(end_ns),
+        int(_number(SESSIONS, time_ns, fields, "interval_ns")),
+        None if cpu_s is None else float(cpu_s),
+        json.loads(_text(SESSIONS, time_ns, fields, "description")),
+    )
+
+
+def to_clock(tags: Mapping[str, str], time_ns: int, fields: Fields) -> ClockOffset:
+    """Return the clock offset of a point; raises StoreError for one that is not energymon's."""
+    return ClockOffset(
+        time_ns,
+        tag_text(tags["node"]),
+        tag_text(tags["peer"]),
+        int(_text(CLOCKS, time_ns, fields, "offset_ns")),
+        int(_text(CLOCKS, time_ns, fields, "error_ns")),
+    )
+
+
+def to_baseline(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Baseline:
+    """Return the baseline of a point; raises StoreError for one that is not energymon's."""
+    error_w = fields.get("error_w")
+    return Baseline(
+        tag_text(tags["node"]),
+        tag_text(tags["device"]),
+        cast(Domain, tag_text(tags["domain"])),
+        tag_text(tags["source"]),
+        time_ns,
+        int(_text(BASELINES, time_ns, fields, "end_ns")),
+        _number(BASELINES, time_ns, fields, "watts"),
+        None if error_w is None else float(error_w),
+    )
+
+
+def to_counter(tags: Mapping[str, str], time_ns: int, fields: Fields) -> CounterStart:
+    """Return the counter of a point; raises StoreError for one that is not energymon's."""
+    return CounterStart(
+        tag_text(tags["node"]),
+        tag_text(tags["device"]),
+        cast(Domain, tag_text(tags["domain"])),
+        tag_text(tags["source"]),
+        time_ns,
+        int(_text(COUNTERS, time_ns, fields, "t_ns")),
+        int(_text(COUNTERS, time_ns, fields, "boot_ns")),
+        _text(COUNTERS, time_ns, fields, "boot_id"),
+        _number(COUNTERS, time_ns, fields, "joules"),
+        int(_text(COUNTERS, time_ns, fields, "raw")),
+        _number(COUNTERS, time_ns, fields, "unit_j"),
+        int(_text(COUNTERS, time_ns, fields, "wrap")) if fields.get("wrap") else None,
+        _number(COUNTERS, time_ns, fields, "max_w"),
+        _text(COUNTERS, time_ns, fields, "counter"),
+    )
+
+
+def line_prefix(measurement: str, **tags: str) -> str:
+    """Return how a line begins, up to its fields."""
+    # Sorted by key, which spares the server the sorting.
+    return measurement + "".join(
+        f",{key}={tag_value(value).translate(_TAG_ESCAPES)}" for key, value in sorted(tags.items())
+    )
+
+
+def _number(measurement: str, time_ns: int, fields: Fields, name: str) -> float:
+    value = fields.get(name)
+    if not isinstance(value, float):
+        raise _foreign(measurement, time_ns, name, value, "a number")
+    return value
+
+
+def _text(measurement: str, time_ns: int, fields: Fields, name: str) -> str:
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise _foreign(measurement, time_ns, name, value, "a text")
+    return value
+
+
+def _foreign(measurement: str, time_ns: int, name: str, value: object, expected: str) -> StoreError:
+    return StoreError(
+        f"the bucket's point of {measurement} at {time_ns} (UTC ns) has {value!r} as its {name}, expected {expected}; "
+        "another program writes this measurement: give energymon a bucket of its own"
+    )

@@ -1,0 +1,358 @@
+"""The SQLite store as a spool: what has not been sent yet, in order, as lines, and the room that the rest may take."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Self
+
+from energymon.errors import StoreError
+from energymon.influx.lineprotocol import (
+    baseline_line,
+    clock_line,
+    counter_line,
+    energy_prefix,
+    event_line,
+    reading_lines,
+    session_line,
+    tick_lines,
+    ticks_prefix,
+)
+from energymon.reading import Baseline, ClockOffset, CounterStart, Event
+from energymon.stores.base import Session
+from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, add_columns, connect, told
+
+__all__ = ["Batch", "BusyError", "Spool"]
+
+_BATCH_LINES: Final = 5_000
+"""Some 750 kB; proxies refuse requests of more than 1 MB unless told otherwise."""
+_BATCH_SPANS: Final = 500
+_OUTBOX_ROWS: Final = 2_000
+_TOLD_ROWS: Final = 1_000
+_TRIM_ROWS: Final = 5_000
+"""What is deleted at a time, so that the agent's commits wait for milliseconds only."""
+_TRIM_FROM: Final = 0.9
+_TRIM_TO: Final = 0.8
+"""Parts of the limit at which acknowledged readings begin and cease to be deleted."""
+_WAL_BYTES: Final = 8_000_000
+_NEWS: Final = {
+    "clocks": "SELECT rowid, t_ns, node, peer, offset_ns, error_ns FROM clocks WHERE rowid > ? ORDER BY rowid LIMIT ?",
+    "baselines": "SELECT rowid, node, device, domain, source, start_ns, end_ns, watts, error_w FROM baselines"
+    " WHERE rowid > ? ORDER BY rowid LIMIT ?",
+    "counters": "SELECT rowid, node, device, domain, source, tick_ns, t_ns, boot_ns, boot_id, joules, raw, unit_j,"
+    " wrap, max_w, counter FROM counters WHERE rowid > ? ORDER BY rowid LIMIT ?",
+    "events": "SELECT rowid, t_ns, node, kind, message FROM events WHERE rowid > ? ORDER BY rowid LIMIT ?",
+}
+
+Statement = tuple[str, Sequence[object]]
+_Row = tuple[int, *tuple[Any, ...]]
+
+
+class BusyError(StoreError):
+    """Another sender empties the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Lines to be sent, and what is to be noted in the store once they have been."""
+
+    lines: list[str]
+    notes: tuple[Statement, ...]
+    resume: tuple[int, int] | None = None
+    """Where in a long range of ticks the next batch goes on: the outbox row and the tick."""
+
+
+class _Span(NamedTuple):
+    """Ticks of one session that commits following each other have touched."""
+
+    first_id: int
+    last_id: int
+    session_id: int
+    first_ns: int
+    last_ns: int
+
+
+class Spool:
+    """An agent's store, open for the one sender that empties it, while the agent writes or after it has gone."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the store; raises StoreError when there is none, BusyError when another sender empties it."""
+        SqliteStore.open(path).close()
+        self.path = path
+        real = path.resolve()
+        self._lock_path = real.with_name(f"{real.name}-sender")
+        self._lock_fd: int | None = _lock(self._lock_path)
+        try:
+            self._db = connect(path, "rw")
+            self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+            self._db.execute("PRAGMA synchronous = NORMAL")
+            self._db.execute(COUNTERS_TABLE)
+            add_columns(self._db)
+        except (sqlite3.Error, StoreError) as error:
+            self._unlock()
+            raise told(path, error) from error
+        self._resume: tuple[int, int] | None = None
+        self._prefixes: dict[tuple[int, int], str] = {}
+
+    def next_batch(self) -> Batch | None:
+        """Return what comes next, the same until it is acknowledged, or None when all has been sent."""
+        with self._naming():
+            return self._told_batch() or self._ticks_batch()
+
+    def acknowledge(self, batch: Batch) -> None:
+        """Note that the server has the batch; raises StoreError when the store cannot be written."""
+        with self._transaction():
+            for statement, values in batch.notes:
+                self._db.execute(statement, values)
+        self._resume = batch.resume
+
+    def set_aside(self, lines: Iterable[str], reason: str) -> None:
+        """Keep lines that the server will never take in the table `rejected`."""
+        with self._transaction():
+            self._db.executemany(
+                "INSERT INTO rejected (t_ns, line, reason) VALUES (?, ?, ?)",
+                [(time.time_ns(), line, reason) for line in lines],
+            )
+
+    def unsent(self) -> int:
+        """Return how many readings have not been acknowledged."""
+        with self._naming():
+            return int(self._db.execute("SELECT coalesce(sum(readings), 0) FROM outbox").fetchone()[0])
+
+    def used_bytes(self) -> int:
+        """Return what the store's content takes on disk."""
+        with self._naming():
+            pages, free, size = (
+                self._db.execute(f"PRAGMA {name}").fetchone()[0]
+                for name in ("page_count", "freelist_count", "page_size")
+            )
+        return int((pages - free) * size)
+
+    def trim(self, limit_bytes: int) -> bool:
+        """Delete acknowledged readings, oldest first, when the store nears its limit; return whether it is below.
+
+        The room is used again by what comes, so the file grows no further. What was never queued for a server,
+        or not acknowledged by it, stays.
+        """
+        if self.used_bytes() < limit_bytes * _TRIM_FROM:
+            return True
+        while self.used_bytes() > limit_bytes * _TRIM_TO:
+            if not self._delete_some():
+                break
+        return self.used_bytes() < limit_bytes
+
+    def close(self) -> None:
+        """Let another sender have the spool; may be called twice."""
+        self._db.close()
+        self._unlock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _told_batch(self) -> Batch | None:
+        """Return sessions, clocks, baselines and events that have not been sent."""
+        lines: list[str] = []
+        notes: list[Statement] = []
+        for number, ended, *session, description in self._db.execute(
+            "SELECT id, end_ns IS NOT NULL, name, node, start_ns, end_ns, interval_ns, cpu_s, description FROM sessions"
+            " WHERE sent < 1 + (end_ns IS NOT NULL) ORDER BY id LIMIT ?",
+            (_TOLD_ROWS,),
+        ).fetchall():
+            lines.append(session_line(Session(*(*session, json.loads(description)))))
+            notes.append(("UPDATE sessions SET sent = max(sent, ?) WHERE id = ?", (1 + ended, number)))
+        last = dict(self._db.execute("SELECT kind, last FROM sent"))
+        news = {k: self._db.execute(query, (last.get(k, 0), _TOLD_ROWS)).fetchall() for k, query in _NEWS.items()}
+        for kind, rows in news.items():
+            if rows:
+                note = "INSERT INTO sent VALUES (?, ?) ON CONFLICT DO UPDATE SET last = excluded.last"
+                notes.append((note, (kind, rows[-1][0])))
+        lines += [clock_line(ClockOffset(*row)) for _, *row in news["clocks"]]
+        lines += [baseline_line(Baseline(*row)) for _, *row in news["baselines"]]
+        lines += [counter_line(CounterStart(*row)) for _, *row in news["counters"]]
+        lines += self._event_lines(news["events"])
+        return Batch(lines, tuple(notes)) if notes else None
+
+    def _event_lines(self, rows: Sequence[_Row]) -> list[str]:
+        if not rows:
+            return []
+        events = [Event(*row) for _, *row in rows]
+        # Events of one nanosecond are told apart by their count, which must come out the same when sent again.
+        first = min(event.t_ns for event in events)
+        earlier = "SELECT t_ns, node FROM events WHERE t_ns >= ? AND rowid < ?"
+        seen = Counter(self._db.execute(earlier, (first, rows[0][0])).fetchall())
+        lines: list[str] = []
+        for event in events:
+            key = (event.t_ns, event.node)
+            lines.append(event_line(event, seen[key]))
+            seen[key] += 1
+        return lines
+
+    def _ticks_batch(self) -> Batch | None:
+        """Return readings and ticks of the oldest commits that are still in the outbox."""
+        lines: list[str] = []
+        notes: list[Statement] = []
+        for span in self._spans():
+            first_ns, whole = span.first_ns, True
+            if self._resume is not None and self._resume[0] == span.first_id:
+                first_ns = self._resume[1]
+            name, node = self._db.execute("SELECT name, node FROM sessions WHERE id = ?", (span.session_id,)).fetchone()
+            last_ns = span.last_ns
+            ticks = self._db.execute(
+                "SELECT tick_ns, missed FROM ticks WHERE tick_ns BETWEEN ? AND ? AND node = ? ORDER BY tick_ns LIMIT ?",
+                (first_ns, last_ns, node, _BATCH_LINES),
+            ).fetchall()
+            rows = self._db.execute(
+                "SELECT tick_ns, series_id, t_ns, joules, flags, early_ns, late_ns FROM readings"
+                " WHERE tick_ns BETWEEN ? AND ? AND series_id IN (SELECT id FROM series WHERE node = ?)"
+                " ORDER BY tick_ns, series_id LIMIT ?",
+                (first_ns, last_ns, node, _BATCH_LINES),
+            ).fetchall()
+            for found in (ticks, rows):
+                if len(found) == _BATCH_LINES and found[0][0] < found[-1][0]:
+                    # There are more than were asked for; the last tick may be cut, and comes with the next batch.
+                    last_ns, whole = min(last_ns, found[-1][0] - 1), False
+            if not whole:
+                ticks = [row for row in ticks if row[0] <= last_ns]
+                rows = [row for row in rows if row[0] <= last_ns]
+            lines += reading_lines(rows, self._series_prefixes(span.session_id, name, node))
+            lines += tick_lines(ticks, ticks_prefix(node, name))
+            notes.append(
+                (
+                    "INSERT INTO acknowledged VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET"
+                    " first_tick_ns = min(first_tick_ns, excluded.first_tick_ns),"
+                    " last_tick_ns = max(last_tick_ns, excluded.last_tick_ns)",
+                    (span.session_id, first_ns, last_ns),
+                )
+            )
+            if not whole:
+                # The commits of this span stay in the outbox until its last tick is through.
+                return Batch(lines, tuple(notes), resume=(span.first_id, last_ns + 1))
+            notes.append(("DELETE FROM outbox WHERE id BETWEEN ? AND ?", (span.first_id, span.last_id)))
+        return Batch(lines, tuple(notes)) if notes else None
+
+    def _spans(self) -> list[_Span]:
+        """Return what the oldest commits touched, those that follow each other on the grid as one."""
+        spans: list[_Span] = []
+        expected = 0
+        for number, session_id, first_ns, last_ns, readings, interval_ns in self._db.execute(
+            "SELECT o.id, o.session_id, o.first_tick_ns, o.last_tick_ns, o.readings, s.interval_ns"
+            " FROM outbox o JOIN sessions s ON s.id = o.session_id ORDER BY o.id LIMIT ?",
+            (_OUTBOX_ROWS,),
+        ):
+            ticks = (last_ns - first_ns) // interval_ns + 1
+            expected += max(readings, 1) + ticks
+            if spans and (expected > _BATCH_LINES or len(spans) == _BATCH_SPANS):
+                break
+            last = spans[-1] if spans else None
+            if last and last.session_id == session_id and 0 < first_ns - last.last_ns <= interval_ns:
+                spans[-1] = last._replace(last_id=number, last_ns=last_ns)
+            else:
+                spans.append(_Span(number, number, session_id, first_ns, last_ns))
+        return spans
+
+    def _series_prefixes(self, session_id: int, session: str, node: str) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for number, device, domain, source in self._db.execute(
+            "SELECT id, device, domain, source FROM series WHERE node = ?", (node,)
+        ):
+            key = (session_id, number)
+            if key not in self._prefixes:
+                self._prefixes[key] = energy_prefix(node, device, domain, source, session)
+            found[number] = self._prefixes[key]
+        return found
+
+    def _delete_some(self) -> bool:
+        """Delete the oldest acknowledged readings, a few thousand; return whether there were any."""
+        with self._transaction():
+            (unsent_ns,) = self._db.execute("SELECT min(first_tick_ns) FROM outbox").fetchone()
+            for session_id, first_ns, last_ns, node in self._db.execute(
+                "SELECT a.session_id, a.first_tick_ns, a.last_tick_ns, s.node FROM acknowledged a"
+                " JOIN sessions s ON s.id = a.session_id ORDER BY a.first_tick_ns"
+            ).fetchall():
+                until_ns = last_ns if unsent_ns is None else min(last_ns, unsent_ns - 1)
+                if until_ns < first_ns:
+                    continue
+                cut = self._db.execute(
+                    "SELECT tick_ns FROM readings WHERE tick_ns BETWEEN ? AND ? ORDER BY tick_ns LIMIT 1 OFFSET ?",
+                    (first_ns, until_ns, _TRIM_ROWS),
+                ).fetchone()
+                cut_ns = until_ns if cut is None else cut[0]
+                self._db.execute(
+                    "DELETE FROM readings WHERE tick_ns BETWEEN ? AND ?"
+                    " AND series_id IN (SELECT id FROM series WHERE node = ?)",
+                    (first_ns, cut_ns, node),
+                )
+                self._db.execute(
+                    "DELETE FROM ticks WHERE tick_ns BETWEEN ? AND ? AND node = ?", (first_ns, cut_ns, node)
+                )
+                self._db.execute(
+                    "UPDATE acknowledged SET first_tick_ns = ? WHERE session_id = ?", (cut_ns + 1, session_id)
+                )
+                self._db.execute("DELETE FROM acknowledged WHERE first_tick_ns > last_tick_ns")
+                return True
+        return False
+
+    def _unlock(self) -> None:
+        if self._lock_fd is not None:
+            # Removed while it is held; whoever waits for this very file finds it gone and makes another.
+            self._lock_path.unlink(missing_ok=True)
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._naming():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Name the store in what SQLite has to say."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise told(self.path, error) from error
+
+
+def _lock(path: Path) -> int:
+    """Return a descriptor that holds the lock of whoever empties a store.
+
+    A file of its own: closing a descriptor of the store would drop SQLite's locks on it in the whole process.
+    """
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be made: {error.strerror}; a sender writes where the store is") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(fd), path.stat()):
+                return fd
+        except BlockingIOError as error:
+            os.close(fd)
+            raise BusyError(
+                f"{path}: another sender is emptying this store; let that one finish, or stop the agent that runs it"
+            ) from error
+        except FileNotFoundError:
+            pass
+        os.close(fd)

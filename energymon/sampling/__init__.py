@@ -1,0 +1,1 @@
+"""Samples taken on the grid of ticks, and written to the store."""

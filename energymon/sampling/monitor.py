@@ -1,0 +1,603 @@
+"""Samples every sensor together at every tick of the grid."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple
+
+from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
+from energymon.sampling.edges import Listener
+from energymon.sampling.priority import raise_priority
+from energymon.sensors.base import Sensor
+from energymon.ticker.compiled import Library, ticker_library
+from energymon.ticker.ticker import Block, Operation, Reason, Taken, Ticker
+
+__all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled", "SampledBlock"]
+
+_QUICK_NS: Final = 100_000
+"""A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
+_REHEARSED_NS: Final = 50_000
+"""Sensors that all answer within this are read twice at a tick, and the second answers are kept: the first reading
+finds code and data gone from the CPU's caches, which spreads the answers over five times as long."""
+_COLD_NS: Final = 50_000_000
+"""Between ticks that are closer together than that, the caches keep most of it."""
+_TRIALS: Final = 5
+_AWAY: Final = 4
+"""A slow sensor is read between ticks where the next one is this many times as far away as its last answer took."""
+_SLOW_NS: Final = 10_000_000
+"""A sensor of the timekeeper's that takes this long, twice in a row, gets a thread of its own."""
+_STUCK_NS: Final = NS
+"""A sensor that the timekeeper has been waiting on for this long is left to a thread of its own."""
+_LAST_TICK_NS: Final = NS
+"""A stopping monitor waits this long at most for one more tick, which closes windows that ended before it."""
+_JOIN_S: Final = 2.0
+_COMPILED_NS: Final = NS
+"""Ticks that are further apart than this cost nothing, whoever takes them."""
+_MEND_NS: Final = NS
+"""How long Python takes the ticks after one that failed: it opens anew what has to be."""
+
+
+class Sampled(NamedTuple):
+    """What the sensors brought for one tick, raw."""
+
+    tick_ns: int
+    """UTC ns."""
+    offset_ns: int
+    """What the monotonic clock lacked to UTC."""
+    samples: Sequence[tuple[int, Any]]
+    """Sensor's place in the monitor's list, and what its `sample` returned."""
+    whole: bool
+    """Whether every sensor answered in time."""
+    late: bool
+    """Whether this is no tick of its own: a straggler's part of one that was handed over before, or a reading between
+    ticks, of which `tick_ns` is then the begin."""
+    start_ns: int
+    """When the first of these samples was begun, ns of the monotonic clock."""
+    end_ns: int
+    """When the last of them was done, ns of the monotonic clock."""
+    ahead_ns: int = 0
+    """How far the clock of the ticks was ahead of UTC: 0 unless the wall clock was set."""
+
+
+class SampledBlock(NamedTuple):
+    """What compiled code took in a row: every sensor in time, at every tick."""
+
+    offset_ns: int
+    """What the monotonic clock lacked to UTC."""
+    sensors: Sequence[int]
+    """The place of each group's sensor in the monitor's list."""
+    block: Block
+    ahead_ns: int = 0
+    """As in Sampled."""
+
+    def ticks(self) -> Iterator[Sampled]:
+        """Yield one tick after the other."""
+        for taken in self.block.ticks():
+            yield _sampled(taken, self.sensors, self.offset_ns, self.ahead_ns, whole=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Ticks that passed unseen: the process was stopped or starved, or the machine was suspended."""
+
+    first_ns: int
+    last_ns: int
+    interval_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStep:
+    """The wall clock was set."""
+
+    t_ns: int
+    """When it was noticed, ns of the clock of the ticks, which nobody sets."""
+    step_ns: int
+    wall_ns: int
+    """How far the wall clock is ahead of the clock of the ticks since, ns."""
+    within_ns: int
+    """How long before it was noticed it may have been, ns."""
+
+
+Record = Sampled | SampledBlock | Gap | ClockStep
+
+
+class _Due(NamedTuple):
+    """A tick that is being taken; its fields are those of Sampled."""
+
+    tick_ns: int
+    offset_ns: int
+    ahead_ns: int
+
+    def sampled(self, samples: Sequence[tuple[int, Any]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
+        """Return what was brought for it."""
+        return Sampled(self.tick_ns, self.offset_ns, samples, whole, late, *span, self.ahead_ns)
+
+
+class _Aside:
+    """A slow sensor's own thread, released at every tick that finds it idle."""
+
+    __slots__ = ("busy", "gate", "index", "took_ns")
+
+    def __init__(self, index: int, *, busy: bool = False) -> None:
+        self.index = index
+        self.gate: SimpleQueue[_Due | None] = SimpleQueue()
+        self.busy = busy
+        self.took_ns = 0
+
+
+class Monitor:
+    """Samples every sensor at every tick t_k = k·interval (UTC) and hands what they brought to `sink`.
+
+    The samplers meet at each tick: the timekeeper wakes, releases the threads of slow sensors, and reads the quick
+    ones one after the other, which takes less time than waking a thread for each. A thread that has not come back
+    from an earlier tick misses the tick and holds up nobody; a sensor that hangs in the timekeeper's hands is left
+    to that thread, and another keeps the time. `sink` is called from these threads and must be quick. `on_failure`
+    is called if one of them dies of an unforeseen exception.
+
+    Where all sensors are quick and the host has a compiler, compiled code takes the ticks as long as nothing is out
+    of the ordinary; `drain` hands over what it has taken.
+
+    A program that asks at `edges` has the sensors read at once, and again while its counters' updates are still to
+    come.
+    """
+
+    def __init__(
+        self,
+        sensors: Sequence[Sensor],
+        interval_ns: int,
+        sink: Callable[[Record], None],
+        on_failure: Callable[[BaseException], None],
+        clock: Clock | None = None,
+        after_ns: int = 0,
+        linger_ns: int = 0,
+        edges: Listener | None = None,
+        follow_ups_ns: Sequence[int] = (),
+        strewn_ns: int = 0,
+    ) -> None:
+        """Take ticks after `after_ns`, UTC ns, only; go on for `linger_ns` after `stop`, for values that come late.
+
+        What is asked for at `edges` is read again `follow_ups_ns` later. Ticks are taken up to `strewn_ns` late, at
+        random: where power is sampled and nothing counts, a load that repeats in step with the ticks is then seen at
+        all of its moments, not always at the same.
+        """
+        self._strewn_ns = strewn_ns
+        self._edges = edges
+        self._follow_ups_ns = follow_ups_ns
+        self._follow: list[int] = []
+        self._answers = False
+        self._after_ns = after_ns
+        self._linger_ns = linger_ns
+        self._last_ns = 0
+        self._sensors = sensors
+        self._interval_ns = interval_ns
+        self._sink = sink
+        self._on_failure = on_failure
+        self._clock = clock or Clock()
+        self.priority = "normal"
+        """What scheduling the samplers were granted; known once `start` has returned."""
+        library = ticker_library() if interval_ns <= _COMPILED_NS else "ticks this far apart cost next to nothing"
+        self._library = None if isinstance(library, str) else library
+        self.sampler = f"Python: {library}" if isinstance(library, str) else "compiled, Python where a tick is unusual"
+        """Who takes the ticks, and why."""
+        self._stopping = False
+        self._stop = threading.Lock()
+        self._stop.acquire()
+        self._threads: list[threading.Thread] = []
+        self._keeping: threading.Thread | None = None
+        self._quick: list[int] = []
+        self._slow: list[int] = []
+        self._readings = 1
+        self._asides: list[_Aside] = []
+        # Guards what follows; held for a few statements only.
+        self._meeting = threading.Lock()
+        self._keeper = 0
+        self._stuck: dict[int, int] = {}
+        self._due_ns = 0
+        self._hand: tuple[int, int] | None = None
+        self._open: list[tuple[int, Any]] | None = None
+        self._span = (0, 0)
+        self._tick = _Due(0, 0, 0)
+        self._awaited = 0
+        self._skipped = False
+        self._between = False
+        # Guards the ticker, and the order of what comes out of it.
+        self._draining = threading.Lock()
+        self._ticker: Ticker | None = None
+        self._kept: tuple[object, Ticker] | None = None
+        self._order: list[int] = []
+        self._offset_ns = 0
+        self._wall_ns = 0
+        self._begun = False
+        self._mended_ns = 0
+
+    def start(self) -> None:
+        """Time each sensor, place it, and start the threads."""
+        took_ns = [_answers_in_ns(sensor) for sensor in self._sensors]
+        self._quick = [index for index, ns in enumerate(took_ns) if ns <= _QUICK_NS]
+        self._asides = [_Aside(index) for index, ns in enumerate(took_ns) if ns > _QUICK_NS]
+        rehearses = self._interval_ns >= _COLD_NS and sum(took_ns[i] for i in self._quick) <= _REHEARSED_NS
+        self._readings = 2 if rehearses else 1
+        granted: SimpleQueue[str] = SimpleQueue()
+        self._due_ns = next_tick(max(self._clock.now_ns(), self._after_ns), self._interval_ns)
+        self._keeping = self._spawn(self._keep_time, 0, granted)
+        for aside in self._asides:
+            self._spawn(self._sample, aside)
+        self.priority = granted.get()
+
+    def stop(self) -> None:
+        """Take one last tick and end the threads; one that hangs in a driver dies with the process."""
+        self._last_ns = self._clock.now_ns() + self._linger_ns
+        with self._draining:
+            self._stopping = True
+            if self._ticker is not None:
+                self._ticker.stop(self._last_ns)
+        self._stop.release()
+        if self._edges is not None:
+            self._edges.wake()
+        patience_s = (_LAST_TICK_NS + self._linger_ns) / NS + _JOIN_S
+        deadline = time.monotonic() + patience_s
+        if self._keeping is not None:
+            self._keeping.join(patience_s)
+        for aside in self._asides:
+            aside.gate.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self.drain()
+        self._hand_over()
+
+    def drain(self) -> None:
+        """Hand to `sink` what compiled code has taken since the last call."""
+        with self._draining:
+            if self._ticker is not None:
+                self._pass_on(self._ticker)
+
+    def attend(self) -> None:
+        """Have Python take the next tick: a sensor's answer made no sense, and may have to be opened anew."""
+        with self._draining:
+            if self._ticker is not None:
+                self._ticker.leave()
+
+    def unstick(self) -> None:
+        """Replace a timekeeper that a sensor has kept for a second; call this every few seconds."""
+        with self._draining, self._meeting:
+            index = self._stuck_at()
+            if index is None:
+                return
+            self._hand = None
+            self._ticker = None
+            self._quick = [i for i in self._quick if i != index]
+            # The thread that hangs becomes this sensor's own when it comes back.
+            self._asides.append(_Aside(index, busy=True))
+            self._stuck[self._keeper] = index
+            self._keeper += 1
+            keeper = self._keeper
+        self._keeping = self._spawn(self._keep_time, keeper)
+
+    def _stuck_at(self) -> int | None:
+        """Return the sensor that has kept the timekeeper for too long; compiled code is told to come back."""
+        if self._stopping:
+            return None
+        too_long_ns = time.monotonic_ns() - _STUCK_NS
+        if self._ticker is None:
+            return self._hand[0] if self._hand is not None and self._hand[1] <= too_long_ns else None
+        hand = self._ticker.in_progress()
+        if hand is None or hand[1] > too_long_ns:
+            return None
+        self._ticker.abandon()
+        if self._ticker.in_progress() != hand:
+            # It has answered this very moment.
+            self._ticker.resume()
+            return None
+        self._pass_on(self._ticker)
+        self._due_ns = self._ticker.next_ns + self._interval_ns
+        return self._order[hand[0]]
+
+    def _spawn(self, body: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=self._guard, args=(body, *args), name=f"sampler-{len(self._threads)}")
+        thread.daemon = True
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    def _guard(self, body: Callable[..., None], *args: Any) -> None:
+        try:
+            body(*args)
+        except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
+            self._on_failure(error)
+
+    def _keep_time(self, keeper: int, granted: SimpleQueue[str] | None = None) -> None:
+        priority = raise_priority()
+        if granted is not None:
+            granted.put(priority)
+        clock, interval_ns = self._clock, self._interval_ns
+        awaited = self._due_ns
+        looked_ns = clock.now_ns()
+        stopping = False
+        while not stopping:
+            if self._library is not None and self._may_run(awaited):
+                reason, awaited = self._let_run(keeper, awaited)
+                if reason is Reason.STOPPED or keeper != self._keeper:
+                    return
+            due = awaited + strewn_ns(awaited, self._strewn_ns)
+            if not self._wait(keeper, due):
+                return
+            stopping = self._stopping and awaited >= self._last_ns
+            # What compiled code took was looked at, up to the tick before this one.
+            looked_ns = max(looked_ns, awaited - interval_ns)
+            step_ns = clock.step_ns()
+            now = clock.now_ns()
+            if step_ns:
+                self._sink(ClockStep(now, step_ns, clock.wall_ns, now - looked_ns))
+            looked_ns = now
+            if now < due and not self._stopping:
+                continue
+            tick = awaited
+            if now - due >= interval_ns:
+                tick = max(tick_at(now, interval_ns), awaited)
+                self._sink(Gap(awaited, tick - interval_ns, interval_ns))
+            awaited = self._due_ns = tick + interval_ns
+            if not self._take(keeper, tick):
+                return
+            # The first tick is Python's: somebody waits for it.
+            self._begun = True
+
+    def _may_run(self, due_ns: int) -> bool:
+        """Whether this is for compiled code: no thread waits for the tick, and nothing has failed lately."""
+        quiet = self._begun and not self._asides and not self._stopping and not self._follow
+        return quiet and due_ns >= self._mended_ns
+
+    def _wait(self, keeper: int, awaited_ns: int) -> bool:
+        """Wait until the tick; return False when this thread is to end before it."""
+        if self._edges is not None:
+            return self._serve(self._edges, keeper, awaited_ns)
+        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
+        if wait_ns > _LAST_TICK_NS and self._stop.acquire(timeout=(wait_ns - _LAST_TICK_NS) / NS):
+            return False
+        # A plain sleep costs a third less than a lock with a timeout; `stop` can wait for this tick.
+        wait_ns = awaited_ns - self._clock.offset_ns - time.monotonic_ns()
+        if wait_ns > 0:
+            time.sleep(wait_ns / NS)
+        return True
+
+    def _serve(self, edges: Listener, keeper: int, awaited_ns: int) -> bool:
+        """Wait until the tick `awaited_ns`, and read meanwhile what is asked for at edges, and what follows them.
+
+        Returns False when this thread is to end: another keeps the time, or the monitor stops before the tick.
+        """
+        while True:
+            now_ns = time.monotonic_ns()
+            wait_ns = awaited_ns - self._clock.offset_ns - now_ns
+            if self._stopping and wait_ns > _LAST_TICK_NS:
+                return False
+            if wait_ns <= 0:
+                return True
+            if edges.serve():
+                self._follow = sorted({*self._follow, *(now_ns + after_ns for after_ns in self._follow_ups_ns)})
+                self._answers = True
+                if not self._take_between(keeper, awaited_ns):
+                    return False
+            elif self._follow and self._follow[0] <= now_ns:
+                self._follow = [due_ns for due_ns in self._follow if due_ns > now_ns]
+                if not self._take_between(keeper, awaited_ns):
+                    return False
+            elif self._library is not None and self._may_run(awaited_ns):
+                return True
+            else:
+                due_ns = min(wait_ns, self._follow[0] - now_ns) if self._follow else wait_ns
+                select.select([edges], [], [], max(0.0, due_ns / NS))
+
+    def _take_between(self, keeper: int, awaited_ns: int) -> bool:
+        """Sample between two ticks; return False when another thread keeps the time by now."""
+        now_ns = self._clock.now_ns()
+        return self._take(keeper, now_ns, between=awaited_ns - now_ns)
+
+    def _answer(self) -> None:
+        """Tell those who have asked that every sensor that could be was read."""
+        if self._answers and self._edges is not None:
+            self._answers = False
+            self._edges.answer()
+
+    def _let_run(self, keeper: int, due_ns: int) -> tuple[Reason | None, int]:
+        """Let compiled code take the ticks from `due_ns` on until one is out of the ordinary.
+
+        Returns why it came back, None if it did not run, and the tick that is due. A ticker that was abandoned
+        leaves its sensor to this thread.
+        """
+        groups = [self._sensors[index].operations() for index in self._quick]
+        able = [group for group in groups if group]
+        if len(able) < len(groups) or self._library is None:
+            self._mended_ns = due_ns + _MEND_NS
+            return None, due_ns
+        order, offset_ns, wall_ns = self._quick, self._clock.offset_ns, self._clock.wall_ns
+        ticker = self._ticker_for(self._library, able, offset_ns, wall_ns)
+        with self._draining:
+            if self._stopping:
+                return None, due_ns
+            self._ticker, self._order, self._offset_ns, self._wall_ns = ticker, order, offset_ns, wall_ns
+        reason, next_ns = ticker.run(due_ns)
+        with self._draining:
+            replaced = keeper != self._keeper
+            if not replaced:
+                self._pass_on(ticker)
+                self._ticker = None
+                self._due_ns = next_ns
+        if replaced:
+            taken = ticker.left_with()
+            brought = _sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=False)
+            self._left_with(self._stuck[keeper], brought)
+        elif reason is Reason.FAILED:
+            self._mended_ns = next_ns + _MEND_NS
+        if reason is not Reason.SLOW:
+            self._slow = []
+        return reason, next_ns
+
+    def _ticker_for(self, library: Library, groups: list[Sequence[Operation]], offset_ns: int, wall_ns: int) -> Ticker:
+        """Return the ticker of the last time if it still serves: a ring is large where ticks are close."""
+        key = (groups, offset_ns, wall_ns)
+        if self._kept is None or self._kept[0] != key:
+            ticker = Ticker(
+                library,
+                groups,
+                interval_ns=self._interval_ns,
+                offset_ns=offset_ns,
+                wall_ns=wall_ns,
+                readings=self._readings,
+                slow_ns=_SLOW_NS,
+                strewn_ns=self._strewn_ns,
+                wake_fd=-1 if self._edges is None else self._edges.fileno(),
+            )
+            self._kept = (key, ticker)
+        return self._kept[1]
+
+    def _pass_on(self, ticker: Ticker) -> None:
+        if (block := ticker.take()) is not None:
+            self._sink(SampledBlock(self._offset_ns + self._wall_ns, self._order, block, -self._wall_ns))
+
+    def _take(self, keeper: int, tick_ns: int, between: int | None = None) -> bool:
+        """Sample all that is due at this tick; return False when another thread keeps the time by now.
+
+        `between` is how long after this, ns, the next tick is, where this is none itself: sensors that would not be
+        back by then are left out.
+        """
+        wall_ns = self._clock.wall_ns
+        tick = _Due(tick_ns, self._clock.offset_ns + wall_ns, -wall_ns)
+        met = bool(self._asides)
+        if met:
+            met = self._release(tick, between)
+        sensors, monotonic_ns = self._sensors, time.monotonic_ns
+        for _ in range(self._readings if between is None else 1):
+            samples: list[tuple[int, Any]] = []
+            slow: list[int] = []
+            start_ns = end_ns = before_ns = monotonic_ns()
+            for index in self._quick:
+                self._hand = (index, before_ns)
+                samples.append((index, sensors[index].sample()))
+                end_ns = monotonic_ns()
+                if end_ns - before_ns > _SLOW_NS:
+                    slow.append(index)
+                before_ns = end_ns
+                if keeper != self._keeper:
+                    break
+            if keeper != self._keeper:
+                break
+        with self._meeting:
+            replaced = keeper != self._keeper
+            if not replaced:
+                self._hand = None
+        if replaced:
+            self._left_with(self._stuck[keeper], tick.sampled(samples, (start_ns, end_ns), whole=False, late=met))
+            return False
+        if slow or self._slow:
+            self._part_with(slow)
+        if met:
+            self._meet(tick, samples, (start_ns, end_ns))
+        else:
+            self._sink(tick.sampled(samples, (start_ns, end_ns), whole=True, late=between is not None))
+            self._answer()
+        return True
+
+    def _part_with(self, slow: list[int]) -> None:
+        """Give a sensor that was slow at this tick and the one before a thread of its own."""
+        for index in set(slow) & set(self._slow):
+            aside = _Aside(index)
+            with self._meeting:
+                self._quick = [i for i in self._quick if i != index]
+                self._asides.append(aside)
+            self._spawn(self._sample, aside)
+        self._slow = slow
+
+    def _release(self, tick: _Due, between: int | None) -> bool:
+        """Open the tick, closing the one before it if somebody is still missing, and release who is idle.
+
+        Between ticks nothing is closed, and who would not be back for the next one is not released; returns whether
+        there is anybody to wait for.
+        """
+        if between is None:
+            self._hand_over()
+        with self._meeting:
+            ready = [aside for aside in self._asides if not aside.busy]
+            if between is not None:
+                ready = [aside for aside in ready if _AWAY * aside.took_ns < between]
+                if self._open is not None or not ready:
+                    return False
+            for aside in ready:
+                aside.busy = True
+            self._skipped = len(ready) < len(self._asides)
+            self._tick, self._open, self._awaited = tick, [], 1 + len(ready)
+            self._span, self._between = (2**63, 0), between is not None
+        for aside in ready:
+            aside.gate.put(tick)
+        return True
+
+    def _left_with(self, index: int, brought: Sampled) -> None:
+        """Deliver what a hanging sensor brought at last, and sample it from now on."""
+        self._sink(brought)
+        aside = next(aside for aside in self._asides if aside.index == index)
+        with self._meeting:
+            aside.busy = False
+        self._sample(aside)
+
+    def _sample(self, aside: _Aside) -> None:
+        raise_priority()
+        sensor = self._sensors[aside.index]
+        while (tick := aside.gate.get()) is not None:
+            start_ns = time.monotonic_ns()
+            sample = (aside.index, sensor.sample())
+            end_ns = time.monotonic_ns()
+            aside.took_ns = end_ns - start_ns
+            self._meet(tick, [sample], (start_ns, end_ns), aside)
+
+    def _meet(
+        self,
+        tick: _Due,
+        samples: list[tuple[int, Any]],
+        span: tuple[int, int],
+        aside: _Aside | None = None,
+    ) -> None:
+        """Add samples to their tick; whoever comes last hands it over."""
+        with self._meeting:
+            if aside is not None:
+                aside.busy = False
+            in_time = self._open is not None and tick == self._tick
+            if in_time and self._open is not None:
+                self._open.extend(samples)
+                self._awaited -= 1
+                if samples:
+                    self._span = (min(self._span[0], span[0]), max(self._span[1], span[1]))
+            last = in_time and not self._awaited
+        if last:
+            self._hand_over()
+        elif not in_time:
+            self._sink(tick.sampled(samples, span, whole=False, late=True))
+
+    def _hand_over(self) -> None:
+        """Pass on what the open tick has brought, once."""
+        with self._meeting:
+            if self._open is None:
+                return
+            whole = not self._awaited and not self._skipped
+            record = self._tick.sampled(self._open, self._span, whole=whole, late=self._between)
+            self._open = None
+        self._sink(record)
+        self._answer()
+
+
+def _sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, ahead_ns: int, *, whole: bool) -> Sampled:
+    samples = list(zip(sensors, taken.raw, strict=False))
+    start_ns, end_ns = (taken.raw[0][0], taken.raw[-1][-1]) if samples else (0, 0)
+    return Sampled(taken.tick_ns, offset_ns, samples, whole, False, start_ns, end_ns, ahead_ns)
+
+
+def _answers_in_ns(sensor: Sensor) -> int:
+    """Return the median time of a few samples, ns; they are thrown away."""
+    took: list[int] = []
+    for _ in range(_TRIALS):
+        before_ns = time.monotonic_ns()
+        sensor.sample()
+        took.append(time.monotonic_ns() - before_ns)
+    return sorted(took)[_TRIALS // 2]

@@ -1,0 +1,455 @@
+"""The thread that decodes and commits what the monitor brings, and tells what went wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, repeat
+from typing import Final, Protocol
+
+from energymon.clock.monotonic import NS, Clock, boot_id
+from energymon.clock.offsets import WALL
+from energymon.errors import StoreError
+from energymon.reading import START, Baseline, ClockOffset, CounterStart, Event, Tick
+from energymon.sampling.jitter import Jitter
+from energymon.sampling.missed import Missed
+from energymon.sampling.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
+from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor, wraps
+from energymon.stores.sqlite import Row, Series, SqliteStore
+
+__all__ = ["Writer"]
+
+_COMMIT_NS: Final = 2 * NS
+"""Readings wait in memory for this long at most, unless somebody asks for them: what a kill of the agent itself can
+cost. Waking up and committing for every tick would double the agent's CPU time."""
+_PULL_S: Final = 2.1
+"""How often ticks are asked for that nobody brings; a little later than those that are brought."""
+_RETRY_S: Final = 1.0
+_BACKLOG: Final = 20_000
+"""Readings kept in memory while the store refuses them, before every second tick is given up."""
+_RECORDED_TICKS: Final = 10_000
+"""Missed ticks of one gap that get rows; the rest of a longer one, a suspended machine, has its event."""
+_QUIET_NS: Final = 10 * NS
+"""A channel that comes and goes is told about this often at most."""
+_FULL_NS: Final = 10 * NS
+"""How often the store's size is looked at, and what is between two ticks that a store at its limit still takes."""
+
+Told = Event | ClockOffset | Baseline | CounterStart
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Readings of one tick, or the ticks of a gap, on their way to the store."""
+
+    rows: list[Row] = field(default_factory=list)
+    ticks: list[Tick] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+
+    @property
+    def may_be_given_up(self) -> bool:
+        """Whether losing it costs resolution alone: a cumulative counter carries the energy over."""
+        return not self.told and not any(row[4] == START for row in self.rows)
+
+
+class Source(Protocol):
+    """Who puts records; a monitor."""
+
+    def drain(self) -> None:
+        """Put what there is."""
+        ...
+
+    def attend(self) -> None:
+        """A sensor's answer made no sense."""
+        ...
+
+    def unstick(self) -> None:
+        """A sensor may be hanging."""
+        ...
+
+
+class Writer:
+    """Takes records on any thread, decodes and commits them on its own.
+
+    What the source that it `follow`s has not brought by itself is asked for.
+
+    While the store refuses, a full disk for one, readings are kept and committed later; beyond a bound every
+    second tick is given up, which costs resolution and no energy. A store that has reached `limit_bytes` takes a
+    tick every ten seconds.
+    """
+
+    def __init__(
+        self,
+        store: SqliteStore,
+        node: str,
+        sensors: Sequence[Sensor],
+        interval_ns: int,
+        *,
+        on_stored: Callable[[int], None],
+        on_failure: Callable[[BaseException], None],
+        tell: Callable[[Event], None],
+        limit_bytes: int | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Take where to, whose readings these are, and whom to tell; `clock` is that of the ticks."""
+        self._store = store
+        self._node = node
+        self._sensors = sensors
+        self._interval_ns = interval_ns
+        self._on_stored = on_stored
+        self._on_failure = on_failure
+        self._tell = tell
+        self._source: Source | None = None
+        self._problem = False
+        self._limit_bytes = limit_bytes
+        self._clock = clock or Clock()
+        self._now_ns = self._clock.now_ns
+        self._queue: deque[Record | Told] = deque()
+        # Released to wake the writer: some time after the last by whoever brings a tick, so that the writer's
+        # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
+        self._wake = threading.Lock()
+        self._wake.acquire()
+        self._due_ns = 0
+        self._stopping = False
+        self._backlog: list[_Batch] = []
+        self._refused: StoreError | None = None
+        self._retry_s = 0.0
+        self._full = False
+        self._size_due_ns = 0
+        self._kept_ns = 0
+        self.jitter = Jitter()
+        self._series: dict[Channel, Series] = {}
+        self._problems: dict[Channel, int] = {}
+        """Channels that are lost, and since when, UTC ns."""
+        self._told_ns: dict[tuple[Channel, str], int] = {}
+        self._unseen = Missed()
+        self._slow = [Missed() for _ in sensors]
+        self._slowest_ns = [0] * len(sensors)
+        self._away_ns: dict[int, int] = {}
+        """Sensors, by place, that have brought nothing since a tick, UTC ns."""
+        self._wraps = wraps(sensors)
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+
+    def put(self, record: Record | Told) -> None:
+        """Queue a record; the first is committed at once."""
+        self._queue.append(record)
+        if threading.get_ident() == self._thread.ident:
+            return
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + _COMMIT_NS
+            self._awaken()
+
+    def follow(self, source: Source) -> None:
+        """Ask `source` for what it has, too."""
+        self._source = source
+
+    def flush(self) -> None:
+        """Have what is queued committed now."""
+        self._awaken()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Commit what is queued and end the thread; raises StoreError when the store refuses to the last."""
+        self._stopping = True
+        self._awaken()
+        self._thread.join()
+        if self._refused is not None:
+            lost = sum(len(batch.rows) for batch in self._backlog)
+            raise StoreError(f"{self._refused}; {lost} readings that came after that could not be stored")
+
+    def _awaken(self) -> None:
+        # Somebody else may have released it a moment ago, which serves as well.
+        with contextlib.suppress(RuntimeError):
+            self._wake.release()
+
+    def _run(self) -> None:
+        try:
+            stopping = False
+            while not stopping:
+                self._wake.acquire(timeout=_PULL_S)
+                stopping = self._stopping
+                source = self._source
+                if source is not None:
+                    source.drain()
+                    source.unstick()
+                while self._queue:
+                    record = self._queue.popleft()
+                    self._backlog += self._block(record) if isinstance(record, SampledBlock) else [self._batch(record)]
+                if source is not None and self._problem:
+                    source.attend()
+                self._problem = False
+                self._note()
+                self._backlog += [_Batch(told=[event]) for event in self._missed_events(last=stopping)]
+                self._commit(last=stopping)
+        except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
+            self._on_failure(error)
+
+    def _batch(self, record: Sampled | Gap | ClockStep | Told) -> _Batch:
+        match record:
+            case Sampled():
+                return self._tick(record)
+            case Gap():
+                return self._gap(record)
+            case ClockStep():
+                message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; readings keep the time they had"
+                wall = ClockOffset(record.t_ns, self._node, WALL, record.wall_ns, record.within_ns)
+                return _Batch(told=[self._event(record.t_ns, "clock-step", message), wall])
+            case Event():
+                self._tell(record)
+        return _Batch(told=[record])
+
+    def _tick(self, record: Sampled) -> _Batch:
+        batch = _Batch()
+        whole = record.whole
+        for index, raw in record.samples:
+            for decoded in self._sensors[index].decode(raw, record.offset_ns):
+                point = decoded._replace(t_ns=decoded.t_ns + record.ahead_ns) if record.ahead_ns else decoded
+                channel = point.channel
+                if point.joules is None or point.flags or channel in self._problems:
+                    self._watch(point, self._away_ns.get(index), batch)
+                if point.joules is None:
+                    self._problem = True
+                    whole = False
+                    continue
+                series = self._series_of(channel)
+                if point.counter is not None:
+                    batch.told.append(self._counter(record.tick_ns, point, point.joules, point.counter))
+                batch.rows.append(
+                    (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
+                )
+            self._away_ns.pop(index, None)
+        if record.late:
+            for index, _ in record.samples:
+                self._slowest_ns[index] = max(self._slowest_ns[index], record.end_ns - record.start_ns)
+        else:
+            if not record.whole:
+                self._miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, record.tick_ns)
+            if record.samples:
+                late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
+                self.jitter.add(late_ns, record.end_ns - record.start_ns)
+            batch.ticks.append(Tick(record.tick_ns, self._node, missed=not whole))
+        return batch
+
+    def _counter(self, tick_ns: int, point: Point, joules: float, shown: RawCounter) -> CounterStart:
+        return CounterStart(
+            self._node,
+            *point.channel,
+            tick_ns,
+            point.t_ns,
+            point.t_ns - self._clock.boot_offset_ns,
+            boot_id(),
+            joules,
+            shown.raw,
+            shown.unit_j,
+            shown.wrap,
+            shown.max_w,
+            shown.counter,
+        )
+
+    def _block(self, record: SampledBlock) -> list[_Batch]:
+        """Decode what compiled code took, a channel at a time where nothing about it is unusual."""
+        if self._problems or self._full or self._refused is not None:
+            return [self._tick(sampled) for sampled in record.ticks()]
+        ticks_ns, groups = record.block.columns()
+        columns: list[Column] = []
+        rest: list[int] = []
+        for place, (index, answers) in enumerate(zip(record.sensors, groups, strict=True)):
+            decoded = self._sensors[index].decode_many(answers, record.offset_ns)
+            if decoded is None:
+                rest.append(place)
+            else:
+                columns += decoded
+                self._away_ns.pop(index, None)
+        series = (
+            zip(
+                ticks_ns,
+                repeat(self._series_of(column.channel)),
+                [t_ns + record.ahead_ns for t_ns in column.t_ns] if record.ahead_ns else column.t_ns,
+                column.joules,
+                repeat(""),
+                column.early_ns,
+                column.late_ns,
+                # Only what repeats for ever has no length.
+                strict=False,
+            )
+            for column in columns
+        )
+        # Tick by tick, for that is how they lie in the store.
+        rows = list(chain.from_iterable(zip(*series, strict=True)))
+        if rest:
+            one_by_one = [self._tick(_part(sampled, rest)) for sampled in record.ticks()]
+            return [_Batch(rows), *one_by_one]
+        to_tick_ns = record.offset_ns + record.ahead_ns
+        for tick_ns, start_ns, end_ns in zip(ticks_ns, groups[0][0].before_ns, groups[-1][-1].after_ns, strict=True):
+            self.jitter.add(start_ns + to_tick_ns - tick_ns, end_ns - start_ns)
+        return [_Batch(rows, [Tick(tick_ns, self._node, missed=False) for tick_ns in ticks_ns])]
+
+    def _series_of(self, channel: Channel) -> Series:
+        series = self._series.get(channel)
+        if series is None:
+            series = self._series[channel] = (self._node, channel.device, channel.domain, channel.source)
+        return series
+
+    def _gap(self, gap: Gap) -> _Batch:
+        count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
+        self.jitter.miss(count)
+        self._unseen.add(gap.first_ns, count, gap.interval_ns)
+        for index in range(len(self._sensors)):
+            self._away_ns.setdefault(index, gap.first_ns)
+        ticks = [Tick(gap.first_ns + i * gap.interval_ns, self._node, True) for i in range(min(count, _RECORDED_TICKS))]
+        return _Batch(ticks=ticks)
+
+    def _miss(self, absent: Iterable[int], tick_ns: int) -> None:
+        """Take note of sensors that did not answer in time at a tick that others were sampled at."""
+        for index in absent:
+            self._slow[index].add(tick_ns, 1, self._interval_ns)
+            self._away_ns.setdefault(index, tick_ns)
+
+    def _missed_events(self, *, last: bool) -> Iterator[Event]:
+        """Yield what is to be told of missed ticks, each event with the time of the first tick that it tells."""
+        now_ns, interval_ns = time.monotonic_ns(), self._interval_ns
+        if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
+            message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
+            longest_s = unseen.longest * interval_ns / NS
+            wrapped = [f"{name} (in {wrap_s:.1f} s)" for name, wrap_s in self._wraps.items() if longest_s >= wrap_s]
+            if wrapped:
+                message += f"; a counter may wrap unseen in {longest_s:.1f} s: windows across them have no figure of "
+                message += ", ".join(wrapped)
+            else:
+                message += "; counters carry the energy over them"
+            yield self._event(unseen.first_ns, "ticks-missed", message)
+        for index, missed in enumerate(self._slow):
+            if (portion := missed.portion(now_ns, last=last)) is not None:
+                took_ns, self._slowest_ns[index] = self._slowest_ns[index], 0
+                took = f", answers took up to {took_ns / 1e6:.0f} ms" if took_ns else ""
+                message = f"{self._sensors[index].name}: no answer in time at {_ticks(portion.ticks)} of "
+                message += f"{interval_ns / 1e6:g} ms{took}; it is read less often, and short windows are less exact"
+                yield self._event(portion.first_ns, "sensor-slow", message)
+
+    def _watch(self, point: Point, away_ns: int | None, batch: _Batch) -> None:
+        """Tell when a channel is lost, comes back, or its series starts again, its sensor away since `away_ns`."""
+        channel = point.channel
+        name = f"{channel.device} {channel.domain} ({channel.source})"
+        known = channel in self._problems
+        if point.joules is None:
+            if not known and self._may_tell(channel, "lost", point.t_ns):
+                self._problems[channel] = point.t_ns
+                batch.told.append(self._event(point.t_ns, "sensor-lost", f"{name}: {point.problem}"))
+            return
+        since_ns = self._problems.pop(channel, None) or away_ns
+        if known:
+            batch.told.append(self._event(point.t_ns, "sensor-back", f"{name}: read again"))
+        if point.flags == START and channel in self._series and self._may_tell(channel, "restart", point.t_ns):
+            message = (
+                f"{name}: the counter was reset" if since_ns is None else f"{name}: {_unread(since_ns, point.t_ns)}"
+            )
+            message += "; windows across this instant have no figure of it"
+            batch.told.append(self._event(point.t_ns, "counter-restart", message))
+
+    def _may_tell(self, channel: Channel, what: str, t_ns: int) -> bool:
+        if t_ns - self._told_ns.get((channel, what), 0) < _QUIET_NS:
+            return False
+        self._told_ns[channel, what] = t_ns
+        return True
+
+    def _note(self) -> None:
+        for sensor in self._sensors:
+            for note in sensor.notes():
+                self._backlog.append(_Batch(told=[self._event(self._now_ns(), "sensor-diverges", note)]))
+
+    def _event(self, t_ns: int, kind: str, message: str) -> Event:
+        event = Event(t_ns, self._node, kind, message)
+        self._tell(event)
+        return event
+
+    def _commit(self, *, last: bool) -> None:
+        if not self._backlog or (self._refused is not None and not last and time.monotonic() < self._retry_s):
+            self._bound_backlog()
+            return
+        back: Event | None = None
+        if self._refused is not None:
+            # Told in the very transaction that makes it true.
+            back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
+            self._backlog.append(_Batch(told=[back]))
+        try:
+            self._store.require_there()
+            self._heed_limit()
+            self._append()
+        except StoreError as error:
+            self._retry_s = time.monotonic() + _RETRY_S
+            if back is not None:
+                self._backlog.pop()
+            if self._refused is None:
+                self._refused = error
+                message = f"{error}; readings are kept in memory meanwhile"
+                self._backlog.append(_Batch(told=[self._event(self._now_ns(), "store-failed", message)]))
+            self._bound_backlog()
+            return
+        if back is not None:
+            self._refused = None
+            self._tell(back)
+        stored = sum(len(batch.rows) for batch in self._backlog)
+        self._backlog.clear()
+        self._on_stored(stored)
+
+    def _append(self) -> None:
+        told = [item for batch in self._backlog for item in batch.told]
+        self._store.append_rows(
+            [row for batch in self._backlog for row in batch.rows],
+            [tick for batch in self._backlog for tick in batch.ticks],
+            [item for item in told if isinstance(item, Event)],
+            [item for item in told if isinstance(item, ClockOffset)],
+            [item for item in told if isinstance(item, Baseline)],
+            [item for item in told if isinstance(item, CounterStart)],
+        )
+
+    def _heed_limit(self) -> None:
+        """Give up most ticks while the store is at its limit; whoever empties it makes room."""
+        if self._limit_bytes is None:
+            return
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._size_due_ns:
+            self._size_due_ns = now_ns + _FULL_NS
+            used, was_full = self._store.used_bytes(), self._full
+            self._full = used >= self._limit_bytes
+            if self._full != was_full:
+                megabytes = self._limit_bytes / 1e6
+                kind, message = (
+                    ("spool-full", f"unsent readings fill their {megabytes:.0f} MB; a tick every ten seconds is kept")
+                    if self._full
+                    else ("spool-room", "there is room again; every tick is kept")
+                )
+                event = self._event(self._now_ns(), kind, f"{self._store.path}: {message}")
+                self._backlog.append(_Batch(told=[event]))
+        if self._full:
+            keep = now_ns - self._kept_ns >= _FULL_NS
+            whole = [batch for batch in self._backlog if not batch.may_be_given_up]
+            if keep:
+                self._kept_ns = now_ns
+                whole = [*self._backlog[:1], *(batch for batch in whole if batch is not self._backlog[0])]
+            self._backlog[:] = whole
+
+    def _bound_backlog(self) -> None:
+        if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
+            return
+        self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]
+
+
+def _ticks(count: int) -> str:
+    return f"{count} tick{'s' if count > 1 else ''}"
+
+
+def _unread(since_ns: int, until_ns: int) -> str:
+    return f"not read for {(until_ns - since_ns) / NS:.1f} s, too long to know what it used meanwhile"
+
+
+def _part(sampled: Sampled, places: Sequence[int]) -> Sampled:
+    """Return what some of the sensors brought."""
+    return sampled._replace(samples=[sampled.samples[place] for place in places])

@@ -1,0 +1,111 @@
+"""The sender as the agent's child: started, listened to, started again when it dies, and given time at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from energymon.agent.event_loop import Loop
+from energymon.reading import Event
+
+__all__ = ["SenderProcess"]
+
+_RESTART_S: Final = 5.0
+_MAX_RESTART_S: Final = 300.0
+_REFUSED: Final = 2
+"""Its exit status when settings, or another sender on the store, are in its way."""
+_LEAVE_S: Final = 15.0
+"""What a sender is given to send the rest after the agent's last tick; what it leaves stays in the store."""
+
+
+class SenderProcess:
+    """Runs `python -m energymon.sender` on the agent's store, with its settings in the environment alone."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        settings: Mapping[str, str],
+        node: str,
+        tell: Callable[[Event], None],
+        loop: Loop,
+        now_ns: Callable[[], int],
+    ) -> None:
+        """Take its options and settings, whose readings it sends, whom to tell, and the clock of the readings."""
+        safe = ["-P"] if sys.flags.safe_path else []
+        self._argv = [sys.executable, *safe, "-m", "energymon.sender", "--until-eof", *argv]
+        self._environment = {**os.environ, **settings}
+        self._node = node
+        self._tell = tell
+        self._loop = loop
+        self._now_ns = now_ns
+        self._heard = b""
+        self._restart_s = _RESTART_S
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start the process and listen to it in the loop; it is started again when it dies."""
+        self._process = subprocess.Popen(
+            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment
+        )
+        assert self._process.stdout is not None
+        self._loop.on_readable(self._process.stdout.fileno(), self._listen)
+
+    def stop(self) -> list[str]:
+        """Let the sender send the rest and end it; return what it said last."""
+        if self._process is None:
+            # It may have been in another's way a moment ago.
+            self.start()
+        process = self._process
+        assert process is not None
+        try:
+            said, _ = process.communicate(timeout=_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said, _ = process.communicate()
+        return [message for _, message in map(_state, (self._heard + said).splitlines())]
+
+    def _listen(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        said = os.read(self._process.stdout.fileno(), 65_536)
+        if not said:
+            self._loop.forget(self._process.stdout.fileno())
+            status = self._end()
+            # Settings that are refused are no better in five seconds; another sender on the store is gone by then.
+            self._loop.later(self._restart_s, self.start)
+            self._restart_s = min(2 * self._restart_s, _MAX_RESTART_S) if status == _REFUSED else _RESTART_S
+            if status != _REFUSED:
+                self._told("sender-died", f"the sender ended with status {status}; it is started again")
+            return
+        *lines, self._heard = (self._heard + said).split(b"\n")
+        for line in lines:
+            self._told(*_state(line))
+
+    def _end(self) -> int | None:
+        """Reap a sender whose stdout has ended."""
+        process, self._process = self._process, None
+        assert process is not None
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            return process.wait(_RESTART_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def _told(self, kind: str, message: str) -> None:
+        self._tell(Event(self._now_ns(), self._node, kind, message))
+
+
+def _state(line: bytes) -> tuple[str, str]:
+    """Return an event's kind and message from a line of the sender's."""
+    try:
+        state = json.loads(line)
+        return f"sender-{state['state']}", str(state["message"])
+    except (ValueError, KeyError, TypeError):
+        return "sender-said", line.decode(errors="replace")

@@ -1,0 +1,322 @@
+"""Takes the ticks while all is well, in compiled code; the monitor takes those that are out of the ordinary."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from energymon.clock.monotonic import NS, UNNOTICED_NS
+from energymon.ticker.compiled import Library
+
+__all__ = ["Answers", "Block", "Operation", "Reason", "Taken", "Ticker"]
+
+_RING_NS: Final = 5 * NS
+"""The ring holds the ticks of so long, and some at least."""
+_MIN_SLOTS: Final = 32
+_FOREVER: Final = 2**63 - 1
+_WORD: Final = 8
+
+
+class Operation(NamedTuple):
+    """One answer to be had without Python: bytes read from a file, or a function's answer in a buffer."""
+
+    size: int
+    """Bytes of the answer at most."""
+    fd: int = -1
+    """Of the file, when it is one."""
+    seeks: bool = False
+    """Whether the file is read from its start each time."""
+    function: int = 0
+    """Address of a function (handle, buffer), or (handle, length, buffer), that returns 0 when it has succeeded."""
+    handle: int = 0
+    length: int | None = None
+    buffer: int = 0
+    """Address of the answer that the function leaves."""
+    form: str = ""
+    """What the answer is made of, as module struct has it; its bytes when empty."""
+
+    @property
+    def shape(self) -> str:
+        """The form, or that of plain bytes."""
+        return self.form or f"{self.size}s"
+
+
+class Reason(IntEnum):
+    """Why a ticker has come back; the order is that of ticker.c."""
+
+    STOPPED = 0
+    FULL = 1
+    LEFT = 2
+    LATE = 3
+    STEPPED = 4
+    FAILED = 5
+    SLOW = 6
+    ABANDONED = 7
+    ASKED = 8
+
+
+class Taken(NamedTuple):
+    """The answers of one tick."""
+
+    tick_ns: int
+    """UTC ns."""
+    raw: Sequence[list[Any]]
+    """For each group of operations [t, answer, t, …, t], the answers between monotonic times, ns: bytes, a function's
+    return code, or the OSError that came instead."""
+
+
+class Answers(NamedTuple):
+    """One operation's answers, each column with an entry a tick."""
+
+    before_ns: Sequence[int]
+    """When it was begun, monotonic ns."""
+    after_ns: Sequence[int]
+    """When it was done, monotonic ns."""
+    status: Sequence[int]
+    """Bytes read or -errno; what a function returned."""
+    values: Sequence[Sequence[Any]]
+    """A column for each part of the operation's form."""
+
+    def middles_ns(self) -> list[int]:
+        """Return the middle of each answer, monotonic ns."""
+        return [(before + after) // 2 for before, after in zip(self.before_ns, self.after_ns, strict=True)]
+
+
+class Block:
+    """The ticks that a ring held."""
+
+    def __init__(self, data: bytes, operations: Sequence[Sequence[Operation]]) -> None:
+        self._data = data
+        self._operations = operations
+
+    def __len__(self) -> int:
+        return len(self._data) // _layout(self._operations, lambda op: f"{op.size}s").size
+
+    def columns(self) -> tuple[Sequence[int], list[list[Answers]]]:
+        """Return the ticks, UTC ns, and for each group of operations its answers."""
+        form = _layout(self._operations, lambda op: op.shape)
+        columns = list(zip(*form.iter_unpack(self._data), strict=True))
+        before_ns: Sequence[int] = columns[1]
+        at = 2
+        groups: list[list[Answers]] = []
+        for operations in self._operations:
+            groups.append([])
+            for op in operations:
+                end = at + 2 + _parts(op.shape)
+                groups[-1].append(Answers(before_ns, columns[at], columns[at + 1], columns[at + 2 : end]))
+                before_ns, at = columns[at], end
+        return columns[0], groups
+
+    def ticks(self) -> list[Taken]:
+        """Return one tick after the other."""
+        form = _layout(self._operations, lambda op: f"{op.size}s")
+        return [_taken(flat, self._operations) for flat in form.iter_unpack(self._data)]
+
+
+class _Operation(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("fd", ctypes.c_int32),
+        ("count", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("function", ctypes.c_void_p),
+        ("handle", ctypes.c_void_p),
+        ("buffer", ctypes.c_void_p),
+    )
+
+
+class _Control(ctypes.Structure):
+    _fields_ = (
+        ("produced", ctypes.c_int64),
+        ("begun_ns", ctypes.c_int64),
+        ("next_ns", ctypes.c_int64),
+        ("in_progress", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("consumed", ctypes.c_int64),
+        ("until_ns", ctypes.c_int64),
+        ("leave", ctypes.c_int32),
+        ("abandon", ctypes.c_int32),
+    )
+
+
+class _Task(ctypes.Structure):
+    _fields_ = (
+        ("control", ctypes.POINTER(_Control)),
+        ("operations", ctypes.POINTER(_Operation)),
+        ("ring", ctypes.c_void_p),
+        ("capacity", ctypes.c_int64),
+        ("slot_bytes", ctypes.c_int64),
+        ("interval_ns", ctypes.c_int64),
+        ("offset_ns", ctypes.c_int64),
+        ("wall_ns", ctypes.c_int64),
+        ("unnoticed_ns", ctypes.c_int64),
+        ("slow_ns", ctypes.c_int64),
+        ("strewn_ns", ctypes.c_int64),
+        ("count", ctypes.c_int32),
+        ("readings", ctypes.c_int32),
+        ("wake_fd", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class Ticker:
+    """A ring of ticks that compiled code fills, and Python empties on any thread, `take`.
+
+    One thread calls `run`; the other methods may be called from any.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        groups: Sequence[Sequence[Operation]],
+        *,
+        interval_ns: int,
+        offset_ns: int,
+        wall_ns: int = 0,
+        readings: int,
+        slow_ns: int,
+        slots: int | None = None,
+        wake_fd: int = -1,
+        strewn_ns: int = 0,
+    ) -> None:
+        """Take groups of operations, one a sensor, which are done in order at each tick, `readings` times.
+
+        `offset_ns` is what the monotonic clock lacks to that of the ticks, and `wall_ns` how far the wall clock is
+        ahead of that one, which ends `run` when it changes; an operation that takes more than `slow_ns` is told. The
+        ring holds `slots` ticks, those of some seconds by default. `run` comes back when `wake_fd` can be
+        read. Ticks are taken up to `strewn_ns` late, at random.
+        """
+        self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
+        operations = [operation for group in groups for operation in group]
+        self._groups = groups
+        self._sizes = [len(group) for group in groups]
+        self._slot_bytes = _layout(groups, lambda op: f"{op.size}s").size
+        capacity = slots or max(_MIN_SLOTS, _RING_NS // interval_ns)
+        self._ring = bytearray(capacity * self._slot_bytes)
+        self._capacity = capacity
+        self._control = _Control(until_ns=_FOREVER)
+        self._operations = (_Operation * len(operations))(*map(_packed, operations))
+        self._buffer = (ctypes.c_char * len(self._ring)).from_buffer(self._ring)
+        self._task = _Task(
+            control=ctypes.pointer(self._control),
+            operations=self._operations,
+            ring=ctypes.addressof(self._buffer),
+            capacity=capacity,
+            slot_bytes=self._slot_bytes,
+            interval_ns=interval_ns,
+            offset_ns=offset_ns,
+            wall_ns=wall_ns,
+            unnoticed_ns=UNNOTICED_NS,
+            slow_ns=slow_ns,
+            strewn_ns=strewn_ns,
+            count=len(operations),
+            readings=readings,
+            wake_fd=wake_fd,
+        )
+        self._taking = threading.Lock()
+
+    def run(self, next_ns: int) -> tuple[Reason, int]:
+        """Take ticks from `next_ns` on, UTC ns; return why not further, and the tick that is due."""
+        self._control.next_ns, self._control.leave = next_ns, 0
+        reason = Reason(self._run(ctypes.byref(self._task)))
+        return reason, int(self._control.next_ns)
+
+    def take(self) -> Block | None:
+        """Return the ticks that are in the ring and remove them; None without any."""
+        control, size = self._control, self._slot_bytes
+        with self._taking:
+            first, end = int(control.consumed), int(self._end(ctypes.byref(control)))
+            if first == end:
+                return None
+            start, stop = first % self._capacity * size, end % self._capacity * size
+            ring = memoryview(self._ring)
+            data = bytes(ring[start:stop]) if start < stop else bytes(ring[start:]) + bytes(ring[:stop])
+            self._free(ctypes.byref(control), end)
+        return Block(data, self._groups)
+
+    def in_progress(self) -> tuple[int, int] | None:
+        """Return the group that is at work and since when, monotonic ns; None between ticks."""
+        begun_ns = int(self._control.begun_ns)
+        return (self._group(int(self._control.in_progress)), begun_ns) if begun_ns else None
+
+    def left_with(self) -> Taken:
+        """Return what the tick that was abandoned has brought, the group that held it up last."""
+        control, size = self._control, self._slot_bytes
+        start = control.produced % self._capacity * size
+        (whole,) = Block(bytes(self._ring[start : start + size]), self._groups).ticks()
+        last = self._group(int(control.in_progress))
+        # Of a group that was not done to its end there is no answer.
+        ended = sum(self._sizes[: last + 1]) == int(control.in_progress) + 1
+        return Taken(whole.tick_ns, whole.raw[: last + ended])
+
+    @property
+    def next_ns(self) -> int:
+        """The tick that is awaited or taken, UTC ns."""
+        return int(self._control.next_ns)
+
+    def leave(self) -> None:
+        """Have `run`, which is under way, come back before the next tick that it would take."""
+        self._control.leave = 1
+
+    def stop(self, until_ns: int) -> None:
+        """Have `run` come back after the first tick that is not before `until_ns`, UTC ns."""
+        self._control.until_ns = until_ns
+
+    def abandon(self) -> None:
+        """Have `run` come back as soon as the operation in progress lets it."""
+        self._control.abandon = 1
+
+    def resume(self) -> None:
+        """Undo `abandon`."""
+        self._control.abandon = 0
+
+    def _group(self, operation: int) -> int:
+        for group, size in enumerate(self._sizes):
+            if operation < size:
+                return group
+            operation -= size
+        raise IndexError(operation)
+
+
+def _layout(groups: Sequence[Sequence[Operation]], shape: Callable[[Operation], str]) -> struct.Struct:
+    """Return what a slot is made of; what pads an answer to whole words is left out."""
+    parts = (f"qi4x{shape(op)}{-op.size % _WORD}x" for operations in groups for op in operations)
+    return struct.Struct("=qq" + "".join(parts))
+
+
+@functools.cache
+def _parts(shape: str) -> int:
+    form = struct.Struct(f"={shape}")
+    return len(form.unpack(bytes(form.size)))
+
+
+def _taken(flat: tuple[Any, ...], groups: Sequence[Sequence[Operation]]) -> Taken:
+    raw: list[list[Any]] = []
+    tick_ns, t_ns = flat[:2]
+    at = 2
+    for operations in groups:
+        answers: list[Any] = [t_ns]
+        for op in operations:
+            t_ns, status, data = flat[at : at + 3]
+            at += 3
+            if op.fd < 0:
+                answers += status or data, t_ns
+            elif status < 0:
+                answers += OSError(-status, os.strerror(-status)), t_ns
+            else:
+                answers += data[:status], t_ns
+        raw.append(answers)
+    return Taken(tick_ns, raw)
+
+
+def _packed(op: Operation) -> _Operation:
+    read, pread, call, call_counted = range(4)
+    of_file, of_function = (pread if op.seeks else read), (call if op.length is None else call_counted)
+    kind = of_file if op.fd >= 0 else of_function
+    return _Operation(kind, op.fd, op.length or 0, op.size, op.function, op.handle, op.buffer)
