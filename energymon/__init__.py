@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from energymon.agent.process import Agent
-from energymon.agent.window import Window
+from energymon.agent.window import Agent, Window
 from energymon.analysis.baseline import NetEnergy, baseline_of
 from energymon.analysis.components import Component, best_sources
 from energymon.analysis.integrate import Energy, joules, missed_share
-from energymon.analysis.query import WindowEnergy, query, render, total
+from energymon.analysis.query import WindowEnergy, query, total
 from energymon.analysis.restarts import bridged
 from energymon.analysis.tuples import EnergyTuple, stored_tuples, tuples
 from energymon.cli.export import export
+from energymon.cli.render import render
 from energymon.clock.monotonic import boot_ns
 from energymon.errors import (
+    NO_SENSOR,
     AgentError,
     ClockError,
     ConfigError,
@@ -21,6 +22,7 @@ from energymon.errors import (
     StoreError,
     WindowError,
 )
+from energymon.influx.locate import open_store
 from energymon.reading import (
     DIRECTNESS,
     INTERPOLATED,
@@ -34,13 +36,13 @@ from energymon.reading import (
 )
 from energymon.sampling.edges import Asker
 from energymon.stores.base import Session, Store
-from energymon.stores.locate import open_store
 from energymon.stores.sqlite import SqliteStore
 
 __all__ = [
     "DIRECTNESS",
     "INTERPOLATED",
     "LAG_S",
+    "NO_SENSOR",
     "START",
     "Agent",
     "AgentError",

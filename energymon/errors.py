@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = [
+    "NO_SENSOR",
     "AgentError",
     "ClockError",
     "ConfigError",
@@ -12,6 +15,9 @@ __all__ = [
     "StoreError",
     "WindowError",
 ]
+
+NO_SENSOR: Final = "no-sensor"
+"""What an agent's first line has as its error where nothing on the host measures energy."""
 
 
 class EnergyError(Exception):

@@ -19,7 +19,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon import Event, Reading, SqliteStore, boot_ns, bridged
+from energymon import NO_SENSOR, Event, Reading, SqliteStore, boot_ns, bridged
 from harness.errors import CellError, HarnessError, TestbedError
 from harness.specs import EnergySpec, StoreSpec
 from harness.talk import first_line
@@ -32,7 +32,6 @@ _SEND_S = 25.0
 _QUICK_S = 5.0
 _MAX_QUICK = 3
 """An agent that dies so often within so long of its start is not started again."""
-_NO_SENSOR = "nothing on this host measures energy"
 
 
 class EnergyAgent:
@@ -177,13 +176,14 @@ class EnergyAgent:
         line = first_line(self._process, _READY_S)
         try:
             ready = json.loads(line)
+            if ready.get("error") == NO_SENSOR and spec.estimate == "off":
+                self._end()
+                return  # no sensor, no joules: the run goes on without
             self.sensors, self.unreadable = ready["sensors"], ready["unreadable"]
             self._boot_offset_ns = ready["boot_offset_ns"]
         except (ValueError, KeyError) as error:
             self._end()
             said = self._log.read_text(errors="replace").strip()
-            if _NO_SENSOR in said and spec.estimate == "off":
-                return  # no sensor, no joules: the run goes on without
             reason = said.splitlines()[-1] if said else "it said nothing"
             raise TestbedError(f"the energy agent did not start: {reason} (log: {self._log})") from error
 

@@ -20,17 +20,17 @@ from typing import Any, Final, cast
 
 from energymon.agent.event_loop import Loop
 from energymon.agent.liveness import own_name
+from energymon.agent.sender_process import SenderProcess
 from energymon.analysis.components import channels_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
-from energymon.errors import ConfigError, EnergyError, SensorError, StoreError
+from energymon.errors import NO_SENSOR, ConfigError, EnergyError, SensorError, StoreError
 from energymon.influx.settings import InfluxSettings
 from energymon.reading import ClockOffset, Event
 from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.writer import Writer
-from energymon.sender.process import SenderProcess
 from energymon.sensors.base import samples_power_alone, wrapping
 from energymon.sensors.discover import Found, SensorConfig, discover
 from energymon.stores.base import Session
@@ -119,8 +119,9 @@ class _Signals:
 def run(config: AgentConfig) -> int:
     """Sample until SIGTERM, SIGINT or, if asked for, the end of stdin; return the exit status.
 
-    Prints one line of JSON when the first tick, and the idle baseline if asked for, is stored. Raises ConfigError,
-    SensorError and StoreError before that, and StoreError at the end when readings could not be stored.
+    Prints one line of JSON: `"ready": true` when the first tick, and the idle baseline if asked for, is stored, or
+    `"ready": false` with an error code where nothing can be sampled. Raises ConfigError, SensorError and StoreError
+    before that, and StoreError at the end when readings could not be stored.
     """
     if config.influxdb is not None:
         settings = InfluxSettings.from_environment({**os.environ, **config.influxdb})
@@ -132,6 +133,7 @@ def run(config: AgentConfig) -> int:
     try:
         if not found.sensors:
             told = "".join(f"\n  {gap}" for gap in found.missing)
+            _print({"ready": False, "error": NO_SENSOR})
             raise SensorError(
                 f"nothing on this host measures energy:{told}\n"
                 "`--estimate missing` samples a labelled estimate of CPU energy instead"
@@ -340,11 +342,15 @@ class _Agent:
             "priority": self._monitor.priority,
             **self._session.description,
         }
-        try:
-            print(json.dumps(ready), flush=True)
-        except OSError:
-            # Whoever asked is gone, and does not read the answer; stdin or a signal tells when to stop.
-            sys.stdout = None
+        _print(ready)
+
+
+def _print(message: Mapping[str, object]) -> None:
+    try:
+        print(json.dumps(message), flush=True)
+    except OSError:
+        # The parent is gone, and does not read the answer; stdin or a signal tells when to stop.
+        sys.stdout = None
 
 
 def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:

@@ -12,20 +12,18 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, cast
 from weakref import WeakSet
 
-from energymon.errors import AgentError, SensorError
+from energymon.errors import NO_SENSOR, AgentError, SensorError
 
 if TYPE_CHECKING:
     import subprocess
 
-    from energymon.agent.window import Window
-
-__all__ = ["Agent", "shared_agent"]
+__all__ = ["AgentProcess", "shared_agent"]
 
 _READY_S: Final = 30.0
 _STOP_S: Final = 5.0
@@ -33,10 +31,15 @@ _MAX_IDLE_S: Final = 3600.0
 _FOLDER: Final = "energymon-"
 _LOCK: Final = "lock"
 """File in the folder, locked by whoever made it for as long as that process lives, in whatever container."""
-_NO_SENSOR: Final = "nothing on this host measures energy"
 
 
-class Agent:
+class _ReadsFigures(Protocol):
+    def settle(self) -> None:
+        """Look up the figures while the store is there."""
+        ...
+
+
+class AgentProcess:
     """Runs `python -m energymon run` for as long as the context, or this process, lasts.
 
     The agent ends at the end of its stdin, so it does not outlive a process that is killed. A process that forks
@@ -68,7 +71,7 @@ class Agent:
         self._options = [f"--node={self.node}", f"--interval-ms={float(interval_ms)!r}", f"--estimate={estimate}"]
         self._options += [f"--sensors={names or 'auto'}", *options]
         self._ready_s = _READY_S + _idle_s(options)
-        self._windows: WeakSet[Window] = WeakSet()
+        self._windows: WeakSet[_ReadsFigures] = WeakSet()
         self._windows_lock = threading.Lock()
         self._folder: Path | None = None
         self._lock_fd: int | None = None
@@ -127,11 +130,16 @@ class Agent:
                 process_group=0,
             )
         _living.add(self)
-        if not self._is_ready():
+        ready = self._first_line()
+        if ready.get("ready") is not True:
+            if "error" in ready:
+                # It says why on stderr, and ends.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_S)
             late = f"not ready within {self._ready_s:g} s" if self.alive else ""
             said = self.said.removeprefix("energymon: ")
             self.remove()
-            if _NO_SENSOR in said:
+            if ready.get("error") == NO_SENSOR:
                 raise SensorError(f'{said}\nin a program: `with energymon.Agent(estimate="missing") as agent`')
             raise AgentError(f"the agent did not start: {': '.join(filter(None, (late, said))) or 'it said nothing'}")
 
@@ -174,16 +182,10 @@ class Agent:
             self._folder = None
         self._unlock()
 
-    def serve(self, window: Window) -> None:
+    def serve(self, window: _ReadsFigures) -> None:
         """Take note of a window whose figures are in this agent's store."""
         with self._windows_lock:
             self._windows.add(window)
-
-    def window(self, name: str = "", *, sync_cuda: bool = False) -> Window:
-        """Return a window over what this agent samples."""
-        from energymon.agent.window import Window
-
-        return Window(name, sync_cuda=sync_cuda, agent=self)
 
     def forget(self) -> None:
         """Let go of a process that belongs to the parent of this one; called after a fork."""
@@ -209,8 +211,8 @@ class Agent:
         if lock_fd is not None:
             os.close(lock_fd)
 
-    def _is_ready(self) -> bool:
-        """Wait for the line that says so; what comes after it nobody reads."""
+    def _first_line(self) -> Mapping[str, object]:
+        """Return what its first line says, empty if none comes in time; nothing reads what follows."""
         assert self._process is not None
         assert self._process.stdout is not None
         said = b""
@@ -219,24 +221,24 @@ class Agent:
             while b"\n" not in said:
                 left_s = max(0.0, deadline - time.monotonic())
                 if not select.select([stdout], [], [], left_s)[0]:
-                    return False
+                    return {}
                 part = os.read(stdout.fileno(), 65_536)
                 if not part:
                     self._process.wait(_STOP_S)
-                    return False
+                    return {}
                 said += part
-        return json.loads(said.partition(b"\n")[0]).get("ready") is True
+        return cast(Mapping[str, object], json.loads(said.partition(b"\n")[0]))
 
 
-_living: WeakSet[Agent] = WeakSet()
+_living: WeakSet[AgentProcess] = WeakSet()
 _forgotten: list[subprocess.Popen[bytes]] = []
 _lock = threading.Lock()
-_shared: Agent | None = None
-_dead: list[Agent] = []
+_shared: AgentProcess | None = None
+_dead: list[AgentProcess] = []
 """Agents of this process that were found dead: their windows can still be read."""
 
 
-def shared_agent() -> Agent:
+def shared_agent() -> AgentProcess:
     """Return the agent of this process, which is started when it is first asked for and again when it has died.
 
     Raises SensorError and AgentError.
@@ -244,7 +246,7 @@ def shared_agent() -> Agent:
     global _shared  # noqa: PLW0603 - one a process is the point
     with _lock:
         if _shared is None or not _shared.alive:
-            fresh = Agent()
+            fresh = AgentProcess()
             fresh.start()
             if _shared is None:
                 atexit.register(_stop_shared)

@@ -15,7 +15,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self, cast
 
 from energymon.agent.liveness import lives
-from energymon.agent.process import Agent, shared_agent
+from energymon.agent.process import AgentProcess, shared_agent
 from energymon.analysis.components import Component, channels_of
 from energymon.analysis.integrate import Energy
 from energymon.analysis.query import WindowEnergy, query
@@ -25,7 +25,7 @@ from energymon.sampling.edges import Asker
 from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
 
-__all__ = ["STORE", "Window"]
+__all__ = ["STORE", "Agent", "Window"]
 
 STORE: Final = "ENERGYMON_STORE"
 """Environment variable that names the store of an agent that runs already: a file, or an InfluxDB server's URL."""
@@ -53,7 +53,7 @@ class Window:
         sync_cuda: bool = False,
         node: str | None = None,
         store: Store | Path | str | None = None,
-        agent: Agent | None = None,
+        agent: AgentProcess | None = None,
     ) -> None:
         """Take a name for messages, and whether CUDA is synchronised at the edges, if torch has begun to use it.
 
@@ -327,7 +327,7 @@ class Window:
             "inside the agent's `with` statement, or give the Agent a store"
         )
 
-    def _foreign(self, agent: Agent) -> str:
+    def _foreign(self, agent: AgentProcess) -> str:
         return (
             f"its agent belongs to process {agent.owner}, of which this one ({os.getpid()}) is a fork; "
             "read the window there"
@@ -340,6 +340,14 @@ class Window:
         return f"the window {self.name!r}" if self.name else "the window"
 
 
+class Agent(AgentProcess):
+    """An agent of this program, with windows over what it samples."""
+
+    def window(self, name: str = "", *, sync_cuda: bool = False) -> Window:
+        """Return a window over what this agent samples."""
+        return Window(name, sync_cuda=sync_cuda, agent=self)
+
+
 def _events_told(window: WindowEnergy) -> str:
     """Return what the agent told in the window, a line each."""
     return "".join(f"\n  {event.kind}: {event.message}" for event in window.events)
@@ -349,7 +357,7 @@ def _events_told(window: WindowEnergy) -> str:
 def _opened(where: Store | Path | str) -> Iterator[Store]:
     """Open a store for a moment; one that was given open stays so."""
     if isinstance(where, str) and "://" in where:
-        from energymon.stores.locate import open_store
+        from energymon.influx.locate import open_store
 
         with open_store(where) as remote:
             yield remote

@@ -12,15 +12,14 @@ from energymon.analysis.baseline import net as net_of
 from energymon.analysis.components import Channels, Component, add_up, best_sources, channels_of, components
 from energymon.analysis.integrate import Energy, Integral, missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
-from energymon.analysis.stretches import covered, known_nodes, lives, spans
-from energymon.cli.render import render
+from energymon.analysis.sessions import chunks, covered, known_nodes, session_spans
 from energymon.clock.monotonic import NS, utc_text
 from energymon.clock.offsets import Instant, Offset, at_wall, offset_at, wall_at
 from energymon.errors import WindowError
 from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session, Store
 
-__all__ = ["WindowEnergy", "query", "render", "to_json", "total"]
+__all__ = ["WindowEnergy", "query", "to_json", "total"]
 
 
 _MOST_CUTS: Final = 20
@@ -267,7 +266,7 @@ class _Node:
             clock_error_ns=self.clock_error_ns,
             lags=self.channels.lags,
         )
-        for begin, stop in spans(start_ns, end_ns, self.session.interval_ns):
+        for begin, stop in chunks(start_ns, end_ns, self.session.interval_ns):
             integral.add(self.readings(begin, stop), stop)
             if integral.lost:
                 break
@@ -275,8 +274,8 @@ class _Node:
 
     def _ticks(self, start_ns: int, end_ns: int) -> Iterator[Tick]:
         """Yield the ticks that may be whole: none lies outside the agents' lives."""
-        for session, first_ns, last_ns in lives(self.store, start_ns, end_ns, self.session.node):
-            for begin, stop in spans(first_ns, last_ns, session.interval_ns):
+        for session, first_ns, last_ns in session_spans(self.store, start_ns, end_ns, self.session.node):
+            for begin, stop in chunks(first_ns, last_ns, session.interval_ns):
                 yield from self.store.ticks(begin, stop, self.session.node)
 
 

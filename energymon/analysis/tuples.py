@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from energymon.analysis.components import channels_of, directness
 from energymon.analysis.curve import Curve, Place, curves
 from energymon.analysis.integrate import require_order
-from energymon.analysis.stretches import lives, spans
+from energymon.analysis.sessions import chunks, session_spans
 from energymon.clock.monotonic import tick_at
 from energymon.reading import ESTIMATE, INTERPOLATED, Domain, Reading
 from energymon.stores.base import Store
@@ -141,10 +141,10 @@ def stored_tuples(store: Store, start_ns: int, end_ns: int, node: str | None = N
     Each session's ticks are those of its own interval and its devices those that its agent named. Raises StoreError
     and WindowError.
     """
-    for session, begins, ends in lives(store, start_ns, end_ns, node):
+    for session, begins, ends in session_spans(store, start_ns, end_ns, node):
         devices = channels_of(session).devices
         expected = {session.node: devices} if devices else None
-        for begin, stop in spans(tick_at(begins, session.interval_ns), ends, session.interval_ns):
+        for begin, stop in chunks(tick_at(begins, session.interval_ns), ends, session.interval_ns):
             yield from tuples(store.readings(begin, stop, session.node), begin, stop, session.interval_ns, expected)
 
 

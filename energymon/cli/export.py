@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 from energymon.analysis.integrate import require_order
-from energymon.analysis.stretches import lives, spans
+from energymon.analysis.sessions import chunks, session_spans
 from energymon.analysis.tuples import EnergyTuple, stored_tuples
 from energymon.errors import ConfigError
 from energymon.reading import Reading
@@ -111,8 +111,8 @@ def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None)
 
 def _readings(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Session, list[Reading]]]:
     """Yield each reading once, by session and stretch of time, in order of its tick and then of its series."""
-    for session, begins, ends in lives(store, start_ns, end_ns, node):
-        for begin, stop in spans(begins, ends, session.interval_ns):
+    for session, begins, ends in session_spans(store, start_ns, end_ns, node):
+        for begin, stop in chunks(begins, ends, session.interval_ns):
             found = [r for r in store.readings(begin, stop, session.node) if begin <= r.tick_ns < stop]
             yield session, sorted(found, key=lambda r: (r.tick_ns, r.device, r.domain, r.source))
 

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
     from influxdb_client.rest import ApiException
 
-__all__ = ["Away", "BadLines", "Refused", "TooLarge", "Uplink", "explain", "unexpected"]
+__all__ = [
+    "InfluxClient",
+    "PartialWriteError",
+    "RequestTooLarge",
+    "ServerUnavailable",
+    "WriteRejected",
+    "explain",
+    "unexpected",
+]
 
 _MAX_RETRY_AFTER_S: Final = 3600.0
 _MAX_SHOWN: Final = 300
@@ -25,7 +33,7 @@ _STORED: Final = 204
 """What /api/v2/write of InfluxDB 1.8, 2.x and 3 answers once it has stored every line; a login page is a 200."""
 
 
-class Away(EnergyError):
+class ServerUnavailable(EnergyError):
     """The server gives no answer, or asks for a pause; it may be back soon."""
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
@@ -33,15 +41,15 @@ class Away(EnergyError):
         self.retry_after_s = retry_after_s
 
 
-class Refused(EnergyError):
+class WriteRejected(EnergyError):
     """The server answers and takes nothing until somebody changes a setting."""
 
 
-class TooLarge(EnergyError):
+class RequestTooLarge(EnergyError):
     """The request has more bytes than the server, or a proxy before it, takes."""
 
 
-class BadLines(EnergyError):
+class PartialWriteError(EnergyError):
     """The server does not take some of the lines."""
 
     def __init__(self, reason: str) -> None:
@@ -53,7 +61,7 @@ class BadLines(EnergyError):
         """How many it has not stored, where it tells."""
 
 
-class Uplink:
+class InfluxClient:
     """Posts lines through influxdb-client, one request a call."""
 
     def __init__(self, settings: InfluxSettings) -> None:
@@ -62,7 +70,7 @@ class Uplink:
         self._client: InfluxDBClient | None = settings.client()
 
     def post(self, lines: Sequence[str]) -> None:
-        """Return when the server has stored the lines, as 204 says; raises Away, Refused, TooLarge and BadLines."""
+        """Return when the server has stored the lines, as 204 says; raises one of the four errors above."""
         import urllib3
         from influxdb_client.rest import ApiException
 
@@ -83,9 +91,9 @@ class Uplink:
         except ApiException as error:
             raise _meaning(self.settings, error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Away(explain(self.settings, error)) from None
+            raise ServerUnavailable(explain(self.settings, error)) from None
         if status != _STORED:
-            raise Refused(unexpected(self.settings, "write", status, headers, body))
+            raise WriteRejected(unexpected(self.settings, "write", status, headers, body))
 
     def renew(self) -> None:
         """Connect anew the next time, with the token that its file holds by then; raises ConfigError."""
@@ -174,14 +182,14 @@ def _meaning(settings: InfluxSettings, error: ApiException) -> EnergyError:
     message = explain(settings, error)
     match error.status:
         case 400 | 422:
-            return BadLines(_words(error))
+            return PartialWriteError(_words(error))
         case 413:
-            return TooLarge(message)
+            return RequestTooLarge(message)
         case 408 | 429:
-            return Away(message, _retry_after_s(error))
+            return ServerUnavailable(message, _retry_after_s(error))
         case status if status is not None and status >= 500:
-            return Away(message, _retry_after_s(error))
-    return Refused(message)
+            return ServerUnavailable(message, _retry_after_s(error))
+    return WriteRejected(message)
 
 
 def _retry_after_s(error: ApiException) -> float | None:

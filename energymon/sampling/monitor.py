@@ -118,7 +118,7 @@ class _Due(NamedTuple):
         return Sampled(self.tick_ns, self.offset_ns, samples, whole, late, *span, self.ahead_ns)
 
 
-class _Aside:
+class _SlowSensor:
     """A slow sensor's own thread, released at every tick that finds it idle."""
 
     __slots__ = ("busy", "gate", "index", "took_ns")
@@ -192,7 +192,7 @@ class Monitor:
         self._quick: list[int] = []
         self._slow: list[int] = []
         self._readings = 1
-        self._asides: list[_Aside] = []
+        self._slow_sensors: list[_SlowSensor] = []
         # Guards what follows; held for a few statements only.
         self._meeting = threading.Lock()
         self._keeper = 0
@@ -219,14 +219,14 @@ class Monitor:
         """Time each sensor, place it, and start the threads."""
         took_ns = [_answers_in_ns(sensor) for sensor in self._sensors]
         self._quick = [index for index, ns in enumerate(took_ns) if ns <= _QUICK_NS]
-        self._asides = [_Aside(index) for index, ns in enumerate(took_ns) if ns > _QUICK_NS]
+        self._slow_sensors = [_SlowSensor(index) for index, ns in enumerate(took_ns) if ns > _QUICK_NS]
         rehearses = self._interval_ns >= _COLD_NS and sum(took_ns[i] for i in self._quick) <= _REHEARSED_NS
         self._readings = 2 if rehearses else 1
         granted: SimpleQueue[str] = SimpleQueue()
         self._due_ns = next_tick(max(self._clock.now_ns(), self._after_ns), self._interval_ns)
         self._keeping = self._spawn(self._keep_time, 0, granted)
-        for aside in self._asides:
-            self._spawn(self._sample, aside)
+        for slow_sensor in self._slow_sensors:
+            self._spawn(self._sample, slow_sensor)
         self.priority = granted.get()
 
     def stop(self) -> None:
@@ -243,8 +243,8 @@ class Monitor:
         deadline = time.monotonic() + patience_s
         if self._keeping is not None:
             self._keeping.join(patience_s)
-        for aside in self._asides:
-            aside.gate.put(None)
+        for slow_sensor in self._slow_sensors:
+            slow_sensor.gate.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         self.drain()
@@ -272,7 +272,7 @@ class Monitor:
             self._ticker = None
             self._quick = [i for i in self._quick if i != index]
             # The thread that hangs becomes this sensor's own when it comes back.
-            self._asides.append(_Aside(index, busy=True))
+            self._slow_sensors.append(_SlowSensor(index, busy=True))
             self._stuck[self._keeper] = index
             self._keeper += 1
             keeper = self._keeper
@@ -348,7 +348,7 @@ class Monitor:
 
     def _may_run(self, due_ns: int) -> bool:
         """Whether this is for compiled code: no thread waits for the tick, and nothing has failed lately."""
-        quiet = self._begun and not self._asides and not self._stopping and not self._follow
+        quiet = self._begun and not self._slow_sensors and not self._stopping and not self._follow
         return quiet and due_ns >= self._mended_ns
 
     def _wait(self, keeper: int, awaited_ns: int) -> bool:
@@ -466,7 +466,7 @@ class Monitor:
         """
         wall_ns = self._clock.wall_ns
         tick = _Due(tick_ns, self._clock.offset_ns + wall_ns, -wall_ns)
-        met = bool(self._asides)
+        met = bool(self._slow_sensors)
         if met:
             met = self._release(tick, between)
         sensors, monotonic_ns = self._sensors, time.monotonic_ns
@@ -504,11 +504,11 @@ class Monitor:
     def _part_with(self, slow: list[int]) -> None:
         """Give a sensor that was slow at this tick and the one before a thread of its own."""
         for index in set(slow) & set(self._slow):
-            aside = _Aside(index)
+            slow_sensor = _SlowSensor(index)
             with self._meeting:
                 self._quick = [i for i in self._quick if i != index]
-                self._asides.append(aside)
-            self._spawn(self._sample, aside)
+                self._slow_sensors.append(slow_sensor)
+            self._spawn(self._sample, slow_sensor)
         self._slow = slow
 
     def _release(self, tick: _Due, between: int | None) -> bool:
@@ -520,49 +520,49 @@ class Monitor:
         if between is None:
             self._hand_over()
         with self._meeting:
-            ready = [aside for aside in self._asides if not aside.busy]
+            ready = [slow_sensor for slow_sensor in self._slow_sensors if not slow_sensor.busy]
             if between is not None:
-                ready = [aside for aside in ready if _AWAY * aside.took_ns < between]
+                ready = [slow_sensor for slow_sensor in ready if _AWAY * slow_sensor.took_ns < between]
                 if self._open is not None or not ready:
                     return False
-            for aside in ready:
-                aside.busy = True
-            self._skipped = len(ready) < len(self._asides)
+            for slow_sensor in ready:
+                slow_sensor.busy = True
+            self._skipped = len(ready) < len(self._slow_sensors)
             self._tick, self._open, self._awaited = tick, [], 1 + len(ready)
             self._span, self._between = (2**63, 0), between is not None
-        for aside in ready:
-            aside.gate.put(tick)
+        for slow_sensor in ready:
+            slow_sensor.gate.put(tick)
         return True
 
     def _left_with(self, index: int, brought: Sampled) -> None:
         """Deliver what a hanging sensor brought at last, and sample it from now on."""
         self._sink(brought)
-        aside = next(aside for aside in self._asides if aside.index == index)
+        slow_sensor = next(slow_sensor for slow_sensor in self._slow_sensors if slow_sensor.index == index)
         with self._meeting:
-            aside.busy = False
-        self._sample(aside)
+            slow_sensor.busy = False
+        self._sample(slow_sensor)
 
-    def _sample(self, aside: _Aside) -> None:
+    def _sample(self, slow_sensor: _SlowSensor) -> None:
         raise_priority()
-        sensor = self._sensors[aside.index]
-        while (tick := aside.gate.get()) is not None:
+        sensor = self._sensors[slow_sensor.index]
+        while (tick := slow_sensor.gate.get()) is not None:
             start_ns = time.monotonic_ns()
-            sample = (aside.index, sensor.sample())
+            sample = (slow_sensor.index, sensor.sample())
             end_ns = time.monotonic_ns()
-            aside.took_ns = end_ns - start_ns
-            self._meet(tick, [sample], (start_ns, end_ns), aside)
+            slow_sensor.took_ns = end_ns - start_ns
+            self._meet(tick, [sample], (start_ns, end_ns), slow_sensor)
 
     def _meet(
         self,
         tick: _Due,
         samples: list[tuple[int, Any]],
         span: tuple[int, int],
-        aside: _Aside | None = None,
+        slow_sensor: _SlowSensor | None = None,
     ) -> None:
         """Add samples to their tick; whoever comes last hands it over."""
         with self._meeting:
-            if aside is not None:
-                aside.busy = False
+            if slow_sensor is not None:
+                slow_sensor.busy = False
             in_time = self._open is not None and tick == self._tick
             if in_time and self._open is not None:
                 self._open.extend(samples)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from energymon.errors import ConfigError, EnergyError, StoreError
-from energymon.influx.client import Away, BadLines, Refused, TooLarge, Uplink
+from energymon.influx.client import InfluxClient, PartialWriteError, RequestTooLarge, ServerUnavailable, WriteRejected
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.spool import Batch, BusyError, Spool
-from energymon.sender.stop_listener import Ears
+from energymon.sender.stop_listener import StopListener
 
 __all__ = ["Sender", "backoff_s", "main"]
 
@@ -60,8 +60,8 @@ class Sender:
     def __init__(
         self,
         spool: Spool,
-        uplink: Uplink,
-        ears: Ears,
+        client: InfluxClient,
+        stop: StopListener,
         say: Callable[[str, str, int | None], None],
         *,
         until_eof: bool,
@@ -69,7 +69,7 @@ class Sender:
         limit_bytes: int | None = None,
     ) -> None:
         """`say` takes a state, a message and how many readings are unsent."""
-        self._spool, self._uplink, self._ears, self._say = spool, uplink, ears, say
+        self._spool, self._client, self._stop, self._say = spool, client, stop, say
         self._until_eof, self._drain_s, self._limit_bytes = until_eof, drain_s, limit_bytes
         self._state = ("", "")
         self._failures = 0
@@ -88,7 +88,7 @@ class Sender:
 
     def run(self) -> int:
         """Send until told to end; return 0 when nothing is left, 1 otherwise."""
-        self._heed()
+        self._check_stop()
         while not self._over():
             try:
                 self._trim()
@@ -98,7 +98,7 @@ class Sender:
                 continue
             if batch is not None:
                 self._wait(self._send(batch))
-            elif self._ears.eof or not self._until_eof:
+            elif self._stop.eof or not self._until_eof:
                 break
             else:
                 self._wait(_POLL_S)
@@ -109,7 +109,7 @@ class Sender:
         """Whether to end though there may be something left."""
         given_up = self._failures > 0 and self._state[0] == "refused" and not self._until_eof
         late = self._deadline_s is not None and time.monotonic() >= self._deadline_s
-        return self._ears.killed or given_up or late
+        return self._stop.killed or given_up or late
 
     def _send(self, batch: Batch) -> float:
         """Send a batch; return how many seconds to wait before the next one."""
@@ -118,16 +118,16 @@ class Sender:
             while at < len(batch.lines):
                 at += self._post(batch.lines[at : at + self._max_lines])
             self._spool.acknowledge(batch)
-        except (Away, StoreError) as error:
-            after_s = error.retry_after_s if isinstance(error, Away) else None
+        except (ServerUnavailable, StoreError) as error:
+            after_s = error.retry_after_s if isinstance(error, ServerUnavailable) else None
             return max(self._failed("waiting", error), after_s or 0.0)
-        except Refused as error:
+        except WriteRejected as error:
             # The token's file may have a better one by now. Without one the old token goes on being refused.
             with contextlib.suppress(ConfigError):
-                self._uplink.renew()
+                self._client.renew()
             return self._failed("refused", error)
         self._failures = 0
-        self._enter("sending", str(self._uplink.settings))
+        self._enter("sending", str(self._client.settings))
         self._tell_aside()
         self._tell_progress()
         if self._deadline_s is not None:
@@ -143,13 +143,13 @@ class Sender:
         """Send lines, or set those aside that cannot be; return how many are done with."""
         try:
             self._deliver(lines)
-        except TooLarge as error:
+        except RequestTooLarge as error:
             if len(lines) == 1:
                 self._set_aside(lines, str(error))
                 return 1
             self._max_lines = len(lines) // 2
             return 0
-        except BadLines as error:
+        except PartialWriteError as error:
             self._isolate(lines, error)
         self.sent += len(lines)
         return len(lines)
@@ -158,19 +158,21 @@ class Sender:
         """Post lines, and leave the answer to itself when it is time to end: what is sent again is the same points."""
         began_s = time.monotonic()
         answer: Future[None] = Future()
-        answer.add_done_callback(lambda _: self._ears.wake())
-        threading.Thread(target=_answer, args=(answer, self._uplink, lines), name="post", daemon=True).start()
+        answer.add_done_callback(lambda _: self._stop.wake())
+        threading.Thread(target=_answer, args=(answer, self._client, lines), name="post", daemon=True).start()
         while not answer.done():
             # By hand a request has its own limit alone, INFLUXDB_V2_TIMEOUT.
             due_s = self._deadline_s if self._until_eof and self._deadline_s is not None else float("inf")
-            self._ears.wait(min(_POLL_S, due_s - time.monotonic()))
-            self._heed()
-            if (self._ears.killed or time.monotonic() >= due_s) and not answer.done():
-                raise Away(f"{self._uplink.settings.url} gave no answer within {time.monotonic() - began_s:.1f} s")
+            self._stop.wait(min(_POLL_S, due_s - time.monotonic()))
+            self._check_stop()
+            if (self._stop.killed or time.monotonic() >= due_s) and not answer.done():
+                raise ServerUnavailable(
+                    f"{self._client.settings.url} gave no answer within {time.monotonic() - began_s:.1f} s"
+                )
         answer.result()
         self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
 
-    def _isolate(self, lines: list[str], error: BadLines) -> None:
+    def _isolate(self, lines: list[str], error: PartialWriteError) -> None:
         """Find the lines that the server does not take, by halves, and set them aside; the others are sent."""
         bad: list[tuple[list[str], str]] = []
         taken = False
@@ -188,14 +190,16 @@ class Sender:
                 try:
                     self._deliver(half)
                     taken = True
-                except BadLines as half_error:
+                except PartialWriteError as half_error:
                     suspects.append((half, half_error))
         if not taken:
             # Nothing of it was taken: are the lines bad, or is every request?
             try:
                 self._deliver([_NO_POINTS])
-            except BadLines as every:
-                raise Refused(f"{self._uplink.settings} takes no request at all: {every}; is it InfluxDB?") from every
+            except PartialWriteError as every:
+                raise WriteRejected(
+                    f"{self._client.settings} takes no request at all: {every}; is it InfluxDB?"
+                ) from every
         for some, reason in bad:
             self._set_aside(some, reason)
 
@@ -208,7 +212,7 @@ class Sender:
         if self._aside and (last or time.monotonic() >= self._aside_due_s):
             self._aside_due_s = time.monotonic() + _TELL_S
             message = (
-                f"{self._uplink.settings} will not take {self._aside} points, the last of them because: "
+                f"{self._client.settings} will not take {self._aside} points, the last of them because: "
                 f"{self._aside_reason}; they are kept in the table `rejected` of {self._spool.path}"
             )
             self._aside = 0
@@ -222,7 +226,7 @@ class Sender:
         if full and not self._full:
             message = (
                 f"{self._spool.path} has reached its limit of {self._limit_bytes / 1e6:.0f} MB and holds little that "
-                f"was sent; bring {self._uplink.settings} back, or raise --spool-limit-mb"
+                f"was sent; bring {self._client.settings} back, or raise --spool-limit-mb"
             )
             self._say("refused", message, self._unsent())
         self._full = full
@@ -246,7 +250,7 @@ class Sender:
     def _leave(self) -> int:
         unsent = self._unsent()
         if self._spool.next_batch() is None:
-            self._say("drained", f"{self._uplink.settings} has all of {self._spool.path}", unsent)
+            self._say("drained", f"{self._client.settings} has all of {self._spool.path}", unsent)
             return 0
         state, reason = self._state if self._state[0] in ("waiting", "refused") else ("waiting", "there was no time")
         message = (
@@ -262,16 +266,16 @@ class Sender:
         if self._deadline_s is not None:
             until_s = min(until_s, self._deadline_s)
         while True:
-            eof = self._ears.eof
+            eof = self._stop.eof
             left_s = until_s - time.monotonic()
-            self._ears.wait(left_s)
-            self._heed()
-            if left_s <= 0 or self._ears.killed or self._ears.eof != eof:
+            self._stop.wait(left_s)
+            self._check_stop()
+            if left_s <= 0 or self._stop.killed or self._stop.eof != eof:
                 return
 
-    def _heed(self) -> None:
+    def _check_stop(self) -> None:
         """Set the time to end by once the agent has ended, or from the start where there is none."""
-        if self._deadline_s is None and (self._ears.eof or not self._until_eof):
+        if self._deadline_s is None and (self._stop.eof or not self._until_eof):
             if self._until_eof:
                 self._last_s = time.monotonic() + self._drain_s
             self._extend()
@@ -289,10 +293,10 @@ class Sender:
             return None
 
 
-def _answer(answer: Future[None], uplink: Uplink, lines: list[str]) -> None:
+def _answer(answer: Future[None], client: InfluxClient, lines: list[str]) -> None:
     """Post lines and tell what became of it."""
     try:
-        uplink.post(lines)
+        client.post(lines)
     except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
         answer.set_exception(error)
     else:
@@ -306,13 +310,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = InfluxSettings.from_environment()
         if warning := settings.warning():
             print(f"energymon: {warning}", file=sys.stderr)
-        ears = Ears(until_eof=options.until_eof)
+        stop = StopListener(until_eof=options.until_eof)
         limit = round(options.spool_limit_mb * 1e6) if options.spool_limit_mb else None
-        with _open(options.store, ears, until_eof=options.until_eof) as spool, Uplink(settings) as uplink:
+        with _open(options.store, stop, until_eof=options.until_eof) as spool, InfluxClient(settings) as client:
             return Sender(
                 spool,
-                uplink,
-                ears,
+                client,
+                stop,
                 _say,
                 until_eof=options.until_eof,
                 drain_s=options.drain_s,
@@ -323,19 +327,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ERROR
 
 
-def _open(store: Path, ears: Ears, *, until_eof: bool) -> Spool:
+def _open(store: Path, stop: StopListener, *, until_eof: bool) -> Spool:
     """Open the store; an agent's sender waits for the one of the agent before it, which may still be draining."""
     told = False
     while True:
         try:
             return Spool(store)
         except BusyError as error:
-            if not until_eof or ears.eof or ears.killed:
+            if not until_eof or stop.eof or stop.killed:
                 raise
             if not told:
                 _say("waiting", str(error), None)
                 told = True
-        ears.wait(_POLL_S)
+        stop.wait(_POLL_S)
 
 
 def _say(state: str, message: str, unsent: int | None) -> None:

@@ -6,10 +6,10 @@ import os
 import select
 import signal
 
-__all__ = ["Ears"]
+__all__ = ["StopListener"]
 
 
-class Ears:
+class StopListener:
     """Waits, and hears meanwhile that the sender shall end: the end of stdin, SIGTERM or SIGINT."""
 
     def __init__(self, *, until_eof: bool) -> None:

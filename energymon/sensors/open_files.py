@@ -1,4 +1,4 @@
-"""Descriptors that stay open, are read together, and are opened anew after a failure."""
+"""Descriptors that stay open, are read together, and are opened again after a failure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-__all__ = ["CLOSED", "Entry", "HeldFiles"]
+__all__ = ["CLOSED", "Entry", "OpenFiles"]
 
 CLOSED: Final = -1
 
@@ -29,10 +29,10 @@ class Entry(Protocol):
         ...
 
 
-class HeldFiles:
+class OpenFiles:
     """Reads `call(fd, *args)` of every entry in one go.
 
-    One thread reads; `distrust` may be called from another. What failed is opened anew in the next read.
+    One thread reads; `distrust` may be called from another. What failed is opened again in the next read.
     """
 
     __slots__ = ("_args", "_broken", "_call", "_entries", "_errors", "_fds")
@@ -63,7 +63,7 @@ class HeldFiles:
         return raw
 
     def distrust(self, index: int) -> None:
-        """Have an entry opened anew before the next read: what it holds cannot be true."""
+        """Have an entry opened again before the next read: what it holds cannot be true."""
         self._broken.append(index)
 
     @property

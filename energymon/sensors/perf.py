@@ -31,7 +31,7 @@ from energymon.sensors.domains import (
     still_remedy,
     unread,
 )
-from energymon.sensors.open_files import CLOSED, HeldFiles
+from energymon.sensors.open_files import CLOSED, OpenFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
 from energymon.sensors.reference import Reference
 from energymon.sensors.updates import Age
@@ -167,7 +167,7 @@ class PerfSensor:
 
     def __init__(self, groups: list[_Group], confirmed_by: str | None) -> None:
         self._groups = groups
-        self._held = HeldFiles(groups, os.read, max(group.words.size for group in groups))
+        self._held = OpenFiles(groups, os.read, max(group.words.size for group in groups))
         self.channels = tuple(channel for group in groups for channel in group.channels)
         self.sample = self._held.read
         self._confirmed_by = confirmed_by

@@ -24,7 +24,7 @@ from energymon.sensors.domains import (
     still_remedy,
     unread,
 )
-from energymon.sensors.open_files import CLOSED, HeldFiles
+from energymon.sensors.open_files import CLOSED, OpenFiles
 from energymon.sensors.updates import Age
 from energymon.ticker.ticker import Answers, Operation
 
@@ -157,7 +157,7 @@ class PowercapSensor:
 
     def __init__(self, zones: list[_Zone], confirmed_by: str | None) -> None:
         self._zones = zones
-        self._held = HeldFiles(zones, os.pread, _BYTES, 0)
+        self._held = OpenFiles(zones, os.pread, _BYTES, 0)
         self.channels = tuple(zone.channel for zone in zones)
         self.sample = self._held.read
         self._confirmed_by = confirmed_by

@@ -286,7 +286,7 @@ def test_a_window_that_ended_before_the_agent_was_stopped_is_covered(start_agent
 
 def test_a_host_without_sensors_is_refused_with_reasons_and_a_way_out(tmp_path, start_agent):
     agent = start_agent("--sysfs", str(tmp_path), "--nvml", "no-such-library")
-    assert agent.ready is None
+    assert agent.ready == {"ready": False, "error": "no-sensor"}
     assert agent.process.wait(10) == 2
     said = agent.process.stderr.read()
     for part in ("nothing on this host measures energy", "no RAPL zones", "no-such-library", "--estimate missing"):

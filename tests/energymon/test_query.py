@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from energymon import START, Baseline, ClockOffset, Event, Reading, SqliteStore, Tick, WindowError, query
-from energymon.analysis.query import render, to_json, total
+from energymon.analysis.query import to_json, total
+from energymon.cli.render import render
 
 MS = 1_000_000
 TICK = 100 * MS

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from energymon import Reading, SqliteStore, query
-from energymon.agent.process import Agent
+from energymon.agent.window import Agent
 from energymon.analysis.restarts import bridged, restarts
 from energymon.reading import START, CounterStart
 from energymon.sensors.reference import Reference

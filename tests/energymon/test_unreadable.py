@@ -5,7 +5,7 @@ import json
 import pytest
 
 from energymon import SqliteStore, WindowError, query, stored_tuples
-from energymon.agent.process import Agent
+from energymon.agent.window import Agent
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.powercap import open_powercap
 from energymon.sensors.rapl import open_rapl

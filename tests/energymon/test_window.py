@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError, agent_process
-from energymon.agent.process import Agent
-from energymon.agent.window import Window
+from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError
+from energymon.agent import process as agent_process
+from energymon.agent.window import Agent, Window
 from energymon.clock.monotonic import utc_text
 from energymon.errors import AgentError
 
@@ -57,7 +57,7 @@ def estimating(bare):
 @pytest.fixture
 def shared(monkeypatch, estimating):
     """Let the agent that this process starts by itself estimate; ends it."""
-    monkeypatch.setattr(agent_process, "Agent", estimating)
+    monkeypatch.setattr(agent_process, "AgentProcess", estimating)
     yield
     agent_process._stop_shared()
     monkeypatch.setattr(agent_process, "_shared", None)
@@ -310,10 +310,11 @@ def program(code, **environment):
     """Start a program that opens windows, its own agent estimating."""
     head = (
         "import functools, json, os, sys, time\n"
-        "from energymon import agent_process\n"
+        "from energymon.agent import process as agent_process\n"
         "from energymon.agent.window import Window\n"
-        "agent_process.Agent = functools.partial(\n"
-        "    agent_process.Agent, estimate='missing', interval_ms=20, options=json.loads(os.environ['OPTIONS']))\n"
+        "agent_process.AgentProcess = functools.partial(\n"
+        "    agent_process.AgentProcess, estimate='missing', interval_ms=20,\n"
+        "    options=json.loads(os.environ['OPTIONS']))\n"
     )
     return subprocess.Popen(
         [sys.executable, "-c", head + code],
@@ -479,9 +480,9 @@ def test_a_named_store_whose_agent_has_ended_is_refused_on_entering(estimating, 
 
 def test_a_window_read_in_a_forked_process_names_the_one_that_its_agent_belongs_to(bare):
     code = (
-        "agent = agent_process.Agent()\n"
+        "agent = agent_process.AgentProcess()\n"
         "agent.start()\n"
-        "with agent.window() as window: time.sleep(0.02)\n"
+        "with Window(agent=agent) as window: time.sleep(0.02)\n"
         "ours, theirs = os.pipe()\n"
         "child = os.fork()\n"
         "if not child:\n"

@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from energymon.influx.client import Uplink
+from energymon.influx.client import InfluxClient
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.spool import Spool
 
@@ -136,7 +136,7 @@ def free_port() -> int:
 
 def drain(path: Path, settings: InfluxSettings) -> None:
     """Send all that a store's outbox has."""
-    with Spool(path) as spool, Uplink(settings) as uplink:
+    with Spool(path) as spool, InfluxClient(settings) as uplink:
         while (batch := spool.next_batch()) is not None:
             uplink.post(batch.lines)
             spool.acknowledge(batch)

@@ -183,11 +183,11 @@ def test_poisoned_lines_are_set_aside_and_nothing_else(server, bucket, make_stor
 
 
 def test_a_measurement_of_another_type_is_set_aside_and_told(server, bucket, make_store, start_sender):
-    from energymon.influx.client import Uplink
+    from energymon.influx.client import InfluxClient
 
     store = make_store()
     append(store, 200)
-    with Uplink(server.settings(bucket)) as uplink:
+    with InfluxClient(server.settings(bucket)) as uplink:
         uplink.post([f'energy,node=x joules="text",offset_ns="text" {T0}'])
     sender = start_sender(store.path, server.environment(bucket))
     assert sender.end(close=False) == 0

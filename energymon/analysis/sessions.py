@@ -10,7 +10,7 @@ from energymon.errors import WindowError
 from energymon.reading import START, Reading
 from energymon.stores.base import Session, Store
 
-__all__ = ["covered", "known_nodes", "lives", "spans"]
+__all__ = ["chunks", "covered", "known_nodes", "session_spans"]
 
 _TICKS_AT_ONCE: Final = 5000
 _END_OF_TIME_NS: Final = 2**62
@@ -29,7 +29,7 @@ def known_nodes(sessions: Sequence[Session], node: str | Collection[str] | None 
     return asked
 
 
-def spans(start_ns: int, end_ns: int, interval_ns: int) -> Iterator[tuple[int, int]]:
+def chunks(start_ns: int, end_ns: int, interval_ns: int) -> Iterator[tuple[int, int]]:
     """Yield [start, end] in consecutive stretches of some thousand ticks that meet at ticks."""
     begin = start_ns
     while True:
@@ -40,7 +40,9 @@ def spans(start_ns: int, end_ns: int, interval_ns: int) -> Iterator[tuple[int, i
         begin = stop
 
 
-def lives(store: Store, start_ns: int, end_ns: int, node: str | None = None) -> Iterator[tuple[Session, int, int]]:
+def session_spans(
+    store: Store, start_ns: int, end_ns: int, node: str | None = None
+) -> Iterator[tuple[Session, int, int]]:
     """Yield each agent's life within [start, end), by node and time, and from when to when it has readings, UTC ns.
 
     A life ends where the node's next one begins, or just after its last tick. Raises StoreError, and WindowError for
