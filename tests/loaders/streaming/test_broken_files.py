@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from loaders.base import Samples
 from loaders.errors import SampleError
 from loaders.streaming.__main__ import main
-from loaders.streaming.shards.convert import convert_source, image_tree, job, numpy_volumes
+from loaders.streaming.shards.convert import convert, convert_source, image_tree, job, numpy_volumes
 from loaders.streaming.shards.convert.shard import ShardTask, Written, write_shard
 from loaders.streaming.shards.index import ShardSet
 from loaders.streaming.shards.verify import verify_folder
@@ -49,6 +51,26 @@ def _convert(tree: Path, out: Path, *options: object) -> int:
 
 def _ids(out: Path) -> list[int]:
     return sorted(int(i) for shard in ShardSet.open(out).shards for i in shard.records["id"])
+
+
+@pytest.mark.parametrize("kind", ["image-tree", "numpy", "audio"])
+def test_a_fifo_among_the_files_is_named_and_not_waited_for(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = {"image-tree": "00.jpg", "numpy": "00.npy", "audio": "00.trans.txt"}[kind]
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/01.wav").write_bytes(b"RIFF")
+    os.mkfifo(tmp_path / "source" / name)
+    command = ["convert", "--from", kind, str(tmp_path / "source"), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert main(command) == 2
+    assert f"{tmp_path}/source/{name}: " in (said := capsys.readouterr().err) and "is a FIFO" in said
+
+
+def test_a_fifo_among_the_files_of_a_dataset_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "00.jpg")
+    samples = Samples(tmp_path, ("00.jpg",), np.zeros(1, np.int64), np.zeros(1, np.int64))
+    with pytest.raises(SampleError, match=rf"sample 0, {tmp_path}/00\.jpg: it is a FIFO"):
+        convert(samples, tmp_path / "out", key="a")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

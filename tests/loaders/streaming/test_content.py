@@ -20,6 +20,7 @@ from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards import index
 from loaders.streaming.shards.convert import convert_source, numpy_volumes
 from loaders.streaming.shards.index import RECORD, ShardSet, index_path
+from loaders.streaming.shards.output import OutputError
 from loaders.streaming.shards.verify import verify_folder
 
 Start = Callable[..., Any]
@@ -94,6 +95,14 @@ def test_an_epoch_ends_with_an_error_when_its_daemon_comes_back_with_other_bytes
         state = loader.state_dict()
     with _loader(again) as loader, pytest.raises(LoaderConfigError, match="of other data"):
         loader.load_state_dict(state)
+
+
+def test_a_folder_made_of_other_files_of_the_same_sizes_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    sources = [_volumes(tmp_path / f"source-{value}", value) for value in (0, 1)]
+    convert_source(numpy_volumes(sources[1]), tmp_path / "out")
+    assert convert_source(numpy_volumes(sources[1]), tmp_path / "out").taken_over == SAMPLES
+    with pytest.raises(OutputError, match=r"source-0: .*/out was made of other files.*; convert them with --replace"):
+        convert_source(numpy_volumes(sources[0]), tmp_path / "out")
 
 
 def test_daemons_of_other_bytes_are_no_replicas(start_daemon: Start, pair: tuple[Path, Path]) -> None:

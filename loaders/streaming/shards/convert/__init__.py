@@ -13,10 +13,10 @@ from loaders.streaming.shards.convert.audio import audio_folder
 from loaders.streaming.shards.convert.coco import coco
 from loaders.streaming.shards.convert.images import image_tree
 from loaders.streaming.shards.convert.job import SKIPPED, broken_error, run_job, skipped_key
-from loaders.streaming.shards.convert.plan import content_key
+from loaders.streaming.shards.convert.plan import content_key, listing_key
 from loaders.streaming.shards.convert.source import Broken, Source
 from loaders.streaming.shards.convert.volumes import numpy_volumes
-from loaders.streaming.shards.index import MANIFEST, stored_key
+from loaders.streaming.shards.index import MANIFEST, load_manifest, stored_key
 from loaders.streaming.shards.output import OutputError, output_errors
 
 if TYPE_CHECKING:
@@ -100,8 +100,11 @@ def convert_source(
             )
         if stored not in (key, skipped_key(key)):
             raise OutputError(f"{out}: it holds other shards, or damaged ones; choose another folder or --replace")
-        if there and not replace and _is_newer(source, out / MANIFEST):
-            raise OutputError(f"{source.root}: it changed after {out} was made of it; convert anew with --replace")
+        if there and not replace and not _is_made_of(source, key, out):
+            raise OutputError(
+                f"{source.root}: {out} was made of other files, or of these before they changed; convert them with "
+                "--replace, or choose another folder"
+            )
         job = run_job(
             source,
             out,
@@ -150,8 +153,12 @@ def convert(
     return out
 
 
-def _is_newer(source: Source, manifest: Path) -> bool:
-    return max(item.mtime_ns for item in source.items) > manifest.stat().st_mtime_ns
+def _is_made_of(source: Source, key: str, out: Path) -> bool:
+    """Return whether the shards in `out` are of these very files; their key says no more than names and sizes."""
+    listing = load_manifest(out).get("listing")
+    if listing is None:  # made by an older version
+        return max(item.mtime_ns for item in source.items) <= (out / MANIFEST).stat().st_mtime_ns
+    return bool(listing == listing_key(source, key))
 
 
 def _check_apart(root: Path, out: Path) -> None:

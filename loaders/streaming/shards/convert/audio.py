@@ -21,6 +21,7 @@ from loaders.streaming.shards.convert.source import (
     files_below,
     listed_or_broken,
     read_file,
+    read_regular,
 )
 from loaders.streaming.shards.example import Feature
 
@@ -96,7 +97,7 @@ def audio_folder(root: Path, *, classes: Classes | None = None, broken: list[Bro
 def _transcripts(path: Path) -> dict[str, str]:
     """Return the texts of a file by the recordings' paths without suffix."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise LoaderConfigError(f"{path}: {error}; restore it or take it away") from error
     pairs = (line.strip().partition(" ") for line in lines if line.strip())

@@ -12,6 +12,7 @@ from loaders.streaming.shards.convert.source import (
     Content,
     Item,
     Source,
+    check_regular,
     classes_of,
     files_below,
     listed_or_broken,
@@ -68,6 +69,7 @@ def listed(name: str, path: Path, label: int) -> Item:
     """Return a file as an item whose payload is the file; raises SampleError when it cannot be looked at."""
     try:
         status = path.stat()
+        check_regular(status, path)
     except OSError as error:
         raise SampleError(f"{path}: {error.strerror}; restore it or take it away") from error
     return Item(name, label, status.st_size, status.st_mtime_ns, status.st_size)

@@ -76,7 +76,8 @@ def run_job(
                 save_classes(out, source.labels)
             return Job(len(source.items), _skipped_before(out))
         try:
-            open_tasks, taken_over = _prepare(work, tasks, listing_key(source, key))
+            listing = listing_key(source, key)
+            open_tasks, taken_over = _prepare(work, tasks, listing)
             found = _write(open_tasks, len(source.items), taken_over, workers, progress, source.broken)
             broken = [*source.broken, *found]
             if broken and not skip:
@@ -90,6 +91,7 @@ def run_job(
                 seed=seed,
                 shards=[task.path for task in kept],
                 kind=source.kind,
+                listing=listing,
                 classes=source.classes if source.is_enumerated else source.labels,
             )
             if skipped:

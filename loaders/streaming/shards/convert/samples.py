@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from loaders.errors import SampleError
 from loaders.streaming.shards.columns import FILE_SUFFIX, file_feature, storable
 from loaders.streaming.shards.convert.audio import AUDIO_SUFFIXES
-from loaders.streaming.shards.convert.source import Content, Item, Source
+from loaders.streaming.shards.convert.source import Content, Item, Source, read_regular
 
 if TYPE_CHECKING:
     from loaders.base import Samples
@@ -74,6 +74,6 @@ def _content(root: Path, path: str, sample_id: int) -> bytes:
     if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
         raise SampleError(f"sample {sample_id}: its file {path} is said to lie outside of {root}")
     try:
-        return (root / path).read_bytes()
+        return read_regular(root / path)
     except OSError as error:
         raise SampleError(f"sample {sample_id}, {root / path}: {error.strerror}; restore it or take it away") from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +21,12 @@ __all__ = [
     "Content",
     "Item",
     "Source",
+    "check_regular",
     "classes_of",
     "files_below",
     "listed_or_broken",
     "read_file",
+    "read_regular",
     "source_folder",
 ]
 
@@ -160,10 +164,29 @@ def listed_or_broken(name: str, item: Callable[[], Item], broken: list[Broken] |
         return None
 
 
+def read_regular(path: Path) -> bytes:
+    """Return a file's bytes; raises OSError for anything else, such as a FIFO, which may never end."""
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        check_regular(os.fstat(file.fileno()), path)
+        return file.read()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def check_regular(status: os.stat_result, path: Path) -> None:
+    """Raise OSError unless a path's status is that of a regular file."""
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a FIFO, socket or device, expected a regular file", str(path))
+
+
 def read_file(path: Path, sample_id: int, size: int) -> bytes:
     """Return a file's bytes; raises SampleError when it cannot be read or is not of the size that was listed."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise SampleError(f"sample {sample_id}, {path}: {error.strerror}; restore it or take it away") from error
     if len(content) != size:
