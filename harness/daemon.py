@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from harness.talk import first_line
 from harness.testbed.base import Node
 from harness.testbed.process import end_group
 
-__all__ = ["Daemon", "Keys", "check_daemon", "daemon_flags", "make_keys", "rehearse", "serving"]
+__all__ = ["Daemon", "Keys", "check_daemon", "daemon_flags", "make_keys", "serving"]
 
 _READY_S = 30.0
 _GIVEN = {"--root", "--listen", "--until-eof", "--keys", "--no-auth", "--events", "--bandwidth-gbit", "--rtt-ms"}
@@ -83,17 +82,6 @@ def check_daemon(loader: LoaderSpec) -> None:
         raise ConfigError(f"{where}.port={port!r}: expected 0 to 65535, 0 for any free one")
     if loader.secure and "--keys" not in known:
         raise ConfigError(f"loaders.{loader.key}.secure=true: {module} takes no --keys; set it to false")
-
-
-def rehearse(loader: LoaderSpec, shards: Path) -> None:
-    """Start a loader's daemon on this host and stop it; raises ConfigError with what it says against its config."""
-    options = {**loader.daemon, "port": 0}
-    with tempfile.TemporaryDirectory(prefix="joulefeed-rehearsal-") as folder:
-        keys = make_keys(loader.daemon["module"], Path(folder) / "keys") if loader.secure else None
-        arguments = _arguments("127.0.0.1", shards, options, keys=keys)
-        done = _command(loader.daemon["module"], *arguments)
-    if done.returncode:
-        raise ConfigError(f"loaders.{loader.key}.daemon: the daemon refuses to start: {_last_line(done.stderr)}")
 
 
 def make_keys(module: str, folder: Path) -> Keys:

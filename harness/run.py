@@ -19,7 +19,7 @@ from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, load_cell
 from harness.components import check_components
 from harness.config import config_hash, differences
-from harness.daemon import Keys, make_keys, rehearse
+from harness.daemon import Keys, make_keys
 from harness.data import RunData, open_data
 from harness.energy import EnergyAgent
 from harness.errors import ConfigError, HarnessError, Interrupted, ResultsError, TestbedError
@@ -28,6 +28,7 @@ from harness.measure import epoch_rows
 from harness.plan import Cell, plan
 from harness.progress import Progress
 from harness.provenance import provenance
+from harness.rehearsal import rehearse
 from harness.report import render
 from harness.report.figures import BrokenFigure, check_figures
 from harness.results import Results, write_json, write_whole
@@ -74,10 +75,7 @@ def run(
             progress.note(f"removed what a dead run had left: {removed}")
         cache = Path(cfg.cache_dir).expanduser()
         data = _open_data(experiment, cache, progress)
-        for loader in experiment.loaders.values():
-            if loader.reads == "stream":
-                for shards in (one.shards for one in data.each if one.shards is not None):
-                    rehearse(loader, shards)
+        rehearse(experiment, data, progress.dataset)
         results = _results(cfg, experiment, data.content_hash, resumed)
         on_folder(results.folder)
         ledger = Ledger(results.ledger)

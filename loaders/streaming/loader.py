@@ -181,8 +181,9 @@ class StreamingLoader:
         sample_timeout_s: float | None = None,
         **_: Any,
     ) -> None:
-        """Raise LoaderConfigError for a pipeline that a loader with these arguments, of all it takes, cannot run."""
-        check_engine(decode, as_pipeline(transform), Policy(on_error, sample_timeout_s))
+        """Raise LoaderConfigError for a pipeline on which, with these arguments, nothing can be trained."""
+        if check_engine(decode, as_pipeline(transform), Policy(on_error, sample_timeout_s)) == "raw":
+            raise LoaderConfigError("decode=raw: nothing is trained on encoded samples; use decode=auto")
 
     def __len__(self) -> int:
         """Return the number of this rank's samples in an epoch."""

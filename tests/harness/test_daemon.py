@@ -6,12 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
-from harness.daemon import check_daemon, daemon_flags, make_keys, rehearse, serving
+from harness.daemon import check_daemon, daemon_flags, make_keys, serving
 from harness.datasets import DatasetHandle
 from harness.datasets.shards import open_shards
 from harness.errors import CellError, ConfigError
+from harness.rehearsal import rehearsed_daemon
 from harness.specs import LoaderSpec
 from harness.testbed.base import Node
 from loaders.base import Samples
@@ -73,12 +75,23 @@ def test_a_daemon_that_knows_no_keys_cannot_be_secure(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", [0, "many"])
 def test_a_value_that_the_daemon_refuses_is_told_in_its_words(shards, value):
-    with pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: the daemon refuses to start: .*threads"):
-        rehearse(loader(threads=value), shards)
+    with (
+        pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: the daemon .* did not start: .*threads"),
+        rehearsed_daemon(loader(threads=value), shards),
+    ):
+        pass
 
 
 def test_a_daemon_that_can_start_is_rehearsed_and_gone(shards):
-    rehearse(replace(loader(), secure=SECURE), shards)
+    with rehearsed_daemon(replace(loader(), secure=SECURE), shards) as reached:
+        assert len(reached["endpoints"]) == 1
+        running = daemons()
+    assert running and not daemons()
+
+
+def daemons():
+    """Return the daemons that this process has started and that live."""
+    return [child for child in psutil.Process().children(recursive=True) if "serve" in child.cmdline()]
 
 
 def test_a_daemon_that_does_not_start_fails_with_what_it_said(shards, tmp_path):
