@@ -126,6 +126,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         watcher.phase("probing the link")
         outcome.after = _probe(context, regime)
     _save(context, cell, regime, outcome, partial)
+    context.results.set_aside(cell.cell_id, "invalid")
     partial.rename(context.results.cell(cell.cell_id))
 
 

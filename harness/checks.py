@@ -43,7 +43,8 @@ class Check:
     """One rule's result for one row."""
 
     cell_id: str
-    epoch: int
+    epoch: int | None
+    """None for a rule of the whole cell."""
     rule: str
     expected: str
     actual: str
@@ -122,7 +123,7 @@ def judge(
     data = {c.cell["cell_id"]: c for c in cells}
     checks = [check for row in rows for check in _row_checks(data[row.cell_id], row, tolerances)]
     checks += _spread(rows, tolerances)
-    failed: dict[tuple[str, int], list[str]] = defaultdict(list)
+    failed: dict[tuple[str, int | None], list[str]] = defaultdict(list)
     for check in checks:
         if check.verdict in (FAIL, UNKNOWN):
             failed[check.cell_id, check.epoch].append(f"{check.rule} ({check.actual}, expected {check.expected})")

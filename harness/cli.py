@@ -19,7 +19,15 @@ from rich.console import Console
 
 from harness.composing import explained
 from harness.disk import check_writable, disk_errors, folder_of
-from harness.errors import BROKEN_FIGURE, CellError, ConfigError, DiskError, HarnessError, Interrupted
+from harness.errors import (
+    BROKEN_FIGURE,
+    INVALID_ROWS,
+    CellError,
+    ConfigError,
+    DiskError,
+    HarnessError,
+    Interrupted,
+)
 from harness.shorthand import expand, split
 from harness.signals import signals_raise
 from harness.sweep import Job
@@ -51,6 +59,7 @@ groups
 
 more
   resume=latest                     run what is missing of a run (a folder's name works too)
+  resume=latest resume_invalid=true measure the cells with invalid rows again, too
   --multirun repeats=1,3 seed=0,1   one run for each combination, each in its results folder, and a table of all
   --cfg job                         print the composed config and stop
   --info defaults                   print where each part came from
@@ -60,6 +69,13 @@ more
   python -m harness.collect FOLDER  judge the rows again
   python -m harness.testbed doctor  what this machine can do; `clean` removes what a dead run left
   python -m energymon doctor        its energy sensors
+
+exit status
+  0 every cell is done and every row valid    4 the testbed failed
+  2 a wrong key, value, dataset or folder     5 a disk is full or cannot be written
+  3 a cell failed; the others are done        6 every cell is done, some rows are invalid
+  7 a figure cannot be drawn                  128 + N ended by signal N
+  of a --multirun: that of its worst job
 """
 
 
@@ -130,7 +146,14 @@ def _compose_and_run(*, multirun: bool) -> int:
             from harness.report import print_jobs
 
             print_jobs(jobs, Console())
-    return max((job.status for job in jobs), default=0)  # none where a flag only shows something
+    # There is none where a flag only shows something.
+    return max((job.status for job in jobs), default=0, key=_severity)
+
+
+def _severity(status: int) -> int:
+    """Order exit statuses: rows that are invalid and figures that are missing are better than any error."""
+    mild = (0, BROKEN_FIGURE, INVALID_ROWS)
+    return mild.index(status) if status in mild else len(mild) + status
 
 
 def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
@@ -173,16 +196,16 @@ def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -
     for figure in outcome.broken:
         again = f"draw it again with: python -m harness.report {outcome.folder}"
         console.print(f"{figure.text}; {again}", style="red", markup=False, highlight=False, soft_wrap=True)
+    again = _resume_command(cfg, outcome.folder)
+    for count, what, how in (
+        (outcome.failed, "cells failed; try them again", again),
+        (outcome.invalid, f"of {outcome.rows} rows are invalid; measure them again", f"{again} resume_invalid=true"),
+    ):
+        if count:
+            console.print(f"{count} {what} with: {how}", style="red", markup=False, highlight=False, soft_wrap=True)
     if outcome.failed:
-        console.print(
-            f"{outcome.failed} cells failed; try them again with: {_resume_command(cfg, outcome.folder)}",
-            style="red",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
         return CellError.exit_status
-    return BROKEN_FIGURE if outcome.broken else 0
+    return INVALID_ROWS if outcome.invalid else BROKEN_FIGURE if outcome.broken else 0
 
 
 def _reexec_unprivileged() -> None:
@@ -194,16 +217,17 @@ def _reexec_unprivileged() -> None:
 def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
     """With `resume=` as the only override, take the run's own config."""
     overrides = HydraConfig.get().overrides.task
-    ours = ("resume=", "results_dir=", "cache_dir=")
-    if cfg.resume is None or not all(o.lstrip("+").startswith(ours) for o in overrides):
+    own = ("resume", "resume_invalid", "results_dir", "cache_dir")
+    given = [override.lstrip("+").partition("=")[0] for override in overrides]
+    if cfg.resume is None or not set(given) <= set(own):
         return cfg
     from harness.results import Results
 
     results = Results.find(str(cfg.resume), Path(cfg.results_dir))
     stored = OmegaConf.load(results.config)
     assert isinstance(stored, DictConfig)
-    for key in ("resume", "results_dir", "cache_dir"):
-        if key == "resume" or any(o.lstrip("+").startswith(f"{key}=") for o in overrides):
+    for key in own:
+        if key.startswith("resume") or key in given:
             stored[key] = cfg[key]
     return stored
 

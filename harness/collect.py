@@ -1,12 +1,12 @@
-"""From the cells of a results folder to its rows and checks: `python -m harness.collect FOLDER` judges it anew."""
+"""From the cells of a results folder to its rows and checks: `python -m harness.collect FOLDER` judges it again."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from energymon import Reading
-from harness.checks import Check, judge
-from harness.errors import HarnessError, ResultsError
-from harness.measure import CellData, EpochBatches, EpochRow, epoch_rows
+from harness.checks import FAIL, Check, judge
+from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
+from harness.measure import CellData, EpochBatches, EpochRow, epoch_edges, epoch_rows
 from harness.metrics import EpochMetrics, epoch_metrics
 from harness.resources import Resources
 from harness.results import Results, write_json, write_whole
@@ -28,18 +28,41 @@ from harness.signals import run_program
 from harness.specs import Tolerances
 from harness.testbed.link.watch import Ping
 
-__all__ = ["collect", "load_cell", "main"]
+__all__ = ["Collected", "DamagedCell", "collect", "invalid_cells", "load_cell", "main", "read_cells"]
+
+_CELL_SECTIONS = ("regime", "dataset", "accelerator", "energy")
+_EVENT_COUNTERS = ("cpu_busy_s", "cpu_total_s", "link_cpu_s")
 
 
-def collect(results: Results) -> tuple[list[EpochRow], list[Check]]:
+class DamagedCell(ResultsError):
+    """A file of a finished cell cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What the finished cells of a results folder hold."""
+
+    rows: Sequence[EpochRow]
+    checks: Sequence[Check]
+    damaged: Mapping[str, str]
+    """Why a finished cell cannot be read, by id; it has no rows."""
+
+    @property
+    def invalid(self) -> list[EpochRow]:
+        """The rows that a validity rule refuses."""
+        return [row for row in self.rows if row.valid != "valid"]
+
+
+def collect(results: Results) -> Collected:
     """Measure and judge every finished cell; write epochs and metrics (csv, parquet) and checks.json.
 
-    Returns the rows and checks.
+    A damaged cell has a check that says so, and keeps no other from being judged. Raises ResultsError when the folder's
+    plan or config cannot be read.
     """
-    planned = [c["cell_id"] for c in json.loads(results.plan.read_text())["cells"]]
-    cells = [load_cell(results.cell(cell_id)) for cell_id in planned if results.is_done(cell_id)]
-    tolerances = Tolerances(**OmegaConf.to_container(OmegaConf.load(results.config), resolve=True)["checks"])  # type: ignore[index,call-overload,arg-type]
-    rows, checks = judge(cells, [row for cell in cells for row in epoch_rows(cell)], tolerances)
+    cells, damaged = read_cells(results, [cell["cell_id"] for cell in results.read_plan()["cells"]])
+    rows, checks = _judged(cells, results.read_config())
+    expected = "every file of the cell can be read"
+    checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
     frame = pd.DataFrame([asdict(row) for row in rows], columns=EpochRow.columns())
     # A column that is unknown in every row is still a column of floats.
     for column in ("au", "cpu_util", "gpu_util", "cpu_j", "dram_j", "gpu_j", "total_j", "energy_error_j"):
@@ -49,7 +72,30 @@ def collect(results: Results) -> tuple[list[EpochRow], list[Check]]:
     write_whole(results.epochs_csv, frame.to_csv(index=False).encode())
     write_whole(results.epochs_parquet, frame.to_parquet(index=False))
     write_json(results.checks, [asdict(check) for check in checks])
-    return rows, checks
+    return Collected(rows, checks, damaged)
+
+
+def read_cells(results: Results, cell_ids: Iterable[str]) -> tuple[list[CellData], dict[str, str]]:
+    """Return the finished ones among some cells, and why each damaged one cannot be read, by id."""
+    cells, damaged = [], {}
+    for cell_id in cell_ids:
+        if results.is_done(cell_id):
+            try:
+                cells.append(load_cell(results.cell(cell_id)))
+            except DamagedCell as error:
+                damaged[cell_id] = str(error)
+    return cells, damaged
+
+
+def invalid_cells(cells: Sequence[CellData], config: DictConfig) -> set[str]:
+    """Return the ids of the cells of which a validity rule refuses a row, by the limits of `config`."""
+    rows, _ = _judged(cells, config)
+    return {row.cell_id for row in rows if row.valid != "valid"}
+
+
+def _judged(cells: Sequence[CellData], config: DictConfig) -> tuple[list[EpochRow], list[Check]]:
+    tolerances = Tolerances(**OmegaConf.to_container(config, resolve=True)["checks"])  # type: ignore[index,call-overload,arg-type]
+    return judge(cells, [row for cell in cells for row in epoch_rows(cell)], tolerances)
 
 
 def _write_metrics(results: Results, frame: pd.DataFrame) -> None:
@@ -61,21 +107,39 @@ def _write_metrics(results: Results, frame: pd.DataFrame) -> None:
 
 
 def load_cell(folder: Path) -> CellData:
-    """Read what a finished cell stored; raises ResultsError naming the file that cannot be read."""
+    """Read what a finished cell stored; raises DamagedCell naming the file of it that cannot be read.
+
+    Raises ResultsError for a file that it shares with others.
+    """
+    read = folder
     try:
-        cell = json.loads((folder / "cell.json").read_text())
+        cell = json.loads((read := folder / "cell.json").read_text())
+        if cell["cell_id"] != folder.name or not all(isinstance(cell[key], dict) for key in _CELL_SECTIONS):
+            raise ValueError(f"expected the cell {folder.name}")
+        link = json.loads((read := folder / "link.json").read_text())
+        if not isinstance(link, dict):
+            raise ValueError("expected an object")
+        events = _events(read := folder / "events.parquet")
+        edges = epoch_edges(events)
+        if not edges or not all(key in event for edge in edges.values() for event in edge for key in _EVENT_COUNTERS):
+            raise ValueError("expected the edges of its epochs")
+        batches = _batches(read := folder / "batches.parquet")
+        if edges.keys() != batches.keys():
+            raise ValueError(f"expected the epochs {', '.join(map(str, edges))}")
         return CellData(
             cell=cell,
-            link=json.loads((folder / "link.json").read_text()),
-            events=_events(folder / "events.parquet"),
-            batches=_batches(folder / "batches.parquet"),
-            readings=_readings(folder / "energy.parquet"),
-            resources=_resources(folder / "resources.parquet"),
-            pings=_pings(folder / "link.parquet"),
+            link=link,
+            events=events,
+            batches=batches,
+            readings=_readings(read := folder / "energy.parquet"),
+            resources=_resources(read := folder / "resources.parquet"),
+            pings=_pings(read := folder / "link.parquet"),
             sizes=_sizes(_samples_file(folder.parent.parent, cell["dataset"])),
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise ResultsError(f"{folder}: not a whole cell ({error}); delete it and resume the run") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCell(
+            f"{read}: not readable ({_reason(error, read)}); resume the run, which measures its cell again"
+        ) from error
 
 
 def _samples_file(run: Path, dataset: Mapping[str, Any]) -> Path:
@@ -85,7 +149,17 @@ def _samples_file(run: Path, dataset: Mapping[str, Any]) -> Path:
 
 
 def _sizes(path: Path) -> npt.NDArray[np.int64] | None:
-    return pq.read_table(path, columns=["size"])["size"].to_numpy() if path.exists() else None
+    try:
+        return pq.read_table(path, columns=["size"])["size"].to_numpy() if path.exists() else None
+    except (OSError, ValueError, KeyError) as error:
+        raise ResultsError(
+            f"{path}: not readable ({_reason(error, path)}); resume the run, which writes it again"
+        ) from error
+
+
+def _reason(error: Exception, path: Path) -> str:
+    told = error.strerror if isinstance(error, OSError) else f"no {error}" if isinstance(error, KeyError) else None
+    return " ".join((told or str(error)).replace(str(path), path.name).split())
 
 
 def _events(path: Path) -> list[dict[str, Any]]:
@@ -136,21 +210,22 @@ def _readings(path: Path) -> list[Reading]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Judge a results folder anew from what its cells stored."""
+    """Judge a results folder again from what its cells stored; status 3: a cell is damaged, 6: a row is invalid."""
     parser = argparse.ArgumentParser(prog="python -m harness.collect", description=main.__doc__)
     parser.add_argument("folder", nargs="?", default="results/latest", help="a run's folder (%(default)s)")
     name = parser.parse_args(argv).folder
     try:
-        rows, checks = collect(Results.find(name, Path("results")))
+        found = collect(Results.find(name, Path("results")))
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
-    bad = [row for row in rows if row.valid != "valid"]
-    print(f"{len(rows)} rows, {len(rows) - len(bad)} valid; {len(checks)} checks")
+    print(f"{len(found.rows)} rows, {len(found.rows) - len(found.invalid)} valid; {len(found.checks)} checks")
     print(f"redraw the report with: python -m harness.report {name}")
-    for row in bad:
+    for row in found.invalid:
         print(f"  {row.cell_id} epoch {row.epoch}: {row.valid}")
-    return 0
+    for cell_id, reason in found.damaged.items():
+        print(f"  {cell_id}: damaged: {reason}")
+    return CellError.exit_status if found.damaged else INVALID_ROWS if found.invalid else 0
 
 
 if __name__ == "__main__":

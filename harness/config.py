@@ -37,13 +37,13 @@ SCALES = ("small", "full")
 _SECTIONS = frozenset(
     {"name", "description", "scale", "sizes", "placement", "workloads", "loaders", "regimes", "dataset", "accelerator"}
     | {"testbed", "energy", "store", "checks", "repeats", "epochs", "warmup_samples", "seed", "cell_timeout_s"}
-    | {"figures", "results_dir", "cache_dir", "resume", "diagnose"}
+    | {"figures", "results_dir", "cache_dir", "resume", "resume_invalid", "diagnose"}
 )
 """What conf/config.yaml has, and what conf/diagnose.yaml adds to it."""
 # Where a run is stored, not what it measures; sizes count where they are used.
 _NOT_HASHED = frozenset(
-    {"resume", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks", "store"}
-    | {"scale", "sizes"}
+    {"resume", "resume_invalid", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks"}
+    | {"store", "scale", "sizes"}
 )
 
 
@@ -72,6 +72,10 @@ def experiment_from(cfg: DictConfig) -> Experiment:
     """Check a composed config and return it as an Experiment; raises ConfigError naming the key."""
     _check_scale(cfg)
     plain = _plain(cfg)
+    if plain.get("resume_invalid", False) not in ((False, True) if plain.get("resume") else (False,)):
+        raise ConfigError(
+            f"resume_invalid={plain['resume_invalid']}: expected true or false, and true only with resume=FOLDER"
+        )
     for key in plain:
         if key not in _SECTIONS:
             raise unknown_key(key, _SECTIONS - {"diagnose"}, "no part of an experiment")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BROKEN_FIGURE",
+    "INVALID_ROWS",
     "CellError",
     "ConfigError",
     "DatasetError",
@@ -16,6 +17,8 @@ __all__ = [
     "TestbedError",
 ]
 
+INVALID_ROWS = 6
+"""Exit status where every cell is done, and a validity rule refuses some of their rows."""
 BROKEN_FIGURE = 7
 """Exit status where a figure cannot be drawn; the rest of the report is."""
 

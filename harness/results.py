@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
-from contextlib import suppress
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from harness.errors import ResultsError
 
@@ -15,8 +23,8 @@ __all__ = ["Results", "new_folder", "write_json", "write_whole"]
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is seen whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
+    """Write a file so that it is seen whole or not at all, whatever process writes it at the same time."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with partial.open("wb") as file:
             file.write(data)
@@ -62,6 +70,7 @@ class Results:
         self.metrics_parquet = folder / "metrics.parquet"
         self.energy = folder / "energy.sqlite"
         self.cells = folder / "cells"
+        self.lock = folder / ".lock"
 
     @classmethod
     def create(cls, results_dir: Path, experiment: str) -> Results:
@@ -80,14 +89,64 @@ class Results:
         hint = f"; the newest there: {', '.join(there[-3:])}" if there else ""
         raise ResultsError(f"{name}: no run with a plan.json there or in {results_dir}{hint}")
 
-    def point_latest(self) -> None:
-        """Point `latest` beside the folder at it."""
+    def point_latest(self) -> str | None:
+        """Point `latest` beside the folder at it; returns why that cannot be done, where it cannot."""
         link = self.folder.parent / "latest"
+        if link.exists() and not link.is_symlink():
+            return f"{link} is no symbolic link"
         fresh = link.with_name(f".latest-{os.getpid()}")
-        with suppress(FileNotFoundError):
-            fresh.unlink()
-        fresh.symlink_to(self.folder.name)
-        fresh.replace(link)
+        fresh.unlink(missing_ok=True)
+        try:
+            fresh.symlink_to(self.folder.name)
+            fresh.replace(link)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return f"{link} cannot be a symbolic link ({error.strerror})"
+        return None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out of the folder; the lock ends with this process, however it ends.
+
+        Raises ResultsError naming the process that has it.
+        """
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+                raise ResultsError(
+                    f"{self.folder}: {owner} is running this experiment; wait until it ends, or end it with Ctrl-C or "
+                    "kill, then resume"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}, since {now},".encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def read_plan(self) -> dict[str, Any]:
+        """Return plan.json; raises ResultsError when it is damaged."""
+        try:
+            plan = json.loads(self.plan.read_text())
+            if not isinstance(plan, dict) or not all(isinstance(cell["cell_id"], str) for cell in plan["cells"]):
+                raise ValueError("expected an object with cells")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ResultsError(f"{self.plan}: not a readable plan ({error}); start a new run") from error
+        return plan
+
+    def read_config(self) -> DictConfig:
+        """Return config.yaml; raises ResultsError when it is damaged."""
+        try:
+            config = OmegaConf.load(self.config)
+        except (OSError, ValueError, OmegaConfBaseException, YAMLError) as error:
+            raise ResultsError(f"{self.config}: not a readable config ({_line(error)}); start a new run") from error
+        if not isinstance(config, DictConfig):
+            raise ResultsError(f"{self.config}: not a readable config (expected keys and values); start a new run")
+        return config
 
     def cell(self, cell_id: str) -> Path:
         """Return the folder of a finished cell."""
@@ -98,8 +157,8 @@ class Results:
         return self.cells / f"{cell_id}.partial"
 
     def is_done(self, cell_id: str) -> bool:
-        """Whether the cell is whole."""
-        return (self.cell(cell_id) / "cell.json").is_file()
+        """Whether the cell has been made whole; what it stored may be damaged since."""
+        return self.cell(cell_id).exists()
 
     def new_provenance(self) -> Path:
         """Return where this session's provenance goes: a resumed run keeps that of each session."""
@@ -109,12 +168,20 @@ class Results:
             path = self.folder / f"provenance-{n}.json"
         return path
 
-    def set_aside(self, cell_id: str) -> None:
-        """Keep what an earlier try of a cell left, under a name of its own, so that a new try starts clean."""
-        partial = self.partial(cell_id)
-        if not partial.exists():
-            return
+    def set_aside(self, cell_id: str, why: Literal["failed", "damaged", "invalid"] = "failed") -> Path | None:
+        """Keep what an earlier try of a cell left, under a name of its own, so that a new try starts clean.
+
+        What failed is the cell's partial folder, what is damaged or invalid its finished one. Returns the new path;
+        None where there was nothing.
+        """
+        left = self.partial(cell_id) if why == "failed" else self.cell(cell_id)
+        if not left.exists():
+            return None
         n = 1
-        while (aside := self.cells / f"{cell_id}.failed-{n}").exists():
+        while (aside := self.cells / f"{cell_id}.{why}-{n}").exists():
             n += 1
-        partial.rename(aside)
+        return left.rename(aside)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from energymon import EnergyError
 from harness.cellrun import CellContext, run_cell
-from harness.collect import collect, load_cell
+from harness.collect import collect, invalid_cells, load_cell, read_cells
 from harness.components import check_components
 from harness.config import config_hash, differences
 from harness.daemon import Keys, make_keys
@@ -48,8 +47,11 @@ class Outcome:
     """How a run ended."""
 
     folder: Path
-    done: int
     failed: int
+    """Cells without a result."""
+    rows: int
+    invalid: int
+    """Rows that a validity rule refuses."""
     broken: tuple[BrokenFigure, ...]
     """Figures that cannot be drawn."""
 
@@ -69,19 +71,24 @@ def run(
         check_figures(experiment.figures)
     except ResultsError as error:
         raise ConfigError(str(error)) from error
-    resumed = None if cfg.resume is None else _resumed(cfg)
-    with ExitStack() as stack:
+    with ExitStack() as folder, ExitStack() as stack:
+        resumed = None if cfg.resume is None else _resumed(cfg, folder)
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
         cache = Path(cfg.cache_dir).expanduser()
         data = _open_data(experiment, cache, progress)
         rehearse(experiment, data, progress.dataset)
-        results = _results(cfg, experiment, data.content_hash, resumed)
+        results = _results(cfg, experiment, data.content_hash, resumed, folder)
         on_folder(results.folder)
         ledger = Ledger(results.ledger)
         cells = plan(experiment)
-        todo = [cell for cell in cells if not results.is_done(cell.cell_id)]
+        keys: dict[str, Keys] = {}
+        # Before the cells are read, which need it: a resumed run's may be damaged.
+        on_nodes = data.store(results.folder, keys)
+        todo = _todo(cfg, results, cells, ledger, progress)
         failures: dict[str, str] = {}
+        if not todo:
+            _point_latest(results, progress)
         try:
             if todo:
                 regimes = list(experiment.regimes.values())
@@ -111,7 +118,7 @@ def run(
                     results.new_provenance(),
                     provenance(command, testbed.describe(), agent.sensors, data.provenance()),
                 )
-                on_nodes = data.store(results.folder, _keys(experiment, testbed))
+                keys.update(_keys(experiment, testbed))
                 told = {key: one.describe() for key, one in data.by_workload.items()}
                 context = CellContext(experiment, results, testbed, agent, on_nodes, told)
                 failures = _run_cells(context, todo, ledger, progress, already=len(cells) - len(todo))
@@ -126,15 +133,18 @@ def run(
             raise
         with signals_held():
             stack.close()
-            collect(results)
+            collected = collect(results)
         rendered = render(results.folder)
-    return Outcome(results.folder, len(cells) - len(failures), len(failures), rendered.broken)
+    without = failures.keys() | collected.damaged.keys()
+    return Outcome(results.folder, len(without), len(collected.rows), len(collected.invalid), rendered.broken)
 
 
 def _run_cells(
     context: CellContext, todo: list[Cell], ledger: Ledger, progress: Progress, already: int
 ) -> dict[str, str]:
     failures: dict[str, str] = {}
+    # Not before: a run that cannot start is not the newest that there is to look at.
+    _point_latest(context.results, progress)
     progress.start(todo, already)
     for cell in todo:
         context.results.set_aside(cell.cell_id)
@@ -166,6 +176,11 @@ def _run_cells(
     return failures
 
 
+def _point_latest(results: Results, progress: Progress) -> None:
+    if obstacle := results.point_latest():
+        progress.note(f"{obstacle}, so it does not lead to this run; resume={results.folder.name} does")
+
+
 def _summary(folder: Path) -> tuple[str, str]:
     """Return what a cell measured, and what its loader left out by policy; empty when nothing was."""
     data = load_cell(folder)
@@ -181,9 +196,9 @@ def _summary(folder: Path) -> tuple[str, str]:
 
 
 def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> None:
-    if context.results.is_done(cell.cell_id):
-        return
     partial = context.results.partial(cell.cell_id)
+    if context.results.is_done(cell.cell_id) and not partial.exists():
+        return
     partial.mkdir(exist_ok=True)
     regime = context.experiment.regimes[cell.regime]
     content = {**asdict(cell), "regime": asdict(regime), "status": status, "failure": reason}
@@ -207,22 +222,42 @@ def _keys(experiment: Experiment, testbed: Testbed) -> dict[str, Keys]:
     return {module: make_keys(module, folder / f"keys-{n}") for n, module in enumerate(sorted(modules))}
 
 
-def _resumed(cfg: DictConfig) -> Results:
-    """Return the run that is to go on; raises ResultsError where there is none, or it is of another config."""
+def _todo(cfg: DictConfig, results: Results, cells: Sequence[Cell], ledger: Ledger, progress: Progress) -> list[Cell]:
+    """Return the cells to measure: the missing, the damaged, which are set aside, and if asked for the invalid ones."""
+    whole, damaged = read_cells(results, [cell.cell_id for cell in cells])
+    for cell_id, reason in damaged.items():
+        aside = results.set_aside(cell_id, "damaged")
+        message = f"{reason.rpartition(';')[0]}; it is kept as {aside.name if aside else cell_id} and measured again"
+        ledger.append("damaged", cell_id, message)
+        progress.note(f"damaged cell: {message}")
+    kept = {data.cell["cell_id"] for data in whole}
+    if cfg.get("resume_invalid"):
+        kept -= invalid_cells(whole, cfg)
+    return [cell for cell in cells if cell.cell_id not in kept]
+
+
+def _resumed(cfg: DictConfig, folder: ExitStack) -> Results:
+    """Return the run that is to go on, locked until `folder` is closed.
+
+    Raises ResultsError where there is none, another process runs it, or it is of another config.
+    """
     results = Results.find(str(cfg.resume), Path(cfg.results_dir))
-    stored = json.loads(results.plan.read_text())
-    if stored.get("config_hash") != config_hash(cfg):
+    folder.enter_context(results.locked())
+    if results.read_plan().get("config_hash") != config_hash(cfg):
         raise ResultsError(
             f"resume={cfg.resume}: the config differs from that of {results.folder.name} "
-            f"({'; '.join(differences(OmegaConf.load(results.config), cfg))}); "
+            f"({'; '.join(differences(results.read_config(), cfg))}); "
             f"give the same overrides, or resume={cfg.resume} alone"
         )
     return results
 
 
-def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str, resumed: Results | None) -> Results:
+def _results(
+    cfg: DictConfig, experiment: Experiment, dataset_hash: str, resumed: Results | None, folder: ExitStack
+) -> Results:
     if resumed is None:
         results = Results.create(Path(cfg.results_dir), experiment.name)
+        folder.enter_context(results.locked())
         write_whole(results.config, OmegaConf.to_yaml(cfg, resolve=True).encode())
         planned: dict[str, Any] = {
             "run_id": results.folder.name,
@@ -233,9 +268,8 @@ def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str, resumed
             "cells": [asdict(cell) for cell in plan(experiment)],
         }
         write_json(results.plan, planned)
-        results.point_latest()
         return results
-    stored = json.loads(resumed.plan.read_text())
+    stored = resumed.read_plan()
     if stored.get("dataset_hash") != dataset_hash:
         raise ResultsError(
             f"resume={cfg.resume}: the dataset is not the one that {resumed.folder.name} began with "
@@ -243,6 +277,6 @@ def _results(cfg: DictConfig, experiment: Experiment, dataset_hash: str, resumed
         )
     # Tolerances and figures may have changed; what is shown and judged follows the newest.
     write_whole(resumed.config, OmegaConf.to_yaml(cfg, resolve=True).encode())
-    resumed.point_latest()
+    resumed.cells.mkdir(exist_ok=True)
     Ledger(resumed.ledger).append("resumed")
     return resumed

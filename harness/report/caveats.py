@@ -59,6 +59,7 @@ def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
         *_mounts(results),
         *_link(results),
         *_other_runs(results),
+        *_measured_again(results),
         *_notes(results),
     ]
     return tuple(sorted(found, key=lambda caveat: not caveat.weakens))
@@ -165,6 +166,16 @@ def _other_runs(results: Results) -> Iterable[Caveat]:
         many = "1 epoch" if len(crowded) == 1 else f"{len(crowded)} epochs"
         text = f"Another run was on this machine during {many}: each counts the CPU joules of both."
         yield Caveat("energy", text, weakens=True)
+
+
+def _measured_again(results: Results) -> Iterable[Caveat]:
+    again = sum(cell.measured_again > 0 for cell in results.cells)
+    if again:
+        which = "1 cell was" if again == 1 else f"{again} cells were"
+        text = (
+            f"{which} measured again because a rule refused its rows; cells/*.invalid-N has what was measured before."
+        )
+        yield Caveat("cells", text, weakens=False)
 
 
 def _mounts(results: Results) -> Iterable[Caveat]:

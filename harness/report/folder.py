@@ -32,9 +32,9 @@ class Cell:
     regime: str
     repeat: int
     state: str
-    """done, failed, interrupted, running or not run."""
+    """done, failed, interrupted, damaged, running or not run."""
     reason: str
-    """Why the cell failed or was interrupted; empty otherwise."""
+    """Why the cell failed, was interrupted or cannot be read; empty otherwise."""
     mount: str
     """How the compute node reached the files: nfs4, sshfs, local; empty when unknown."""
     placement: Json
@@ -48,6 +48,8 @@ class Cell:
     """Why the loader left samples out under on_error=skip, by id, of all epochs."""
     link: Json
     """link.json: the probe before and after, and the link's cost per epoch; empty without a link."""
+    measured_again: int = 0
+    """How often its rows were invalid before, and it was measured again."""
     memory_bytes: float | None = None
     """Most that its processes had together; None without a limit."""
 
@@ -178,21 +180,24 @@ def read_results(folder: Path) -> Results:
     plan = _mapping(_json(folder / "plan.json", {}))
     ledger = _ledger(folder / "ledger.jsonl")
     rows = read_rows(folder / "epochs.csv")
+    checks = tuple(_check(entry) for entry in _json(folder / "checks.json", []))
     instants = [str(entry["t_utc"]) for entry in ledger if entry.get("t_utc")]
     return Results(
         folder=folder,
         config=_config(folder / "config.yaml"),
         run_id=str(plan.get("run_id") or ""),
-        cells=_cells(folder, plan, ledger, rows),
+        cells=_cells(folder, plan, ledger, rows, checks),
         rows=rows,
-        checks=tuple(_check(entry) for entry in _json(folder / "checks.json", [])),
+        checks=checks,
         provenance=_mapping(_json(folder / "provenance.json", {})),
         started_utc=min(instants, default=""),
         ended_utc=max(instants, default=""),
     )
 
 
-def _cells(folder: Path, plan: Json, ledger: list[Json], rows: tuple[EpochRow, ...]) -> tuple[Cell, ...]:
+def _cells(
+    folder: Path, plan: Json, ledger: list[Json], rows: tuple[EpochRow, ...], checks: tuple[Check, ...]
+) -> tuple[Cell, ...]:
     last = {str(entry.get("cell_id")): entry for entry in ledger}
     planned = [_mapping(entry) for entry in plan.get("cells") or ()]
     if not planned:
@@ -202,23 +207,25 @@ def _cells(folder: Path, plan: Json, ledger: list[Json], rows: tuple[EpochRow, .
             for r in named.values()
         ]
     with_rows = {row.cell_id for row in rows if row.duration_s is not None}
-    return tuple(_cell(folder, entry, last.get(str(entry["cell_id"]), {}), with_rows) for entry in planned)
+    damaged = {check.cell_id: check.actual for check in checks if check.rule == "whole_cell"}
+    return tuple(_cell(folder, entry, last.get(str(entry["cell_id"]), {}), with_rows, damaged) for entry in planned)
 
 
 _STATES = {"started": "running", "done": "done", "failed": "failed", "interrupted": "interrupted"}
 
 
-def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str]) -> Cell:
+def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str], damaged: Mapping[str, str]) -> Cell:
     cell_id = str(planned["cell_id"])
     home = folder / "cells" / cell_id
+    broken = damaged.get(cell_id) if home.exists() else None
     whole = home if home.exists() else home.with_name(f"{cell_id}.partial")
-    stored = _mapping(_json(whole / "cell.json", {}))
+    stored = {} if broken else _mapping(_json(whole / "cell.json", {}))
     accelerator = _mapping(stored.get("accelerator"))
     event = str(last.get("event") or "")
     # The folder is the truth: a run may die between making a cell whole and noting it.
     whole_cell = (home / "cell.json").is_file() or cell_id in with_rows
-    state = "done" if whole_cell else _STATES.get(event, "not run")
-    failure = stored.get("failure") or (last.get("message") if state in {"failed", "interrupted"} else "")
+    state = "damaged" if broken else "done" if whole_cell else _STATES.get(event, "not run")
+    failure = broken or stored.get("failure") or (last.get("message") if state in {"failed", "interrupted"} else "")
     return Cell(
         cell_id=cell_id,
         loader=str(planned["loader"]),
@@ -233,7 +240,8 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str]) -> Cell:
         citations=tuple(str(accelerator[key]) for key in ("citation", "power_citation") if accelerator.get(key)),
         notes=tuple(str(note) for note in stored.get("notes") or ()),
         skipped={int(key): str(why) for epoch in stored.get("skipped") or () for key, why in epoch["samples"].items()},
-        link=_mapping(_json(home / "link.json", {})),
+        link={} if broken else _mapping(_json(home / "link.json", {})),
+        measured_again=len(list(home.parent.glob(f"{cell_id}.invalid-*"))),
         memory_bytes=_mapping(stored.get("memory")).get("limit_bytes"),
     )
 

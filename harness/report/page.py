@@ -250,5 +250,7 @@ def _commands(results: Results) -> list[tuple[str, str]]:
     commands = [("Measure again", run)]
     if results.unfinished:
         commands.append(("Run the cells that are missing", f"{run} resume={folder}"))
+    if any(not row.is_valid for row in results.rows):
+        commands.append(("Measure the cells with invalid rows again", f"{run} resume={folder} resume_invalid=true"))
     commands.append(("Draw this page, the figures and the table again", f"python -m harness.report {folder}"))
     return commands

@@ -11,7 +11,7 @@ from harness.report.rows import EpochRow
 
 __all__ = ["KINDS", "Problem", "problems"]
 
-KINDS = ("failed", "interrupted", "running", "not run", "invalid", "warning")
+KINDS = ("failed", "damaged", "interrupted", "running", "not run", "invalid", "warning")
 """Kinds of problem, the gravest first."""
 
 

@@ -29,7 +29,7 @@ WIDE_COLUMNS = 100
 SHOWN_PROBLEMS = 12
 
 _MARKS = {PASS: ("✓", "green"), FAIL: ("✗", "red")}
-_PROBLEM_STYLES = {"failed": "red", "interrupted": "red", "running": "red", "invalid": "red", "warning": "yellow"}
+_PROBLEM_STYLES = {"warning": "yellow", "not run": "dim"}
 
 
 def print_table(folder: Path, console: Console) -> None:
@@ -224,7 +224,7 @@ def _problems(results: Results) -> RenderableType | None:
     for problem in found[:SHOWN_PROBLEMS]:
         where = problem.where if problem.count == 1 else f"{problem.where} ({problem.count} times)"
         text = f"{where}: {problem.text}" if problem.text else where
-        grid.add_row(Text(problem.kind, _PROBLEM_STYLES.get(problem.kind, "dim")), Text(text))
+        grid.add_row(Text(problem.kind, _PROBLEM_STYLES.get(problem.kind, "red")), Text(text))
     if len(found) > SHOWN_PROBLEMS:
         grid.add_row("", Text(f"and {len(found) - SHOWN_PROBLEMS} more; report.html lists all", "dim"))
     return Stack(Text("Not as planned", "bold"), grid)

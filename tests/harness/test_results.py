@@ -1,6 +1,9 @@
 """The results folder: unique, found again, and never half written."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -48,6 +51,39 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 
 
+def test_a_folder_named_latest_is_left_alone(tmp_path):
+    mine = tmp_path / "latest"
+    mine.mkdir()
+    results = Results.create(tmp_path, "smoke")
+    assert results.point_latest() == f"{mine} is no symbolic link"
+    assert mine.is_dir() and not list(mine.iterdir())
+
+
+LOCKS = """
+import sys, time
+from pathlib import Path
+from harness.results import Results
+with Results(Path(sys.argv[1])).locked():
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_is_locked_until_its_process_is_dead(tmp_path):
+    results = planned(tmp_path)
+    owner = subprocess.Popen([sys.executable, "-c", LOCKS, results.folder], stdout=subprocess.PIPE)
+    try:
+        assert owner.stdout.readline() == b"locked\n"
+        with pytest.raises(ResultsError, match=f"process {owner.pid} on .*end it"), results.locked():
+            pass
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    with results.locked(), pytest.raises(ResultsError, match=f"process {os.getpid()} "), results.locked():
+        pass
+
+
 def test_every_failed_try_of_a_cell_is_kept(tmp_path):
     results = planned(tmp_path)
     for n in (1, 2):
@@ -55,3 +91,6 @@ def test_every_failed_try_of_a_cell_is_kept(tmp_path):
         results.set_aside("c")
         assert (results.cells / f"c.failed-{n}").is_dir()
     assert not results.is_done("c")
+    results.cell("c").mkdir()
+    assert results.set_aside("c", "damaged") == results.cells / "c.damaged-1"
+    assert results.set_aside("c", "damaged") is None

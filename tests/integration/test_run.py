@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 from harness.cli import main
+from harness.results import Results, write_json
 from harness.testbed.state import RunState
 
 # Small enough for a test: few images, one repeat, steps of no length.
@@ -141,8 +142,12 @@ def test_a_run_outlives_its_own_death_and_that_of_a_worker_and_a_daemon(harness,
     assert process.returncode == 3, said
     assert "worker" in said and "daemon" in said
     assert {r["loader"] for r in rows(tmp_path)} == {"dali"}
-    done = run(harness(*SLOW, "resume=latest"))
-    assert done.returncode == 0, done.stderr
+    (damaged,) = (results / "latest" / "cells").glob("dali-*")
+    os.truncate(damaged / "batches.parquet", 100)
+    done = run(harness(*SLOW, "resume=latest", "checks.clock_offset_ms=0"))
+    assert done.returncode == 6, done.stderr
+    assert f"kept as {damaged.name}.damaged-1 and measured again" in done.stderr
+    assert "3 of 3 rows are invalid" in done.stderr and "resume_invalid=true" in done.stderr
     assert [r["cell_id"] for r in rows(tmp_path)] == [c["cell_id"] for c in planned]
     assert {r["samples"] for r in rows(tmp_path)} == {"48"}
     assert len(list(results.glob("2*"))) == 1
@@ -245,6 +250,7 @@ BAD = {
     "dataset.root=/no/such/place": "dataset.root",
     "loaders.pytorch._target_=no.such.Loader": "cannot be imported",
     "resume=nothing": "no run with a plan.json",
+    "resume_invalid=true": "only with resume=FOLDER",
     "loaders.pytorch.num_workers=two": "expected a whole number",
     "loaders.streaming.daemon.module=null": "daemon.module",
     "+loaders.streaming.daemon.treads=2": "loaders.streaming.daemon.treads",
@@ -276,6 +282,16 @@ def test_bad_input_is_one_message_and_no_run(override, harness, tmp_path, monkey
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # it is set, and unset again after the test
     judge(main(), capfd.readouterr().err, BAD[override])
     assert not list((tmp_path / "results").glob("2*"))
+
+
+def test_a_folder_of_a_run_that_is_alive_is_not_resumed(harness, tmp_path, monkeypatch, capfd):
+    alive = Results.create(tmp_path / "results", "smoke")
+    write_json(alive.plan, {"cells": []})
+    alive.point_latest()
+    monkeypatch.setattr(sys, "argv", harness("resume=latest")[2:])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    with alive.locked():
+        judge(main(), capfd.readouterr().err, f"process {os.getpid()} on")
 
 
 @pytest.mark.parametrize("override", ["loaders.pytorch.num_wokers=3", "+loaders.pytorch.workers=3"])

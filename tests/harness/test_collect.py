@@ -1,0 +1,118 @@
+"""A results folder with damaged cells: they are named, and the others are judged."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+
+from harness.cell import BatchRecord, save_batches
+from harness.collect import collect, invalid_cells, main, read_cells
+from harness.energy import save_readings
+from harness.errors import ResultsError
+from harness.events import save_events
+from harness.results import Results, write_json
+
+LIMITS = {"checks": {"others_cpu_pct": 100, "others_cpus": 100}}
+
+
+def write_cell(results, data, repeat, **changed):
+    cell_id = f"pytorch-resnet50-local-r{repeat}-0"
+    folder = results.cell(cell_id)
+    folder.mkdir()
+    write_json(folder / "cell.json", {**data.cell, "cell_id": cell_id, "repeat": repeat, **changed})
+    write_json(folder / "link.json", {})
+    save_events(list(data.events), folder / "events.parquet")
+    records = [BatchRecord(10**9, 10**9, 1000, ids, None) for ids in data.batches[1].ids.reshape(3, 2)]
+    save_batches(records, 1, folder / "batches.parquet")
+    save_readings(list(data.readings), folder / "energy.parquet")
+    return cell_id
+
+
+@pytest.fixture
+def results(tmp_path, stored):
+    results = Results.create(tmp_path, "smoke")
+    cells = [write_cell(results, stored(), repeat) for repeat in (1, 2)]
+    write_json(results.plan, {"cells": [{"cell_id": cell_id} for cell_id in cells]})
+    OmegaConf.save(LIMITS, results.config)
+    pq.write_table(pa.table({"size": pa.array([500] * 6, pa.int64())}), results.folder / "samples.parquet")
+    return results
+
+
+def test_whole_cells_are_judged_and_valid(results):
+    found = collect(results)
+    assert [row.valid for row in found.rows] == ["valid", "valid"] and not found.damaged
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def no_epoch(path):
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+
+
+def another_cell(path):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "cell_id": "another"}))
+
+
+DAMAGE = [
+    ("cell.json", lambda path: path.unlink()),
+    ("cell.json", lambda path: path.write_text("")),
+    ("cell.json", lambda path: path.write_text("[]")),
+    ("cell.json", lambda path: path.write_bytes(b"\xff\x00")),
+    ("cell.json", another_cell),
+    ("link.json", lambda path: path.write_text("7")),
+    ("events.parquet", no_epoch),
+    ("batches.parquet", truncated),
+    ("batches.parquet", no_epoch),
+    ("batches.parquet", lambda path: path.write_bytes(b"")),
+    ("energy.parquet", truncated),
+    ("resources.parquet", lambda path: path.write_text("no parquet")),
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE)
+def test_a_damaged_cell_is_named_with_its_file_and_the_others_are_judged(results, capsys, name, damage):
+    first, second = (cell["cell_id"] for cell in results.read_plan()["cells"])
+    damage(results.cell(first) / name)
+    found = collect(results)
+    assert [(row.cell_id, row.valid) for row in found.rows] == [(second, "valid")]
+    assert set(found.damaged) == {first} and str(results.cell(first) / name) in found.damaged[first]
+    (check,) = [check for check in json.loads(results.checks.read_text()) if check["rule"] == "whole_cell"]
+    assert (check["cell_id"], check["verdict"]) == (first, "fail")
+    assert main([str(results.folder)]) == 3
+    assert f"{first}: damaged:" in capsys.readouterr().out
+
+
+def test_the_status_says_that_rows_are_invalid(results, capsys):
+    OmegaConf.save({"checks": {**LIMITS["checks"], "clock_offset_ms": 0}}, results.config)
+    assert main([str(results.folder)]) == 6
+    assert "2 rows, 0 valid" in capsys.readouterr().out
+
+
+def test_invalid_cells_are_those_with_a_row_that_a_rule_refuses(results, stored):
+    cell_id = write_cell(results, stored(), 3, clock_offset_ms=5.0)
+    cells, _ = read_cells(results, [path.name for path in results.cells.iterdir()])
+    assert invalid_cells(cells, OmegaConf.create(LIMITS)) == {cell_id}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"cells": [7]}', "\x00"])
+def test_a_damaged_plan_is_one_error(results, content):
+    results.plan.write_text(content)
+    with pytest.raises(ResultsError, match=r"plan\.json: not a readable plan"):
+        collect(results)
+
+
+@pytest.mark.parametrize("content", ["- a", "a: [", "\x00"])
+def test_a_damaged_config_is_one_error(results, content):
+    results.config.write_text(content)
+    with pytest.raises(ResultsError, match=r"config\.yaml: not a readable config"):
+        collect(results)
+
+
+def test_damaged_samples_are_no_fault_of_any_cell(results):
+    (results.folder / "samples.parquet").write_bytes(b"PAR1")
+    with pytest.raises(ResultsError, match=r"samples\.parquet: not readable .* writes it again"):
+        collect(results)
