@@ -39,9 +39,11 @@ class Progress:
     """What other ranks delivered before these shared the rest, per place of the epoch of all ranks; None: nothing."""
 
     @classmethod
-    def none(cls, plan: EpochPlan) -> Progress:
-        """Return the beginning of an epoch."""
-        return cls(plan.epoch, np.zeros(plan.records, np.bool_))
+    def beginning(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Progress:
+        """Return the beginning of a plan of some of a rank's `records`: the others are done, or another worker's."""
+        delivered = np.ones(records, np.bool_)
+        delivered[plan.positions(plan.number, len(plan))] = False
+        return cls(plan.epoch, delivered, before)
 
     @property
     def complete(self) -> bool:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from loaders.arguments import whole
 from loaders.base import Batch, LoaderStats
@@ -62,6 +66,7 @@ class StreamingLoader:
         rank: int | None = None,
         world_size: int | None = None,
         remainder: Remainder | None = None,
+        part: tuple[int, int] = (0, 1),
         epochs_ahead: int = 1,
         epochs: int | None = None,
         warm_bytes: int = 8 * 2**20,
@@ -85,7 +90,8 @@ class StreamingLoader:
         "torch-process", its processes: "dali" decodes images alone, "torch" and "torch-process" run any pipeline,
         "auto" takes the fitting one, and "raw" yields RawBatch, not decoded. A batch is made of runs of `slice_records`
         neighbouring records, or of records shuffled within windows of `shuffle_window`. `rank`, `world_size` and
-        `remainder` share the records among ranks, see `planner.plan`. `limit` ends an epoch after so many samples.
+        `remainder` share the records among ranks, see `planner.plan`; `part` (i, n) is every n-th batch of the rank's
+        from the i-th on, for one of n loaders that share them. `limit` ends an epoch after so many samples.
 
         Requests run on up to `epochs_ahead` epochs into those that come after, of which there are `epochs` in all,
         or as many as are asked for. `warm_bytes` of padding are moved over each daemon's connections at the
@@ -121,6 +127,7 @@ class StreamingLoader:
             "limit": limit,
         }
         self._batch_size, self._order, self._epochs_ahead, self._epochs = batch_size, order, epochs_ahead, epochs
+        self._part = part
         plan([1], batch_size=batch_size, epoch=0, **self._settings)  # refuses what is out of range
         where = usable_device(device)
         pipeline = ImageTransform() if transform is None else as_pipeline(transform)
@@ -140,6 +147,8 @@ class StreamingLoader:
         self._events: TimestampLogger | None = None
         self._running: Running | None = None
         self._progress: Progress | None = None
+        self._under_way: EpochPlan | None = None
+        self._given: list[tuple[int, ...]] = []
         self._resumed = self._closed = False
         try:
             if events is not None:
@@ -206,7 +215,8 @@ class StreamingLoader:
         epoch = whole("epoch", epoch, 0)
         running = self._begin(epoch)
         planned = running.schedule.plan(epoch)
-        progress = self._progress
+        progress, given = self._progress, self._given
+        ended: tuple[int, ...] = ()
         assert progress is not None, "an epoch has begun"
         self._log("epoch_start", epoch)
         is_whole = False
@@ -214,9 +224,12 @@ class StreamingLoader:
             for _ in range(len(planned)):
                 number, batch, failed = self._next(running)
                 progress.delivered[planned.positions(number)] = True
+                ended = (*ended, number)
                 for one in failed:
                     self._stats.skip(*one)
                 if batch is not None:
+                    given.append(ended)
+                    ended = ()
                     # What is raw is handed out as what the protocol names; it counts alike.
                     self._stats.count(cast(Batch, batch))
                     yield cast(Batch, batch)
@@ -243,18 +256,18 @@ class StreamingLoader:
         self._resumed = False
         if resumed and progress is not None and progress.epoch == epoch:
             self._stop()
-            everything = plan(self._client.catalog.shard_records, **self._planned(epoch), done=progress.before)
-            first = progress.left(everything)
+            first = self._left(progress)
             first = self._client.grouped(first) if self._order == "arrival" else first
-            self._progress = Progress(epoch, progress.delivered.copy(), progress.before)
+            first = first.part(*self._part)
+            self._note(first, len(progress.delivered), progress.before)
         elif self._running and self.finished == epoch - 1:
             self._running.schedule.go_on(epoch, last=last)
-            self._progress = Progress.none(self._running.schedule.plan(epoch))
+            self._note(self._running.schedule.plan(epoch), len(self))
             return self._running
         else:
             self._stop()
             first = self._plan(epoch)
-            self._progress = Progress.none(first)
+            self._note(first, len(self))
         schedule = Schedule(first, self._plan, last=last)
         if self._decoder is None:
             self._running = Raw(self._fetching, schedule)
@@ -262,27 +275,67 @@ class StreamingLoader:
             self._running = Decoded(self._fetching, schedule, self._decoder, self._side)
         return self._running
 
+    def _note(self, plan: EpochPlan, records: int, before: npt.NDArray[np.bool_] | None = None) -> None:
+        """Begin to note what of an epoch is delivered."""
+        self._under_way, self._given = plan, []
+        self._progress = Progress.beginning(plan, records, before)
+
+    def _left(self, progress: Progress) -> EpochPlan:
+        """Return what is left of a rank's epoch, in the order of its seed."""
+        everything = plan(self._client.catalog.shard_records, **self._planned(progress.epoch), done=progress.before)
+        return progress.left(everything)
+
     def _planned(self, epoch: int) -> dict[str, Any]:
         settings = {name: value for name, value in self._settings.items() if name != "catalog"}
         return settings | {"batch_size": self._batch_size, "epoch": epoch}
 
     def _plan(self, epoch: int) -> EpochPlan:
-        return self._client.plan(order=self._order, **self._planned(epoch))
+        return self._client.plan(order=self._order, **self._planned(epoch)).part(*self._part)
 
     @property
     def finished(self) -> int | None:
         """The epoch that was begun last, if every sample of it was handed out."""
         return self._progress.epoch if self._progress is not None and self._progress.complete else None
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how far the loader has come: the epoch, and what of it was handed out up to now.
+    def progress(self, taken: int | None = None) -> Progress | None:
+        """Return what was handed out of the epoch begun last, all of it or that of its first `taken` batches.
+
+        Raises LoaderConfigError for more batches than were handed out.
+        """
+        progress = self._progress
+        if taken is None or progress is None:
+            return progress
+        _check_taken(taken, len(self._given))
+        delivered = progress.delivered.copy()
+        for number in chain.from_iterable(self._given[taken:]):
+            assert self._under_way is not None, "batches are of a plan"
+            delivered[self._under_way.positions(number)] = False
+        return Progress(progress.epoch, delivered, progress.before)
+
+    def progress_after(
+        self, epoch: int, taken: int, state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+    ) -> Progress:
+        """Return what the first `taken` batches of an epoch are in planned order, of what `state` leaves of it.
+
+        Raises LoaderConfigError for more batches than there are, and as `load_state_dict` does.
+        """
+        begun = self._progress_of(state) if state else None
+        if begun is None or begun.epoch != epoch:
+            begun = Progress(epoch, np.zeros(len(self), np.bool_))
+        left = self._left(begun)
+        _check_taken(taken, len(left))
+        delivered = begun.delivered.copy()
+        delivered[left.positions(left.number, taken)] = True
+        return Progress(epoch, delivered, begun.before)
+
+    def state_dict(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Return how far the loader has come: the epoch, and what of it was handed out, up to now or in `progress`.
 
         Numbers, text and bytes, so that `torch.save` and pickle keep it. Every rank keeps its own; those of all ranks
         together can be resumed by another number of ranks.
         """
-        if self._progress is None:
-            return {}
-        return self._progress.state(self._settings)
+        progress = self._progress if progress is None else progress
+        return {} if progress is None else progress.state(self._settings)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where `state_dict` was called: the next `epoch` of the same number yields what was left.
@@ -295,10 +348,12 @@ class StreamingLoader:
         missing of the list.
         """
         self._stop()
+        self._progress = self._progress_of(state) if state else None
+        self._resumed, self._under_way, self._given = self._progress is not None, None, []
+
+    def _progress_of(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Progress:
         samples, limit = self._client.catalog.samples, self._settings["limit"]
-        total = samples if limit is None else min(samples, limit)
-        self._progress = Progress.of(state, self._settings, total) if state else None
-        self._resumed = self._progress is not None
+        return Progress.of(state, self._settings, samples if limit is None else min(samples, limit))
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.
@@ -356,3 +411,8 @@ class StreamingLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check_taken(taken: int, most: int) -> None:
+    if not 0 <= taken <= most:
+        raise LoaderConfigError(f"taken={taken}: expected 0 to {most}, the batches of the iteration up to now")

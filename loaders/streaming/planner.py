@@ -83,12 +83,17 @@ class EpochPlan(Sequence[BatchPlan]):
         """Number of records in all batches."""
         return self._runs.total
 
-    def positions(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the places of a batch's records in the rank's sequence of the epoch, shape (records,)."""
+    def positions(self, number: int, batches: int = 1) -> npt.NDArray[np.int64]:
+        """Return the places of the records of some batches in the rank's sequence of the epoch, shape (records,)."""
         place = number - self.number
-        runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + 1])]
+        runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + batches])]
         starts = np.cumsum(runs.records) - runs.records
         return np.repeat(runs.position - starts, runs.records) + np.arange(runs.total)
+
+    def part(self, index: int, of: int) -> EpochPlan:
+        """Return every `of`-th batch from the one at `index` on, numbered from this plan's first number."""
+        batch = np.repeat(np.arange(len(self)), np.diff(self._bounds))
+        return EpochPlan(self.epoch, self._runs[batch % of == index], self.batch_size, number=self.number)
 
     def without(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
         """Return the plan of what is left where `done` marks places in the rank's sequence, numbered from `number`."""

@@ -18,6 +18,7 @@ from loaders.errors import LoaderConfigError, LoaderError
 from loaders.pipeline import stage_name
 from loaders.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import ended
+from loaders.streaming.iterations import Iterations, Worker
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.planner import check_ranks
 
@@ -27,9 +28,10 @@ __all__ = ["StreamDataset"]
 class StreamDataset(IterableDataset[Batch]):
     """Batches from streaming daemons; iterate it, or give it to DataLoader with batch_size=None.
 
-    Every iteration is an epoch, numbered from 0 or from what `set_epoch` said. Fetching and decoding go on beside
-    the training loop anyway, so DataLoader's workers gain nothing; with some, each fetches a part of the rank's
-    samples for itself.
+    Every iteration is the next epoch, numbered from 0 or from what `set_epoch` said, even if the one before it was left
+    early. Fetching and decoding go on beside the training loop anyway, so DataLoader's workers gain little; with
+    some, each fetches and decodes every n-th batch. Epoch and position stay with the dataset in the parent, and reach
+    the workers whenever an iteration begins.
     """
 
     def __init__(self, **arguments: Any) -> None:
@@ -46,14 +48,24 @@ class StreamDataset(IterableDataset[Batch]):
         self._place = self._place_now()
         self._loader: StreamingLoader | None = None
         self._pid = 0
-        self.epoch = 0
-        """The epoch of the iteration that is under way, or else of the next one."""
-        self._state: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
+        self._closed = False
+        self._iterations = Iterations()
 
     def __iter__(self) -> Iterator[Batch]:
+        return self._batches(self._iterations.worker())
+
+    def _batches(self, worker: Worker | None) -> Iterator[Batch]:
         loader = self.loader
-        yield from loader.epoch(self.epoch)
-        self.epoch += 1
+        iteration = self._iterations.begin(worker)
+        if iteration.state:
+            loader.load_state_dict(iteration.state)
+        yield from loader.epoch(iteration.epoch)
+        self._iterations.end(iteration, worker)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the iteration that is under way, or else of the next one."""
+        return self._iterations.position().epoch
 
     def __len__(self) -> int:
         """Return the number of this rank's batches in an epoch."""
@@ -62,11 +74,9 @@ class StreamDataset(IterableDataset[Batch]):
     @property
     def loader(self) -> StreamingLoader:
         """What fetches and decodes in this process, made when it is first asked for."""
-        if self._loader is None or self._pid != os.getpid():  # a fork's connections are its parent's
+        if self._loader is None or self._closed or self._pid != os.getpid():  # a fork's connections are its parent's
             self._place = self._known_place()
-            self._loader, self._pid = StreamingLoader(**self._shared()), os.getpid()
-            if self._state:
-                self._loader.load_state_dict(self._state)
+            self._loader, self._pid, self._closed = StreamingLoader(**self._shared()), os.getpid(), False
         elif self._place != self._known_place():
             rank, world_size = self._place
             raise LoaderError(
@@ -76,22 +86,52 @@ class StreamDataset(IterableDataset[Batch]):
         return self._loader
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch of the next iteration."""
-        self.epoch = whole("epoch", epoch, 0)
+        """Choose the epoch of the next iteration; one that was loaded goes on where it was."""
+        self._iterations.choose(whole("epoch", epoch, 0))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Return how far the dataset has come; what was iterated up to now is not given again.
 
-        Raises LoaderError for DataLoader's workers, which have come further than the training loop.
+        `taken` is the number of batches that the training loop has taken of the iteration begun last. It is needed
+        where something takes them ahead of the loop: DataLoader's workers, or a wrapper that looks a batch ahead.
+        Without it all batches that were iterated count as taken.
+
+        Raises LoaderError where workers need `taken` and it is not given, and in a worker, which has come further than
+        the training loop; LoaderConfigError for more batches than there are.
         """
         if get_worker_info() is not None:
-            raise LoaderError("DataLoader's workers are ahead of the training loop: use num_workers=0 with checkpoints")
+            raise LoaderError("DataLoader's workers are ahead of the training loop: call state_dict in its process")
         rank, world_size = self._known_place()
         share = {"rank": rank, "world_size": world_size, "remainder": self._arguments.get("remainder")}
-        if self._loader is None and not isinstance(self._state, list):
-            return {"epoch": self.epoch, "loader": dict(self._state or {}), "share": share}
-        done = self.loader.finished == self.epoch
-        return {"epoch": self.epoch + done, "loader": {} if done else self.loader.state_dict(), "share": share}
+        position = self._iterations.position()
+        last = position.last
+        if last is None:
+            if taken:
+                raise LoaderConfigError(f"taken={taken}: no iteration has begun; leave it out")
+            if not isinstance(position.state, list):
+                return {"epoch": position.epoch, "loader": dict(position.state or {}), "share": share}
+            progress = self.loader.progress_after(position.epoch, 0, position.state)
+        elif last.worker is None:
+            assert self._loader is not None, "an iteration of this process has a loader"
+            begun = self._loader.progress(taken)
+            if begun is None or begun.epoch != last.epoch:  # an error came before the first batch
+                begun = self._loader.progress_after(last.epoch, taken or 0, last.state)
+            progress = begun
+        elif taken is None:
+            raise LoaderError(
+                "DataLoader's workers are ahead of the training loop: give state_dict(taken=n), the number of batches "
+                "that the loop has taken since the iteration began, or use num_workers=0"
+            )
+        elif self._arguments.get("on_error") == "skip":
+            raise LoaderError(
+                "on_error='skip': whether workers left a batch out is not known here; use num_workers=0 with "
+                "checkpoints"
+            )
+        else:
+            progress = self.loader.progress_after(last.epoch, taken, last.state)
+        done = progress.complete
+        state = {} if done else self.loader.state_dict(progress)
+        return {"epoch": progress.epoch + done, "loader": state, "share": share}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where `state_dict` was called: the next iteration yields what was left of the epoch.
@@ -99,17 +139,18 @@ class StreamDataset(IterableDataset[Batch]):
         Given a list of the states of all ranks, saved at the same step, any number of ranks goes on.
         """
         if isinstance(state, Mapping):
-            self.epoch, self._state = int(state["epoch"]), state["loader"]
+            epoch, left = int(state["epoch"]), state["loader"]
         else:
-            self.epoch, self._state = _of_ranks(state)
+            epoch, left = _of_ranks(state)
         if self._loader is not None:
-            self._loader.load_state_dict(self._state or {})
+            self._loader.load_state_dict(left or {})
+        self._iterations.load(epoch, left or None)
 
     def close(self) -> None:
         """End threads, processes and connections."""
         if self._loader is not None:
             self._loader.close()
-            self._loader = None
+            self._closed = True
 
     def __enter__(self) -> StreamDataset:
         return self
@@ -138,17 +179,14 @@ class StreamDataset(IterableDataset[Batch]):
         return self._place_now() if in_process_group() else self._place
 
     def _shared(self) -> dict[str, Any]:
-        """Return the loader's arguments in this process: a worker of DataLoader takes a share of its rank's."""
+        """Return the loader's arguments in this process: each of n workers takes every n-th of its rank's batches."""
         rank, world_size = self._place
         arguments = self._arguments | {"rank": rank, "world_size": world_size}
         check_ranks(rank, world_size, arguments.get("remainder"))
         worker = get_worker_info()
-        if worker is not None and worker.num_workers > 1:
-            if self._state:
-                raise LoaderError("a checkpoint cannot be resumed in DataLoader's workers: use num_workers=0")
-            arguments["rank"] = rank * worker.num_workers + worker.id
-            arguments["world_size"] = world_size * worker.num_workers
-            arguments["remainder"] = arguments.get("remainder") or "uneven"
+        if worker is not None:
+            # DataLoader takes batches of its workers in turn, so batches that come as planned have known places.
+            arguments |= {"part": (worker.id, worker.num_workers), "order": "strict"}
         return arguments
 
 

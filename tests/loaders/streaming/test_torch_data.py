@@ -5,8 +5,9 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader
 
-from loaders.errors import LoaderConfigError, LoaderError
+from loaders.errors import LoaderConfigError, LoaderError, StreamError
 from loaders.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.torch_data import StreamDataset
@@ -42,12 +43,106 @@ def test_every_iteration_is_an_epoch(daemon) -> None:
         assert _ids(dataset) == ALL
 
 
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (3, "fork"), (1, "spawn"), (3, "spawn")])
-def test_dataloader_gives_every_sample_once(daemon, workers: int, start: str | None) -> None:
-    with _dataset(daemon.endpoint, streams=1) as dataset:
+@pytest.mark.parametrize(
+    ("workers", "start", "persistent"),
+    [(0, None, False), (1, "fork", False), (3, "fork", False), (3, "fork", True)],
+)
+def test_every_iteration_of_a_dataloader_is_an_epoch_and_can_be_resumed(
+    daemon, workers: int, start: str | None, persistent: bool
+) -> None:
+    def loader(dataset: StreamDataset) -> DataLoader[Any]:
+        return DataLoader(
+            dataset,
+            batch_size=None,
+            num_workers=workers,
+            multiprocessing_context=start,
+            persistent_workers=persistent,
+        )
+
+    def order(batches: Any) -> list[int]:
+        return [i for batch in batches for i in batch.ids.tolist()]
+
+    quick = {"decode": "raw", "streams": 1, "warm_bytes": 0, "order": "strict"}
+    with _dataset(daemon.endpoint, **quick) as dataset:
         assert len(dataset) == 8  # connects here, which a worker must not use
-        loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=start)
+        batches = loader(dataset)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Length of IterableDataset")
+            whole = order(batches)
+        assert sorted(whole) == ALL and dataset.epoch == 1
+        early = order(islice(batches, 3))
+        state = dataset.state_dict(taken=3)
+        assert dataset.epoch == 1
+        after = order(batches)
+        assert sorted(after) == ALL and dataset.epoch == 3
+        assert len({tuple(part[:24]) for part in (whole, early, after)}) == 3
+        assert dataset.state_dict(taken=8) == {"epoch": 3, "loader": {}, "share": state["share"]}
+        dataset.set_epoch(1)
+        assert order(batches)[:24] == early
+    with _dataset(daemon.endpoint, **quick) as dataset:
+        dataset.load_state_dict(state)
+        batches = loader(dataset)
+        rest = order(batches)
+        assert sorted(early + rest) == ALL and dataset.epoch == 2
+        assert order(batches) == after
+        dataset.load_state_dict(state)  # reaches workers that persist
+        assert order(islice(batches, 2)) == rest[:16]
+        again = dataset.state_dict(taken=2)
+        dataset.load_state_dict(again)
+        assert order(batches) == rest[16:]
+
+
+def test_spawned_workers_share_the_epoch_of_their_parent(daemon) -> None:
+    with _dataset(daemon.endpoint, decode="raw", streams=1, warm_bytes=0) as dataset:
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+        early = {i for batch in islice(loader, 7) for i in batch.ids.tolist()}
+        dataset.load_state_dict(dataset.state_dict(taken=7))
+        assert _ids(loader) == sorted(set(ALL) - early) and dataset.epoch == 1
+
+
+def test_only_the_training_loop_knows_how_many_batches_it_has_of_workers(daemon) -> None:
+    quick = {"decode": "raw", "streams": 1, "warm_bytes": 0}
+    with _dataset(daemon.endpoint, **quick) as dataset:
+        with pytest.raises(LoaderConfigError, match="taken=1: no iteration has begun"):
+            dataset.state_dict(taken=1)
+        start = dataset.state_dict()
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
         assert _ids(loader) == ALL
+        with pytest.raises(LoaderError, match=r"workers are ahead of the training loop: give state_dict\(taken=n\)"):
+            dataset.state_dict()
+        with pytest.raises(LoaderConfigError, match="taken=9: expected 0 to 8"):
+            dataset.state_dict(taken=9)
+        dataset.set_epoch(1)
+        assert dataset.state_dict() == start | {"epoch": 1}
+    with _dataset(daemon.endpoint, on_error="skip", streams=1, warm_bytes=0) as dataset:
+        loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
+        assert _ids(loader) == ALL
+        with pytest.raises(LoaderError, match="on_error='skip'"):
+            dataset.state_dict(taken=8)
+
+
+def test_what_looks_a_batch_ahead_says_how_many_it_has_taken(daemon) -> None:
+    with _dataset(daemon.endpoint, decode="raw") as dataset:
+        batches = iter(dataset)
+        taken = [i for batch in islice(batches, 3) for i in batch.ids.tolist()]
+        next(batches)
+        state = dataset.state_dict(taken=3)
+        with pytest.raises(LoaderConfigError, match="taken=5: expected 0 to 4"):
+            dataset.state_dict(taken=5)
+        dataset.close()
+        assert dataset.state_dict(taken=3) == state
+        dataset.load_state_dict(state)
+        assert sorted(taken + _ids(dataset)) == ALL
+
+
+def test_a_daemon_that_is_gone_leaves_the_epoch_to_be_begun(start_daemon: Callable[..., Any], shards: Path) -> None:
+    daemon = start_daemon(shards)
+    with _dataset(daemon.endpoint, decode="raw", timeout_s=0.5, epochs_ahead=0) as dataset:
+        assert _ids(dataset) == ALL
+        daemon.kill()
+        with pytest.raises(StreamError):
+            _ids(dataset)
+        assert dataset.state_dict()["epoch"] == 1
 
 
 def test_a_worker_closes_its_loader_before_it_ends(daemon, monkeypatch, tmp_path) -> None:
@@ -135,7 +230,7 @@ def test_checkpoints_of_workers_are_refused(daemon) -> None:
             yield self.state_dict()
 
     loader = DataLoader(Asking(endpoint=daemon.endpoint, batch_size=8, seed=0), batch_size=None, num_workers=1)
-    with pytest.raises(LoaderError, match="num_workers=0"):
+    with pytest.raises(LoaderError, match="call state_dict in its process"):
         list(loader)
 
 
@@ -172,7 +267,8 @@ if __name__ == "__main__":
         dataset = made() if method == "forkserver" else early
         context = method if int(workers) else None
         batches = DataLoader(dataset, batch_size=None, num_workers=int(workers), multiprocessing_context=context)
-        print(json.dumps([id for batch in batches for id in batch.ids.tolist()]), flush=True)
+        for _ in range(2 if method == "fork" else 1):
+            print(json.dumps([id for batch in batches for id in batch.ids.tolist()]), flush=True)
         dataset.close()
     torch.distributed.destroy_process_group()
 """
@@ -201,7 +297,8 @@ def test_ranks_and_their_workers_share_every_sample_however_workers_start(daemon
     finally:
         for process in ranks:
             process.kill()
-    assert len(said[0]) == len(ways)
+    assert len(said[0]) == len(ways) + 2  # two epochs of those that fork
+    assert len(set(said[0][:-1])) == len(ways) + 1  # each another epoch
     for first, second in zip(*said, strict=True):
         shares = json.loads(first), json.loads(second)
         assert sorted(chain(*shares)) == ALL
