@@ -115,6 +115,8 @@ class StreamingLoader:
         if not isinstance(verify, bool):
             raise LoaderConfigError(f"verify={verify!r}: expected true or false")
         check_window(prefetch_batches, order, prefetch_step)
+        if not 0 <= part[0] < part[1]:
+            raise LoaderConfigError(f"part={part}: expected (i, n) with i from 0 to n - 1")
         rank, world_size = place_among_ranks(rank, world_size)
         batch_size, seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
         self._settings: dict[str, Any] = {
