@@ -307,7 +307,7 @@ class StreamingLoader:
         progress = self._progress
         if taken is None or progress is None:
             return progress
-        _check_taken(taken, len(self._given))
+        taken = whole("taken", taken, 0, len(self._given))
         delivered = progress.delivered.copy()
         for number in chain.from_iterable(self._given[taken:]):
             assert self._under_way is not None, "batches are of a plan"
@@ -325,7 +325,7 @@ class StreamingLoader:
         if begun is None or begun.epoch != epoch:
             begun = Progress(epoch, np.zeros(len(self), np.bool_))
         left = self._left(begun)
-        _check_taken(taken, len(left))
+        taken = whole("taken", taken, 0, len(left))
         delivered = begun.delivered.copy()
         delivered[left.positions(left.number, taken)] = True
         return Progress(epoch, delivered, begun.before)
@@ -413,8 +413,3 @@ class StreamingLoader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _check_taken(taken: int, most: int) -> None:
-    if not 0 <= taken <= most:
-        raise LoaderConfigError(f"taken={taken}: expected 0 to {most}, the batches of the iteration up to now")

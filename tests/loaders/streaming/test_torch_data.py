@@ -110,7 +110,7 @@ def test_only_the_training_loop_knows_how_many_batches_it_has_of_workers(daemon)
         assert _ids(loader) == ALL
         with pytest.raises(LoaderError, match=r"workers are ahead of the training loop: give state_dict\(taken=n\)"):
             dataset.state_dict()
-        with pytest.raises(LoaderConfigError, match="taken=9: expected 0 to 8"):
+        with pytest.raises(LoaderConfigError, match="taken=9: expected a whole number from 0 to 8"):
             dataset.state_dict(taken=9)
         dataset.set_epoch(1)
         assert dataset.state_dict() == start | {"epoch": 1}
@@ -127,7 +127,7 @@ def test_what_looks_a_batch_ahead_says_how_many_it_has_taken(daemon) -> None:
         taken = [i for batch in islice(batches, 3) for i in batch.ids.tolist()]
         next(batches)
         state = dataset.state_dict(taken=3)
-        with pytest.raises(LoaderConfigError, match="taken=5: expected 0 to 4"):
+        with pytest.raises(LoaderConfigError, match=r"taken=5: .* from 0 to 4"):
             dataset.state_dict(taken=5)
         dataset.close()
         assert dataset.state_dict(taken=3) == state
