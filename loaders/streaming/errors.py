@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from loaders.errors import LoaderError, StreamError
 
-__all__ = ["ShardError", "WireError"]
+__all__ = ["NoAnswerError", "ShardError", "WireError"]
 
 
 class ShardError(LoaderError):
     """A shard folder, a TFRecord file or its index is missing, malformed or damaged."""
+
+
+class NoAnswerError(StreamError):
+    """Nothing came from a daemon for as long as it was waited for."""
 
 
 class WireError(StreamError):

@@ -27,7 +27,7 @@ from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, 
 from loaders.streaming.planner import EpochPlan, Remainder, plan, share_records
 from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
-from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.receiver.client import Endpoints, StreamClient
 from loaders.streaming.receiver.fetch import check_window
 from loaders.streaming.receiver.growth import Streams
 from loaders.streaming.schedule import Schedule
@@ -53,7 +53,7 @@ class StreamingLoader:
         seed: int,
         device: str = "cpu",
         endpoint: str | None = None,
-        endpoints: Sequence[str] | None = None,
+        endpoints: Endpoints | None = None,
         keys: Path | str | None = None,
         streams: Streams = 2,
         prefetch_batches: int = 8,
@@ -79,6 +79,8 @@ class StreamingLoader:
         on_error: OnError = "raise",
     ) -> None:
         """Connect to the daemon at `endpoint`, such as tcp://10.77.0.1:41234, or to those at `endpoints`.
+
+        Replicas are in a list of their own among the `endpoints`, and one that does not answer now is left out.
 
         `keys` is the client's folder of keys, for daemons that serve with keys. Each daemon gets `streams`
         connections; with "auto" 2, then 4 and up to 32, while goodput grows and the network is waited for. With

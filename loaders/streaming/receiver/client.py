@@ -13,14 +13,16 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import zmq
 
 from loaders.arguments import seconds, whole
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
+from loaders.streaming.errors import NoAnswerError
 from loaders.streaming.planner import BatchPlan, EpochPlan, plan
 from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
@@ -32,10 +34,15 @@ from loaders.streaming.receiver.session import Session
 from loaders.streaming.receiver.source import Source
 from loaders.streaming.receiver.stream import Stream, check_endpoint
 
-__all__ = ["StreamClient", "Traffic"]
+__all__ = ["Endpoints", "StreamClient", "Traffic"]
+
+Endpoints: TypeAlias = str | Sequence[str | Sequence[str]]
+"""One daemon or several; those in a list of their own are replicas."""
 
 _MESSAGES = 32
 """Messages taken of one stream before the next one's turn."""
+_REPLICA_PATIENCE_S = 3.0
+"""How long a replica is waited for where another one may answer."""
 _MOST_WARM_BYTES = 4 * 2**30
 
 
@@ -63,7 +70,7 @@ class StreamClient:
 
     def __init__(
         self,
-        endpoints: str | Sequence[str],
+        endpoints: Endpoints,
         *,
         streams: Streams,
         timeout_s: float,
@@ -74,15 +81,17 @@ class StreamClient:
         """Connect `streams` streams to every daemon, learn what each serves, and move `warm_bytes` of padding.
 
         With "auto" streams each daemon gets 2, then 4 and up to 32 while batches come quicker with them.
-        Daemons may hold different shards, or the same ones, of which any then serves.
+        Daemons may hold different shards, or the same ones, of which any then serves. A list among the endpoints names
+        replicas, which hold the same shards: one of them has to answer, and those that do not are left out.
 
         Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds.
         """
-        self.endpoints = tuple(endpoints) if isinstance(endpoints, list | tuple | set) else (endpoints,)
+        groups = [_listed(entry) for entry in _listed(endpoints)]
+        self.endpoints: tuple[str, ...] = tuple(endpoint for group in groups for endpoint in group)
         for endpoint in self.endpoints:
             check_endpoint(endpoint)
-        if not self.endpoints or len(set(self.endpoints)) != len(self.endpoints):
-            raise LoaderConfigError(f"endpoints={list(self.endpoints)}: expected one or more, each once")
+        if not all(groups) or not groups or len(set(self.endpoints)) != len(self.endpoints):
+            raise LoaderConfigError(f"endpoints={endpoints}: expected one or more, each once")
         check_streams(streams)
         whole("warm_bytes", warm_bytes, 0, _MOST_WARM_BYTES)
         timeout_s = seconds("timeout_s", timeout_s)
@@ -105,23 +114,24 @@ class StreamClient:
         self._polled = time.monotonic()
         self._closed = False
         try:
-            for endpoint in self.endpoints:
-                self._sessions.append(
-                    Session(
-                        self._context,
-                        self._poller,
-                        endpoint,
-                        streams=AUTO_LEAST if streams == "auto" else streams,
-                        timeout_s=timeout_s,
-                        keys=keys,
-                        warm_bytes=warm_bytes,
-                        wire=wire,
-                    )
-                )
-            self.placement = Placement.of(self.endpoints, [session.catalog for session in self._sessions])
+            connect = partial(
+                Session,
+                self._context,
+                self._poller,
+                streams=AUTO_LEAST if streams == "auto" else streams,
+                keys=keys,
+                warm_bytes=warm_bytes,
+                wire=wire,
+            )
+            for group in groups:
+                self._sessions += _reached(group, connect, timeout_s, alone=len(groups) == 1)
+            connected = [session.endpoint for session in self._sessions]
+            self.placement = Placement.of(connected, [session.catalog for session in self._sessions])
         except BaseException:
             self.close()
             raise
+        self.left_out = tuple(endpoint for endpoint in self.endpoints if endpoint not in connected)
+        """Replicas that did not answer when the client was made."""
         self.catalog = self.placement.catalog
         """What all daemons serve together."""
         self.sources = tuple(
@@ -143,6 +153,8 @@ class StreamClient:
         if self._growth is not None:
             tried = ", ".join(f"{8e-6 * rate:.0f} by {count}" for count, rate in self._growth.goodput.items())
             told += f"; streams=auto tries up to {AUTO_MOST}, and measured in Mbit/s: {tried or 'nothing yet'}"
+        if self.left_out:
+            told += f"; {', '.join(self.left_out)} did not answer at the start and is left out, its replicas serve"
         return told
 
     def grow(self, now: float) -> None:
@@ -249,6 +261,53 @@ class StreamClient:
             return bool(os.eventfd_read(self._interrupt))
         except BlockingIOError:
             return False
+
+
+def _listed(entry: object) -> tuple[Any, ...]:
+    return tuple(entry) if isinstance(entry, list | tuple | set) else (entry,)
+
+
+def _reached(
+    replicas: Sequence[str], connect: Callable[..., Session], timeout_s: float, *, alone: bool
+) -> list[Session]:
+    """Return sessions with the replicas that answer, at least one of them.
+
+    Raises NoAnswerError where none does, StreamError where two of them are no replicas.
+    """
+    if len(replicas) == 1:
+        try:
+            return [connect(replicas[0], timeout_s=timeout_s)]
+        except NoAnswerError as error:
+            if alone:
+                raise
+            raise NoAnswerError(
+                f"{error} If it is a replica of another daemon, list the two together, endpoints=[[A, B]]: then one "
+                "that is down is left out"
+            ) from error
+    sessions: list[Session] = []
+    try:
+        for patience_s in (min(timeout_s, _REPLICA_PATIENCE_S), timeout_s):
+            silent: list[NoAnswerError] = []
+            for endpoint in replicas:
+                try:
+                    sessions.append(connect(endpoint, timeout_s=timeout_s, greeting_s=patience_s))
+                except NoAnswerError as error:
+                    silent.append(error)
+            if sessions:
+                break
+        if not sessions:
+            raise NoAnswerError("none of the replicas answers: " + "; ".join(map(str, silent))) from silent[0]
+        for session in sessions:
+            if session.catalog.fingerprint != sessions[0].catalog.fingerprint:
+                raise StreamError(
+                    f"{sessions[0].endpoint} and {session.endpoint} are listed as replicas and serve different data: "
+                    "copy the shards of one to the other, or list them side by side"
+                )
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    return sessions
 
 
 def _drop(sessions: list[Session], context: zmq.Context[zmq.Socket[bytes]], pid: int) -> None:

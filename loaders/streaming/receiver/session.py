@@ -15,7 +15,7 @@ import zmq
 
 from loaders.arguments import seconds
 from loaders.errors import StreamError
-from loaders.streaming.errors import WireError
+from loaders.streaming.errors import NoAnswerError, WireError
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import (
@@ -58,19 +58,21 @@ class Session:
         keys: Path | str | None = None,
         warm_bytes: int = 0,
         wire: WireFormat = "raw",
+        greeting_s: float | None = None,
     ) -> None:
         """Greet the daemon, connect every stream, and move `warm_bytes` of padding over all streams together.
 
         `keys` is the client's half of what keygen made, for a daemon that serves with keys. `wire` is how batches
         shall travel. The streams' sockets are registered with `poller`.
 
-        Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds or the key is refused,
+        Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds, or the greeting is not
+        answered within `greeting_s`, or the key is refused,
         LoaderConfigError naming the key file that is missing.
         """
         self.endpoint, self._timeout_s, self._wire = endpoint, timeout_s, wire
         self.streams: list[Stream] = []
         pair = load_client_keys(keys) if keys is not None else None
-        with _control(context, endpoint, timeout_s, keys) as control:
+        with _control(context, endpoint, timeout_s if greeting_s is None else greeting_s, keys) as control:
             catalog, *more = control.exchange(Hello())
             asked = time.monotonic()
             report, *_ = control.exchange(Health())
@@ -153,7 +155,7 @@ class Session:
                 stream.done(reply.sequence)
                 deadline = time.monotonic() + self._timeout_s
             if time.monotonic() > deadline:
-                raise StreamError(self.silence(waiting[0]))
+                raise NoAnswerError(self.silence(waiting[0]))
 
 
 class _Control:
@@ -171,7 +173,7 @@ class _Control:
                 return [_unpack(self._endpoint, [frame])[0] for frame in frames]
             if self._stream.refused:
                 raise StreamError(f"{self._endpoint} refused: {self._stream.state}")
-        raise StreamError(_silence(self._endpoint, self._timeout_s, self._stream))
+        raise NoAnswerError(_silence(self._endpoint, self._timeout_s, self._stream))
 
 
 def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -> dict[str, object]:

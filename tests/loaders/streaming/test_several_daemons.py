@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -186,6 +187,52 @@ def test_a_replica_takes_over(start_daemon: Start, shards: Path, samples: Sample
             batches.append(batch)
         assert _ids([batch for batch in batches if batch]) == list(range(len(samples)))
         assert client.traffic.moved > 0
+
+
+def _closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        return f"tcp://127.0.0.1:{closed.getsockname()[1]}"
+
+
+def _raw(endpoints: object, **changed: object) -> StreamingLoader:
+    arguments = {"batch_size": 4, "seed": 2, "decode": "raw", "warm_bytes": 0, "timeout_s": 10.0}
+    return StreamingLoader(endpoints=endpoints, **arguments | changed)  # type: ignore[arg-type]
+
+
+def test_a_replica_that_is_down_at_the_start_and_another_one_at_the_resume_cost_no_sample(
+    start_daemon: Start, shards: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaders.streaming.receiver.client._REPLICA_PATIENCE_S", 0.3)
+    one, down = start_daemon(shards), _closed_port()
+    with _raw([[down, one.endpoint]]) as loader:
+        assert any(f"{down} did not answer" in note for note in loader.notes)
+        epoch = loader.epoch(0)
+        ids = next(epoch).ids.tolist() + next(epoch).ids.tolist()
+        state = loader.state_dict()
+    other = start_daemon(shards)
+    one.kill()
+    with _raw([[one.endpoint, other.endpoint]]) as loader:
+        loader.load_state_dict(state)
+        ids += [sample_id for batch in loader.epoch(0) for sample_id in batch.ids.tolist()]
+    assert sorted(ids) == list(range(len(samples)))
+
+
+def test_halves_with_replicas_need_one_of_each(
+    start_daemon: Start, halves: tuple[Path, Path], samples: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loaders.streaming.receiver.client._REPLICA_PATIENCE_S", 0.3)
+    even, odd, down = start_daemon(halves[0]), start_daemon(halves[1]), _closed_port()
+    with _raw([[even.endpoint, down], odd.endpoint]) as loader:
+        assert len(loader) == len(samples)
+        assert sorted(i for batch in loader.epoch(0) for i in batch.ids.tolist()) == list(range(len(samples)))
+    with pytest.raises(StreamError, match=r"none of the replicas answers: .*no answer within 0.5 s"):
+        _raw([even.endpoint, [down, _closed_port()]], timeout_s=0.5)
+    with pytest.raises(StreamError, match=rf"{down}: no answer .* list the two together, endpoints=\[\[A, B\]\]"):
+        _raw([even.endpoint, down], timeout_s=0.5)
+    with pytest.raises(StreamError, match="are listed as replicas and serve different data"):
+        _raw([[even.endpoint, odd.endpoint]])
+    with pytest.raises(LoaderConfigError, match="expected one or more, each once"):
+        _raw([[], even.endpoint])
 
 
 def test_different_shards_of_one_name_are_refused(
