@@ -1,169 +1,208 @@
-"""Makes the tree of a recipe in the cache, with all cores, once."""
+"""Generated datasets: each is a recipe of a few values, made in the cache with all cores, once."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.datasets.cache import building, check_room, only_builder, storage_errors
+from harness.datasets.checks import check_count, check_name
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.recipe import Content, Recipe
-from harness.datasets.worker import write_file
-from harness.datasets.workers import made_by_workers
 from harness.errors import DatasetError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the processes that make samples import neither
     import pyarrow as pa
 
     from loaders.base import Samples
 
-__all__ = ["GeneratedDataset", "generate"]
+__all__ = ["Content", "GeneratedDataset", "write_file"]
+
+Content = bytes | bytearray | memoryview
+"""Bytes of a file, or of a part of it."""
 
 _SLACK: Final = 1.02
-"""Of needed bytes: encoded sizes miss the wanted ones by a little."""
+"""Factor on the needed bytes: encoded sizes differ a little from the wanted ones."""
 _BLOCK: Final = 4096
 _TYPICAL: Final = 1000
-"""Samples whose mean size stands for that of more."""
+"""Samples from whose mean size that of more is estimated."""
 
 
+@dataclass(frozen=True)
 class GeneratedDataset(ABC):
-    """A dataset that is made from its recipe, once, in the cache."""
+    """A dataset that is made from its fields, which are plain numbers and text: equal ones make equal bytes.
 
-    __slots__ = ()
+    The modules of subclasses import nothing that is slow to import, as torch is: every process that makes samples
+    imports them.
+    """
+
+    noun: ClassVar[str]
+    """What its samples are called in messages: pictures, recordings, volumes."""
+    version: ClassVar[int]
+    """Raised with every change that alters a file, so that no older tree is taken for a new one."""
+
     name: str
+    samples: int
+    seed: int = field(default=0, kw_only=True)
 
-    @property
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_count("samples", self.samples)
+        check_count("seed", self.seed, least=0)
+
     @abstractmethod
-    def recipe(self) -> Recipe:
-        """Return what is to be made."""
+    def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
+        """Return the wanted bytes of every sample of a set of `count`, all its files together, shape (count,)."""
 
-    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """Return the dataset, made in `cache` unless it is there; raises DatasetError when it cannot be."""
-        return generate(self.name, self.recipe, cache, progress)
+    @abstractmethod
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Return the class of every sample, shape (samples,)."""
+
+    @abstractmethod
+    def paths(self) -> tuple[str, ...]:
+        """Return the path of every sample's main file, relative to the tree."""
+
+    @abstractmethod
+    def files(self, sample_id: int) -> Iterator[tuple[str, Content | Iterable[Content]]]:
+        """Yield path and content of one sample's files, the main one among them.
+
+        A content in parts is written part by part; neither it nor a file before it is kept.
+        """
+
+    def common(self) -> Iterator[tuple[str, Content]]:
+        """Yield path and content of the files that belong to no single sample."""
+        yield from ()
+
+    def columns(self) -> Mapping[str, pa.Array]:
+        """Return what else is known of each sample, by name."""
+        return {}
+
+    def facts(self) -> Mapping[str, Any]:
+        """Return what provenance.json says of the samples beside the fields; plain values."""
+        return {}
+
+    def key(self) -> str:
+        """Return 16 hex digits that differ between recipes, their kinds and their versions."""
+        text = json.dumps({"kind": type(self).__qualname__, "version": self.version, **asdict(self)}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def bytes_to_make(self, cache: Path) -> int:
         """Return about how many bytes `open` would write; 0 where the dataset is in the cache.
 
         It takes milliseconds, for any number of samples.
         """
-        recipe = self.recipe
-        if _folder(self.name, recipe, cache).exists():
-            return 0
-        some: Recipe = replace(recipe, samples=min(_TYPICAL, recipe.samples))
-        return round(_needed_bytes(some) * (recipe.samples / some.samples))
+        return 0 if self._folder(cache).exists() else self._needed_bytes()
 
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
+        """Return the dataset, from the cache if it is there whole, else made now.
 
-def generate(name: str, recipe: Recipe, cache: Path, progress: Progress) -> DatasetHandle:
-    """Return the dataset of a recipe, from the cache if it is there whole, else made now.
-
-    Raises DatasetError when the cache cannot be written or lacks room.
-    """
-    target = _folder(name, recipe, cache)
-    with only_builder(target, progress):
-        handle = _stored(name, target, recipe)
+        Raises DatasetError when the cache cannot be written or lacks room.
+        """
+        target = self._folder(cache)
+        with only_builder(target, progress):
+            handle = self._stored(target)
+            if handle is None:
+                needed = self._needed_bytes()
+                check_room(target.parent, needed)
+                with building(target) as partial, storage_errors(partial, needed):
+                    self._make(partial, progress, needed)
+                handle = self._stored(target)
         if handle is None:
-            needed = _needed_bytes(recipe)
-            check_room(target.parent, needed)
-            with building(target) as partial, storage_errors(partial, needed):
-                _make(name, recipe, partial, progress, needed)
-            handle = _stored(name, target, recipe)
-    if handle is None:
-        raise DatasetError(f"{target}: changed while it was made; let nothing else write there")
-    return handle
+            raise DatasetError(f"{target}: changed while it was made; let nothing else write there")
+        return handle
+
+    def _folder(self, cache: Path) -> Path:
+        return cache / "datasets" / f"{self.name}-{self.key()}"
+
+    def _needed_bytes(self) -> int:
+        some = self.sizes_of(min(self.samples, _TYPICAL))
+        return round(self.samples * (float(some.mean()) * _SLACK + _BLOCK))
+
+    def _stored(self, target: Path) -> DatasetHandle | None:
+        """Return the dataset if it is there and its files have the sizes that they were written with."""
+        from loaders.base import Samples
+
+        tree = target / "tree"
+        try:
+            made: dict[str, Any] = json.loads((target / "dataset.json").read_text())
+            samples = Samples.load(target / "samples.parquet").at(tree)
+            files: dict[str, int] = json.loads((target / "files.json").read_text())
+            whole = all((tree / path).stat().st_size == size for path, size in files.items())
+        except (OSError, ValueError, KeyError, AttributeError):
+            return None
+        if not whole or made.get("recipe") != asdict(self):
+            return None
+        return DatasetHandle(self.name, samples, (), str(made["content_hash"]), self._description(samples))
+
+    def _description(self, samples: Samples) -> dict[str, Any]:
+        low, middle, high = (round(float(q) / 1000, 1) for q in np.quantile(samples.sizes, (0.05, 0.5, 0.95)))
+        return {
+            "made_by": "harness.datasets.generate",
+            **asdict(self),
+            "version": self.version,
+            **self.facts(),
+            "root": str(samples.root),
+            "bytes": int(samples.sizes.sum()),
+            "mean_kb": round(float(samples.sizes.mean()) / 1000, 1),
+            "median_kb": middle,
+            "p5_kb": low,
+            "p95_kb": high,
+        }
+
+    def _make(self, folder: Path, progress: Progress, needed: int) -> None:
+        from harness.datasets.worker import made_by_workers
+        from loaders.base import Samples
+
+        tree = folder / "tree"
+        tree.mkdir()
+        sizes = np.zeros(self.samples, np.int64)
+        digests = [""] * self.samples
+        files: dict[str, int] = {}
+        what = f"making {self.name}"
+        progress(what, 0, self.samples)
+        done = 0
+        with ThreadPoolExecutor(1, thread_name_prefix="describe") as beside:
+            described = beside.submit(
+                lambda: (self.paths(), self.labels(), self.columns(), tuple(self.common())),
+            )
+            for made in made_by_workers(self, tree, needed):
+                files.update(made["files"])
+                sizes[made["id"]], digests[made["id"]] = sum(made["files"].values()), made["sha256"]
+                done += 1
+                progress(what, done, self.samples)
+        if not all(digests):
+            raise DatasetError(f"{tree}: {self.samples - done} of {self.samples} {self.noun} are missing; run again")
+        paths, labels, columns, common = described.result()
+        content = hashlib.sha256()
+        for path, digest in zip(paths, digests, strict=True):
+            content.update(f"{path} {digest}\n".encode())
+        for path, data in common:
+            digest_of_file = hashlib.sha256()
+            files[path] = write_file(tree / path, data, digest_of_file)
+            content.update(f"{path} {digest_of_file.hexdigest()}\n".encode())
+        Samples(tree, paths, labels, sizes, columns).save(folder / "samples.parquet")
+        (folder / "files.json").write_text(json.dumps(files))
+        about = {"recipe": asdict(self), "content_hash": content.hexdigest()[:16]}
+        (folder / "dataset.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def _folder(name: str, recipe: Recipe, cache: Path) -> Path:
-    return cache / "datasets" / f"{name}-{recipe.key()}"
-
-
-def _stored(name: str, target: Path, recipe: Recipe) -> DatasetHandle | None:
-    """Return the dataset if it is there and its files have the sizes that they were written with."""
-    from loaders.base import Samples
-
-    tree = target / "tree"
-    try:
-        made: dict[str, Any] = json.loads((target / "dataset.json").read_text())
-        samples = Samples.load(target / "samples.parquet").at(tree)
-        files: dict[str, int] = json.loads((target / "files.json").read_text())
-        whole = all((tree / path).stat().st_size == size for path, size in files.items())
-    except (OSError, ValueError, KeyError, AttributeError):
-        return None
-    if not whole or made.get("recipe") != asdict(recipe):
-        return None
-    return DatasetHandle(name, samples, (), str(made["content_hash"]), _description(recipe, samples))
-
-
-def _description(recipe: Recipe, samples: Samples) -> dict[str, Any]:
-    low, middle, high = (float(q) / 1000 for q in np.quantile(samples.sizes, (0.05, 0.5, 0.95)))
-    return {
-        "made_by": "harness.datasets.generate",
-        **asdict(recipe),
-        **recipe.describe(),
-        "root": str(samples.root),
-        "bytes": int(samples.sizes.sum()),
-        "mean_kb": round(float(samples.sizes.mean()) / 1000, 1),
-        "median_kb": round(middle, 1),
-        "p5_kb": round(low, 1),
-        "p95_kb": round(high, 1),
-    }
-
-
-def _needed_bytes(recipe: Recipe) -> int:
-    return int(recipe.sizes.sum() * _SLACK) + recipe.samples * _BLOCK
-
-
-def _make(name: str, recipe: Recipe, folder: Path, progress: Progress, needed: int) -> None:
-    from loaders.base import Samples
-
-    tree = folder / "tree"
-    tree.mkdir()
-    sizes = np.zeros(recipe.samples, np.int64)
-    digests = [""] * recipe.samples
-    files: dict[str, int] = {}
-    what = f"making {name}"
-    progress(what, 0, recipe.samples)
-    done = 0
-    with ThreadPoolExecutor(1, thread_name_prefix="describe") as beside:
-        described = beside.submit(_Described.by, recipe)
-        for made in made_by_workers(recipe, tree, needed):
-            files.update(made["files"])
-            sizes[made["id"]], digests[made["id"]] = sum(made["files"].values()), made["sha256"]
-            done += 1
-            progress(what, done, recipe.samples)
-    if not all(digests):
-        raise DatasetError(f"{tree}: {recipe.samples - done} of {recipe.samples} {recipe.noun} are missing; run again")
-    told = described.result()
-    content = hashlib.sha256()
-    for path, digest in zip(told.paths, digests, strict=True):
-        content.update(f"{path} {digest}\n".encode())
-    for path, data in told.common:
-        digest_of_file = hashlib.sha256()
-        files[path] = write_file(tree / path, data, digest_of_file)
-        content.update(f"{path} {digest_of_file.hexdigest()}\n".encode())
-    Samples(tree, told.paths, told.labels, sizes, told.columns).save(folder / "samples.parquet")
-    (folder / "files.json").write_text(json.dumps(files))
-    about = {"recipe": asdict(recipe), "content_hash": content.hexdigest()[:16]}
-    (folder / "dataset.json").write_text(json.dumps(about, indent=2) + "\n")
-
-
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """What a recipe tells of its samples without making them."""
-
-    paths: tuple[str, ...]
-    labels: npt.NDArray[np.int64]
-    columns: Mapping[str, pa.Array]
-    common: tuple[tuple[str, Content], ...]
-
-    @classmethod
-    def by(cls, recipe: Recipe) -> _Described:
-        return cls(recipe.paths(), recipe.labels, recipe.columns(), tuple(recipe.common()))
+def write_file(path: Path, content: Content | Iterable[Content], digest: Any) -> int:
+    """Write a file and its folders, and add its bytes to the digest; return its size in bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = 0
+    with path.open("wb", buffering=0) as file:
+        for part in (content,) if isinstance(content, Content) else content:
+            view = memoryview(part).cast("B")
+            digest.update(view)
+            size += len(view)
+            while len(view):  # a single write stops at 2 GiB
+                view = view[file.write(view) :]
+    return size

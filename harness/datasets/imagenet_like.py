@@ -1,42 +1,97 @@
-"""A made-up dataset that is to a loader what ImageNet is."""
+"""Generated pictures in classes: to a loader what ImageNet is."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from functools import cached_property
+from typing import ClassVar, Final
 
-from harness.datasets.checks import check_count, check_name, check_size_kb
-from harness.datasets.generate import GeneratedDataset
-from harness.datasets.image_recipe import ImageRecipe
+import numpy as np
+import numpy.typing as npt
+
+from harness.datasets.checks import check_count, check_size_kb
+from harness.datasets.draws import normal_deviates
+from harness.datasets.generate import Content, GeneratedDataset
+from harness.datasets.pictures import BITS_TOLERANCE, encode_to_size, patch, shape_of, tinted
 
 __all__ = ["ImagenetLike"]
 
-_SIGMA: Final = 0.5
-"""Deviation of ln(size): nine in ten files lie between 45 and 231 kB when the mean is 115 kB."""
+_BITS_PER_PIXEL: Final = 4.9
+"""Of a 500 x 375 JPEG of 115 kB."""
+_SHAPES: Final = ((4 / 3, 0.55), (3 / 4, 0.2), (3 / 2, 0.15), (1.0, 0.06), (16 / 9, 0.04))
+"""Width / height of pictures, and their shares."""
+_TRIES: Final = 3
+_HUES: Final = 0.618
+"""Turns between the hues of neighbouring classes: the golden ratio keeps any number of them apart."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImagenetLike(GeneratedDataset):
-    """JPEGs of about 500 x 375 pixels in class folders, their sizes log-normal.
+    """JPEGs of about 500 x 375 pixels in class folders, their sizes log-normal and their classes of equal size.
 
     The mean of 115 kB is ImageNet's (114 660 bytes in the MLPerf Storage configs of ResNet-50).
     """
 
-    name: str
+    noun: ClassVar[str] = "pictures"
+    version: ClassVar[int] = 4
+    sigma: ClassVar[float] = 0.5
+    """Deviation of ln(size): nine in ten files lie between 45 and 231 kB when the mean is 115 kB."""
+
     samples: int = 500
     classes: int = 10
     mean_kb: float = 115.0
     """Mean encoded size in kB of 1000 bytes."""
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        check_count("samples", self.samples)
+        super().__post_init__()
         check_count("classes", self.classes, most=self.samples)
         check_size_kb("mean_kb", self.mean_kb)
-        check_count("seed", self.seed, least=0)
 
-    @property
-    def recipe(self) -> ImageRecipe:
-        """Return what is to be made."""
-        return ImageRecipe(self.samples, self.classes, self.mean_kb * 1000.0, _SIGMA, self.seed)
+    def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
+        """Return the wanted bytes of every sample of a set of `count`, shape (count,)."""
+        z = normal_deviates(np.random.default_rng([self.seed, 0x51]), count)
+        return np.exp(math.log(self.mean_kb * 1000) - self.sigma**2 / 2 + self.sigma * z).astype(np.int64)
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Wanted bytes of every sample, shape (samples,)."""
+        return self.sizes_of(self.samples)
+
+    def labels(self) -> npt.NDArray[np.int64]:
+        """Return the class of every sample, shape (samples,)."""
+        return np.arange(self.samples, dtype=np.int64) * self.classes // self.samples
+
+    def paths(self) -> tuple[str, ...]:
+        """Return class/name.jpg of every sample; sorted, they stand in the order of their ids."""
+        return tuple(map(self._path, range(self.samples)))
+
+    def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
+        """Yield path and bytes of one sample's only file."""
+        yield self._path(sample_id), self.image(sample_id)
+
+    def image(self, sample_id: int) -> bytes:
+        """Return one sample as a JPEG file: a texture in a hue of its class."""
+        wanted, mean = int(self.sizes[sample_id]), self.mean_kb * 1000
+        rng = np.random.default_rng([self.seed, 0x1D, sample_id])
+        # A picture of twice the bytes has more pixels and more detail, about the square root of two of each.
+        area = mean * 8 / _BITS_PER_PIXEL * math.sqrt(wanted / mean) * float(rng.lognormal(0.0, 0.08))
+        ratios, shares = zip(*_SHAPES, strict=True)
+        ratio = float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.02))
+        texture, x, y = rng.integers(0, 1 << 31, 3).tolist()
+        light, hue = int(rng.integers(-40, 41)), self._class(sample_id) * _HUES + float(rng.normal(0.0, 0.03))
+        for _ in range(_TRIES):
+            part = patch(self.seed, (texture, x, y), *shape_of(area, ratio, 16))
+            image = encode_to_size(tinted(part, light, hue, 24), wanted)
+            if abs(len(image) / wanted - 1) < BITS_TOLERANCE:
+                break
+            area *= wanted / len(image)  # no quality gives so many, or so few, bits per pixel
+        return image
+
+    def _class(self, sample_id: int) -> int:
+        return sample_id * self.classes // self.samples
+
+    def _path(self, sample_id: int) -> str:
+        label = self._class(sample_id)
+        return f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg"

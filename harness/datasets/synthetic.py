@@ -1,33 +1,21 @@
-"""The made-up dataset of large samples."""
+"""The generated dataset of large samples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from harness.datasets.checks import check_count, check_name, check_size_kb
-from harness.datasets.generate import GeneratedDataset
-from harness.datasets.image_recipe import ImageRecipe
+from harness.datasets.imagenet_like import ImagenetLike
 
 __all__ = ["Synthetic"]
 
 
-@dataclass(frozen=True, slots=True)
-class Synthetic(GeneratedDataset):
+@dataclass(frozen=True)
+class Synthetic(ImagenetLike):
     """JPEGs that are all of about one size, 2 MB as in EMLIO's figures 7 and 8 (section 5), in one class."""
 
-    name: str
+    sigma: ClassVar[float] = 0.0
+
     samples: int = 100
+    classes: int = 1
     mean_kb: float = 2000.0
-    """Encoded size in kB of 1000 bytes."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_name(self.name)
-        check_count("samples", self.samples)
-        check_size_kb("mean_kb", self.mean_kb)
-        check_count("seed", self.seed, least=0)
-
-    @property
-    def recipe(self) -> ImageRecipe:
-        """Return what is to be made."""
-        return ImageRecipe(self.samples, 1, self.mean_kb * 1000.0, 0.0, self.seed)

@@ -1,8 +1,8 @@
-"""One of the processes that make the samples of a dataset; started by `generate`, which it dies with.
+"""The processes that make the samples of a dataset; each takes the next sample when it has made one.
 
-Its job is one argument in JSON. Which samples it makes it reads from stdin, a file that all workers share: what one has
-read, no other reads. Its results are one JSON line a sample on stdout, which they share too: each line is written
-at once and is shorter than a pipe's atomic unit.
+The job of a process is one argument in JSON. The samples that it makes it reads from stdin, a file whose position all
+workers share: no two read the same one. Its results are one JSON line a sample on stdout, a pipe that they share: a
+line is written at once and is shorter than the pipe's atomic unit. A process dies with the one that started it.
 """
 
 from __future__ import annotations
@@ -11,30 +11,101 @@ import hashlib
 import importlib
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from harness.datasets.recipe import Content, Recipe
+from harness.datasets.cache import storage_errors
+from harness.datasets.generate import GeneratedDataset, write_file
+from harness.errors import DatasetError
 
-__all__ = ["ID", "main", "write_file"]
+__all__ = ["made_by_workers", "main"]
 
-ID: Final = np.dtype("<u8")
-"""How the number of the first of some samples in a row stands on stdin."""
+_ID: Final = np.dtype("<u8")
+"""How the number of a sample stands on stdin."""
+_MAX_WORKERS: Final = 32
+_MIN_SHARE_BYTES: Final = 100_000
+"""Bytes below which starting another process costs more than it saves."""
+
+
+def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) -> Iterator[dict[str, Any]]:
+    """Make the files of all samples below `tree`; yield a result for each, in the order in which they are made.
+
+    A result has `id`, `files` (sizes in bytes by path) and `sha256` of their content. Raises DatasetError when the disk
+    is full or a process dies.
+    """
+    from harness.testbed.process import dying_with_parent, end_group  # the workers do not need it
+
+    cores = len(os.sched_getaffinity(0))
+    count = max(1, min(cores, _MAX_WORKERS, dataset.samples, needed_bytes // _MIN_SHARE_BYTES))
+    kind = [type(dataset).__module__, type(dataset).__qualname__]
+    job = json.dumps({"kind": kind, "recipe": asdict(dataset), "folder": str(tree)})
+    reader, writer = os.pipe()
+    with ExitStack() as stack:
+        lines = stack.enter_context(os.fdopen(reader, "rb"))
+        workers: list[subprocess.Popen[bytes]] = []
+        try:
+            ids = stack.enter_context(_shared_ids(dataset.samples))
+            for _ in range(count):
+                worker = subprocess.Popen(
+                    dying_with_parent([sys.executable, "-m", "harness.datasets.worker", job]),
+                    stdin=ids,
+                    stdout=writer,
+                    start_new_session=True,  # Ctrl-C is for the parent to handle
+                )
+                stack.callback(end_group, worker)
+                workers.append(worker)
+        finally:
+            os.close(writer)
+        for line in lines:
+            result = json.loads(line)
+            if "errno" in result:
+                with storage_errors(tree, needed_bytes):
+                    raise OSError(result["errno"], os.strerror(result["errno"]), result["path"])
+            yield result
+            for worker in workers:
+                if worker.poll() not in {None, 0}:
+                    raise _died(worker, dataset.noun)
+        for worker in workers:
+            if worker.wait():
+                raise _died(worker, dataset.noun)
+
+
+@contextmanager
+def _shared_ids(samples: int) -> Iterator[int]:
+    """Yield a file of all ids; the processes that inherit it share its position, so that each reads other ids."""
+    file = os.memfd_create("sample-ids", os.MFD_CLOEXEC)
+    try:
+        with open(file, "wb", closefd=False) as ids:
+            ids.write(np.arange(samples, dtype=_ID).tobytes())
+        os.lseek(file, 0, os.SEEK_SET)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _died(worker: subprocess.Popen[bytes], noun: str) -> DatasetError:
+    status = worker.returncode
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return DatasetError(f"process {worker.pid}, which makes {noun}, {how}; is there enough memory? Run again")
 
 
 def main() -> int:
-    """Make samples until none is left; 1 when a file could not be written."""
+    """Make samples until none is left; return 1 when a file could not be written."""
     job = json.loads(sys.argv[1])
     module, name = job["kind"]
-    recipe: Recipe = getattr(importlib.import_module(module), name)(**job["recipe"])
+    dataset: GeneratedDataset = getattr(importlib.import_module(module), name)(**job["recipe"])
     tree = Path(job["folder"])
-    for sample_id in _taken(recipe):
+    while read := os.read(sys.stdin.fileno(), _ID.itemsize):
+        sample_id = int.from_bytes(read, "little")
         digest, files = hashlib.sha256(), {}
-        for relative, content in recipe.files(sample_id):
+        for relative, content in dataset.files(sample_id):
             path = tree / relative
             try:
                 files[relative] = write_file(path, content, digest)
@@ -45,28 +116,8 @@ def main() -> int:
     return 0
 
 
-def _taken(recipe: Recipe) -> Iterator[int]:
-    while read := os.read(sys.stdin.fileno(), ID.itemsize):
-        first = int.from_bytes(read, "little")
-        yield from range(first, min(first + recipe.together, recipe.samples))
-
-
-def write_file(path: Path, content: Content | Iterable[Content], digest: Any) -> int:
-    """Write a file, its folders too, and add its bytes to the digest; return its size in bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    size = 0
-    with path.open("wb", buffering=0) as file:
-        for part in (content,) if isinstance(content, Content) else content:
-            view = memoryview(part).cast("B")
-            digest.update(view)
-            size += len(view)
-            while len(view):  # a single write stops at 2 GiB
-                view = view[file.write(view) :]
-    return size
-
-
-def _say(what: dict[str, Any]) -> None:
-    os.write(1, (json.dumps(what) + "\n").encode())
+def _say(result: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(result) + "\n").encode())
 
 
 if __name__ == "__main__":

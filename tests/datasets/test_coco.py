@@ -10,18 +10,17 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from harness.datasets.coco import CocoLike, CocoTree
-from harness.datasets.coco.categories import CATEGORY_IDS
-from harness.datasets.coco.recipe import ANNOTATIONS, CocoRecipe
-from harness.datasets.pictures.collage import sheets
+from harness.datasets.coco.annotations import CATEGORY_IDS
+from harness.datasets.coco.generated import ANNOTATIONS
 from harness.errors import ConfigError, DatasetError
 
-RECIPE = CocoRecipe(samples=40, scale=0.02, seed=2)
+RECIPE = CocoLike("coco", samples=40, scale=0.02, seed=2)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A made-up set of 40 small pictures."""
-    return CocoLike("coco", samples=40, scale=0.02, seed=2).open(tmp_path_factory.mktemp("made"), lambda *_: None)
+    return RECIPE.open(tmp_path_factory.mktemp("made"), lambda *_: None)
 
 
 @pytest.fixture(scope="module")
@@ -95,23 +94,29 @@ def test_boxes_areas_and_outlines_agree_with_the_masks_that_pycocotools_draws(of
             assert (columns[-1] + 1, rows[-1] + 1) == pytest.approx((x + width, y + height), abs=1.5)
 
 
-def test_crowds_are_stored_as_run_lengths_that_pycocotools_decodes():
-    recipe = CocoRecipe(samples=200, scale=0.02, seed=0)
-    coco = COCO()
-    coco.dataset = recipe.annotations
-    coco.createIndex()
-    crowds = coco.loadAnns(coco.getAnnIds(iscrowd=True))
-    assert crowds
-    for entry in crowds:
-        assert sum(entry["segmentation"]["counts"]) == np.prod(entry["segmentation"]["size"])
-        assert coco.annToMask(entry).sum() == entry["area"]
+def test_things_are_as_many_and_as_large_as_cocos():
+    # 7.3 things of a picture, 41 % of them below 32 x 32 pixels and 24 % above 96 x 96, on pictures of 640 x 480.
+    pictures = [CocoLike("coco", samples=1000, scale=0.2).picture(number) for number in range(1000)]
+    assert np.mean([len(picture.things) for picture in pictures]) == pytest.approx(6.9, rel=0.1)
+    assert 0 < sum(not picture.things for picture in pictures) < 30
+    sides = np.array(
+        [
+            np.sqrt(np.prod(np.ptp(thing.outline, axis=0)) * 0.785 / (picture.width * picture.height) * 640 * 480)
+            for picture in pictures
+            for thing in picture.things
+        ]
+    )
+    assert (sides < 32).mean() == pytest.approx(0.41, abs=0.04)
+    assert (sides > 96).mean() == pytest.approx(0.24, abs=0.04)
+    kinds = np.bincount([thing.category_id for picture in pictures for thing in picture.things])
+    assert len(kinds[kinds > 0]) == 80
 
 
 def test_files_have_the_published_sizes_times_the_scale():
-    published = CocoRecipe(samples=4000, scale=1.0, seed=0).sizes / 1e6
+    published = CocoLike("coco", samples=4000, scale=1.0).sizes / 1e6
     assert published.mean() == pytest.approx(0.8, rel=0.01)
     assert (published.min(), published.max()) == pytest.approx((0.1, 1.0), abs=0.1)
-    halved = CocoRecipe(samples=4000, scale=0.5, seed=0).sizes / 1e6
+    halved = CocoLike("coco", samples=4000, scale=0.5).sizes / 1e6
     assert halved == pytest.approx(published / 2, abs=1e-6)
 
 
@@ -135,10 +140,8 @@ def test_things_are_painted_where_the_annotations_say_and_nowhere_else():
     number = int(np.argmax([len(RECIPE.picture(n).things) for n in range(40)]))
     picture = RECIPE.picture(number)
     assert len(picture.things) > 10
-    mean = 0.8e6 * RECIPE.scale * 8 / 4.2
-    at = np.random.default_rng([RECIPE.seed, 0xC0FE, number]).integers(0, 1 << 31, 2).tolist()
-    ground = sheets(RECIPE.seed, mean).patch(number, at, picture.width, picture.height)
-    changed = (np.asarray(RECIPE.painted(number)) != np.asarray(ground)).any(-1)
+    bare = RECIPE.drawn(number, things=False)
+    changed = (np.asarray(RECIPE.drawn(number)) != np.asarray(bare)).any(-1)
     coco = COCO()
     coco.dataset = RECIPE.annotations
     coco.createIndex()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from harness.datasets.kits19 import Kits19Like
-from harness.datasets.kits19.recipe import Kits19Recipe
 from harness.datasets.kits19.tree import Kits19Tree
 from harness.datasets.placement import PlacedData
 from harness.errors import ConfigError, DatasetError
@@ -99,30 +98,30 @@ def test_the_seed_the_form_and_the_scale_each_make_another_dataset():
                 found.update(part)
         return found.hexdigest()
 
-    recipes = [Kits19Recipe(2, SCALE, "numpy", 0), Kits19Recipe(2, SCALE, "numpy", 1)]
-    recipes += [Kits19Recipe(2, SCALE, "nifti", 0), Kits19Recipe(2, 2 * SCALE, "numpy", 0)]
+    recipes = [Kits19Like("k", 2, SCALE, "numpy", seed=0), Kits19Like("k", 2, SCALE, "numpy", seed=1)]
+    recipes += [Kits19Like("k", 2, SCALE, "nifti", seed=0), Kits19Like("k", 2, 2 * SCALE, "numpy", seed=0)]
     assert len({digest(recipe) for recipe in recipes}) == len({recipe.key() for recipe in recipes}) == len(recipes)
-    assert digest(recipes[0]) == digest(Kits19Recipe(2, SCALE, "numpy", 0))
+    assert digest(recipes[0]) == digest(Kits19Like("k", 2, SCALE, "numpy", seed=0))
 
 
 @pytest.mark.parametrize("samples", [20, 210])
 def test_sizes_follow_the_published_distribution_times_the_scale(samples):
-    full = Kits19Recipe(samples, 1.0, "numpy", 3).sizes / 1e6
+    full = Kits19Like("k", samples, 1.0, "numpy", seed=3).sizes_of(samples) / 1e6
     assert full.mean() == pytest.approx(136, rel=0.03)
     assert 29 < full.min() < 70
     assert 250 < full.max() < 376
     assert full.std() == pytest.approx(0.46 * 136, rel=0.2)
-    assert Kits19Recipe(samples, 0.01, "numpy", 3).sizes / 1e6 == pytest.approx(full / 100, rel=0.1)
+    assert Kits19Like("k", samples, 0.01, "numpy", seed=3).sizes_of(samples) / 1e6 == pytest.approx(full / 100, rel=0.1)
 
 
 def test_whole_volumes_leave_room_for_the_models_cubes():
-    assert all(min(shape) >= 127 for shape in Kits19Recipe(210, 1.0, "numpy", 0).shapes)
+    assert all(min(shape) >= 127 for shape in Kits19Like("k", 210, 1.0, "numpy", seed=0).shapes)
 
 
 @pytest.mark.parametrize("form", ["numpy", "nifti"])
 def test_every_case_shows_kidneys_and_a_tumour_at_any_scale(form):
     for scale in (1e-4, 0.01):
-        recipe = Kits19Recipe(5, scale, form, 7)
+        recipe = Kits19Like("k", 5, scale, form, seed=7)
         for sample_id in range(5):
             _, (_, labels) = [(path, b"".join(parts)) for path, parts in recipe.files(sample_id)]
             body = labels[128:] if form == "numpy" else gzip.decompress(labels)[352:]

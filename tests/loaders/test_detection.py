@@ -195,7 +195,7 @@ def test_a_pipeline_is_compared_and_pickled_by_value():
 
 
 def test_classes_are_cocos_categories_without_the_gaps():
-    from harness.datasets.coco.categories import CATEGORY_IDS
+    from harness.datasets.coco.annotations import CATEGORY_IDS
 
     assert {category: number for number, category in enumerate(CATEGORY_IDS, start=1)} == CATEGORY_CLASSES
 

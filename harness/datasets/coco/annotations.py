@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.coco.categories import CATEGORY_IDS
 from harness.errors import DatasetError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Annotations", "Image"]
+__all__ = ["CATEGORY_IDS", "Annotations", "Image"]
+
+CATEGORY_IDS: Final = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
+"""Numbers of COCO's 80 categories; a model's class is a position here plus 1, 0 being the background."""
 
 _LEAST_NUMBERS: Final = 6
 """Of an outline: three corners."""

@@ -7,9 +7,10 @@ from typing import Final
 
 import soundfile
 
-from harness.datasets.librispeech.voice import SAMPLE_RATE
+__all__ = ["SAMPLE_RATE", "defect", "duration_s"]
 
-__all__ = ["defect", "duration_s"]
+SAMPLE_RATE: Final = 16_000
+"""Samples per second of LibriSpeech (Panayotov et al., ICASSP 2015)."""
 
 _TAIL: Final = 256
 """Samples that are decoded, at the end."""
