@@ -127,7 +127,7 @@ class Arm:
         return int(changes[-1][1]) if changes else self._start
 
     def epoch(self) -> Epoch:
-        """Run one; every sample comes once."""
+        """EpochState one; every sample comes once."""
         before_s, began = self._worked_s(), time.perf_counter()
         batches = iter(self._loader)
         seen = next(batches).tolist()

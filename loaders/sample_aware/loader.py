@@ -11,15 +11,15 @@ from loaders.file_loader import FileLoader
 from loaders.files import encoded_bytes
 from loaders.pipeline import Item, StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.sample_aware.balancer import Order
-from loaders.sample_aware.coordinator import Settings
-from loaders.sample_aware.engine import Engine, Policy
-from loaders.sample_aware.figures import Figures
-from loaders.sample_aware.jobs import PipelineJob
+from loaders.sample_aware.coordinator.engine import Engine, Policy
+from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.coordinator.thread import Settings
 from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
-from loaders.sample_aware.pool import start_context
-from loaders.sample_aware.scheduler import Decision
-from loaders.sample_aware.timeout import SlowTimeout, TimeoutChange
+from loaders.sample_aware.policy.balancer import Order
+from loaders.sample_aware.policy.scheduler import Decision
+from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
+from loaders.sample_aware.workers.jobs import PipelineJob
+from loaders.sample_aware.workers.pool import start_context
 from loaders.side_copy import Copied, SideCopy
 from loaders.streaming.planner import Remainder
 from loaders.work import Collated, Loaded, OnError, Work
@@ -108,7 +108,7 @@ class SampleAwareLoader(FileLoader):
             ),
             "start_method": start_method,
         }
-        self._figures = Figures(self._job.stages)
+        self._details = Stats(self._job.stages)
         self._timeout = SlowTimeout(warm_up=warm_up, fixed_s=slow_timeout_s)
         self._engine: Engine | None = None
         self._epochs = 0
@@ -121,12 +121,12 @@ class SampleAwareLoader(FileLoader):
     @property
     def decisions(self) -> Sequence[Decision]:
         """Everything that the scheduler has decided."""
-        return tuple(self._figures.decisions)
+        return tuple(self._details.decisions)
 
     @property
     def workers_over_time(self) -> Sequence[tuple[float, int]]:
         """Seconds since the loader was made, and their number from then on."""
-        return tuple(self._figures.workers)
+        return tuple(self._details.workers)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.
@@ -150,7 +150,7 @@ class SampleAwareLoader(FileLoader):
         """Make the epoch's batches; raises SampleError naming a sample, WorkerError naming a worker's pid."""
         if self._engine is None:
             self._engine = Engine(
-                self._job, self._collate, timeout=self._timeout, figures=self._figures, **self._settings
+                self._job, self._collate, timeout=self._timeout, stats=self._details, **self._settings
             )
         engine = self._engine
         self._epochs += 1
@@ -188,7 +188,7 @@ class SampleAwareLoader(FileLoader):
         while failed:
             (_, sample_id), why = failed.popleft()
             self._stats.skip(sample_id, why)
-        found = self._figures.details()
+        found = self._details.details()
         # What is counted of all loaders has the start of an epoch in it.
         del found["wait_s"]
         self._stats.details.update(found)

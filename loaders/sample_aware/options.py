@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final, get_args
 
 from loaders.errors import LoaderConfigError
-from loaders.sample_aware.balancer import Order
-from loaders.sample_aware.control import MOST_WORKERS
-from loaders.sample_aware.scheduler import Scheduler
+from loaders.sample_aware.ipc.control_page import MOST_WORKERS
+from loaders.sample_aware.policy.balancer import Order
+from loaders.sample_aware.policy.scheduler import Scheduler
 
 __all__ = ["DEFAULT_BYTES", "ahead_of", "check_order", "scheduler_of"]
 

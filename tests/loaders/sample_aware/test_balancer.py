@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.sample_aware.balancer import Balancer, Resume, Row, Start
+from loaders.sample_aware.policy.balancer import Balancer, Resume, Row, Start
 
 
 class Workers:

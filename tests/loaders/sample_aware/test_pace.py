@@ -2,7 +2,7 @@
 
 import pytest
 
-from loaders.sample_aware.pace import REST_S, is_for_one, rest_s, tasks_ahead
+from loaders.sample_aware.policy.pace import REST_S, is_for_one, rest_s, tasks_ahead
 
 
 @pytest.mark.parametrize("sample_ns", [0, 10_000_000, 10_000_000_000])

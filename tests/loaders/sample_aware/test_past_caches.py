@@ -10,7 +10,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from loaders.sample_aware.past_caches import library, loaded
+from loaders.sample_aware.ipc.nontemporal_copy import library, loaded
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import LoaderConfigError
-from loaders.sample_aware.scheduler import Scheduler
+from loaders.sample_aware.policy.scheduler import Scheduler
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from loaders.sample_aware.packing import copy_to, load, offsets, pack, rows_of, unpack
-from loaders.sample_aware.shared import Arena
-from loaders.sample_aware.stacking import StackedInPlace
+from loaders.sample_aware.coordinator.stacking import StackedInPlace
+from loaders.sample_aware.ipc.arena import Arena
+from loaders.sample_aware.ipc.serialize import copy_to, load, offsets, pack, rows_of, unpack
 
 
 @dataclass
@@ -97,7 +97,7 @@ def arena():
 
 def test_a_block_comes_back_when_nothing_refers_to_it_and_is_used_again(arena):
     block = arena.allocate(100_000)
-    view = torch.from_numpy(arena.lend(block)).view(torch.float32)[3:].view(-1, 1)[0]
+    view = torch.from_numpy(arena.view(block)).view(torch.float32)[3:].view(-1, 1)[0]
     view.fill_(5)
     gc.collect()
     assert not arena.collect() and arena.live >= 100_000
@@ -128,7 +128,7 @@ def test_what_is_free_beyond_the_bound_gives_its_pages_back(arena):
 def test_lent_memory_outlives_the_arena_and_the_rest_goes():
     arena = Arena(1 << 30, 4096)
     kept, other = arena.allocate(1 << 16), arena.allocate(1 << 16)
-    lent = torch.from_numpy(arena.lend(kept))
+    lent = torch.from_numpy(arena.view(kept))
     lent.fill_(3)
     arena.memory[other.offset : other.offset + other.size] = 4
     whole = arena.memory
@@ -142,11 +142,11 @@ def test_lent_memory_outlives_the_arena_and_the_rest_goes():
 def test_bytes_ahead_are_those_that_the_consumer_does_not_hold(arena):
     one, other = arena.allocate(4096), arena.allocate(8192)
     assert arena.ahead == arena.live == 12288
-    arena.hand_out(one)
+    arena.release(one)
     assert arena.ahead == 8192
     arena.free(one)
-    arena.hand_out(other)
-    arena.hand_out(other)
+    arena.release(other)
+    arena.release(other)
     assert arena.ahead == 0
 
 

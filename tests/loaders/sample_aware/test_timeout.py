@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.sample_aware.timeout import SlowTimeout
+from loaders.sample_aware.policy.timeout import SlowTimeout
 
 
 def fed(times, **options):

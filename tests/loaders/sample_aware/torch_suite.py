@@ -175,7 +175,7 @@ def _apt(folder: Path, argv: list[str]) -> str:
 
 
 def outcomes(folder: Path, *, replaced: bool, names: Sequence[str] = (), seconds: float = 600) -> dict[str, str]:
-    """Run the suite, or the tests of these names, in a folder; return by the name of a test how it ended.
+    """EpochState the suite, or the tests of these names, in a folder; return by the name of a test how it ended.
 
     That is "ok", "skipped", or the last line of the error.
     """

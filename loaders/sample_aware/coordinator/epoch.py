@@ -6,31 +6,34 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from loaders.sample_aware.balancer import Balancer, Bundle, Resume, Row, Start
-from loaders.sample_aware.builder import Order, Rows
-from loaders.sample_aware.delivery import Delivery
-from loaders.sample_aware.messages import NO_ROW, Report, RowToken, Task, TaskKind, fits, pack_key
-from loaders.sample_aware.packing import Spec, offsets
-from loaders.sample_aware.shared import Arena, Block
-from loaders.sample_aware.spare import SizeGuess
+from loaders.sample_aware.coordinator.collator import CollateRequest, Rows
+from loaders.sample_aware.coordinator.output_queue import OutputQueue
+from loaders.sample_aware.ipc.arena import Arena, Block
+from loaders.sample_aware.ipc.messages import NO_ROW, Report, RowToken, Task, TaskKind, fits, pack_key
+from loaders.sample_aware.ipc.serialize import Spec, offsets
+from loaders.sample_aware.policy.balancer import Balancer, Bundle, Resume, Row, Start
 
-__all__ = ["Run"]
+__all__ = ["EpochState", "SizeGuess"]
+
+_MARGIN: Final = 1.1
+_FORGETS: Final = 0.995
+"""By which factor the largest size counts for less with each later one."""
 
 _FIRST_COLLATION: Final = -2
 """Stands for the collation of batch 0 where samples are told apart by number, -3 for that of batch 1 and so on."""
 
 
-class Run:
-    """The samples of one epoch from the sampler to the builder; belongs to the coordinator's thread."""
+class EpochState:
+    """The samples of one epoch from the sampler to the collator; belongs to the coordinator's thread."""
 
-    def __init__(self, delivery: Delivery, balancer: Balancer, arena: Arena, *, strict: bool, collates: bool) -> None:
+    def __init__(self, output: OutputQueue, balancer: Balancer, arena: Arena, *, strict: bool, collates: bool) -> None:
         """With `collates` workers collate the batches whose samples lie apart."""
-        self.delivery, self.balancer = delivery, balancer
+        self.output, self.balancer = output, balancer
         self.slow: set[int] = set()
         self.outstanding: set[int] = set()
         """Samples that were given to the workers and not reported, and collations."""
         self.opened = self.shipped = self.taken = 0
-        """Batches that were taken up, those that were given to the builder, and those that the consumer has."""
+        """Batches that were taken up, those that were given to the collator, and those that the consumer has."""
         self.batch_size = 0
         """Of the latest one."""
         self._arena, self._strict, self._collates = arena, strict, collates
@@ -57,17 +60,17 @@ class Run:
         """That workers make, by their first sample."""
         self._bundled: dict[int, tuple[Report, Block | None, Sequence[int]]] = {}
         """Batches that one worker has made, with what each sample took in ns, by batch."""
-        self._collating: dict[int, Order] = {}
+        self._collating: dict[int, CollateRequest] = {}
         """By batch."""
         self._uncollated: deque[int] = deque()
         """Those of them that no worker was asked for."""
-        self._ready: dict[int, Order | None] = {}
-        """Batches for the builder in the order in which they became whole; None while one is collated."""
+        self._ready: dict[int, CollateRequest | None] = {}
+        """Batches for the collator in the order in which they became whole; None while one is collated."""
 
     @property
     def number(self) -> int:
         """The epoch, counted by the engine."""
-        return self.delivery.number
+        return self.output.number
 
     @property
     def tasks(self) -> int:
@@ -76,7 +79,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether every batch was given to the builder."""
+        """Whether every batch was given to the collator."""
         return self.balancer.over and not self._ready
 
     def open_batch(self, keys: Sequence[Any]) -> None:
@@ -222,7 +225,7 @@ class Run:
         self._leave(report.sample, None)
         self._ready[number] = self._freed(self._collating.pop(number)).collated_as(report, block)
 
-    def orders(self) -> Iterator[Order]:
+    def orders(self) -> Iterator[CollateRequest]:
         """Yield the batches that can be built."""
         while (batch := self.balancer.next_batch()) is not None:
             number, samples = batch
@@ -231,13 +234,14 @@ class Run:
             keys = [self._keys.pop(sample) for sample in samples]
             if number in self._bundled:
                 report, block, spent_ns = self._bundled.pop(number)
-                order = Order(self.delivery, samples, keys, spent_ns, (), (), None).collated_as(report, block)
+                order = CollateRequest(self.output, samples, keys, spent_ns, (), (), None).collated_as(report, block)
                 self._ready[number] = order
                 continue
             errors = {sample: self._errors.pop(sample) for sample in samples if sample in self._errors}
             reports = [self._done.pop(sample) for sample in samples if sample in self._done]
             blocks = [self._blocks.pop(sample, None) for sample in samples]
-            order = Order(self.delivery, samples, keys, [one.spent_ns for one in reports], reports, blocks, rows)
+            spent_ns = [one.spent_ns for one in reports]
+            order = CollateRequest(self.output, samples, keys, spent_ns, reports, blocks, rows)
             if errors:
                 self._ready[number] = self._freed(order).failed_with(next(iter(errors.values())))
             elif self._collates and rows is None:
@@ -272,7 +276,7 @@ class Run:
         self._leave(first, None)
         return bundle
 
-    def _freed(self, order: Order) -> Order:
+    def _freed(self, order: CollateRequest) -> CollateRequest:
         for block in order.memory():
             self._arena.free(block)
         return order
@@ -314,3 +318,19 @@ class Run:
             self._rows[batch] = rows, memory
         self._begun.add(batch)
         return rows, memory.block.offset if memory else -1
+
+
+class SizeGuess:
+    """The largest of the recent sizes, and some more."""
+
+    def __init__(self) -> None:
+        self._largest = 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """What the next one takes at most, as a rule; 0 before the first one."""
+        return int(_MARGIN * self._largest)
+
+    def learn(self, nbytes: int) -> None:
+        """Note what one has taken."""
+        self._largest = max(float(nbytes), _FORGETS * self._largest)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from loaders.sample_aware.control import Control
-from loaders.sample_aware.delivery import Built, Delivery
-from loaders.sample_aware.pool import Pool
-from loaders.sample_aware.run import Run
-from loaders.sample_aware.shared import Arena
+from loaders.sample_aware.coordinator.epoch import EpochState
+from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
+from loaders.sample_aware.ipc.arena import Arena
+from loaders.sample_aware.ipc.control_page import ControlPage
+from loaders.sample_aware.workers.pool import Pool
 
 __all__ = ["Epochs"]
 
@@ -16,32 +16,32 @@ __all__ = ["Epochs"]
 class Epochs:
     """Begins and ends epochs; memory of one that was ended is kept until no worker writes to it any more."""
 
-    def __init__(self, pool: Pool, arena: Arena, control: Control) -> None:
+    def __init__(self, pool: Pool, arena: Arena, control: ControlPage) -> None:
         self._pool, self._arena, self._control = pool, arena, control
-        self.current: Run | None = None
-        self._ended: dict[int, Run] = {}
+        self.current: EpochState | None = None
+        self._ended: dict[int, EpochState] = {}
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: EpochState) -> None:
         """Take up an epoch."""
         self.current = run
         self._control.run = run.number
 
-    def of(self, number: int) -> Run | None:
+    def of(self, number: int) -> EpochState | None:
         """Return the epoch under way if it has this number."""
         current = self.current
         return current if current is not None and current.number == number else None
 
-    def end(self, error: BaseException | None, delivery: Delivery | None = None) -> None:
-        """End the epoch that is under way, or only the one of a delivery; tasks that no worker has taken are undone."""
+    def end(self, error: BaseException | None, output: OutputQueue | None = None) -> None:
+        """End the current epoch, or only the one of an output queue; tasks that no worker has taken are undone."""
         run = self.current
-        if run is None or (delivery is not None and run.delivery is not delivery):
+        if run is None or (output is not None and run.output is not output):
             return
         self.current, self._control.run = None, 0
         for task in self._pool.recall():
             run.outstanding.difference_update(range(task.sample, task.sample + task.samples))
         self._pool.recall_rows()
         run.outstanding.difference_update(run.without_row)
-        run.delivery.end(error)
+        run.output.end(error)
         if run.outstanding:
             self._ended[run.number] = run
         else:
@@ -55,18 +55,18 @@ class Epochs:
             if not run.outstanding:
                 self._ended.pop(number).release()
 
-    def offer(self, delivery: Delivery, keys: list[Any] | None) -> None:
+    def offer(self, output: OutputQueue, keys: list[Any] | None) -> None:
         """Take up a batch of keys from the sampler; None is its end."""
-        run = self.of(delivery.number)
+        run = self.of(output.number)
         if run is not None and keys is None:
             run.balancer.no_more()
         elif run is not None and keys is not None:
             run.open_batch(keys)
 
-    def taken(self, delivery: Delivery, built: Built) -> None:
+    def taken(self, output: OutputQueue, built: ReadyBatch) -> None:
         """Note that the consumer has taken a batch."""
         for block in built.blocks:
-            self._arena.hand_out(block)
-        run = self.of(delivery.number)
+            self._arena.release(block)
+        run = self.of(output.number)
         if run is not None:
             run.taken += 1

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from loaders.sample_aware.control import Control, Held
-from loaders.sample_aware.figures import Figures
-from loaders.sample_aware.run import Run
-from loaders.sample_aware.timeout import SlowTimeout
+from loaders.sample_aware.coordinator.epoch import EpochState
+from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.ipc.control_page import ControlPage, WorkerStatus
+from loaders.sample_aware.policy.timeout import SlowTimeout
 
-__all__ = ["NEVER", "Lateness"]
+__all__ = ["NEVER", "SlowSampleTracker"]
 
 NEVER: Final = float("inf")
 _SHORTEST_S: Final = 0.02
@@ -21,35 +21,35 @@ _PROFILED: Final = 32
 """Samples after which the workers are told anew what is usually left to do after each stage; the first ones count."""
 
 
-class Lateness:
+class SlowSampleTracker:
     """Keeps the timeout, tells it to the workers, and marks samples as soon as they are over it."""
 
     def __init__(
-        self, timeout: SlowTimeout, sample_timeout_s: float | None, control: Control, figures: Figures
+        self, timeout: SlowTimeout, sample_timeout_s: float | None, control: ControlPage, stats: Stats
     ) -> None:
         self._timeout, self._sample_timeout_s = timeout, sample_timeout_s
-        self._control, self._figures = control, figures
+        self._control, self._stats = control, stats
         self.look_at = 0.0
         """When to look next, by the monotonic clock."""
         self._tell()
 
-    def mark(self, run: Run, sample: int) -> None:
+    def mark(self, run: EpochState, sample: int) -> None:
         """Note that a sample is slow, once."""
         if sample not in run.slow:
             run.slow.add(sample)
-            self._figures.slow += 1
+            self._stats.slow += 1
 
-    def done(self, run: Run, sample: int, spent_s: float) -> None:
+    def done(self, run: EpochState, sample: int, spent_s: float) -> None:
         """Note that a sample is done, and what it took."""
         if self._timeout.is_slow(spent_s):
             self.mark(run, sample)
         run.slow.discard(sample)
-        self._figures.samples += 1
-        samples = self._figures.samples
+        self._stats.samples += 1
+        samples = self._stats.samples
         if self._timeout.add(spent_s) or samples < _PROFILED or samples % _PROFILED == 0:
             self._tell()
 
-    def look(self, run: Run) -> tuple[Held, float] | None:
+    def look(self, run: EpochState) -> tuple[WorkerStatus, float] | None:
         """Mark the samples whose timeout has passed; return one that exceeds the limit, and since when, in seconds."""
         now = time.monotonic()
         if now < self.look_at:
@@ -73,7 +73,7 @@ class Lateness:
         return None
 
     def _tell(self) -> None:
-        for stage, ns in enumerate(self._figures.remaining_ns()):
+        for stage, ns in enumerate(self._stats.remaining_ns()):
             self._control.set_remaining(stage, ns)
         limit_s = self._timeout.timeout_s
         self._control.set_timeout(0 if limit_s is None else int(limit_s * 1e9))

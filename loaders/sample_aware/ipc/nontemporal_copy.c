@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
-void copy_past_caches(char *to, const char *from, size_t size)
+void nontemporal_copy(char *to, const char *from, size_t size)
 {
     size_t head = -(uintptr_t)to & 63;
 

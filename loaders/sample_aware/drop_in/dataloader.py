@@ -20,17 +20,17 @@ from torch.utils.data import (
 )
 
 from loaders.errors import LoaderConfigError
-from loaders.sample_aware.balancer import Order
-from loaders.sample_aware.coordinator import Settings
-from loaders.sample_aware.engine import Engine, Policy
-from loaders.sample_aware.figures import Figures
-from loaders.sample_aware.jobs import DatasetJob, asks_by_batch
-from loaders.sample_aware.keys import Progress
+from loaders.sample_aware.coordinator.engine import Engine, Policy
+from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.coordinator.thread import Settings
+from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
+from loaders.sample_aware.drop_in.keys import Progress
+from loaders.sample_aware.drop_in.samplers import draws_again, noted
 from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
-from loaders.sample_aware.samplers import draws_again, noted
-from loaders.sample_aware.scheduler import Decision
-from loaders.sample_aware.timeout import SlowTimeout, TimeoutChange
-from loaders.sample_aware.torch_batches import InProcess, TorchCollate, WorkerBatches, can_pin
+from loaders.sample_aware.policy.balancer import Order
+from loaders.sample_aware.policy.scheduler import Decision
+from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
+from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
 
 __all__ = ["SampleAwareDataLoader"]
 
@@ -134,7 +134,7 @@ class SampleAwareDataLoader(DataLoader[T_co]):
             else None
         )  # fmt: skip
         self._slow_timeout = SlowTimeout(warm_up=self.warm_up, fixed_s=self.slow_timeout_s)
-        self._figures = Figures(self.job(0).stages)
+        self._stats = Stats(self.job(0).stages)
         # Weakly, for workers end with the iterator that they work for.
         self._current: weakref.ref[WorkerBatches | InProcess] | None = None
 
@@ -154,16 +154,16 @@ class SampleAwareDataLoader(DataLoader[T_co]):
     @property
     def decisions(self) -> Sequence[Decision]:
         """Everything that the scheduler has decided."""
-        return tuple(self._figures.decisions)
+        return tuple(self._stats.decisions)
 
     @property
     def workers_over_time(self) -> Sequence[tuple[float, int]]:
         """Seconds since the loader was made, and the number of workers from then on."""
-        return tuple(self._figures.workers)
+        return tuple(self._stats.workers)
 
     def stats(self) -> dict[str, float]:
         """Return figures of stages, queues, slow samples and workers, as SampleAwareLoader has them."""
-        return self._figures.details()
+        return self._stats.details()
 
     def _get_iterator(self) -> Any:
         # Called by torch's `__iter__`, once for all epochs where workers persist.
@@ -236,7 +236,7 @@ class SampleAwareDataLoader(DataLoader[T_co]):
                     self.most_bytes, self.sample_timeout_s, self._scheduler, queue_size=ahead, on_error="batch"
                 ),
                 timeout=self._slow_timeout,
-                figures=self._figures,
+                stats=self._stats,
                 start_method=self.multiprocessing_context,
             )
         except LoaderConfigError as error:

@@ -19,10 +19,10 @@ import torch.multiprocessing
 
 from loaders.errors import LoaderConfigError, WorkerError
 from loaders.forks import garbage_kept
-from loaders.sample_aware.jobs import Job, Seat
-from loaders.sample_aware.messages import ROW_BYTES, TASK_BYTES, RowToken, Task, TaskKind
-from loaders.sample_aware.past_caches import library
-from loaders.sample_aware.worker import Descriptor, Ends, run_worker
+from loaders.sample_aware.ipc.messages import ROW_BYTES, TASK_BYTES, RowToken, Task, TaskKind
+from loaders.sample_aware.ipc.nontemporal_copy import library
+from loaders.sample_aware.workers.jobs import Job, WorkerPlace
+from loaders.sample_aware.workers.worker import Descriptor, Ends, run_worker
 
 __all__ = ["Pool", "start_context"]
 
@@ -89,7 +89,10 @@ class Pool:
             os.getpid(),
         )
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=run_worker, args=(ends, self._job, Seat(worker, workers)), name=f"sample-aware-{worker}", daemon=True
+            target=run_worker,
+            args=(ends, self._job, WorkerPlace(worker, workers)),
+            name=f"sample-aware-{worker}",
+            daemon=True,
         )
         try:
             with garbage_kept():

@@ -12,9 +12,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.sample_aware.jobs import NO_ROOTS, Roots
+__all__ = ["MOST_STAGES", "MOST_WORKERS", "NO_ROOTS", "RESERVED_BYTES", "ControlPage", "Roots", "WorkerStatus"]
 
-__all__ = ["MOST_STAGES", "MOST_WORKERS", "RESERVED_BYTES", "Control", "Held"]
+
+class Roots(NamedTuple):
+    """What every sample's random numbers derive from, for each generator, whichever worker has the sample."""
+
+    torch: int
+    random: int
+    numpy: int
+
+
+NO_ROOTS: Final = Roots(0, 0, 0)
+
 
 MOST_STAGES: Final = 256
 MOST_WORKERS: Final = 4096
@@ -27,7 +37,7 @@ _SPEC_MOST: Final = 64 * 1024
 RESERVED_BYTES: Final = _SPEC_AT + _SPEC_MOST
 
 
-class Held(NamedTuple):
+class WorkerStatus(NamedTuple):
     """What a worker is at."""
 
     worker: int
@@ -38,7 +48,7 @@ class Held(NamedTuple):
     run: int
 
 
-class Control:
+class ControlPage:
     """A view of the page; the coordinator has one, and every worker another."""
 
     def __init__(self, whole: mmap.mmap) -> None:
@@ -137,7 +147,7 @@ class Control:
         ages: npt.NDArray[np.int64] = np.where(since == 0, -1, now_ns - since)
         return ages
 
-    def held_by(self, worker: int) -> Held:
+    def held_by(self, worker: int) -> WorkerStatus:
         """Return what a worker is at; `since_ns` is 0 where that is nothing."""
         sample, stage, since, run = (int(number) for number in self._cells[worker])
-        return Held(worker, sample, stage, since, run)
+        return WorkerStatus(worker, sample, stage, since, run)

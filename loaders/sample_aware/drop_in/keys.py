@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 import torch
 
 from loaders.errors import LoaderConfigError
-from loaders.sample_aware.jobs import SAMPLE_STEP, SEED_MASK
+from loaders.sample_aware.workers.jobs import SAMPLE_STEP, SEED_MASK
 
 __all__ = ["EpochKeys", "Progress"]
 

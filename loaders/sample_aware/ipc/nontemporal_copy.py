@@ -23,7 +23,7 @@ Move: TypeAlias = Callable[[int, int, int], object]
 
 LEAST_BYTES: Final = 1 << 17
 """From which it gains; what is smaller may well be read while it is in a cache."""
-_SOURCE: Final = Path(__file__).with_name("past_caches.c")
+_SOURCE: Final = Path(__file__).with_name("nontemporal_copy.c")
 _OPTIONS: Final = ("-O2", "-shared", "-fPIC")
 _PATIENCE_S: Final = 30.0
 
@@ -36,7 +36,7 @@ def library() -> bytes | None:
         return None
     try:
         with tempfile.TemporaryDirectory(prefix="joulefeed-") as folder:
-            built = Path(folder) / "past_caches.so"
+            built = Path(folder) / "nontemporal_copy.so"
             argv = [compiler, *_OPTIONS, "-o", str(built), str(_SOURCE)]
             subprocess.run(argv, check=True, capture_output=True, timeout=_PATIENCE_S, stdin=subprocess.DEVNULL)
             return built.read_bytes()
@@ -65,7 +65,7 @@ def loaded(descriptor: int | None) -> Move:
         return ctypes.memmove
     try:
         # With the process's own number, for the linker takes a name that it knows for the library that it knows.
-        copy = ctypes.CDLL(f"/proc/{os.getpid()}/fd/{descriptor}").copy_past_caches
+        copy = ctypes.CDLL(f"/proc/{os.getpid()}/fd/{descriptor}").nontemporal_copy
     except (OSError, AttributeError):
         # Some hosts let no memory without a name be executed.
         return ctypes.memmove

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from loaders.sample_aware.control import Control
-from loaders.sample_aware.messages import IN_ROW, Report
-from loaders.sample_aware.packing import Spec, spec_of
+from loaders.sample_aware.ipc.control_page import ControlPage
+from loaders.sample_aware.ipc.messages import IN_ROW, Report
+from loaders.sample_aware.ipc.serialize import Spec, spec_of
 
 __all__ = ["Layout"]
 
@@ -15,7 +15,7 @@ __all__ = ["Layout"]
 class Layout:
     """Learns from the samples that lie apart, which is all of them at first."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: ControlPage) -> None:
         self._control = control
         self._varied = False
         self.spec: Spec | None = None

@@ -11,13 +11,13 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from loaders.sample_aware.engine import Engine
-from loaders.sample_aware.jobs import is_default
-from loaders.sample_aware.keys import EpochKeys
-from loaders.sample_aware.samplers import noted, restore
+from loaders.sample_aware.coordinator.engine import Engine
+from loaders.sample_aware.drop_in.keys import EpochKeys
+from loaders.sample_aware.drop_in.samplers import noted, restore
+from loaders.sample_aware.workers.jobs import is_default
 
 if TYPE_CHECKING:
-    from loaders.sample_aware.dataloader import SampleAwareDataLoader
+    from loaders.sample_aware.drop_in.dataloader import SampleAwareDataLoader
 
 __all__ = ["InProcess", "TorchCollate", "WorkerBatches", "can_pin"]
 

@@ -14,26 +14,25 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
-from loaders.sample_aware.builder import Builder
-from loaders.sample_aware.control import Control, Held
-from loaders.sample_aware.delivery import Delivery
-from loaders.sample_aware.epochs import Epochs
-from loaders.sample_aware.figures import Figures
-from loaders.sample_aware.jobs import Job, Roots
-from loaders.sample_aware.lateness import NEVER, Lateness
-from loaders.sample_aware.layout import Layout
-from loaders.sample_aware.messages import Report, ReportKind, Reports
-from loaders.sample_aware.pace import is_for_one, rest_s, tasks_ahead
-from loaders.sample_aware.packing import load, load_report
-from loaders.sample_aware.past_caches import LEAST_BYTES
-from loaders.sample_aware.pool import Pool
-from loaders.sample_aware.prompt import be_prompt
-from loaders.sample_aware.run import Run
-from loaders.sample_aware.scheduler import Scheduler
-from loaders.sample_aware.shared import Arena, Block
-from loaders.sample_aware.spare import SizeGuess
-from loaders.sample_aware.staffing import Staffing
-from loaders.sample_aware.timeout import SlowTimeout
+from loaders.sample_aware.coordinator.collator import Collator
+from loaders.sample_aware.coordinator.epoch import EpochState, SizeGuess
+from loaders.sample_aware.coordinator.epochs import Epochs
+from loaders.sample_aware.coordinator.output_queue import OutputQueue
+from loaders.sample_aware.coordinator.prompt import be_prompt
+from loaders.sample_aware.coordinator.scaling import WorkerScaler
+from loaders.sample_aware.coordinator.slow_samples import NEVER, SlowSampleTracker
+from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.ipc.arena import Arena, Block
+from loaders.sample_aware.ipc.control_page import ControlPage, Roots, WorkerStatus
+from loaders.sample_aware.ipc.layout import Layout
+from loaders.sample_aware.ipc.messages import Report, ReportKind, Reports
+from loaders.sample_aware.ipc.nontemporal_copy import LEAST_BYTES
+from loaders.sample_aware.ipc.serialize import load, load_report
+from loaders.sample_aware.policy.pace import is_for_one, rest_s, tasks_ahead
+from loaders.sample_aware.policy.scheduler import Scheduler
+from loaders.sample_aware.policy.timeout import SlowTimeout
+from loaders.sample_aware.workers.jobs import Job
+from loaders.sample_aware.workers.pool import Pool
 
 __all__ = ["Coordinator", "Settings"]
 
@@ -67,30 +66,30 @@ class Coordinator:
         job: Job,
         pool: Pool,
         arena: Arena,
-        control: Control,
+        control: ControlPage,
         timeout: SlowTimeout,
         settings: Settings,
-        figures: Figures,
+        stats: Stats,
     ) -> None:
-        self.figures = figures
+        self.stats = stats
         self.failed: deque[tuple[Any, str]] = deque()
         """Keys of samples that were left out, and why."""
         self.error: BaseException | None = None
         """What has ended the workers."""
-        self.builder: Builder
+        self.collator: Collator
         self._job, self._pool, self._arena, self._control = job, pool, arena, control
         self._settings = settings
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._calls: deque[Callable[[], None]] = deque()
         self._reports = Reports()
         self.epochs = Epochs(pool, arena, control)
-        self.staffing = Staffing(settings.scheduler, settings.scheduler_interval_s, settings.queue_size, pool, figures)
+        self.scaler = WorkerScaler(settings.scheduler, settings.scheduler_interval_s, settings.queue_size, pool, stats)
         self._blocks: dict[int, Block] = {}
         """What workers have asked for and not reported, by worker."""
         self._layout = Layout(control)
         self._sample_size, self._batch_size = SizeGuess(), SizeGuess()
         """Of what lies apart."""
-        self._lateness = Lateness(timeout, settings.sample_timeout_s, control, figures)
+        self._slow_samples = SlowSampleTracker(timeout, settings.sample_timeout_s, control, stats)
         self._ready = False
         """Whether worker 0 has begun: the samples' random numbers derive from its own."""
         self._ending = False
@@ -102,7 +101,7 @@ class Coordinator:
 
     def begin(self) -> None:
         """Start the thread, once there are workers."""
-        self.figures.note_workers(len(self._pool))
+        self.stats.note_workers(len(self._pool))
         self._thread.start()
 
     def call(self, what: Callable[[], None]) -> None:
@@ -114,19 +113,19 @@ class Coordinator:
         """Watch over a worker that was started."""
         self._selector.register(alive, selectors.EVENT_READ, worker)
         self._control.watch(worker)
-        self.figures.note_workers(len(self._pool))
+        self.stats.note_workers(len(self._pool))
 
-    def begin_run(self, run: Run) -> None:
+    def begin_run(self, run: EpochState) -> None:
         """Take up an epoch; the one before it ends."""
         self.epochs.end(LoaderError("another epoch was begun: its batches are not this one's"))
         self.epochs.begin(run)
-        self.staffing.begin()
+        self.scaler.begin()
         if self.error is not None:
             self.epochs.end(self.error)
 
-    def build_failed(self, delivery: Delivery, error: BaseException) -> None:
+    def build_failed(self, output: OutputQueue, error: BaseException) -> None:
         """End the epoch of a batch that cannot be built; from any thread."""
-        self.call(lambda: self.epochs.end(error, delivery))
+        self.call(lambda: self.epochs.end(error, output))
 
     def close(self) -> None:
         """End the thread; what it owns is closed by whoever made it."""
@@ -137,7 +136,7 @@ class Coordinator:
             self.call(self._end)
             self._thread.join()
         self._selector.close()
-        self.staffing.close()
+        self.scaler.close()
         os.close(self._wake)
 
     def _end(self) -> None:
@@ -154,10 +153,10 @@ class Coordinator:
                 run = self.epochs.current
                 if run is not None:
                     self._look(run)
-                    self.staffing.decide(run)
+                    self.scaler.decide(run)
                     if self._ready:
                         self._fill(run)
-                    rest = rest_s(self.figures.sample_ns, run.tasks, max(1, len(self._pool)))
+                    rest = rest_s(self.stats.sample_ns, run.tasks, max(1, len(self._pool)))
                     if rest and not self._bundles(run):
                         time.sleep(rest)
         except BaseException as error:  # noqa: BLE001 - the consumer is told
@@ -175,7 +174,7 @@ class Coordinator:
         else:
             self._selector.unregister(descriptor)
             error = self._pool.ended(what)
-            self.figures.note_workers(len(self._pool))
+            self.stats.note_workers(len(self._pool))
             if error is not None and self.error is None:
                 self._die(self._with_sample(error, what))
 
@@ -231,12 +230,12 @@ class Coordinator:
             self._control.set_roots(Roots(*struct.unpack("<3q", report.payload)))
             self._ready = True
 
-    def _hear_of_sample(self, run: Run, report: Report, block: Block | None) -> None:
-        self.figures.add_stages(report.first_stage, report.stage_ns, report.samples)
+    def _hear_of_sample(self, run: EpochState, report: Report, block: Block | None) -> None:
+        self.stats.add_stages(report.first_stage, report.stage_ns, report.samples)
         if report.kind == ReportKind.PARKED:
             assert block is not None
-            self._lateness.mark(run, report.sample)
-            self.figures.parked += 1
+            self._slow_samples.mark(run, report.sample)
+            self.stats.parked += 1
             run.park(report, block)
         elif report.kind == ReportKind.FAILED:
             failure = self._failure(report, block)
@@ -250,12 +249,12 @@ class Coordinator:
                 return
             self.failed.append((key, str(failure.why())))
         elif report.kind == ReportKind.DONE:
-            if self.builder.in_place:
+            if self.collator.in_place:
                 self._layout.learn(report, self._arena.memory)
             self._note_size(self._sample_size, report, block)
-            self.figures.add_total(report.spent_ns)
+            self.stats.add_total(report.spent_ns)
             run.finish(report, block)
-            self._lateness.done(run, report.sample, report.spent_ns * 1e-9)
+            self._slow_samples.done(run, report.sample, report.spent_ns * 1e-9)
 
         elif report.kind == ReportKind.GIVEN_BACK:
             run.split(report)
@@ -263,16 +262,16 @@ class Coordinator:
             self._note_size(self._batch_size, report, block)
             self._hear_of_batch(run, report, block)
 
-    def _hear_of_batch(self, run: Run, report: Report, block: Block | None) -> None:
+    def _hear_of_batch(self, run: EpochState, report: Report, block: Block | None) -> None:
         if report.sample < 0:
             run.finish_collation(report, block)
             return
         times_at = report.offset + report.nbytes
         spent_ns = array("q", self._arena.map[times_at : times_at + 8 * report.samples])
         bundle = run.finish_bundle(report, block, spent_ns)
-        self.figures.add_total(report.spent_ns, report.samples)
+        self.stats.add_total(report.spent_ns, report.samples)
         for sample, ns in zip(bundle.samples, spent_ns, strict=True):
-            self._lateness.done(run, sample, ns * 1e-9)
+            self._slow_samples.done(run, sample, ns * 1e-9)
 
     def _note_size(self, size: SizeGuess, report: Report, block: Block | None) -> None:
         if block is not None:
@@ -290,41 +289,41 @@ class Coordinator:
 
     def _pause(self) -> float | None:
         """Return for how long nothing is due."""
-        due = min(self._lateness.look_at, self.staffing.due) if self.epochs.current is not None else NEVER
+        due = min(self._slow_samples.look_at, self.scaler.due) if self.epochs.current is not None else NEVER
         return None if due == NEVER else max(0.0, due - time.monotonic())
 
-    def _look(self, run: Run) -> None:
+    def _look(self, run: EpochState) -> None:
         """Mark samples slow whose timeout has passed, and end where one has not come back in time."""
-        overdue = self._lateness.look(run)
+        overdue = self._slow_samples.look(run)
         if overdue is not None:
             self._die(self._overdue(run, *overdue))
 
-    def _overdue(self, run: Run, held: Held, took_s: float) -> SampleTimeoutError:
+    def _overdue(self, run: EpochState, held: WorkerStatus, took_s: float) -> SampleTimeoutError:
         return SampleTimeoutError(
             f"{self._job.name(run.key(held.sample))} is in {self._stage(held)} for {took_s:.1f} s in worker "
             f"{held.worker} (pid {self._pool.pid(held.worker)}): longer than sample_timeout_s; the file's storage "
             "hangs, or the limit is too low for it"
         )
 
-    def _stage(self, held: Held) -> str:
+    def _stage(self, held: WorkerStatus) -> str:
         return self._job.stages[min(held.stage, len(self._job.stages) - 1)]
 
-    def _bundles(self, run: Run) -> bool:
+    def _bundles(self, run: EpochState) -> bool:
         """Tell whether one worker makes a batch: of quick samples, not of large ones, for which rows save a copy."""
         spec = self._layout.spec
         large = spec is not None and sum(leaf.nbytes for leaf in spec) >= _LARGE_BYTES
         return (
             self._job.collates
             and not large
-            and is_for_one(self.figures.sample_ns, run.batch_size, last=run.balancer.ending)
+            and is_for_one(self.stats.sample_ns, run.batch_size, last=run.balancer.ending)
         )
 
-    def _fill(self, run: Run) -> None:
+    def _fill(self, run: EpochState) -> None:
         """Give out tasks until every worker has one and enough wait for it (`tasks_ahead`), and ship what is whole."""
         for order in run.orders():
-            self.builder.put(order)
+            self.collator.put(order)
         workers, bundles, spec = len(self._pool), self._bundles(run), self._layout.spec
-        task_ns = self.figures.sample_ns * (run.batch_size if bundles else 1)
+        task_ns = self.stats.sample_ns * (run.batch_size if bundles else 1)
         room = workers + min(workers * tasks_ahead(task_ns), _MOST_AHEAD) - run.tasks
         # Each parked sample leaves a row in the pipe, which takes some two thousand.
         self._control.set_may_park(run.balancer.parked < min(_MOST_AHEAD, 2 * workers))
@@ -334,7 +333,7 @@ class Coordinator:
             room -= 1
             may_start = self._may_start(run)
             if bundles and may_start and (bundle := run.balancer.next_bundle()) is not None:
-                tasks.append(run.bundle_record(bundle, self.figures.sample_ns, self._batch_size))
+                tasks.append(run.bundle_record(bundle, self.stats.sample_ns, self._batch_size))
                 continue
             what = run.balancer.next_task(may_start=may_start)
             if what is None:
@@ -346,17 +345,17 @@ class Coordinator:
         self._pool.give(tasks)
         if run.finished and not run.over:
             run.over = True
-            self.builder.end(run.delivery)
+            self.collator.end(run.output)
         if run.balancer.starving and run.opened > run.shipped == run.taken:
             # Samples have failed, so the batch that the consumer waits for needs others: it asks the sampler for them.
-            run.delivery.hungry = True
-            run.delivery.nudge()
-        queues = self.figures.queues
+            run.output.waiting = True
+            run.output.wake()
+        queues = self.stats.queues
         queues["running"].set(run.balancer.running)
         queues["temp"].set(run.balancer.parked)
         queues["slow"].set(len(run.slow))
-        queues["batch"].set(len(run.delivery))
+        queues["batch"].set(len(run.output))
 
-    def _may_start(self, run: Run) -> bool:
+    def _may_start(self, run: EpochState) -> bool:
         """Tell whether memory allows another sample; one is always allowed where the consumer would wait for ever."""
         return self._arena.ahead < self._settings.most_bytes or not (run.outstanding or run.shipped > run.taken)

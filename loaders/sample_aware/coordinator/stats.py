@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from loaders.sample_aware.scheduler import Decision
+from loaders.sample_aware.policy.scheduler import Decision
 
-__all__ = ["Figures", "Gauge"]
+__all__ = ["Gauge", "Stats"]
 
 _RECENT: Final = 64
 """Samples over which the recent average is taken, the older ones counting less."""
@@ -40,7 +40,7 @@ class Gauge:
         return (self._area + self._value * (now - self._since)) / lasted if lasted else 0.0
 
 
-class Figures:
+class Stats:
     """Counts of one loader; written by its coordinator, read by whoever asks."""
 
     def __init__(self, stages: Sequence[str]) -> None:

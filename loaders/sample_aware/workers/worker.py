@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from loaders.sample_aware.control import Control
-from loaders.sample_aware.jobs import Job, Roots, Seat
-from loaders.sample_aware.messages import (
+from loaders.sample_aware.ipc.arena import VIRTUAL_BYTES
+from loaders.sample_aware.ipc.control_page import ControlPage, Roots
+from loaders.sample_aware.ipc.messages import (
     IN_REPORT,
     NO_ROW,
     ROW_BYTES,
@@ -35,9 +35,9 @@ from loaders.sample_aware.messages import (
     room,
     unpack_key,
 )
-from loaders.sample_aware.packing import Packed, Spec, copy_to, load, load_report, offsets, pack
-from loaders.sample_aware.past_caches import LateMove
-from loaders.sample_aware.shared import VIRTUAL_BYTES
+from loaders.sample_aware.ipc.nontemporal_copy import LateMove
+from loaders.sample_aware.ipc.serialize import Packed, Spec, copy_to, load, load_report, offsets, pack
+from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 
 __all__ = ["Descriptor", "Ends", "run_worker"]
 
@@ -81,12 +81,12 @@ class _Stale(Exception):
     """The epoch was ended."""
 
 
-def run_worker(ends: Ends, job: Job, seat: Seat) -> None:
+def run_worker(ends: Ends, job: Job, place: WorkerPlace) -> None:
     """Work until asked to stop, or until the parent has ended."""
     _settle(ends.parent)
-    worker = _Worker(ends, job, seat)
+    worker = _Worker(ends, job, place)
     try:
-        roots = job.begin_worker(seat)
+        roots = job.begin_worker(place)
     except Exception as error:  # noqa: BLE001 - the consumer is told
         worker.give_up(error)
         return
@@ -100,15 +100,15 @@ def run_worker(ends: Ends, job: Job, seat: Seat) -> None:
 
 
 class _Worker:
-    def __init__(self, ends: Ends, job: Job, seat: Seat) -> None:
-        self._ends, self._job, self._seat = ends, job, seat
+    def __init__(self, ends: Ends, job: Job, place: WorkerPlace) -> None:
+        self._ends, self._job, self._seat = ends, job, place
         self._stages = job.stages
         self._map = mmap.mmap(ends.arena, VIRTUAL_BYTES)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._bytes = self._memory.numpy()
         self._kept: dict[int, Any] = {}
         """What tells of samples that a collation has kept when they are gone, by their blocks' beginnings."""
-        self._control = control = Control(self._map)
+        self._control = control = ControlPage(self._map)
         self._move = LateMove(ends.copy, lambda: control.can_copy)
         self._rooted = False
         self._spec: Spec | None = None

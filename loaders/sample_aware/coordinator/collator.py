@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import torch
 
 from loaders.one_core import use_one_core
-from loaders.sample_aware.delivery import Built, Delivery
-from loaders.sample_aware.messages import IN_ROW, Report
-from loaders.sample_aware.packing import Spec, load, load_report, offsets, rows_of, unpack
-from loaders.sample_aware.prompt import be_prompt
-from loaders.sample_aware.shared import Arena, Block
-from loaders.sample_aware.stacking import StackedInPlace
+from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
+from loaders.sample_aware.coordinator.prompt import be_prompt
+from loaders.sample_aware.coordinator.stacking import StackedInPlace
+from loaders.sample_aware.ipc.arena import Arena, Block
+from loaders.sample_aware.ipc.messages import IN_ROW, Report
+from loaders.sample_aware.ipc.serialize import Spec, load, load_report, offsets, rows_of, unpack
 
-__all__ = ["Builder", "Collate", "Order", "Rows"]
+__all__ = ["Collate", "CollateRequest", "Collator", "Rows"]
 
 
 class Collate(Protocol):
@@ -55,10 +55,10 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class CollateRequest:
     """A batch that is to be built."""
 
-    delivery: Delivery
+    output: OutputQueue
     samples: Sequence[int]
     keys: Sequence[Any]
     work_ns: Sequence[int]
@@ -72,11 +72,11 @@ class Order:
     error: BaseException | None = None
     """Why there is nothing to build."""
 
-    def collated_as(self, report: Report, block: Block | None) -> Order:
+    def collated_as(self, report: Report, block: Block | None) -> CollateRequest:
         """Return the order with a batch in the place of its samples."""
         return replace(self, reports=(), blocks=(), rows=None, collated=(report, block))
 
-    def failed_with(self, error: BaseException) -> Order:
+    def failed_with(self, error: BaseException) -> CollateRequest:
         """Return the order with an error in the place of its samples."""
         return replace(self, reports=(), blocks=(), rows=None, error=error)
 
@@ -86,33 +86,33 @@ class Order:
         return [block for block in blocks if block is not None]
 
 
-class Builder:
+class Collator:
     """The thread that collates."""
 
-    def __init__(self, arena: Arena, collate: Collate, failed: Callable[[Delivery, BaseException], None]) -> None:
+    def __init__(self, arena: Arena, collate: Collate, failed: Callable[[OutputQueue, BaseException], None]) -> None:
         self._arena, self._collate, self._failed = arena, collate, failed
         self.in_place = collate.in_place
         """Whether samples are collated here that lie in the rows of a batch."""
         self._given = self._done = 0
         """Orders that the thread was given, and those that it is done with."""
-        self._orders: queue.SimpleQueue[Order | Delivery | None] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[CollateRequest | OutputQueue | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="sample-aware-builder", daemon=True)
         self._thread.start()
 
-    def put(self, order: Order) -> None:
+    def put(self, order: CollateRequest) -> None:
         """Have a batch built, at once where a worker has collated it and nothing is before it."""
         if order.collated is not None and not self._collate.finishes and self._given == self._done:
             try:
                 self._build(order)
             except BaseException as error:  # noqa: BLE001 - the consumer is told
-                self._failed(order.delivery, error)
+                self._failed(order.output, error)
             return
         self._given += 1
         self._orders.put(order)
 
-    def end(self, delivery: Delivery) -> None:
+    def end(self, output: OutputQueue) -> None:
         """Tell the consumer that there is no more, behind what is to be built."""
-        self._orders.put(delivery)
+        self._orders.put(output)
 
     def close(self) -> None:
         """End the thread; a collation that is under way has a second."""
@@ -129,36 +129,36 @@ class Builder:
                     use_one_core()
                     be_prompt()
                     ready = True
-                if isinstance(order, Delivery):
+                if isinstance(order, OutputQueue):
                     order.end()
                 else:
                     self._build(order)
             except BaseException as error:  # noqa: BLE001 - the consumer is told
-                delivery = order if isinstance(order, Delivery) else order.delivery
-                self._failed(delivery, error)
+                output = order if isinstance(order, OutputQueue) else order.output
+                self._failed(output, error)
                 del error
-            self._done += isinstance(order, Order)
+            self._done += isinstance(order, CollateRequest)
             del order
 
-    def _build(self, order: Order) -> None:
-        if order.delivery.over:
+    def _build(self, order: CollateRequest) -> None:
+        if order.output.over:
             self._drop(order)
         elif order.error is not None:
-            order.delivery.put(Built(order.samples, order.keys, None, (), error=order.error))
+            order.output.put(ReadyBatch(order.samples, order.keys, None, (), error=order.error))
         else:
-            order.delivery.put(self._built(order))
+            order.output.put(self._built(order))
 
-    def _drop(self, order: Order) -> None:
+    def _drop(self, order: CollateRequest) -> None:
         for block in order.memory():
             self._arena.returns.give_back(block, os.getpid())
 
-    def _built(self, order: Order) -> Built:
+    def _built(self, order: CollateRequest) -> ReadyBatch:
         rows: list[Sequence[Any]] = []
         regions: list[torch.Tensor] = []
         blocks = order.memory()
         if order.collated is not None:
             value = self._collate.finish(self._sample(*order.collated))
-            return Built(order.samples, order.keys, value, order.work_ns, blocks)
+            return ReadyBatch(order.samples, order.keys, value, order.work_ns, blocks)
         if order.rows is not None:
             rows = self._rows(order.rows, regions)
         samples = []
@@ -169,17 +169,17 @@ class Builder:
                 samples.append(self._sample(report, block))
         with StackedInPlace(regions if self._collate.in_place else ()):
             value = self._collate(order.keys, samples, order.work_ns)
-        return Built(order.samples, order.keys, self._collate.finish(value), order.work_ns, blocks)
+        return ReadyBatch(order.samples, order.keys, self._collate.finish(value), order.work_ns, blocks)
 
     def _sample(self, report: Report, block: Block | None) -> Any:
         """Return a sample or a batch that lies apart; its memory comes back when nothing refers to it any more."""
         if block is None:
             return load_report(report.payload)
-        return load(self._arena.lend(block), report.offset - block.offset, report.nbytes, copy=False)
+        return load(self._arena.view(block), report.offset - block.offset, report.nbytes, copy=False)
 
     def _rows(self, memory: Rows, regions: list[torch.Tensor]) -> list[Sequence[Any]]:
         """Return for each leaf what its rows are; add the tensors whose stack is there already to `regions`."""
-        whole = self._arena.lend(memory.block)
+        whole = self._arena.view(memory.block)
         begins, _ = offsets(memory.spec, memory.rows)
         found: list[Sequence[Any]] = []
         for begin, leaf in zip(begins, memory.spec, strict=True):

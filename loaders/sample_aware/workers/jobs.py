@@ -21,17 +21,16 @@ from torch.utils.data._utils import worker as torch_worker
 
 from loaders.base import Samples
 from loaders.pipeline import Item, Pipeline, sample_error
+from loaders.sample_aware.ipc.control_page import NO_ROOTS, Roots
 
 __all__ = [
-    "NO_ROOTS",
     "SAMPLE_STEP",
     "SEED_MASK",
     "DatasetJob",
     "Failure",
     "Job",
     "PipelineJob",
-    "Roots",
-    "Seat",
+    "WorkerPlace",
     "asks_by_batch",
     "is_default",
 ]
@@ -42,18 +41,7 @@ SAMPLE_STEP: Final = 0x9E3779B97F4A7C15
 _NUMPY_SEED_BITS: Final = (1 << 32) - 1
 
 
-class Roots(NamedTuple):
-    """What every sample's random numbers derive from, for each generator, whichever worker has the sample."""
-
-    torch: int
-    random: int
-    numpy: int
-
-
-NO_ROOTS: Final = Roots(0, 0, 0)
-
-
-class Seat(NamedTuple):
+class WorkerPlace(NamedTuple):
     """Which worker it is that works."""
 
     worker: int
@@ -86,7 +74,7 @@ class Job(Protocol):
         """The stages' names; between any two of them a sample may be handed over."""
         ...
 
-    def begin_worker(self, seat: Seat) -> Roots:
+    def begin_worker(self, place: WorkerPlace) -> Roots:
         """Prepare the worker process; return the roots of its random numbers, of which worker 0's count for all."""
         ...
 
@@ -111,7 +99,7 @@ class Job(Protocol):
         """Return a batch of samples."""
         ...
 
-    def failure(self, seat: Seat, stage: str, key: Any, error: Exception) -> Failure:
+    def failure(self, place: WorkerPlace, stage: str, key: Any, error: Exception) -> Failure:
         """Return what is told of a sample that failed, or of a collation where the key is None."""
         ...
 
@@ -142,7 +130,7 @@ class PipelineJob:
         """Read, decode and the pipeline's transforms."""
         return "read", "decode", *(transform.name for transform in self.pipeline.transforms)
 
-    def begin_worker(self, seat: Seat) -> Roots:
+    def begin_worker(self, place: WorkerPlace) -> Roots:
         """Nothing is needed: random numbers depend on the sample alone."""
         return NO_ROOTS
 
@@ -162,7 +150,7 @@ class PipelineJob:
         """Return data and target, for the rest of the item is known."""
         return partial.data, partial.target
 
-    def failure(self, seat: Seat, stage: str, key: tuple[int, int], error: Exception) -> Failure:
+    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, int], error: Exception) -> Failure:
         """Return a SampleError that names the sample and the stage, with the traceback in its notes."""
         told = sample_error(self.samples, key[1], stage, error)
         told.add_note("".join(traceback.format_exception(error)).rstrip())
@@ -227,19 +215,19 @@ class DatasetJob:
         """The dataset's own work, then the transforms."""
         return "dataset", *(_name(transform) for transform in self._transforms)
 
-    def begin_worker(self, seat: Seat) -> Roots:
+    def begin_worker(self, place: WorkerPlace) -> Roots:
         """Do what torch's worker does before its first sample."""
-        seed = self._base_seed + seat.worker
+        seed = self._base_seed + place.worker
         random.seed(seed)
         torch.manual_seed(seed)
-        np.random.seed(torch_worker._generate_state(self._base_seed, seat.worker))  # type: ignore[no-untyped-call]
+        np.random.seed(torch_worker._generate_state(self._base_seed, place.worker))  # type: ignore[no-untyped-call]
         torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=seat.worker, num_workers=seat.workers, seed=seed, dataset=self._dataset
+            id=place.worker, num_workers=place.workers, seed=seed, dataset=self._dataset
         )
         if self._worker_init_fn is None:
             return Roots(self._base_seed, self._base_seed, self._base_seed)
         before = _digests()
-        self._worker_init_fn(seat.worker)
+        self._worker_init_fn(place.worker)
         # A generator that the function has seeded gives every sample other numbers, the same in every run with it.
         return Roots(*(self._base_seed if old == new else new for old, new in zip(before, _digests(), strict=True)))
 
@@ -277,11 +265,11 @@ class DatasetJob:
         """Return the sample."""
         return partial
 
-    def failure(self, seat: Seat, stage: str, key: tuple[int, Any] | None, error: Exception) -> Failure:
+    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, Any] | None, error: Exception) -> Failure:
         """Return what torch's worker would."""
         told = ExceptionWrapper(  # type: ignore[no-untyped-call]
             (type(error), error, error.__traceback__),
-            where=f"in {f'{stage} of {self.name(key)} in ' if key else ''}DataLoader worker process {seat.worker}",
+            where=f"in {f'{stage} of {self.name(key)} in ' if key else ''}DataLoader worker process {place.worker}",
         )
         try:
             pickle.loads(pickle.dumps(told))  # noqa: S301 - pickled in the line itself

@@ -1,4 +1,4 @@
-"""Workers, coordinator and builder as one: epochs of keys go in, batches come out."""
+"""Workers, coordinator and collator as one: epochs of keys go in, batches come out."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from loaders.errors import LoaderError
-from loaders.sample_aware.balancer import Balancer, Order
-from loaders.sample_aware.builder import Builder, Collate
-from loaders.sample_aware.control import RESERVED_BYTES, Control
-from loaders.sample_aware.coordinator import Coordinator, Settings
-from loaders.sample_aware.delivery import Built, Delivery
-from loaders.sample_aware.figures import Figures
-from loaders.sample_aware.jobs import Job
-from loaders.sample_aware.pool import Pool, start_context
-from loaders.sample_aware.run import Run
-from loaders.sample_aware.shared import Arena
-from loaders.sample_aware.timeout import SlowTimeout
+from loaders.sample_aware.coordinator.collator import Collate, Collator
+from loaders.sample_aware.coordinator.epoch import EpochState
+from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
+from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.coordinator.thread import Coordinator, Settings
+from loaders.sample_aware.ipc.arena import Arena
+from loaders.sample_aware.ipc.control_page import RESERVED_BYTES, ControlPage
+from loaders.sample_aware.policy.balancer import Balancer, Order
+from loaders.sample_aware.policy.timeout import SlowTimeout
+from loaders.sample_aware.workers.jobs import Job
+from loaders.sample_aware.workers.pool import Pool, start_context
 
 __all__ = ["Engine", "Epoch", "Policy"]
 
@@ -51,7 +51,7 @@ class Engine:
         policy: Policy,
         settings: Settings,
         timeout: SlowTimeout,
-        figures: Figures,
+        stats: Stats,
         start_method: Any = None,
     ) -> None:
         """Start the workers; raises LoaderConfigError where job or collation do not pickle and have to."""
@@ -64,13 +64,13 @@ class Engine:
             pool.close()
             arena.close()
             raise
-        self.coordinator = Coordinator(job, pool, arena, Control(arena.map), timeout, settings, figures)
+        self.coordinator = Coordinator(job, pool, arena, ControlPage(arena.map), timeout, settings, stats)
         self._arena = arena
         for worker, alive in started:
             self.coordinator.add_worker(worker, alive)
-        self.coordinator.builder = Builder(arena, collate, self.coordinator.build_failed)
+        self.coordinator.collator = Collator(arena, collate, self.coordinator.build_failed)
         self._epochs = 0
-        self.figures = figures
+        self.stats = stats
         # Nothing that it refers to refers to the engine.
         self._finalizer = weakref.finalize(self, _close, self.coordinator, pool, arena, os.getpid())
         self.coordinator.begin()
@@ -88,18 +88,18 @@ class Engine:
     def epoch(self, batches: Iterable[Sequence[Any]]) -> Epoch:
         """Begin an epoch of batches of keys; the one before it ends."""
         self._epochs += 1
-        delivery = Delivery(self._epochs)
+        output = OutputQueue(self._epochs)
         policy = self._policy
         background = max(1, int(policy.background_share * self._workers))
         balancer = Balancer(order=policy.order, background=background, longest_wait=policy.longest_wait)
-        run = Run(delivery, balancer, self._arena, strict=policy.order == "strict", collates=self._collates)
+        run = EpochState(output, balancer, self._arena, strict=policy.order == "strict", collates=self._collates)
         self.coordinator.call(lambda: self.coordinator.begin_run(run))
-        return Epoch(self, delivery, iter(batches), policy.batches_ahead)
+        return Epoch(self, output, iter(batches), policy.batches_ahead)
 
     def start_wanted(self) -> None:
         """Start the workers that the scheduler has asked for; in the consumer's thread, where a fork is safest."""
-        while self.coordinator.staffing.wanted:
-            self.coordinator.staffing.wanted -= 1
+        while self.coordinator.scaler.wanted:
+            self.coordinator.scaler.wanted -= 1
             worker, alive = self._pool.start(self._workers)
             self.coordinator.call(lambda worker=worker, alive=alive: self.coordinator.add_worker(worker, alive))  # type: ignore[misc]
 
@@ -111,14 +111,14 @@ class Engine:
 class Epoch:
     """The batches of one epoch, for the consumer's thread."""
 
-    def __init__(self, engine: Engine, delivery: Delivery, batches: Iterator[Sequence[Any]], ahead: int) -> None:
-        self._engine, self._delivery, self._batches = engine, delivery, batches
+    def __init__(self, engine: Engine, output: OutputQueue, batches: Iterator[Sequence[Any]], ahead: int) -> None:
+        self._engine, self._output, self._batches = engine, output, batches
         self._exhausted = False
         # In this thread, as torch's DataLoader does: samplers draw from its random numbers.
         for _ in range(ahead):
             self._offer()
 
-    def next(self, timeout_s: float | None = None) -> Built | None:
+    def next(self, timeout_s: float | None = None) -> ReadyBatch | None:
         """Return the next batch, None after the last.
 
         Raises what a sample, a worker or the collation has raised, TimeoutError, and LoaderError where another epoch
@@ -129,9 +129,9 @@ class Epoch:
             raise engine.coordinator.error or LoaderError("the loader is closed: make a new one")
         began = time.perf_counter_ns()
         try:
-            built = self._delivery.get(self._between, timeout_s)
+            built = self._output.get(self._between, timeout_s)
         finally:
-            engine.figures.wait_s += (time.perf_counter_ns() - began) * 1e-9
+            engine.stats.wait_s += (time.perf_counter_ns() - began) * 1e-9
         if built is not None:
             self._offer(built)
         return built
@@ -139,26 +139,26 @@ class Epoch:
     def close(self) -> None:
         """End the epoch, wherever it is."""
         if not self._engine.closed:
-            delivery, coordinator = self._delivery, self._engine.coordinator
-            coordinator.call(lambda: coordinator.epochs.end(None, delivery))
+            output, coordinator = self._output, self._engine.coordinator
+            coordinator.call(lambda: coordinator.epochs.end(None, output))
 
     def _between(self) -> None:
         self._engine.start_wanted()
-        if self._delivery.hungry:
-            self._delivery.hungry = False
+        if self._output.waiting:
+            self._output.waiting = False
             self._offer()
 
-    def _offer(self, taken: Built | None = None) -> None:
+    def _offer(self, taken: ReadyBatch | None = None) -> None:
         """Have the coordinator know in one call that a batch was taken, and which keys the sampler has next."""
-        delivery, epochs = self._delivery, self._engine.coordinator.epochs
+        output, epochs = self._output, self._engine.coordinator.epochs
         was_exhausted, keys = self._exhausted, None if self._exhausted else next(self._batches, None)
         self._exhausted = keys is None
 
         def tell() -> None:
             if taken is not None:
-                epochs.taken(delivery, taken)
+                epochs.taken(output, taken)
             if not was_exhausted:
-                epochs.offer(delivery, None if keys is None else list(keys))
+                epochs.offer(output, None if keys is None else list(keys))
 
         if taken is not None or not was_exhausted:
             self._engine.coordinator.call(tell)
@@ -169,6 +169,6 @@ def _close(coordinator: Coordinator, pool: Pool, arena: Arena, pid: int) -> None
         # A copy in a process that was forked off: nothing of it is its own.
         return
     coordinator.close()
-    coordinator.builder.close()
+    coordinator.collator.close()
     pool.close()
     arena.close()

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loaders.sample_aware.shared import Block
+from loaders.sample_aware.ipc.arena import Block
 
-__all__ = ["Built", "Delivery"]
+__all__ = ["OutputQueue", "ReadyBatch"]
 
 
 @dataclass(slots=True)
-class Built:
+class ReadyBatch:
     """A batch that is ready."""
 
     samples: Sequence[int]
@@ -30,18 +30,18 @@ class Built:
     """Why there is no value."""
 
 
-class Delivery:
+class OutputQueue:
     """A queue of batches, at whose end is nothing, or an error."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         """Of the epoch, counted by the engine."""
         self._changed = threading.Condition()
-        self._ready: deque[Built] = deque()
+        self._ready: deque[ReadyBatch] = deque()
         self._error: BaseException | None = None
         self._over = False
-        self._nudged = False
-        self.hungry = False
+        self._woken = False
+        self.waiting = False
         """Whether the workers have nothing to do until the consumer asks the sampler for more."""
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Delivery:
         """Whether it was ended; what is put in after that is never asked for."""
         return self._over
 
-    def put(self, built: Built) -> None:
+    def put(self, built: ReadyBatch) -> None:
         """Add a batch."""
         with self._changed:
             self._ready.append(built)
@@ -66,13 +66,13 @@ class Delivery:
                 self._over, self._error = True, error
             self._changed.notify()
 
-    def nudge(self) -> None:
-        """Have the consumer call its `between` if it waits."""
+    def wake(self) -> None:
+        """Have the consumer call its `on_idle` if it waits."""
         with self._changed:
-            self._nudged = True
+            self._woken = True
             self._changed.notify()
 
-    def get(self, between: Callable[[], None], timeout_s: float | None = None) -> Built | None:
+    def get(self, on_idle: Callable[[], None], timeout_s: float | None = None) -> ReadyBatch | None:
         """Return the next batch, None at the end; raise what ended the epoch, TimeoutError after `timeout_s`."""
         while True:
             with self._changed:
@@ -83,10 +83,10 @@ class Delivery:
                     return self._ready.popleft()
                 if self._over:
                     return None
-                self._nudged = False
+                self._woken = False
             if not whole:
                 raise TimeoutError
-            between()
+            on_idle()
 
     def _has_news(self) -> bool:
-        return bool(self._ready) or self._over or self._nudged
+        return bool(self._ready) or self._over or self._woken

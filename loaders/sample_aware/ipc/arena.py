@@ -106,7 +106,7 @@ class Arena:
             self._kept[block.offset] = block
             return
         self._live.discard(block)
-        self.hand_out(block)
+        self.release(block)
         self.live -= block.size
         self._free.setdefault(block.size, []).append(block.offset)
         self._free_bytes += block.size
@@ -123,13 +123,13 @@ class Arena:
         if block is not None:
             self.free(block)
 
-    def hand_out(self, block: Block) -> None:
+    def release(self, block: Block) -> None:
         """Note that a block is the consumer's now."""
         if block.ahead:
             block.ahead = False
             self.ahead -= block.size
 
-    def lend(self, block: Block) -> npt.NDArray[np.uint8]:
+    def view(self, block: Block) -> npt.NDArray[np.uint8]:
         """Return the block as bytes, shape (size,); it comes back by itself when nothing refers to them any more."""
         block.lent = True
         owner = np.frombuffer(self.map, np.uint8, block.size, block.offset)

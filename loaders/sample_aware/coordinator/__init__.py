@@ -1,0 +1,1 @@
+"""The thread that keeps all workers at work, and what becomes of an epoch."""
