@@ -58,7 +58,7 @@ class Bench:
 
     @cached_property
     def keys(self) -> Keys:
-        """The key that a daemon beyond loopback asks for."""
+        """A key, for a stream that is encrypted."""
         return Keys(*make_keys(self._temporary / "keys"))
 
     @cached_property
@@ -115,7 +115,7 @@ def goodput_cell(bench: Bench, rtt_ms: float, rate_gbit: float, asked: float) ->
     omit_s = 1 + round(20 * rtt_ms / 1e3)
     rig.set(rtt_ms, rate_gbit)
     ours, theirs = [], []
-    with rig.daemon(bench.small, bench.keys) as daemon:
+    with rig.daemon(bench.small) as daemon:
         for _ in range(2 if bench.quick else 3):
             under_way = window(rtt_ms, rate_gbit, 32 * SMALL)
             ours.append(rig.receive([daemon], streams=STREAMS, window=under_way, seconds=seconds, omit_s=omit_s).gbit)
@@ -158,8 +158,8 @@ def loss(bench: Bench) -> Iterator[Line]:
     link = rig.link
     assert link is not None
     with (
-        rig.daemon(bench.small, bench.keys, "--congestion", "bbr") as daemon,
-        rig.daemon(bench.wan_epoch, bench.keys, "--congestion", "bbr") as epoch_daemon,
+        rig.daemon(bench.small, "--congestion", "bbr") as daemon,
+        rig.daemon(bench.wan_epoch, "--congestion", "bbr") as epoch_daemon,
     ):
         for _ in range(2 if bench.quick else 3):
             for loss_pct, seen_gbit in lossy.items():
@@ -199,7 +199,7 @@ def loss(bench: Bench) -> Iterator[Line]:
 def distance(bench: Bench) -> Iterator[Line]:
     """Compare epochs near and far."""
     rig, seen = bench.rig, dict[float, list[Received]]()
-    with rig.daemon(bench.epoch, bench.keys) as daemon:
+    with rig.daemon(bench.epoch) as daemon:
         for _ in range(1 if bench.quick else 3):
             for rtt_ms in (0.1, 30.0, 150.0):
                 rig.set(rtt_ms, 1.0)
@@ -217,7 +217,7 @@ def distance(bench: Bench) -> Iterator[Line]:
 def distance_cpu(bench: Bench) -> Iterator[Line]:
     """Compare the CPU's cost near and far, in short turns: a neighbour on the host moves it by a third."""
     rig = bench.rig
-    with rig.daemon(bench.small, bench.keys) as daemon:
+    with rig.daemon(bench.small) as daemon:
         for streams, most in ((USUAL_STREAMS, 1.10), (STREAMS, None)):
             ours: dict[float, list[float]] = {0.1: [], 30.0: []}
             theirs: dict[float, list[float]] = {0.1: [], 30.0: []}
@@ -240,20 +240,19 @@ def cpu(bench: Bench) -> Iterator[Line]:
     A neighbour on the host moves either by a third from one second to the next: turns are short, and what is asked
     for takes three times as many as what is only shown.
     """
-    ways: list[tuple[str, int, dict[str, object], Keys | None, tuple[str, ...], float | None]] = [
-        ("checksums", USUAL_STREAMS, {"verify": True}, None, (), 1.5),
-        ("checksums", STREAMS, {"verify": True}, None, (), None),
-        ("checksums, keys", USUAL_STREAMS, {"verify": True}, bench.keys, (), None),
-        ("no checksums", USUAL_STREAMS, {}, None, (), None),
-        ("msgpack, checksums", USUAL_STREAMS, {"verify": True, "wire": "msgpack"}, None, (), None),
-        ("encrypted, checksums", USUAL_STREAMS, {"verify": True}, bench.keys, ("--encrypt",), None),
+    ways: list[tuple[str, int, dict[str, object], Keys | None, float | None]] = [
+        ("checksums", USUAL_STREAMS, {"verify": True}, None, 1.5),
+        ("checksums", STREAMS, {"verify": True}, None, None),
+        ("no checksums", USUAL_STREAMS, {}, None, None),
+        ("msgpack, checksums", USUAL_STREAMS, {"verify": True, "wire": "msgpack"}, None, None),
+        ("encrypted, checksums", USUAL_STREAMS, {"verify": True}, bench.keys, None),
     ]
     seen: dict[tuple[str, int], list[tuple[float, float, float]]] = {}
     for turn in range(9 if bench.quick else 21):
-        for name, streams, orders, keys, options, most in ways:
+        for name, streams, orders, keys, most in ways:
             if most is None and turn % 3:
                 continue
-            with LOCAL.daemon(bench.small, keys, *options) as daemon:
+            with LOCAL.daemon(bench.small, keys=keys) as daemon:
                 got = LOCAL.receive([daemon], streams=streams, window=LOOPBACK_WINDOW, seconds=1, omit_s=0.5, **orders)
             theirs = LOCAL.iperf(flows=streams, seconds=1).cpu_s_per_gb
             seen.setdefault((name, streams), []).append((got.cpu_s_per_gb, got.gbit / 8, theirs))
@@ -270,7 +269,7 @@ def figures(bench: Bench) -> Iterator[Line]:
     for name, shards, batch_size in (("100 kB", bench.small, 32), ("2 MB", bench.large, 8)):
         for streams in (1, 2):
             times = []
-            with bench.rig.daemon(shards, bench.keys) as daemon:
+            with bench.rig.daemon(shards) as daemon:
                 for rtt_ms in (0.1, 30.0) if bench.quick else FIGURE_RTT_MS:
                     bench.rig.set(rtt_ms, 5.0)
                     got = bench.rig.receive(
@@ -288,7 +287,7 @@ def figures(bench: Bench) -> Iterator[Line]:
 def mixing(bench: Bench) -> Iterator[Line]:
     """Compare what a sample costs the CPU with records shuffled one by one, and with slices left together."""
     seen: dict[int, list[float]] = {0: [], 4096: []}
-    with LOCAL.daemon(bench.tiny, None) as daemon:
+    with LOCAL.daemon(bench.tiny) as daemon:
         for turn in range(4 if bench.quick else 10):
             for shuffle_window in sorted(seen, reverse=bool(turn % 2)):
                 orders = {"streams": USUAL_STREAMS, "batch_size": 256, "shuffle_window": shuffle_window}
@@ -302,11 +301,11 @@ def mixing(bench: Bench) -> Iterator[Line]:
 
 def memory(bench: Bench) -> Iterator[Line]:
     """Watch the daemon's memory over epochs, and with a reader that asks and does not take."""
-    with LOCAL.daemon(bench.small, None) as daemon:
+    with LOCAL.daemon(bench.small) as daemon:
         after = LOCAL.receive([daemon], streams=STREAMS, window=16, epochs=10).anonymous_mb
     yield Line("daemon's memory over ten epochs, MB", f"<= {MEMORY_MB}", ratios(after, 0), max(after) <= MEMORY_MB)
     for wire in ("raw", "msgpack"):
-        with LOCAL.daemon(bench.small, None) as daemon:
+        with LOCAL.daemon(bench.small) as daemon:
             orders = {"streams": STREAMS, "window": 256, "stop_reading": True, "seconds": 5.0, "wire": wire}
             (after_stop,) = LOCAL.receive([daemon], **orders).anonymous_mb
         what = f"daemon's memory, reader that stopped, {wire}, MB"
@@ -324,7 +323,7 @@ def daemons(bench: Bench) -> Iterator[Line]:
             rigs = star[:count]
             with ExitStack() as stack:
                 pairs = zip(rigs, parts, strict=False)
-                served = [stack.enter_context(rig.daemon(part, bench.keys)) for rig, part in pairs]
+                served = [stack.enter_context(rig.daemon(part)) for rig, part in pairs]
                 got = star[0].receive(served, streams=4, window=8, seconds=seconds, omit_s=1)
             seen[count].append(got.gbit)
             theirs[count].append(Rig.iperf_together(rigs, flows=4, seconds=seconds, omit_s=1))

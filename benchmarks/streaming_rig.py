@@ -135,10 +135,10 @@ class Rig:
         self.link.set(Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, rate_gbit, loss_pct=loss_pct))
 
     @contextlib.contextmanager
-    def daemon(self, shards: Shards, keys: Keys | None, *options: str) -> Iterator[Daemon]:
-        """Serve the shards on the storage side, to clients that have the key; to anyone on loopback without one."""
+    def daemon(self, shards: Shards, *options: str, keys: Keys | None = None) -> Iterator[Daemon]:
+        """Serve the shards on the storage side: encrypted to clients that have the key, or to anyone."""
         serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(shards.root)]
-        locked = ["--keys", str(keys.daemon)] if keys else []
+        locked = ["--keys", str(keys.daemon)] if keys else ["--no-auth"]
         argv = [*serve, "--listen", f"{self.storage.address}:0", *locked, *options]
         process = self.storage.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:

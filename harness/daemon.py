@@ -77,6 +77,12 @@ def check_daemon(loader: LoaderSpec) -> None:
         if _flag(key) not in known:
             takes = {"port", *(flag[2:].replace("-", "_") for flag in known - _GIVEN - {"--help"})}
             raise unknown_key(f"{where}.{key}", takes, f"{module} takes no such key", "it takes")
+    encrypt = loader.daemon.get("encrypt")
+    if encrypt is not None and encrypt != loader.secure:
+        raise ConfigError(
+            f"{where}.encrypt={encrypt}: secure alone decides now: loaders.{loader.key}.secure=true encrypts and "
+            "authenticates the whole stream, false nothing of it; leave encrypt out"
+        )
     port = loader.daemon.get("port", 0)
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
         raise ConfigError(f"{where}.port={port!r}: expected 0 to 65535, 0 for any free one")

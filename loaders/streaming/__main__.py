@@ -49,18 +49,25 @@ def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
         "--listen",
         default=_LISTEN,
         metavar="HOST:PORT",
-        help="address to listen on, * for every IPv4 address; port 0 is any free one (default: %(default)s). With "
-        "--keys the next port is used as well",
+        help="address to listen on, * for every IPv4 address; port 0 is any free one (default: %(default)s)",
     )
     trust = serve.add_mutually_exclusive_group()
     trust.add_argument(
-        "--keys", type=Path, metavar="DIR", help="the daemon's half of what `keygen` made; only its client is served"
+        "--keys",
+        type=Path,
+        metavar="DIR",
+        help="the daemon's half of what `keygen` made; only its client is served, and everything is encrypted and "
+        "authenticated (CURVE)",
     )
     trust.add_argument(
-        "--no-auth", action="store_true", help="serve anyone who can reach an address that is not loopback"
+        "--no-auth",
+        action="store_true",
+        help="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
     )
     serve.add_argument(
-        "--encrypt", action="store_true", help="encrypt the records as well; without it only the greeting is (--keys)"
+        "--encrypt",
+        action="store_true",
+        help="of older command lines, and changes nothing: --keys alone encrypts everything",
     )
     serve.add_argument(
         "--threads", type=int, default=1, metavar="N", help="threads that move bytes, 1 to 64 (default: %(default)s)"
@@ -117,7 +124,7 @@ def _add_keygen(commands: argparse._SubParsersAction[Any]) -> None:
 def _serve(arguments: argparse.Namespace) -> None:
     from loaders.streaming.daemon.buffers import send_buffer
     from loaders.streaming.daemon.daemon import Daemon
-    from loaders.streaming.daemon.doors import is_loopback
+    from loaders.streaming.daemon.server_socket import is_loopback
     from loaders.streaming.daemon.store import ShardStore
     from loaders.streaming.keys import load_daemon_keys
     from loaders.streaming.timestamps import TimestampLogger
@@ -126,7 +133,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     if not 1 <= arguments.threads <= 64:
         raise StreamError(f"--threads {arguments.threads}: expected 1 to 64")
     if arguments.encrypt and arguments.keys is None:
-        raise StreamError("--encrypt needs --keys DIR")
+        raise StreamError("--encrypt needs --keys DIR, which alone encrypts everything")
     keys = load_daemon_keys(arguments.keys) if arguments.keys is not None else None
     buffer = send_buffer(arguments.bandwidth_gbit, arguments.rtt_ms)
     with ShardStore(arguments.root) as store:
@@ -138,7 +145,6 @@ def _serve(arguments: argparse.Namespace) -> None:
             log=log,
             threads=arguments.threads,
             keys=keys,
-            encrypt=arguments.encrypt,
             no_auth=arguments.no_auth,
             send_buffer=buffer,
             congestion=arguments.congestion,
@@ -150,13 +156,19 @@ def _serve(arguments: argparse.Namespace) -> None:
                     "unauthenticated",
                     endpoint=daemon.endpoint,
                     reached_by="this host" if is_loopback(host) else "anyone who can reach the address",
+                    protection="none: who reaches the address reads the shards, who is on the way changes what is sent",
+                )
+            else:
+                log(
+                    "encrypted",
+                    endpoint=daemon.endpoint,
+                    protection="CURVE: only the client of these keys is served, nobody else reads or changes a byte",
                 )
             log(
                 "started",
                 **served,
                 shards=len(store.catalog.shards),
                 keys=keys is not None,
-                encrypt=arguments.encrypt,
                 threads=arguments.threads,
                 send_buffer=buffer or "tuned by TCP",
                 congestion=daemon.congestion,

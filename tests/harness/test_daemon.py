@@ -73,6 +73,15 @@ def test_a_daemon_that_knows_no_keys_cannot_be_secure(tmp_path, monkeypatch):
         check_daemon(replace(loader(), daemon={"module": "plain_daemon"}, secure=True))
 
 
+@pytest.mark.parametrize(("secure", "encrypt"), [(True, False), (False, True)])
+def test_a_config_that_chose_sealing_or_encryption_by_itself_is_told_what_replaced_it(secure, encrypt):
+    told = rf"daemon\.encrypt={encrypt}: secure alone decides now: loaders\.streaming\.secure=true encrypts"
+    with pytest.raises(ConfigError, match=told):
+        check_daemon(replace(loader(encrypt=encrypt), secure=secure))
+    check_daemon(replace(loader(encrypt=encrypt), secure=encrypt))
+    check_daemon(replace(loader(encrypt=None), secure=secure))
+
+
 @pytest.mark.parametrize("value", [0, "many"])
 def test_a_value_that_the_daemon_refuses_is_told_in_its_words(shards, value):
     with (

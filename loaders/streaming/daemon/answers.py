@@ -10,17 +10,16 @@ from dataclasses import dataclass
 
 import zmq
 
-from loaders.streaming.daemon.doors import CONTROL, Doors
 from loaders.streaming.daemon.log import Log, is_logged
 from loaders.streaming.daemon.outbox import Name, Outbox, Place
 from loaders.streaming.daemon.served import Served
+from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.store import Answer, ShardStore
 from loaders.streaming.errors import WireError
 from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     Buffer,
     Get,
-    Grant,
     Health,
     Hello,
     Refusal,
@@ -28,7 +27,6 @@ from loaders.streaming.protocol.messages import (
     Warm,
     Warmed,
 )
-from loaders.streaming.protocol.seal import Seals
 from loaders.streaming.protocol.wire import pack, pack_whole, unpack_request
 from loaders.streaming.timestamps import EpochMarks
 
@@ -62,18 +60,16 @@ class Answers:
     def __init__(
         self,
         store: ShardStore,
-        doors: Doors,
+        socket: ServerSocket,
         outbox: Outbox,
         served: Served,
         *,
-        seals: Seals | None,
-        encrypt: bool,
         report: Callable[[], dict[str, object]],
         marks: EpochMarks | None,
         log: Log,
     ) -> None:
-        self._store, self._doors, self._outbox, self._served = store, doors, outbox, served
-        self._seals, self._encrypt, self._report, self._marks, self._log = seals, encrypt, report, marks, log
+        self._store, self._socket, self._outbox, self._served = store, socket, outbox, served
+        self._report, self._marks, self._log = report, marks, log
         self._zeros = memoryview(bytes(MAX_PADDING))
         self._disk = ThreadPoolExecutor(_LOADERS, thread_name_prefix="streaming-disk")
         self._loaded: deque[_Batch] = deque()
@@ -86,11 +82,8 @@ class Answers:
     def take(self, name: Name, frames: list[bytes]) -> None:
         """Answer a request that has arrived, or have it wait until its client has room for the answer."""
         self._served.requests += 1
-        sealed = self._seals is not None and name[0] != CONTROL
-        if len(frames) != 1 + sealed:
-            self._malformed(f"a request of {len(frames)} frames, expected {1 + sealed}")
-        elif sealed and self._seals is not None and not self._seals.good(*frames):
-            self._served.unsealed += 1
+        if len(frames) != 1:
+            self._malformed(f"a request of {len(frames)} frames, expected 1")
         elif self._outbox.room(name):
             self.answer(name, frames[0])
         elif not self._outbox.wait(name, frames[0]):
@@ -108,19 +101,15 @@ class Answers:
         except WireError as error:
             self._malformed(str(error))
             return
-        greeting = name[0] == CONTROL
-        requests = not greeting or self._seals is None
         match request:
-            case Get() if requests:
+            case Get():
                 self._answer_get(name, request)
-            case Warm() if requests:
+            case Warm():
                 self._send_small(name, pack(Warmed(request.sequence)), self._zeros[: request.padding])
-            case Hello() if greeting:
-                self._send_small(name, pack(self._store.catalog), *self._grant())
-            case Health() if greeting:
+            case Hello():
+                self._send_small(name, pack(self._store.catalog))
+            case Health():
                 self._send_small(name, pack(Report(self._report())))
-            case _:
-                self._malformed("a request on the wrong channel")
 
     def _answer_get(self, name: Name, get: Get) -> None:
         try:
@@ -159,7 +148,7 @@ class Answers:
         if batch.whole:
             sent = self._send(name, batch.place, pack_whole(answer.header, answer.records))
         elif sent := self._send(name, batch.place, pack(answer.header), more=True):
-            socket, last = self._doors.sockets[name[0]], len(answer.records) - 1
+            socket, last = self._socket.socket, len(answer.records) - 1
             for index, records in enumerate(answer.records):
                 # A frame of its own, for `send` copies what is small.
                 frame = zmq.Frame(records, copy=False)
@@ -179,14 +168,13 @@ class Answers:
         place = self._outbox.place(name, nbytes=nbytes + _FRAME_BYTES, owned=len(data) + _FRAME_BYTES)
         if self._send(name, place, data, more=bool(more)):
             for index, frame in enumerate(more, 1):
-                self._doors.sockets[name[0]].send(frame, zmq.SNDMORE if index < len(more) else 0, copy=False)
+                self._socket.socket.send(frame, zmq.SNDMORE if index < len(more) else 0, copy=False)
 
     def _send(self, name: Name, place: Place, first: bytes, *, more: bool = False) -> bool:
         """Hand an answer's first frame to ZeroMQ; return False when the client is gone."""
-        door, client = name
-        socket = self._doors.sockets[door]
+        socket = self._socket.socket
         try:
-            socket.send(client, zmq.SNDMORE | zmq.NOBLOCK)
+            socket.send(name, zmq.SNDMORE | zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
@@ -194,12 +182,6 @@ class Answers:
             return False
         socket.send(zmq.Frame(place.hold(first), copy=False), zmq.SNDMORE if more else 0, copy=False)
         return True
-
-    def _grant(self) -> list[bytes]:
-        if self._seals is None:
-            return []
-        session, key = self._seals.session()
-        return [pack(Grant(self._doors.data_port(), self._encrypt, session, key))]
 
     def close(self) -> None:
         """Stop to read from disk; what has not been sent is not."""

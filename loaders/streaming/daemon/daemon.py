@@ -16,22 +16,21 @@ from typing import Self
 import zmq
 
 from loaders.streaming.daemon.answers import Answers
-from loaders.streaming.daemon.doors import Doors
 from loaders.streaming.daemon.listener import max_connections
 from loaders.streaming.daemon.log import Log, is_logged
 from loaders.streaming.daemon.outbox import Outbox
 from loaders.streaming.daemon.rss import anonymous_bytes, resident_bytes, trim
 from loaders.streaming.daemon.served import Served
+from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.signals import StopSignals
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.keys import KeyPair
-from loaders.streaming.protocol.seal import Seals
 from loaders.streaming.timestamps import EpochMarks, TimestampLogger
 
 __all__ = ["Daemon", "Served"]
 
 _AT_ONCE = 64
-"""Requests that are read from one door before the others have their turn."""
+"""Requests that are read before anything else has its turn."""
 _LOOK_MS = 25
 """How often memory is looked at; a peer on loopback can send 100 MB in that time."""
 _FLUSH_S = 1.0
@@ -54,7 +53,6 @@ class Daemon:
         log: Log,
         threads: int = 1,
         keys: KeyPair | None = None,
-        encrypt: bool = False,
         no_auth: bool = False,
         send_buffer: int | None = None,
         congestion: str | None = None,
@@ -62,10 +60,10 @@ class Daemon:
     ) -> None:
         """Listen on host:port, any free port for 0; `threads` of ZeroMQ's move the bytes.
 
-        With `keys` only the client whose key they hold is served: the port is a CURVE socket for greetings, and the
-        next one is for requests, open and sealed, or CURVE as well with `encrypt`. Without keys the host has to be
-        a loopback address unless `no_auth` is set. `send_buffer`, in bytes, replaces TCP's own tuning of every
-        connection's buffer, and `congestion` names what is to replace the kernel's usual congestion control.
+        With `keys` only the client whose key they hold is served, and all that passes is encrypted and authenticated
+        (CURVE). Without keys nothing is, and the host has to be a loopback address unless `no_auth` is set.
+        `send_buffer`, in bytes, replaces TCP's own tuning of every connection's buffer, and `congestion` names what is
+        to replace the kernel's usual congestion control.
         `events` gets a line for every batch, and is closed with the daemon.
 
         Raises StreamError naming the address when it cannot be bound, or when hardly a descriptor is left for
@@ -76,35 +74,30 @@ class Daemon:
         self.max_connections = max_connections(threads)
         """Connections beyond which none is taken."""
         self.served = Served()
-        seals = Seals(keys.secret) if keys is not None else None
         self._events = events
         self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
-        self._doors = Doors(
+        self._socket = ServerSocket(
             host,
             port,
             threads=threads,
             keys=keys,
-            seals=seals,
-            encrypt=encrypt,
             no_auth=no_auth,
             send_buffer=send_buffer,
             congestion=congestion,
         )
-        self.endpoint = self._doors.endpoint
+        self.endpoint = self._socket.endpoint
         """Where clients connect to, such as tcp://10.77.0.1:41234."""
         self._outbox = Outbox()
         self._answers = Answers(
             store,
-            self._doors,
+            self._socket,
             self._outbox,
             self.served,
-            seals=seals,
-            encrypt=encrypt,
             report=self.report,
             marks=self._marks,
             log=log,
         )
-        self.congestion = self._doors.congestion
+        self.congestion = self._socket.congestion
         """TCP's congestion control of what is sent."""
         self._closed = False
         self._started = time.monotonic()
@@ -127,11 +120,10 @@ class Daemon:
                 if self._outbox.wake in ready:
                     os.eventfd_read(self._outbox.wake)
                 self._answers.send_loaded()
-                for door, socket in enumerate(self._doors.sockets):
-                    if socket in ready:
-                        self._read_waiting(door, socket)
+                if self._socket.socket in ready:
+                    self._read_waiting()
                 self._answer_waiting()
-                if any(monitor in ready for monitor in self._doors.monitors):
+                if self._socket.monitor in ready:
                     self._bound_connections()
                 if self._look():
                     poller = self._poller(stop, until_eof)
@@ -151,28 +143,28 @@ class Daemon:
         poller.register(self._outbox.wake, zmq.POLLIN)
         if until_eof is not None:
             poller.register(until_eof, zmq.POLLIN)
-        for socket in (*self._doors.sockets, *self._doors.monitors):
+        for socket in (self._socket.socket, self._socket.monitor):
             poller.register(socket, zmq.POLLIN)
         return poller
 
-    def _read_waiting(self, door: int, socket: zmq.Socket[bytes]) -> None:
+    def _read_waiting(self) -> None:
         """Take what has arrived, a bounded number so that a stop is seen under load too."""
         for _ in range(_AT_ONCE):
             try:
-                client, *frames = socket.recv_multipart(zmq.NOBLOCK)
+                client, *frames = self._socket.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._answers.take((door, client), frames)
+            self._answers.take(client, frames)
 
     def report(self) -> dict[str, object]:
         """Return how the daemon is: seconds since its start, open connections, memory, and what it counted."""
-        self._doors.count()
+        self._socket.count()
         return {
             "uptime_s": round(time.monotonic() - self._started, 3),
-            "clients": self._doors.connections,
+            "clients": self._socket.connections,
             "max_clients": self.max_connections,
             "congestion": self.congestion,
-            "rejected": self._doors.rejected,
+            "rejected": self._socket.rejected,
             "rss_bytes": resident_bytes(),
             "anonymous_bytes": anonymous_bytes(),
             "waiting": self._outbox.waiting,
@@ -181,12 +173,12 @@ class Daemon:
 
     def _bound_connections(self) -> None:
         """Count connections; take no more at the limit, and more again once an eighth of them is gone."""
-        self._doors.count()
-        connections, most = self._doors.connections, self.max_connections
+        self._socket.count()
+        connections, most = self._socket.connections, self.max_connections
         full = connections >= (most - most // 8 if self._full else most)
         if full != self._full:
             self._full = full
-            self._doors.refuse(full)
+            self._socket.refuse(full)
             if full:
                 self.served.full += 1
                 if is_logged(self.served.full):
@@ -208,9 +200,9 @@ class Daemon:
         # again and ask again.
         self.served.shed += 1
         if is_logged(self.served.shed):
-            counts = {"count": self.served.shed, "connections": self._doors.connections}
+            counts = {"count": self.served.shed, "connections": self._socket.connections}
             self._log("shed", anonymous_bytes=found, limit=self._memory_limit, **counts)
-        self._doors.reopen()
+        self._socket.reopen()
         self._bound_connections()
         trim()
         return True
@@ -221,7 +213,7 @@ class Daemon:
             return
         self._closed = True
         self._answers.close()
-        self._doors.close(_LINGER_MS)
+        self._socket.close(_LINGER_MS)
         self._outbox.close()
         if self._marks is not None and self._events is not None:
             self._marks.close()

@@ -28,8 +28,8 @@ _WAITING = 4096
 _WAITING_BYTES = 16 * 2**20
 """... and their bytes, for all clients together. What is more is dropped: no client of ours asks for so much."""
 
-Name: TypeAlias = tuple[int, bytes]
-"""A door, and what its socket calls a connection."""
+Name: TypeAlias = bytes
+"""What the socket calls a connection."""
 
 
 class Place:

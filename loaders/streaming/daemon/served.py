@@ -21,8 +21,6 @@ class Served:
     """Well-formed requests for what does not exist."""
     malformed: int = 0
     """Messages that are no request; they get no answer."""
-    unsealed: int = 0
-    """Requests on an open data channel without a good seal; they get no answer."""
     dropped: int = 0
     """Requests of clients that are gone, or that ask on and on without reading; they get no answer."""
     full: int = 0

@@ -1,1 +1,1 @@
-"""What client and daemon say to one another, and how it is sealed."""
+"""What client and daemon say to one another."""

@@ -14,13 +14,10 @@ __all__ = [
     "MAX_PADDING",
     "MAX_RECORDS",
     "MAX_REQUEST_BYTES",
-    "SESSION_BYTES",
-    "SESSION_KEY_BYTES",
     "BatchHeader",
     "Buffer",
     "Catalog",
     "Get",
-    "Grant",
     "Health",
     "Hello",
     "Refusal",
@@ -39,8 +36,6 @@ MAX_PADDING = 2**20
 """Most bytes of zeros that one request may ask for."""
 MAX_REQUEST_BYTES = 2 * 2**20
 """Most bytes of a request; a longer one closes the connection."""
-SESSION_BYTES = 16
-SESSION_KEY_BYTES = 32
 
 _Ints = npt.NDArray[np.int64]
 Buffer: TypeAlias = bytes | memoryview
@@ -110,20 +105,6 @@ class Catalog:
     def samples(self) -> int:
         """Number of records in all shards."""
         return sum(self.shard_records)
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Grant:
-    """What a client that has shown its key needs for the data channel; follows the catalog."""
-
-    port: int
-    """Of the data channel, on the host of the control channel."""
-    encrypted: bool
-    """Whether the data channel is a CURVE socket too."""
-    session: bytes
-    """Names the session, SESSION_BYTES long."""
-    key: bytes
-    """With which requests are sealed, SESSION_KEY_BYTES long."""
 
 
 @dataclass(frozen=True, slots=True)

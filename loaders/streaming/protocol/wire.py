@@ -2,7 +2,7 @@
 
     client                                     daemon
     HELLO                                  ->
-                                           <-  CATALOG (what is served), and with keys a GRANT
+                                           <-  CATALOG (what is served)
     WARM (sequence number, padding)        ->
                                            <-  WARMED, and so many zeros
     GET (sequence number, slices)          ->
@@ -28,13 +28,10 @@ from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     MAX_RECORDS,
-    SESSION_BYTES,
-    SESSION_KEY_BYTES,
     BatchHeader,
     Buffer,
     Catalog,
     Get,
-    Grant,
     Health,
     Hello,
     Refusal,
@@ -51,7 +48,7 @@ __all__ = ["pack", "pack_whole", "unpack_answer", "unpack_reply", "unpack_reques
 _VERSION = 3
 
 
-def pack(message: Request | Reply | Grant) -> bytes:
+def pack(message: Request | Reply) -> bytes:
     """Return the header frame of a message."""
     return _packed(_fields(message))
 
@@ -66,7 +63,7 @@ def _packed(fields: tuple[Any, ...]) -> bytes:
     return data
 
 
-def _fields(message: Request | Reply | Grant) -> tuple[Any, ...]:  # noqa: PLR0911 - one a kind of message
+def _fields(message: Request | Reply) -> tuple[Any, ...]:  # noqa: PLR0911 - one a kind of message
     match message:
         case Get():
             return (
@@ -91,8 +88,6 @@ def _fields(message: Request | Reply | Grant) -> tuple[Any, ...]:  # noqa: PLR09
             return ("warmed", message.sequence)
         case Catalog():
             return ("catalog", message.fingerprint, message.shards)
-        case Grant():
-            return ("grant", message.port, message.encrypted, message.session, message.key)
         case Refusal():
             return ("refusal", message.sequence, message.reason)
         case Report():
@@ -127,7 +122,7 @@ def unpack_request(data: Buffer) -> Request:
     raise WireError(f"no request {kind[:20]!r} with {len(fields)} fields")
 
 
-def unpack_reply(data: Buffer) -> Reply | Grant:
+def unpack_reply(data: Buffer) -> Reply:
     """Return what a daemon answers, checked for form; WireError when it is malformed."""
     kind, fields = _unpack(data)
     match kind, fields:
@@ -137,14 +132,6 @@ def unpack_reply(data: Buffer) -> Reply | Grant:
             if not isinstance(shards, list) or not shards:
                 raise WireError("catalog: expected a list of shards")
             return Catalog(_text(fingerprint, "fingerprint"), tuple(_shard(value) for value in shards))
-        case "grant", [port, encrypted, session, key]:
-            if not 0 < _count(port, "port") < 65_536 or not isinstance(encrypted, bool):
-                raise WireError("grant: expected a port, and whether it is encrypted")
-            if not isinstance(session, bytes) or len(session) != SESSION_BYTES:
-                raise WireError(f"grant: expected a session of {SESSION_BYTES} bytes")
-            if not isinstance(key, bytes) or len(key) != SESSION_KEY_BYTES:
-                raise WireError(f"grant: expected a key of {SESSION_KEY_BYTES} bytes")
-            return Grant(port, encrypted, session, key)
         case "warmed", [sequence]:
             return Warmed(_count(sequence, "sequence"))
         case "refusal", [sequence, reason]:
@@ -156,7 +143,7 @@ def unpack_reply(data: Buffer) -> Reply | Grant:
     raise WireError(f"no reply {kind[:20]!r} with {len(fields)} fields")
 
 
-def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply | Grant, list[memoryview]]:
+def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply, list[memoryview]]:
     """Return an answer and the records that came with it, whichever their wire format.
 
     Records in frames of their own are views of them. Raises WireError when the first frame is malformed; what the

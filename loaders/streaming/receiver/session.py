@@ -23,7 +23,6 @@ from loaders.streaming.protocol.messages import (
     Buffer,
     Catalog,
     Get,
-    Grant,
     Health,
     Hello,
     Reply,
@@ -73,9 +72,9 @@ class Session:
         self.streams: list[Stream] = []
         pair = load_client_keys(keys) if keys is not None else None
         with _control(context, endpoint, timeout_s if greeting_s is None else greeting_s, keys) as control:
-            catalog, *more = control.exchange(Hello())
+            catalog = control.exchange(Hello())
             asked = time.monotonic()
-            report, *_ = control.exchange(Health())
+            report = control.exchange(Health())
             self.rtt_s = time.monotonic() - asked
             """A round trip, when the link was idle."""
         if not isinstance(catalog, Catalog):
@@ -86,16 +85,7 @@ class Session:
         """What the daemon serves."""
         self.congestion = str(report.fields.get("congestion", "unknown"))
         """TCP's congestion control of what the daemon sends."""
-        granted = more[0] if more else None
-        if isinstance(granted, Grant) != (pair is not None):
-            raise WireError(
-                f"{endpoint} sent a malformed answer: a grant belongs to a greeting with keys, and only there"
-            )
-        data, session, data_keys = endpoint, None, None
-        if isinstance(granted, Grant):
-            data = f"{endpoint.rpartition(':')[0]}:{granted.port}"
-            session, data_keys = (granted.session, granted.key), pair if granted.encrypted else None
-        self._stream = partial(Stream, context, data, timeout_s, poller, keys=data_keys, session=session)
+        self._stream = partial(Stream, context, endpoint, timeout_s, poller, keys=pair)
         try:
             self.connect(streams)
             # TCP starts every connection slowly, and a far one for long. Padding opens its window.
@@ -120,7 +110,7 @@ class Session:
         small = nbytes is not None and nbytes < _FRAME_WORTH_BYTES * (len(slices) - 1)
         return pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, "msgpack" if small else self._wire))
 
-    def unpack(self, frames: Sequence[zmq.Frame]) -> tuple[Reply | Grant, list[memoryview]]:
+    def unpack(self, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memoryview]]:
         """Return an answer and the records that came with it; WireError naming the daemon when it is malformed."""
         return _unpack(self.endpoint, frames)
 
@@ -164,13 +154,16 @@ class _Control:
     def __init__(self, stream: Stream, endpoint: str, timeout_s: float) -> None:
         self._stream, self._endpoint, self._timeout_s = stream, endpoint, timeout_s
 
-    def exchange(self, request: Request) -> list[Reply | Grant]:
-        """Ask, and return the parts of the answer."""
+    def exchange(self, request: Request) -> Reply:
+        """Ask, and return the answer."""
         self._stream.ask(0, pack(request))
         deadline = time.monotonic() + self._timeout_s
         while (left := deadline - time.monotonic()) > 0:
             for _, frames in _received([self._stream], left):
-                return [_unpack(self._endpoint, [frame])[0] for frame in frames]
+                reply, more = _unpack(self._endpoint, frames)
+                if more:
+                    raise WireError(f"{self._endpoint} sent a malformed answer: is the daemon of another version?")
+                return reply
             if self._stream.refused:
                 raise StreamError(f"{self._endpoint} refused: {self._stream.state}")
         raise NoAnswerError(_silence(self._endpoint, self._timeout_s, self._stream))
@@ -186,7 +179,7 @@ def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -
     context: _Context = zmq.Context()
     try:
         with _control(context, endpoint, timeout_s, keys) as control:
-            reply = control.exchange(Health())[0]
+            reply = control.exchange(Health())
     finally:
         context.destroy(linger=0)
     if not isinstance(reply, Report):
@@ -222,7 +215,7 @@ def _received(streams: Sequence[Stream], timeout_s: float) -> Iterator[tuple[Str
             stream.ask_again()
 
 
-def _unpack(endpoint: str, frames: Sequence[zmq.Frame]) -> tuple[Reply | Grant, list[memoryview]]:
+def _unpack(endpoint: str, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memoryview]]:
     buffers: list[Buffer] = [frame.buffer for frame in frames]
     try:
         return unpack_answer(buffers)

@@ -9,7 +9,6 @@ from zmq.utils.monitor import recv_monitor_message
 
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.keys import KeyPair
-from loaders.streaming.protocol.seal import Sealer, password
 
 __all__ = ["Stream", "check_endpoint"]
 
@@ -47,14 +46,13 @@ class Stream:
         poller: zmq.Poller,
         *,
         keys: KeyPair | None = None,
-        session: tuple[bytes, bytes] | None = None,
     ) -> None:
         """Start to connect; the sockets are registered with `poller`.
 
-        With `keys` the connection is a CURVE one; with `session`, its name and key, requests are sealed.
+        With `keys` the connection is a CURVE one.
         """
         self._context, self._endpoint, self._timeout_s, self._poller = context, endpoint, timeout_s, poller
-        self._keys, self._session = keys, session
+        self._keys = keys
         self.under_way: dict[int, bytes] = {}
         """Requests without an answer, by sequence number."""
         self._open()
@@ -66,16 +64,11 @@ class Stream:
         """What is known of the connection, in words."""
         self.refused = False
         """Whether the daemon refused this side's key."""
-        self._sealer = Sealer(*self._session) if self._session else None
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
             self._keys.secure_client(self.socket)
-        elif self._session is not None:
-            name, key = self._session
-            self.socket.setsockopt(zmq.PLAIN_USERNAME, name.hex().encode())
-            self.socket.setsockopt(zmq.PLAIN_PASSWORD, password(key))
         # The window bounds what is under way; a limit here could only stop a request from being repeated.
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
@@ -99,13 +92,7 @@ class Stream:
     def ask(self, sequence: int, request: bytes) -> None:
         """Send a request, or have it sent once connected."""
         self.under_way[sequence] = request
-        self._send(request)
-
-    def _send(self, request: bytes) -> None:
-        if self._sealer is None:
-            self.socket.send(request)
-        else:
-            self.socket.send_multipart((request, self._sealer.seal(request)))
+        self.socket.send(request)
 
     def done(self, sequence: int) -> None:
         """Note that a request has its answer."""
@@ -150,7 +137,7 @@ class Stream:
     def ask_again(self) -> int:
         """Send everything that has no answer yet once more; return how many requests that is."""
         for request in self.under_way.values():
-            self._send(request)
+            self.socket.send(request)
         return len(self.under_way)
 
     def reset(self) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -17,9 +18,8 @@ import zmq
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import BatchHeader, Catalog, Get, Grant, Health, Hello, Warm
-from loaders.streaming.protocol.seal import Sealer, Seals, password
-from loaders.streaming.protocol.wire import pack, unpack_reply
+from loaders.streaming.protocol.messages import BatchHeader, Get, Health, Hello, Warm
+from loaders.streaming.protocol.wire import pack
 from loaders.streaming.receiver.session import Session, health
 
 
@@ -40,16 +40,10 @@ def _first_batch(session: Session) -> tuple[BatchHeader, list[memoryview]]:
     return header, records
 
 
-def _endpoint(daemon: object, door: int) -> str:
-    return f"tcp://127.0.0.1:{daemon.port + door}"  # type: ignore[attr-defined]
-
-
-@pytest.fixture(params=[(), ("--encrypt",)], ids=["sealed", "encrypted"])
-def locked(
-    request: pytest.FixtureRequest, start_daemon: Callable[..., object], shards: Path, keys: Path, tmp_path: Path
-) -> object:
+@pytest.fixture
+def locked(start_daemon: Callable[..., object], shards: Path, keys: Path, tmp_path: Path) -> object:
     """A daemon with keys; its log is in tmp_path/log."""
-    options = ["--keys", str(keys / "daemon"), *request.param]
+    options = ["--keys", str(keys / "daemon")]
     return start_daemon(shards, options=options, log=tmp_path / "log")
 
 
@@ -103,7 +97,7 @@ def test_with_its_key_a_client_gets_what_it_asks_for(locked: object, keys: Path,
     assert shard.startswith(records[0])
     assert len(header.ids) == 3
     report = health(locked.endpoint, timeout_s=5, keys=keys / "client")  # type: ignore[attr-defined]
-    assert report["batches"] == 1 and report["unsealed"] == report["malformed"] == report["rejected"] == 0
+    assert report["batches"] == 1 and report["malformed"] == report["rejected"] == 0
 
 
 def _answer(endpoint: str, *frames: bytes, set_up: Callable[[zmq.Socket[bytes]], None] | None = None) -> object:
@@ -127,17 +121,15 @@ def test_without_the_key_nothing_is_answered_not_even_the_catalog(locked: object
         dealer.plain_username, dealer.plain_password = os.urandom(16).hex().encode(), b"0" * 32
 
     requests = [pack(Hello()), pack(Health()), pack(Warm(0, 10)), pack(Get(0, "", 0, 0, (Slice(0, 0, 1),)))]
-    for door in (0, 1):
-        for set_up in (None, say_plain, stranger.secure_client, impostor.secure_client):
-            with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
-                dealer.linger = 0
-                if set_up is not None:
-                    set_up(dealer)
-                dealer.connect(_endpoint(locked, door))
-                for request in requests:
-                    dealer.send(request)
-                    dealer.send_multipart([request, bytes(48)])
-                assert not dealer.poll(700)
+    for set_up in (None, say_plain, stranger.secure_client, impostor.secure_client):
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 0
+            if set_up is not None:
+                set_up(dealer)
+            dealer.connect(locked.endpoint)  # type: ignore[attr-defined]
+            for request in requests:
+                dealer.send(request)
+            assert not dealer.poll(700)
     report = health(locked.endpoint, timeout_s=5, keys=keys / "client")  # type: ignore[attr-defined]
     assert report["requests"] == 1, "the health request itself"
     assert int(report["rejected"]) > 0  # type: ignore[call-overload]
@@ -178,47 +170,6 @@ def test_a_daemon_with_another_key_is_not_trusted(
         pass
 
 
-def _granted(daemon: object, keys: Path) -> tuple[Catalog, Grant]:
-    frames = _answer(daemon.endpoint, pack(Hello()), set_up=load_client_keys(keys / "client").secure_client)  # type: ignore[attr-defined]
-    assert isinstance(frames, list)
-    catalog, grant = (unpack_reply(frame) for frame in frames)
-    assert isinstance(catalog, Catalog) and isinstance(grant, Grant)
-    return catalog, grant
-
-
-def test_a_request_without_a_new_and_good_seal_is_counted_and_not_answered(
-    start_daemon: Callable[..., object], shards: Path, keys: Path
-) -> None:
-    daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
-    catalog, grant = _granted(daemon, keys)
-    request = pack(Get(7, catalog.fingerprint, 0, 0, (Slice(0, 0, 1),)))
-
-    def enter(dealer: zmq.Socket[bytes]) -> None:
-        dealer.plain_username, dealer.plain_password = grant.session.hex().encode(), password(grant.key)
-
-    sealer = Sealer(grant.session, grant.key)
-    good = sealer.seal(request)
-    data = f"tcp://127.0.0.1:{grant.port}"
-    assert _answer(data, request, good, set_up=enter)
-    other = pack(Get(8, catalog.fingerprint, 0, 0, (Slice(0, 0, 1),)))
-    bad = [
-        (request, good),  # once more
-        (other, good),
-        (request, b""),
-        (request, bytes(len(good))),
-        (request, good[:-1] + bytes([good[-1] ^ 1])),
-        (request, sealer.seal(other)),
-        (request, Sealer(grant.session, bytes(32)).seal(request)),
-        (request, Sealer(bytes(16), grant.key).seal(request)),
-    ]
-    for frames in bad:
-        assert _answer(data, *frames, set_up=enter) is None
-    assert _answer(data, request, set_up=enter) is None  # malformed: no seal at all
-    assert _answer(data, request, sealer.seal(request), set_up=enter)
-    report = health(daemon.endpoint, timeout_s=5, keys=keys / "client")
-    assert report["unsealed"] == len(bad) and report["malformed"] == 1 and report["batches"] == 2
-
-
 def test_a_session_outlives_the_daemon(start_daemon: Callable[..., object], shards: Path, keys: Path) -> None:
     options = ["--keys", str(keys / "daemon")]
     daemon = start_daemon(shards, options=options)
@@ -231,21 +182,12 @@ def test_a_session_outlives_the_daemon(start_daemon: Callable[..., object], shar
         _first_batch(session)
 
 
-def test_seals_of_another_daemon_are_no_good() -> None:
-    ours, theirs = Seals(b"a" * 40), Seals(b"b" * 40)
-    session, key = theirs.session()
-    assert theirs.good(b"x", Sealer(session, key).seal(b"x"))
-    assert not ours.good(b"x", Sealer(session, key).seal(b"x"))
-    assert theirs.lets_in(session.hex().encode(), password(key))
-    assert not ours.lets_in(session.hex().encode(), password(key))
-    assert not ours.lets_in(b"\xff", b"") and not ours.lets_in(b"ab", b"ab")
-
-
 class _Tap:
     """A relay that keeps what passes through it."""
 
     def __init__(self, port: int) -> None:
-        self.seen = bytearray()
+        self.seen: dict[tuple[int, str], bytearray] = {}
+        """By connection and side, client or daemon: what it sent."""
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -258,13 +200,15 @@ class _Tap:
             except OSError:
                 return
             far = socket.create_connection(("127.0.0.1", self._port))
-            for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._copy, args=pair, daemon=True).start()
+            number = len(self.seen)
+            for source, target, side in ((near, far, "client"), (far, near, "daemon")):
+                seen = self.seen.setdefault((number, side), bytearray())
+                threading.Thread(target=self._copy, args=(source, target, seen), daemon=True).start()
 
-    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+    def _copy(self, source: socket.socket, target: socket.socket, seen: bytearray) -> None:
         try:
             while data := source.recv(65_536):
-                self.seen += data
+                seen += data
                 target.sendall(data)
         except OSError:
             return
@@ -273,37 +217,53 @@ class _Tap:
         self._listener.close()
 
 
-@pytest.mark.parametrize("encrypt", [False, True])
-def test_the_greeting_is_never_to_be_read_and_records_are_not_with_encrypt(
-    start_daemon: Callable[..., object], shards: Path, keys: Path, encrypt: bool
+@pytest.mark.parametrize("old", [(), ("--encrypt",)])
+def test_with_keys_nothing_can_be_read_on_the_way_nor_sent_once_more(
+    start_daemon: Callable[..., object], shards: Path, keys: Path, old: tuple[str, ...]
 ) -> None:
-    options = ["--keys", str(keys / "daemon"), *(["--encrypt"] if encrypt else [])]
+    options = ["--keys", str(keys / "daemon"), *old]
     daemon = start_daemon(shards, options=options)
-    control, data = _Tap(daemon.port), _Tap(daemon.port + 1)
+    tap = _Tap(daemon.port)
     pair = load_client_keys(keys / "client")
     try:
-        frames = _answer(f"tcp://127.0.0.1:{control.port}", pack(Hello()), set_up=pair.secure_client)
-        assert isinstance(frames, list)
-        catalog, grant = (unpack_reply(frame) for frame in frames)
-        assert isinstance(catalog, Catalog) and isinstance(grant, Grant)
-        request = pack(Get(0, catalog.fingerprint, 0, 0, (Slice(0, 0, 2),)))
-
-        def enter(dealer: zmq.Socket[bytes]) -> None:
-            if encrypt:
-                pair.secure_client(dealer)
-            else:
-                dealer.plain_username, dealer.plain_password = grant.session.hex().encode(), password(grant.key)
-
-        seal = Sealer(grant.session, grant.key).seal(request)
-        assert _answer(f"tcp://127.0.0.1:{data.port}", request, seal, set_up=enter)
+        with _session(f"tcp://127.0.0.1:{tap.port}", keys / "client", streams=1) as session:
+            _, records = _first_batch(session)
+            catalog = session.catalog
     finally:
-        control.close()
-        data.close()
-    record = (shards / catalog.shards[0].name).read_bytes()[:500]
-    for secret in (catalog.shards[0].name.encode(), catalog.fingerprint.encode(), grant.key, pair.secret):
-        assert secret not in control.seen
-    assert grant.key not in data.seen
-    assert (record in data.seen) is not encrypt
+        tap.close()
+    seen = b"".join(tap.seen.values())
+    assert len(seen) > sum(len(record) for record in records)
+    for secret in (catalog.shards[0].name.encode(), catalog.fingerprint.encode(), pair.secret):
+        assert secret not in seen
+    assert bytes(records[0][:64]) not in seen
+
+    # What the client sent is no good a second time, to this daemon or to one that was started again.
+    before = health(daemon.endpoint, timeout_s=5, keys=keys / "client")["requests"]
+    for restarted in (False, True):
+        if restarted:
+            daemon.kill()
+            start_daemon(shards, port=daemon.port, options=options)
+            before = 0
+        for sent in [tap.seen[stream] for stream in tap.seen if stream[1] == "client"]:
+            with socket.create_connection(("127.0.0.1", daemon.port), timeout=1) as peer:
+                try:
+                    peer.sendall(sent)
+                    while peer.recv(65_536):
+                        pass
+                except OSError:
+                    pass
+        assert health(daemon.endpoint, timeout_s=5, keys=keys / "client")["requests"] == before + 1
+
+
+@pytest.mark.parametrize("with_keys", [False, True])
+def test_a_daemon_says_in_a_line_what_is_protected(
+    start_daemon: Callable[..., object], shards: Path, keys: Path, tmp_path: Path, with_keys: bool
+) -> None:
+    log = tmp_path / "log"
+    start_daemon(shards, options=["--keys", str(keys / "daemon")] if with_keys else [], log=log)
+    first = json.loads(log.read_text().splitlines()[0])
+    assert first["event"] == ("encrypted" if with_keys else "unauthenticated")
+    assert first["protection"].startswith("CURVE" if with_keys else "none")
 
 
 def test_keys_are_in_no_log_and_on_no_command_line(locked: object, keys: Path, tmp_path: Path) -> None:
@@ -327,16 +287,15 @@ def test_keygen_says_which_half_is_for_whom(tmp_path: Path) -> None:
 
 
 def test_an_endless_handshake_takes_no_memory(locked: object) -> None:
-    """Before the gate has said yes, nothing that a connection sends is kept."""
+    """Before the authenticator has said yes, nothing that a connection sends is kept."""
     before = locked.anonymous_bytes()  # type: ignore[attr-defined]
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\0") + bytes(32)
     frame = b"\x03" + struct.pack(">Q", 2**20) + bytes(2**20)
-    for door in (0, 1):
-        with socket.create_connection(("127.0.0.1", locked.port + door)) as peer:  # type: ignore[attr-defined]
-            try:
-                peer.sendall(greeting)
-                for _ in range(100):
-                    peer.sendall(frame)
-            except OSError:
-                pass
+    with socket.create_connection(("127.0.0.1", locked.port)) as peer:  # type: ignore[attr-defined]
+        try:
+            peer.sendall(greeting)
+            for _ in range(100):
+                peer.sendall(frame)
+        except OSError:
+            pass
     assert locked.anonymous_bytes() - before < 16 * 2**20  # type: ignore[attr-defined]

@@ -15,7 +15,6 @@ from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import (
     BatchHeader,
     Catalog,
-    Grant,
     Health,
     Hello,
     Refusal,
@@ -142,7 +141,7 @@ _CATALOG = pack(Catalog("x", (Shard("a", 8, 8, "d"),)))
     [
         ([b"rubbish"], [pack(Warmed(0))]),
         ([pack(Refusal(0, "no"))], [pack(Warmed(0))]),
-        ([_CATALOG, pack(Grant(1, False, bytes(16), bytes(32)))], [pack(Warmed(0))]),
+        ([_CATALOG, b"more"], [pack(Warmed(0))]),
         ([_CATALOG], [b"rubbish"]),
         ([_CATALOG], [_CATALOG]),
     ],

@@ -17,7 +17,6 @@ from loaders.streaming.protocol.messages import (
     BatchHeader,
     Catalog,
     Get,
-    Grant,
     Health,
     Hello,
     Refusal,
@@ -41,13 +40,6 @@ replies = st.one_of(
     st.builds(
         Catalog, st.text(), st.lists(st.builds(Shard, st.text(), number, number, st.text()), min_size=1).map(tuple)
     ),
-    st.builds(
-        Grant,
-        st.integers(1, 65_535),
-        st.booleans(),
-        st.binary(min_size=16, max_size=16),
-        st.binary(min_size=32, max_size=32),
-    ),
     st.builds(Warmed, number),
     st.builds(Refusal, number, st.text()),
     st.builds(Report, st.dictionaries(st.text(), number | st.floats(allow_nan=False) | st.text(), max_size=4)),
@@ -62,7 +54,7 @@ def test_a_request_arrives_as_it_was_sent(request: Hello | Health | Warm | Get) 
 
 @settings(deadline=None)
 @given(replies)
-def test_a_reply_arrives_as_it_was_sent(reply: Catalog | Grant | Warmed | Refusal | Report) -> None:
+def test_a_reply_arrives_as_it_was_sent(reply: Catalog | Warmed | Refusal | Report) -> None:
     assert unpack_reply(pack(reply)) == reply
     assert unpack_answer([pack(reply), b"more"]) == (reply, [memoryview(b"more")])
 
@@ -93,7 +85,6 @@ def _valid() -> list[bytes]:
         pack(Get(1, "f" * 32, 2, 3, tuple(Slice(shard, 10 * shard, 8) for shard in range(20)))),
         pack(Get(2**62, "f", 2, 3, (Slice(2**62, 1, 1),), "msgpack")),
         pack(Catalog("f" * 32, tuple(Shard(f"shard-{index}", 10, 1000, "d" * 32) for index in range(5)))),
-        pack(Grant(5000, True, bytes(16), bytes(32))),
         pack(Warmed(7)),
         pack(header),
         pack_whole(header, [b"record" * 20, b"other"]),
