@@ -7,6 +7,7 @@ the harness is gone, and ends the process.
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -163,6 +164,8 @@ def main() -> int:
     """Run the cell that stdin describes; 0 when it is whole, 3 when it failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # The harness asks for the stacks of a cell that makes no progress; they go to its log.
+    faulthandler.register(signal.SIGUSR1)
     # What libraries print must not mix with the conversation.
     talk = _Talk(sys.stdin, os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
@@ -193,7 +196,7 @@ def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
         step.warm_up()
         if spec["warmup_samples"]:
             with make_loader(spec, workload, step.device, warmup=True) as loader:
-                warm = run_epoch(loader, step, 0)
+                warm = run_epoch(loader, step, 0, lambda done: talk.say("progress", samples=done))
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
         energy = stack.enter_context(closing(EnergyReader(Path(spec["energy_store"]))))
         losses = getattr(step, "losses", None)

@@ -97,13 +97,15 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         names = RunNames(testbed.run_id, state_root())
         memory = None if limit_mb is None else stack.enter_context(limited_memory(names, limit_mb, cell.cell_id))
         compute = testbed.compute if memory is None else memory.node(testbed.compute)
-        process = stack.enter_context(CellProcess(compute, partial / "log.txt"))
+        stall_s = 60 * context.experiment.cell_stall_min
+        process = stack.enter_context(CellProcess(compute, partial / "log.txt", stall_s))
         deadline = time.monotonic() + context.experiment.cell_timeout_s
         workload = context.experiment.workloads[cell.workload]
         process.say({"import": ["torch", _module(loader.target), _module(workload.target)]})
-        watcher.phase("preparing")
         testbed.set_regime(regime)
+        watcher.phase("reaching its data")
         reached = outcome.reached = reach(data, testbed, loader, regime, stack, partial.resolve(), memory)
+        watcher.phase("importing its modules")
         _hear(process, "imported", deadline)
         watcher.phase("probing the link")
         outcome.before = _probe(context, regime)
@@ -167,9 +169,9 @@ def _epochs(
     sampler: ResourceSampler,
     watch: LinkWatch | None,
 ) -> None:
-    epoch, before = 0, None
+    epoch, before, doing = 0, None, "making its loader and warming up"
     while True:
-        state = process.hear(deadline)
+        state = process.hear(deadline, doing)
         context.agent.require()
         outcome.other_runs |= living_runs() - {context.testbed.run_id}
         match state["state"]:
@@ -182,10 +184,15 @@ def _epochs(
                     watch.start()
                 before = _link_counters(context)
                 watcher.samples(epoch, 0)
+                doing = f"waiting for the first batches of epoch {epoch}"
                 process.say({"go": True})
+            case "progress" if epoch == 0:
+                doing = f"warming up, after {state['samples']} samples"
             case "progress":
+                doing = f"waiting for the next batch of epoch {epoch}, after {state['samples']} samples"
                 watcher.samples(epoch, state["samples"])
             case "epoch_done":
+                doing = f"ending epoch {epoch}"
                 after = _link_counters(context)
                 outcome.drops[epoch] = after.drops - before.drops if after and before else None
                 outcome.pauses_s[epoch] = after.pause_s if after else None
@@ -214,7 +221,7 @@ def _probe(context: CellContext, regime: Regime) -> dict[str, Any] | None:
 
 
 def _hear(process: CellProcess, state: str, deadline: float) -> None:
-    heard = process.hear(deadline)
+    heard = process.hear(deadline, "importing its modules")
     if heard["state"] != state:
         raise CellError(f"the cell's process said {heard['state']!r}, expected {state!r}")
 

@@ -37,13 +37,13 @@ SCALES = ("small", "full")
 _SECTIONS = frozenset(
     {"name", "description", "scale", "sizes", "placement", "workloads", "loaders", "regimes", "dataset", "accelerator"}
     | {"testbed", "energy", "store", "checks", "repeats", "epochs", "warmup_samples", "seed", "cell_timeout_s"}
-    | {"figures", "results_dir", "cache_dir", "resume", "resume_invalid", "diagnose"}
+    | {"cell_stall_min", "figures", "results_dir", "cache_dir", "resume", "resume_invalid", "diagnose"}
 )
 """What conf/config.yaml has, and what conf/diagnose.yaml adds to it."""
 # Where a run is stored, not what it measures; sizes count where they are used.
 _NOT_HASHED = frozenset(
     {"resume", "resume_invalid", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks"}
-    | {"store", "scale", "sizes"}
+    | {"cell_stall_min", "store", "scale", "sizes"}
 )
 
 
@@ -109,6 +109,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
         warmup_samples=_integer("warmup_samples", plain["warmup_samples"], 0),
         seed=_integer("seed", plain["seed"], 0),
         cell_timeout_s=_number("cell_timeout_s", plain["cell_timeout_s"], above=0),
+        cell_stall_min=_number("cell_stall_min", plain.get("cell_stall_min", 10), above=0),
         figures=_figures(plain.get("figures") or []),
         own_datasets=frozenset(key for key, value in plain["workloads"].items() if value.get("dataset") is not None),
     )

@@ -6,11 +6,16 @@ import errno
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import disk_usage
 from tempfile import TemporaryDirectory
 
+from harness.datasets.cache import spelled
 from harness.errors import ConfigError, DiskError
 
-__all__ = ["check_writable", "disk_errors", "folder_of"]
+LEAST_BYTES = 10_000_000
+"""Room without which no run is started: its energy store alone takes some megabytes while it is written."""
+
+__all__ = ["check_room", "check_writable", "disk_errors", "folder_of"]
 
 
 def folder_of(key: str, value: object) -> Path:
@@ -34,6 +39,17 @@ def check_writable(key: str, folder: Path) -> None:
         raise DiskError(
             f"{key}={folder}: {there} cannot be written ({error.strerror}); choose a folder that can be written"
         ) from error
+    check_room(key, there, LEAST_BYTES)
+
+
+def check_room(key: str, folder: Path, needed_bytes: int) -> None:
+    """Raise DiskError naming `key` when the file system of `folder` has less room than is needed."""
+    free = disk_usage(folder).free
+    if free < needed_bytes:
+        raise DiskError(
+            f"{key}: {folder}: the disk is full: {spelled(free)} are free, and at least {spelled(needed_bytes)} are "
+            "needed; make room, or choose a folder with more"
+        )
 
 
 @contextmanager

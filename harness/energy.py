@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energymon import NO_SENSOR, Event, Reading, SqliteStore, boot_ns, bridged
-from harness.errors import CellError, HarnessError, TestbedError
+from harness.disk import check_room
+from harness.errors import CellError, DiskError, HarnessError, TestbedError
 from harness.specs import EnergySpec, StoreSpec
 from harness.talk import first_line
 from harness.testbed.process import dying_with_parent, end_group, run_environment
@@ -30,6 +31,8 @@ __all__ = ["EnergyAgent", "save_readings"]
 _READY_S = 30.0
 _SEND_S = 25.0
 _QUICK_S = 5.0
+_STORE_BYTES = 1_000_000
+"""Room without which a store cannot be begun."""
 _MAX_QUICK = 3
 """An agent that dies so often within so long of its start is not started again."""
 
@@ -85,7 +88,9 @@ class EnergyAgent:
             self._watcher.start()
 
     def require(self) -> None:
-        """Raise CellError when the agent has died and cannot be started again."""
+        """Raise CellError when the agent has died and cannot be started again, DiskError where the disk is full."""
+        if isinstance(self.failure, DiskError):
+            raise self.failure
         if self.failure is not None:
             raise CellError(f"the energy agent died and could not be started again: {self.failure}")
 
@@ -184,6 +189,7 @@ class EnergyAgent:
         except (ValueError, KeyError) as error:
             self._end()
             said = self._log.read_text(errors="replace").strip()
+            check_room("results_dir", self._store.parent, _STORE_BYTES)
             reason = said.splitlines()[-1] if said else "it said nothing"
             raise TestbedError(f"the energy agent did not start: {reason} (log: {self._log})") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from statistics import mean
@@ -17,6 +18,8 @@ from harness.plan import Cell
 
 __all__ = ["Progress"]
 
+_QUIET_S = 30.0
+
 
 class _TimeLeft(ProgressColumn):
     """Time left of the run, from how long cells like the missing ones took."""
@@ -27,10 +30,18 @@ class _TimeLeft(ProgressColumn):
 
 
 class Progress:
-    """Says what is going on; on a terminal as bars, elsewhere as a line for every cell."""
+    """Says what is going on; on a terminal as bars, elsewhere as a line for every cell.
 
-    def __init__(self, console: Console) -> None:
+    What takes longer than half a minute has a line of its own, after twice as long another one, and so on.
+    """
+
+    def __init__(self, console: Console, quiet_s: float = _QUIET_S) -> None:
         self.console = console
+        self._doing = ""
+        self._since = time.monotonic()
+        self._quiet_s = quiet_s
+        self._over = threading.Event()
+        self._beat = threading.Thread(target=self._tell_what_lasts, name="progress", daemon=True)
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -49,12 +60,29 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._bars.start()
+        self._beat.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
+        self._beat.join()
         self.stop()
+
+    def doing(self, text: str) -> None:
+        """Take note of what is being done, before there are cells."""
+        self._doing, self._since = text, time.monotonic()
+
+    def _tell_what_lasts(self) -> None:
+        since, limit_s = self._since, self._quiet_s
+        while not self._over.wait(self._quiet_s / 10):
+            if self._since != since:
+                since, limit_s = self._since, self._quiet_s
+            lasted_s = time.monotonic() - since
+            if self._doing and lasted_s >= limit_s:
+                self.note(f"{self._doing}, for {lasted_s:.0f} s so far")
+                limit_s = 2 * lasted_s
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
@@ -62,6 +90,9 @@ class Progress:
 
     def dataset(self, what: str, done: int, total: int) -> None:
         """Take note of how far the making of a dataset or its shards is."""
+        if not self._doing.startswith(f"{what}: "):
+            self._since = time.monotonic()
+        self._doing = f"{what}: {done} of {total}" if done < total else ""
         if what not in self._tasks:
             self._tasks[what] = self._bars.add_task(what, total=total)
             if not self.console.is_terminal:
@@ -88,10 +119,14 @@ class Progress:
 
     def phase(self, text: str) -> None:
         """Take note of what is being done to the cell."""
+        self.doing(f"{self._label}: {text}")
         self._bars.update(self._tasks["samples"], description=f"{self._label}: {text}", completed=0)
 
     def samples(self, epoch: int, done: int) -> None:
         """Take note of how many samples of an epoch have been trained on."""
+        if done == 0:
+            self._since = time.monotonic()
+        self._doing = f"{self._label}: epoch {epoch}, {done} samples"
         self._bars.update(self._tasks["samples"], description=f"{self._label}: epoch {epoch}", completed=done)
 
     def cell_done(self, cell: Cell, summary: str) -> None:
@@ -107,6 +142,7 @@ class Progress:
         self._bars.stop()
 
     def _finish(self, cell: Cell, line: str) -> None:
+        self._doing = ""
         self._took[cell.loader, cell.regime].append(time.monotonic() - self._started)
         self._pending.remove((cell.loader, cell.regime))
         self._done += 1

@@ -21,7 +21,7 @@ from harness.config import config_hash, differences
 from harness.daemon import Keys, make_keys
 from harness.data import RunData, open_data
 from harness.energy import EnergyAgent
-from harness.errors import ConfigError, HarnessError, Interrupted, ResultsError, TestbedError
+from harness.errors import ConfigError, DiskError, HarnessError, Interrupted, ResultsError, TestbedError
 from harness.ledger import Ledger
 from harness.measure import epoch_rows
 from harness.plan import Cell, plan
@@ -91,6 +91,7 @@ def run(
             _point_latest(results, progress)
         try:
             if todo:
+                progress.doing("starting the testbed and the energy agent")
                 regimes = list(experiment.regimes.values())
                 testbed = stack.enter_context(
                     open_testbed(
@@ -158,7 +159,7 @@ def _run_cells(
             _mark_failed(context, cell, "interrupted", str(interrupt))
             ledger.append("interrupted", cell.cell_id, str(interrupt))
             raise
-        except OSError as error:
+        except (OSError, DiskError) as error:
             with suppress(OSError):
                 _mark_failed(context, cell, "failed", str(error))
                 ledger.append("failed", cell.cell_id, str(error))

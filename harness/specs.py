@@ -137,6 +137,7 @@ class Experiment:
     warmup_samples: int
     seed: int
     cell_timeout_s: float
+    cell_stall_min: float
     figures: tuple[str, ...]
     own_datasets: frozenset[str] = frozenset()
     """The workloads that name a dataset of their own."""

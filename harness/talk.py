@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psutil
+
 from harness.errors import CellError
 from harness.testbed.base import Node
 from harness.testbed.process import end_group
 
 __all__ = ["CellProcess", "first_line"]
+
+_STACK_S = 2.0
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
 def first_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
@@ -37,7 +44,9 @@ def first_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
 class CellProcess:
     """A `python -m harness.cell` on a node; ended with its workers when the context is left."""
 
-    def __init__(self, node: Node, log: Path) -> None:
+    def __init__(self, node: Node, log: Path, stall_s: float) -> None:
+        """Start it; `stall_s` is for how long it may say nothing."""
+        self._stall_s = stall_s
         with log.open("ab") as file:
             self._process: subprocess.Popen[bytes] = node.popen(
                 [sys.executable, "-m", "harness.cell"],
@@ -66,13 +75,22 @@ class CellProcess:
         except BrokenPipeError as error:
             raise self._gone() from error
 
-    def hear(self, deadline: float) -> dict[str, Any]:
-        """Return the next state; raises CellError when the cell failed, died, or is past `time.monotonic()`."""
+    def hear(self, deadline: float, doing: str) -> dict[str, Any]:
+        """Return the next state, for which the cell is `doing` something, such as "importing its modules".
+
+        Raises CellError when the cell failed, died, is past `deadline` (`time.monotonic()`), or is silent for too long.
+        """
+        stalled = time.monotonic() + self._stall_s
         while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
+            left = min(deadline, stalled) - time.monotonic()
             if left <= 0 or not self._selector.select(min(left, 1.0)):
                 if time.monotonic() >= deadline:
-                    raise CellError("took longer than cell_timeout_s; raise it, or look at the cell's log.txt")
+                    raise CellError(f"took longer than cell_timeout_s while {doing}; raise it, or look at {self._log}")
+                if time.monotonic() >= stalled:
+                    raise CellError(
+                        f"no progress for {self._stall_s / 60:g} min (cell_stall_min) while {doing}: {self._place()}; "
+                        f"{self._log} has the stacks of its threads"
+                    )
                 continue
             chunk = os.read(self._out, 65536)
             if not chunk:
@@ -83,6 +101,32 @@ class CellProcess:
         if state["state"] == "failed":
             raise CellError(f"{state['kind']}: {state['message']}")
         return state
+
+    def _place(self) -> str:
+        """Return where the cell's main thread is, of the stacks that it writes into its log when it is asked."""
+        if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
+            return f"its process {self.pid} is stopped; kill -CONT goes on with one"
+        start = self._log.stat().st_size
+        self._process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _STACK_S
+        frames: list[tuple[str, str, str]] = []
+        while time.monotonic() < deadline and self._process.poll() is None:
+            time.sleep(0.1)
+            with self._log.open("rb") as file:
+                file.seek(start)
+                told = file.read().decode(errors="replace")
+            # The main thread is the oldest, and the last.
+            if found := _FRAME.findall(told.rpartition("(most recent call first):")[2]):
+                if found == frames:
+                    break
+                frames = found
+        if not frames:
+            return f"its process {self.pid} does not tell where it is"
+        libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+        own = next((frame for frame in frames if not frame[0].startswith(libraries)), frames[-1])
+        path, line, name = frames[0]
+        inside = "" if own == frames[0] else f", in {name} of {path}, line {line}"
+        return f"it is in {own[2]} of {own[0]}, line {own[1]}{inside}"
 
     def _gone(self) -> CellError:
         try:

@@ -39,6 +39,16 @@ def test_a_folder_that_can_be_made_is_not_made_yet(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_is_too_small_for_any_run_is_refused_with_its_room(tmp_path):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", tmp_path], check=True)
+    try:
+        with pytest.raises(DiskError, match=rf"^results_dir: {tmp_path}: the disk is full: 41 kB are free, .* 10 MB"):
+            check_writable("results_dir", tmp_path / "results")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
 def test_a_full_disk_is_told_wherever_it_is(tmp_path):
     with pytest.raises(DiskError, match="the disk is full; make room"), disk_errors({"cache_dir": tmp_path}):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere/file")

@@ -1,0 +1,56 @@
+"""The harness's side of a cell: one that makes no progress is told with what it waits for."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from harness.errors import CellError
+from harness.talk import CellProcess
+from harness.testbed.base import Node
+
+HANGS = """
+import time
+from pathlib import Path
+
+def wait_for_ever():
+    Path(__file__).with_name("waits").touch()
+    time.sleep(600)
+
+wait_for_ever()
+"""
+
+
+@pytest.fixture
+def cell(tmp_path, monkeypatch):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(CellError), CellProcess(Node("compute", "talk1"), tmp_path / "log.txt", stall_s=0.5) as cell:
+        yield cell
+        raise CellError("so that it is ended and not waited for")
+
+
+def test_a_cell_without_progress_is_told_with_the_place_where_it_is(cell, tmp_path):
+    cell.say({"import": ["hangs"]})
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "waits").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with pytest.raises(CellError) as told:
+        cell.hear(time.monotonic() + 60, "importing its modules")
+    said = str(told.value)
+    assert said.startswith("no progress for 0.00833 min (cell_stall_min) while importing its modules: it is in ")
+    assert f"wait_for_ever of {tmp_path}/hangs.py, line 7" in said
+    assert "hangs.py" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_cell_that_is_stopped_is_told_so(cell):
+    os.kill(cell.pid, signal.SIGSTOP)
+    with pytest.raises(CellError, match=f"its process {cell.pid} is stopped"):
+        cell.hear(time.monotonic() + 60, "importing its modules")
+    os.kill(cell.pid, signal.SIGCONT)
+
+
+def test_the_whole_cell_has_a_limit_too(cell):
+    with pytest.raises(CellError, match="took longer than cell_timeout_s while importing"):
+        cell.hear(time.monotonic() + 0.1, "importing its modules")
