@@ -8,8 +8,9 @@ import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.arguments import whole
@@ -25,7 +26,11 @@ from loaders.streaming.planner import check_ranks
 __all__ = ["StreamDataset"]
 
 
-class StreamDataset(IterableDataset[Batch]):
+Form: TypeAlias = Literal["dict", "tuple", "batch"]
+"""Of batches: a dict or tuple of tensors, as trainers take them, or this project's `Batch`."""
+
+
+class StreamDataset(IterableDataset[Any]):
     """Batches from streaming daemons; iterate it, or give it to DataLoader with batch_size=None.
 
     Every iteration is the next epoch, numbered from 0 or from what `set_epoch` said, even if the one before it was left
@@ -34,8 +39,12 @@ class StreamDataset(IterableDataset[Batch]):
     the workers whenever an iteration begins.
     """
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, *, batches: Form = "dict", **arguments: Any) -> None:
         """Take the arguments of StreamingLoader; connections are made when the first batch is asked for.
+
+        `batches` says what is yielded: "dict" has the tensors `data`, `labels` and `ids`, and what else the pipeline
+        makes by its name; "tuple" has data, labels and what else the pipeline makes; "batch" is a `Batch`. Those of
+        decode="raw" are RawBatch.
 
         `rank` and `world_size`, where they are not given, are those of torch.distributed if it is initialised, else
         RANK and WORLD_SIZE of the environment. They are those of the process that makes the dataset, and go with it
@@ -44,6 +53,9 @@ class StreamDataset(IterableDataset[Batch]):
         super().__init__()
         signature(StreamingLoader).bind(**arguments)  # TypeError names what is missing, or none of its arguments
         whole("batch_size", arguments["batch_size"], 1)
+        if batches not in get_args(Form):
+            raise LoaderConfigError(f"batches={batches!r}: expected dict, tuple or batch")
+        self._form: Form = batches
         self._arguments = arguments
         self._place = self._place_now()
         self._loader: StreamingLoader | None = None
@@ -51,15 +63,16 @@ class StreamDataset(IterableDataset[Batch]):
         self._closed = False
         self._iterations = Iterations()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         return self._batches(self._iterations.worker())
 
-    def _batches(self, worker: Worker | None) -> Iterator[Batch]:
+    def _batches(self, worker: Worker | None) -> Iterator[Any]:
         loader = self.loader
         iteration = self._iterations.begin(worker)
         if iteration.state:
             loader.load_state_dict(iteration.state)
-        yield from loader.epoch(iteration.epoch)
+        for batch in loader.epoch(iteration.epoch):
+            yield _formed(batch, self._form) if isinstance(batch, Batch) else batch
         self._iterations.end(iteration, worker)
 
     @property
@@ -188,6 +201,14 @@ class StreamDataset(IterableDataset[Batch]):
             # DataLoader takes batches of its workers in turn, so batches that come as planned have known places.
             arguments |= {"part": (worker.id, worker.num_workers), "order": "strict"}
         return arguments
+
+
+def _formed(batch: Batch, form: Form) -> Batch | dict[str, torch.Tensor] | tuple[torch.Tensor, ...]:
+    if form == "batch":
+        return batch
+    if form == "tuple":
+        return (batch.data, batch.labels, *batch.extra.values())
+    return {"data": batch.data, "labels": batch.labels, "ids": torch.tensor(batch.ids), **batch.extra}
 
 
 def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[str, Any]]]:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed
 from torch.utils.data import DataLoader
 
+from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
 from loaders.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
@@ -23,6 +24,7 @@ from loaders.streaming.torch_data import StreamDataset
 
 ALL = list(range(61))
 README = Path(__file__).parents[3] / "README.md"
+STREAMING = README.parent / "docs/streaming.md"
 
 
 def _dataset(endpoint: str, **changed: object) -> StreamDataset:
@@ -30,13 +32,18 @@ def _dataset(endpoint: str, **changed: object) -> StreamDataset:
     return StreamDataset(endpoint=endpoint, **(arguments | changed))
 
 
+def _order(batches: Any) -> list[int]:
+    """The ids of the samples of all batches, raw ones too, in their order."""
+    return [i for batch in batches for i in (batch["ids"] if isinstance(batch, dict) else batch.ids).tolist()]
+
+
 def _ids(batches: Any) -> list[int]:
-    return sorted(i for batch in batches for i in batch.ids.tolist())
+    return sorted(_order(batches))
 
 
 def test_every_iteration_is_an_epoch(daemon) -> None:
     with _dataset(daemon.endpoint) as dataset:
-        orders = [tuple(i for batch in dataset for i in batch.ids.tolist()) for _ in range(3)]
+        orders = [tuple(_order(dataset)) for _ in range(3)]
         assert len(set(orders)) == 3 and all(sorted(order) == ALL for order in orders)
         assert dataset.epoch == 3 and len(dataset) == 8
         dataset.set_epoch(1)
@@ -59,43 +66,40 @@ def test_every_iteration_of_a_dataloader_is_an_epoch_and_can_be_resumed(
             persistent_workers=persistent,
         )
 
-    def order(batches: Any) -> list[int]:
-        return [i for batch in batches for i in batch.ids.tolist()]
-
     quick = {"decode": "raw", "streams": 1, "warm_bytes": 0, "order": "strict"}
     with _dataset(daemon.endpoint, **quick) as dataset:
         assert len(dataset) == 8  # connects here, which a worker must not use
         batches = loader(dataset)
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="Length of IterableDataset")
-            whole = order(batches)
+            whole = _order(batches)
         assert sorted(whole) == ALL and dataset.epoch == 1
-        early = order(islice(batches, 3))
+        early = _order(islice(batches, 3))
         state = dataset.state_dict(taken=3)
         assert dataset.epoch == 1
-        after = order(batches)
+        after = _order(batches)
         assert sorted(after) == ALL and dataset.epoch == 3
         assert len({tuple(part[:24]) for part in (whole, early, after)}) == 3
         assert dataset.state_dict(taken=8) == {"epoch": 3, "loader": {}, "share": state["share"]}
         dataset.set_epoch(1)
-        assert order(batches)[:24] == early
+        assert _order(batches)[:24] == early
     with _dataset(daemon.endpoint, **quick) as dataset:
         dataset.load_state_dict(state)
         batches = loader(dataset)
-        rest = order(batches)
+        rest = _order(batches)
         assert sorted(early + rest) == ALL and dataset.epoch == 2
-        assert order(batches) == after
+        assert _order(batches) == after
         dataset.load_state_dict(state)  # reaches workers that persist
-        assert order(islice(batches, 2)) == rest[:16]
+        assert _order(islice(batches, 2)) == rest[:16]
         again = dataset.state_dict(taken=2)
         dataset.load_state_dict(again)
-        assert order(batches) == rest[16:]
+        assert _order(batches) == rest[16:]
 
 
 def test_spawned_workers_share_the_epoch_of_their_parent(daemon) -> None:
     with _dataset(daemon.endpoint, decode="raw", streams=1, warm_bytes=0) as dataset:
         loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
-        early = {i for batch in islice(loader, 7) for i in batch.ids.tolist()}
+        early = set(_order(islice(loader, 7)))
         dataset.load_state_dict(dataset.state_dict(taken=7))
         assert _ids(loader) == sorted(set(ALL) - early) and dataset.epoch == 1
 
@@ -124,7 +128,7 @@ def test_only_the_training_loop_knows_how_many_batches_it_has_of_workers(daemon)
 def test_what_looks_a_batch_ahead_says_how_many_it_has_taken(daemon) -> None:
     with _dataset(daemon.endpoint, decode="raw") as dataset:
         batches = iter(dataset)
-        taken = [i for batch in islice(batches, 3) for i in batch.ids.tolist()]
+        taken = _order(islice(batches, 3))
         next(batches)
         state = dataset.state_dict(taken=3)
         with pytest.raises(LoaderConfigError, match=r"taken=5: .* from 0 to 4"):
@@ -324,6 +328,58 @@ def test_a_dataset_that_connected_as_another_rank_says_so(daemon, tmp_path: Path
                 next(iter(dataset))
         finally:
             torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_are_plain_tensors_unless_told_otherwise(daemon, workers: int) -> None:
+    def first(**changed: object) -> Any:
+        with _dataset(daemon.endpoint, order="strict", **changed) as dataset:
+            return next(iter(DataLoader(dataset, batch_size=None, num_workers=workers)))
+
+    batch, plain, (data, labels) = first(batches="batch"), first(), first(batches="tuple")
+    assert isinstance(batch, Batch) and list(plain) == ["data", "labels", "ids"]
+    assert torch.equal(batch.data, plain["data"]) and torch.equal(batch.data, data)
+    assert torch.equal(batch.labels, plain["labels"]) and torch.equal(batch.labels, labels)
+    assert plain["ids"].dtype == torch.int64 and plain["ids"].tolist() == batch.ids.tolist()
+    with pytest.raises(LoaderConfigError, match="batches='list': expected dict, tuple or batch"):
+        _dataset(daemon.endpoint, batches="list")
+
+
+NOTED = """
+import json, runpy, sys
+from loaders.streaming import torch_data
+
+given, formed = [], torch_data._formed
+
+def noted(batch, form):
+    given.extend(batch.ids.tolist())
+    return formed(batch, form)
+
+torch_data._formed = noted
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(json.dumps(given))
+"""
+
+
+@pytest.mark.parametrize("framework", ["lightning", "accelerate"])
+def test_the_examples_of_the_frameworks_train_on_every_sample(daemon, tmp_path: Path, framework: str) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", STREAMING.read_text(), re.DOTALL)
+    (text,) = (code for code in blocks if re.search(rf"^(import|from) {framework}\b", code, re.MULTILINE))
+    (tmp_path / "train.py").write_text(text)
+    checkpoint = [str(tmp_path / "checkpoint")] if framework == "accelerate" else []
+    done = subprocess.run(
+        [sys.executable, "-c", NOTED, str(tmp_path / "train.py"), daemon.endpoint, *checkpoint],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(README.parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    given = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(given[:61]) == sorted(given[61:]) == ALL and given[:61] != given[61:]
 
 
 @pytest.fixture
