@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             else:
                 _measure(given, console)
     except Interrupted as error:
-        console.print(f"{error}; nothing was written", style="yellow", highlight=False)
+        console.print(f"{error}; nothing was written", style="yellow", highlight=False, soft_wrap=True)
         return error.exit_status
     except HarnessError as error:
         return _failed(console, str(error), error.exit_status)
@@ -84,12 +84,16 @@ def _measure(argv: Sequence[str], console: Console) -> None:
 
 def _show(folder: Path) -> None:
     """Print the tables and draw the figure, both from what is stored."""
-    from harness.diagnose.diagnosis import read_diagnosis
+    from harness.diagnose.diagnosis import FILE, read_diagnosis
     from harness.diagnose.figure import draw
     from harness.diagnose.table import print_diagnosis
+    from harness.diagnose.verdict import judge
     from harness.report.figures.style import house_style, save
+    from harness.report.reading import reading
 
     stored = read_diagnosis(folder)
+    with reading(folder / FILE, "diagnose again"):
+        judge(stored)
     console = Console()
     print_diagnosis(stored, console)
     with house_style("diagnose"):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from harness.errors import ResultsError
+from harness.report.reading import mapping, read_json, reading
 from harness.results import write_json
 
 __all__ = ["FILE", "KINDS", "Diagnosis", "Machine", "Point", "Stage", "Subject", "read_diagnosis"]
@@ -139,21 +140,25 @@ class Diagnosis:
 def read_diagnosis(folder: Path) -> Diagnosis:
     """Read what `write` wrote; raises ResultsError when it is not there or not readable."""
     path = folder / FILE
-    try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+    if not path.exists():
+        raise ResultsError(f"{path}: not there; expected a folder that harness.diagnose made")
+    with reading(path, "diagnose again"):
+        stored = read_json(path, dict)
         if stored.pop("format") != _FORMAT:
-            raise ResultsError(f"{path}: of another version of joulefeed; diagnose anew")
-        subject = {**stored.pop("subject")}
-        subject["notes"] = tuple(subject["notes"])
-        return Diagnosis(
-            subject=Subject(**subject),
-            machine=Machine(**stored.pop("machine")),
-            stages=tuple(Stage(**stage) for stage in stored.pop("stages")),
-            points=tuple(Point(**point) for point in stored.pop("points")),
-            skipped=tuple(stored.pop("skipped")),
-            **stored,
-        )
-    except FileNotFoundError as error:
-        raise ResultsError(f"{path}: not there; expected a folder that harness.diagnose made") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ResultsError(f"{path}: not a readable diagnosis ({error}); diagnose anew") from error
+            raise ValueError("it is of another version of joulefeed")
+        found: Diagnosis = _decoded(Diagnosis, stored, "the diagnosis")
+        return found
+
+
+def _decoded(hint: Any, value: Any, name: str) -> Any:
+    """Return a stored value as the type of its field; raises TypeError naming it where it is of another."""
+    if is_dataclass(hint):
+        types = get_type_hints(hint)
+        stored = mapping(value, name)
+        return hint(**{key: _decoded(types.get(key, object), one, key) for key, one in stored.items()})  # type: ignore[operator]
+    if get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(_decoded(get_args(hint)[0], one, name) for one in value)
+    kinds = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
+    if not isinstance(value, tuple([*kinds, int] if float in kinds else kinds)):
+        raise TypeError(f"{name}: expected {' or '.join(kind.__name__ for kind in kinds)}, got {value!r:.60}")
+    return value

@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from harness.errors import ResultsError
+from harness.report.reading import CELL, COLLECT, mapping, read_json, reading
 from harness.report.rows import EpochRow, read_rows
 from harness.sweep import Variant, variants
 
 __all__ = ["Cell", "Check", "Results", "read_results"]
 
 Json = Mapping[str, Any]
+
+_RUN_REMEDY = "restore it, or measure again"
+_PROBES = ("before", "after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,29 +179,35 @@ def read_results(folder: Path) -> Results:
             f"{folder}: neither plan.json nor epochs.csv is here; expected the folder of one run, "
             "results/latest for the newest one"
         )
-    plan = _mapping(_json(folder / "plan.json", {}))
+    config = _config(folder / "config.yaml")
+    plan = _stored(folder / "plan.json", dict, _RUN_REMEDY)
     ledger = _ledger(folder / "ledger.jsonl")
     rows = read_rows(folder / "epochs.csv")
-    checks = tuple(_check(entry) for entry in _json(folder / "checks.json", []))
+    checks = _checks(folder / "checks.json")
     instants = [str(entry["t_utc"]) for entry in ledger if entry.get("t_utc")]
-    return Results(
+    results = Results(
         folder=folder,
-        config=_config(folder / "config.yaml"),
+        config=config,
         run_id=str(plan.get("run_id") or ""),
         cells=_cells(folder, plan, ledger, rows, checks),
         rows=rows,
         checks=checks,
-        provenance=_mapping(_json(folder / "provenance.json", {})),
+        provenance=_provenance(folder / "provenance.json"),
         started_utc=min(instants, default=""),
         ended_utc=max(instants, default=""),
     )
+    with reading(folder / "config.yaml", _RUN_REMEDY):
+        for regime in results.regimes:
+            results.rtt_ms(regime), results.rate_gbit(regime), results.disturbance(regime)
+    return results
 
 
 def _cells(
     folder: Path, plan: Json, ledger: list[Json], rows: tuple[EpochRow, ...], checks: tuple[Check, ...]
 ) -> tuple[Cell, ...]:
     last = {str(entry.get("cell_id")): entry for entry in ledger}
-    planned = [_mapping(entry) for entry in plan.get("cells") or ()]
+    with reading(folder / "plan.json", _RUN_REMEDY):
+        planned = [_planned(entry) for entry in plan.get("cells") or ()]
     if not planned:
         named = {row.cell_id: row for row in rows}
         planned = [
@@ -211,6 +219,12 @@ def _cells(
     return tuple(_cell(folder, entry, last.get(str(entry["cell_id"]), {}), with_rows, damaged) for entry in planned)
 
 
+def _planned(entry: object) -> Json:
+    cell = mapping(entry, "cells")
+    names = {key: str(cell[key]) for key in ("cell_id", "loader", "workload", "regime")}
+    return {**names, "repeat": int(cell.get("repeat") or 0)}
+
+
 _STATES = {"started": "running", "done": "done", "failed": "failed", "interrupted": "interrupted"}
 
 
@@ -219,37 +233,65 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str], damaged:
     home = folder / "cells" / cell_id
     broken = damaged.get(cell_id) if home.exists() else None
     whole = home if home.exists() else home.with_name(f"{cell_id}.partial")
-    stored = {} if broken else _mapping(_json(whole / "cell.json", {}))
-    accelerator = _mapping(stored.get("accelerator"))
+    stored = {} if broken else _stored(whole / "cell.json", dict, CELL)
     event = str(last.get("event") or "")
     # The folder is the truth: a run may die between making a cell whole and noting it.
     whole_cell = (home / "cell.json").is_file() or cell_id in with_rows
     state = "damaged" if broken else "done" if whole_cell else _STATES.get(event, "not run")
     failure = broken or stored.get("failure") or (last.get("message") if state in {"failed", "interrupted"} else "")
-    return Cell(
-        cell_id=cell_id,
-        loader=str(planned["loader"]),
-        workload=str(planned["workload"]),
-        regime=str(planned["regime"]),
-        repeat=int(planned.get("repeat") or 0),
-        state=state,
-        reason="" if state == "done" else _failure_text(failure),
-        mount=str(stored.get("mount") or ""),
-        placement=_mapping(stored.get("placement")),
-        accelerator=str(accelerator.get("label") or ""),
-        citations=tuple(str(accelerator[key]) for key in ("citation", "power_citation") if accelerator.get(key)),
-        notes=tuple(str(note) for note in stored.get("notes") or ()),
-        skipped={int(key): str(why) for epoch in stored.get("skipped") or () for key, why in epoch["samples"].items()},
-        link={} if broken else _mapping(_json(home / "link.json", {})),
-        measured_again=len(list(home.parent.glob(f"{cell_id}.invalid-*"))),
-        memory_bytes=_mapping(stored.get("memory")).get("limit_bytes"),
-    )
+    with reading(whole / "cell.json", CELL):
+        accelerator = mapping(stored.get("accelerator"), "accelerator")
+        skipped = [mapping(epoch["samples"], "skipped") for epoch in stored.get("skipped") or ()]
+        limit = mapping(stored.get("memory"), "memory").get("limit_bytes")
+        return Cell(
+            **planned,
+            state=state,
+            reason="" if state == "done" else _failure_text(failure),
+            mount=str(stored.get("mount") or ""),
+            placement={
+                key: value if key == "kind" else int(value)
+                for key, value in mapping(stored.get("placement"), "placement").items()
+            },
+            accelerator=str(accelerator.get("label") or ""),
+            citations=tuple(str(accelerator[key]) for key in ("citation", "power_citation") if accelerator.get(key)),
+            notes=tuple(str(note) for note in stored.get("notes") or ()),
+            skipped={int(key): str(why) for samples in skipped for key, why in samples.items()},
+            link={} if broken else _link(home / "link.json"),
+            measured_again=len(list(home.parent.glob(f"{cell_id}.invalid-*"))),
+            memory_bytes=None if limit is None else float(limit),
+        )
+
+
+def _link(path: Path) -> Json:
+    stored = _stored(path, dict, CELL)
+    if not stored:
+        return {}
+    with reading(path, CELL):
+        probes = {
+            when: _numbers(stored[when], when, "rtt_ms_median", "rate_gbit") for when in _PROBES if when in stored
+        }
+        epochs = [
+            _numbers(epoch, "epochs", "epoch", "link_cpu_s", "link_j", "drops") for epoch in stored.get("epochs") or ()
+        ]
+    return {**stored, **probes, "kind": str(stored.get("kind")), "epochs": epochs}
+
+
+def _numbers(value: object, what: str, *keys: str) -> Json:
+    """Return keys and values of which those of `keys` are numbers, or unknown."""
+    found = mapping(value, what)
+    return {**found, **{key: float(found[key]) for key in keys if found.get(key) is not None}}
 
 
 def _failure_text(failure: object) -> str:
     if isinstance(failure, Mapping):
         return str(failure.get("message") or failure.get("reason") or json.dumps(dict(failure)))
     return str(failure or "")
+
+
+def _checks(path: Path) -> tuple[Check, ...]:
+    stored = _stored(path, list, COLLECT)
+    with reading(path, COLLECT):
+        return tuple(_check(mapping(entry, "a check")) for entry in stored)
 
 
 def _check(entry: Json) -> Check:
@@ -276,19 +318,34 @@ def _mapping(value: object) -> Json:
 def _config(path: Path) -> Json:
     if not path.exists():
         return {}
-    try:
-        return _mapping(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ResultsError(f"{path}: not a readable config: {error}") from error
+    with reading(path, _RUN_REMEDY):
+        config = mapping(OmegaConf.to_container(OmegaConf.load(path), resolve=False), "the config")
+        if not config:
+            raise ValueError("it has no keys")
+        for group in ("workloads", "loaders", "regimes"):
+            for name, section in mapping(config.get(group), group).items():
+                mapping(section, f"{group}.{name}")
+        for section in ("dataset", "accelerator", "testbed"):
+            mapping(config.get(section), section)
+        if not isinstance(config.get("figures") or [], list):
+            raise TypeError("figures: expected a list")
+        int(config.get("epochs") or 1), int(config.get("seed") or 0)
+        return config
 
 
-def _json(path: Path, absent: Any) -> Any:
+def _provenance(path: Path) -> Json:
+    stored = _stored(path, dict, _RUN_REMEDY)
+    with reading(path, _RUN_REMEDY):
+        mapping(mapping(stored.get("dataset"), "dataset").get("skipped"), "dataset.skipped")
+    return {**stored}
+
+
+def _stored(path: Path, kind: type, remedy: str) -> Any:
+    """Return what a JSON file has, an empty `kind` where there is no file."""
     if not path.exists():
-        return absent
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) or absent
-    except ValueError as error:
-        raise ResultsError(f"{path}: not valid JSON: {error}; the run that wrote it may not have ended") from error
+        return kind()
+    with reading(path, remedy):
+        return read_json(path, kind)
 
 
 def _ledger(path: Path) -> list[Json]:
@@ -301,8 +358,8 @@ def _ledger(path: Path) -> list[Json]:
         if not line.strip():
             continue
         try:
-            entries.append(_mapping(json.loads(line)))
-        except ValueError as error:
+            entries.append(mapping(json.loads(line), "an entry"))
+        except (ValueError, TypeError) as error:
             if number < len(lines):
-                raise ResultsError(f"{path}, line {number}: not valid JSON: {error}") from error
+                raise ResultsError(f"{path}, line {number}: not valid JSON: {error}; remove the line") from error
     return entries

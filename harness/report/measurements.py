@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.errors import ResultsError
 from harness.report.folder import Results
+from harness.report.reading import CELL, COLLECT, reading
 
 __all__ = ["base_of", "epochs", "settled", "stored", "trusted", "work"]
 
@@ -80,7 +80,10 @@ def work(results: Results) -> pd.DataFrame:
 
 def stored(path: Path) -> pd.DataFrame | None:
     """Return one Parquet file of a cell; None where it is not there. Raises ResultsError for one that is broken."""
-    frame: pd.DataFrame | None = _read(path).to_pandas() if path.exists() else None
+    if not path.exists():
+        return None
+    with reading(path, CELL):
+        frame: pd.DataFrame = pq.read_table(path).to_pandas()
     return frame
 
 
@@ -106,27 +109,25 @@ def _metrics(path: Path) -> pd.DataFrame:
 
     if not path.exists():
         return pd.DataFrame(columns=EpochMetrics.columns())
-    frame: pd.DataFrame = _read(path).to_pandas()
-    return frame.astype(dict.fromkeys(frame.columns.drop(["cell_id", "epoch"]), "float64"))
+    with reading(path, COLLECT):
+        frame: pd.DataFrame = pq.read_table(path).to_pandas()
+        # A folder of an older run has fewer columns.
+        known = frame.set_index(["cell_id", "epoch"]).reindex(columns=list(EpochMetrics.columns())[2:])
+        return known.astype("float64").reset_index()
 
 
 @lru_cache(maxsize=64)
 def _work(path: Path) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=_WORK_COLUMNS)
-    table = _read(path)
+    with reading(path, CELL):
+        return _work_of(pq.read_table(path))
+
+
+def _work_of(table: pa.Table) -> pd.DataFrame:
     if "work_s" not in table.column_names or table["work_s"].null_count:
         return pd.DataFrame(columns=_WORK_COLUMNS)
     frame: pd.DataFrame = (
         table.select(["epoch", "ids", "work_s"]).to_pandas().explode(["ids", "work_s"], ignore_index=True)
     )
     return frame.rename(columns={"ids": "sample"}).astype({"sample": "int64", "work_s": "float64"})
-
-
-def _read(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise ResultsError(
-            f"{path}: not a readable Parquet file: {error}; delete its cell and resume the run"
-        ) from error

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ResultsError
 from harness.measure import EpochRow as MeasuredRow
+from harness.report.reading import COLLECT, reading
 
 __all__ = ["COLUMNS", "DOMAINS", "EpochRow", "read_rows"]
 
@@ -68,7 +70,7 @@ def read_rows(path: Path) -> tuple[EpochRow, ...]:
     """
     if not path.exists():
         return ()
-    with path.open(newline="", encoding="utf-8") as stream:
+    with reading(path, COLLECT), path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         missing = [name for name in COLUMNS if name not in {*(reader.fieldnames or []), *_ADDED}]
         if missing:
@@ -92,12 +94,15 @@ class _Record:
         if not text:
             return None
         try:
-            return float(text)
+            value = float(text)
         except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
             raise ResultsError(
                 f"{self.path}, line {self.line}, column {name}: {text!r} is not a number; "
-                "expected a number, or nothing for unknown"
-            ) from None
+                f"expected a number, or nothing for unknown; {COLLECT}"
+            )
+        return value
 
     def known(self, name: str) -> float:
         value = self.number(name)
@@ -107,6 +112,8 @@ class _Record:
 
     def count(self, name: str) -> int | None:
         value = self.number(name)
+        if value is not None and not value.is_integer():
+            raise ResultsError(f"{self.path}, line {self.line}, column {name}: {value} is no whole number; {COLLECT}")
         return None if value is None else int(value)
 
 
@@ -119,7 +126,7 @@ def _row(record: _Record) -> EpochRow:
         loader=record.text("loader"),
         regime=record.text("regime"),
         rtt_ms=record.known("rtt_ms"),
-        repeat=int(record.known("repeat")),
+        repeat=record.count("repeat") or 0,
         epoch=record.count("epoch") or 0,
         duration_s=record.number("duration_s"),
         samples=record.count("samples"),

@@ -74,7 +74,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="id one is there twice"):
         read_claims(written(tmp_path, CLAIM, CLAIM))
     (tmp_path / "torn.yaml").write_text("paper: [")
-    with pytest.raises(ResultsError, match=r"torn.yaml: not readable claims"):
+    with pytest.raises(ResultsError, match=r"torn.yaml: cannot be read"):
         read_claims(tmp_path / "torn.yaml")
 
 

@@ -104,7 +104,7 @@ def test_rows_without_a_plan_are_cells_of_their_own(build):
 def test_json_that_was_cut_short_is_named(build):
     folder = build().write()
     (folder / "checks.json").write_text(json.dumps([1, 2])[:-1])
-    with pytest.raises(ResultsError, match=r"checks.json: not valid JSON"):
+    with pytest.raises(ResultsError, match=r"checks.json: cannot be read .*harness.collect writes it again"):
         read_results(folder)
 
 

@@ -222,7 +222,7 @@ def test_two_figures_of_one_name_have_files_of_their_own(build, own_figure):
             "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
         ),
         ("draw = None", "is no figure: it lacks draw and caption; expected draw(results) and caption(results)"),
-        (f"{OWN_FIGURE}\nCLAIMS = __file__", "not readable claims"),
+        (f"{OWN_FIGURE}\nCLAIMS = __file__", "docs/claims.md has what claims look like"),
     ],
 )
 def test_a_figure_that_cannot_be_one_is_refused_before_the_run(own_figure, text, said):

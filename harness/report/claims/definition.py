@@ -14,6 +14,7 @@ import yaml
 from harness.errors import ResultsError
 from harness.report.claims.metrics import METRICS
 from harness.report.claims.words import BOUNDS, COMBINE, STYLES, Bound, Style
+from harness.report.reading import reading
 
 __all__ = ["Definition", "Needs", "Values", "definitions", "packaged", "read_claims"]
 
@@ -87,10 +88,8 @@ def packaged() -> Path:
 
 def read_claims(path: Path) -> tuple[Definition, ...]:
     """Read the claims of one paper; raises ResultsError naming the file, the claim and the key that is wrong."""
-    try:
+    with reading(path, "docs/claims.md has what claims look like"):
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ResultsError(f"{path}: not readable claims: {error}") from error
     whole = _Section(str(path), stored)
     whole.known("paper", "claims")
     paper = whole.text("paper")
