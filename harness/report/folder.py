@@ -248,10 +248,7 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str], damaged:
             state=state,
             reason="" if state == "done" else _failure_text(failure),
             mount=str(stored.get("mount") or ""),
-            placement={
-                key: value if key == "kind" else int(value)
-                for key, value in mapping(stored.get("placement"), "placement").items()
-            },
+            placement=_placement(mapping(stored.get("placement"), "placement")),
             accelerator=str(accelerator.get("label") or ""),
             citations=tuple(str(accelerator[key]) for key in ("citation", "power_citation") if accelerator.get(key)),
             notes=tuple(str(note) for note in stored.get("notes") or ()),
@@ -260,6 +257,11 @@ def _cell(folder: Path, planned: Json, last: Json, with_rows: set[str], damaged:
             measured_again=len(list(home.parent.glob(f"{cell_id}.invalid-*"))),
             memory_bytes=None if limit is None else float(limit),
         )
+
+
+def _placement(stored: Json) -> Json:
+    counts = {key: int(stored[key]) for key in ("remote_samples", "remote_bytes") if stored}
+    return {**stored, **counts}
 
 
 def _link(path: Path) -> Json:
@@ -320,15 +322,16 @@ def _config(path: Path) -> Json:
         return {}
     with reading(path, _RUN_REMEDY):
         config = mapping(OmegaConf.to_container(OmegaConf.load(path), resolve=False), "the config")
-        if not config:
-            raise ValueError("it has no keys")
+        if not (config.get("loaders") and config.get("workloads")):
+            raise ValueError("it has no loaders or no workloads")
         for group in ("workloads", "loaders", "regimes"):
             for name, section in mapping(config.get(group), group).items():
                 mapping(section, f"{group}.{name}")
         for section in ("dataset", "accelerator", "testbed"):
             mapping(config.get(section), section)
-        if not isinstance(config.get("figures") or [], list):
-            raise TypeError("figures: expected a list")
+        figures = config.get("figures") or []
+        if not isinstance(figures, list) or not all(isinstance(name, str) for name in figures):
+            raise TypeError(f"figures: expected a list of names, got {figures!r:.60}")
         int(config.get("epochs") or 1), int(config.get("seed") or 0)
         return config
 

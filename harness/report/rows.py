@@ -118,6 +118,8 @@ class _Record:
 
 
 def _row(record: _Record) -> EpochRow:
+    if None in record.fields.values():
+        raise ResultsError(f"{record.path}, line {record.line}: the row is cut short; {COLLECT}")
     joules = {domain: record.number(f"{domain}_j") for domain in DOMAINS}
     return EpochRow(
         cell_id=record.text("cell_id"),

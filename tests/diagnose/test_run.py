@@ -99,6 +99,36 @@ def test_a_folder_that_holds_no_diagnosis_is_named(tmp_path, content):
         read_diagnosis(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("load_s",), "soon"),
+        (("load_s",), float("nan")),
+        (("compute_s",), 0),
+        (("points",), []),
+        (("points", 0, "workers"), None),
+        (("stages",), {}),
+        (("stages", 0, "batch_s"), "soon"),
+        (("subject",), 7),
+        (("subject", "notes"), 7),
+        (("subject", "emulated"), "yes"),
+        (("command",), None),
+    ],
+)
+def test_a_damaged_diagnosis_is_refused_in_one_line(tmp_path, diagnosis, capsys, place, value):
+    diagnosis().write(tmp_path)
+    stored = inner = json.loads((tmp_path / "diagnosis.json").read_text())
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (tmp_path / "diagnosis.json").write_text(json.dumps(stored))
+    assert main([str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path / 'diagnosis.json'}: cannot be read (")
+    assert said.endswith("; diagnose again\n")
+    assert said.count("\n") == 1
+
+
 def test_what_is_stored_is_what_was_measured(tmp_path, diagnosis):
     made = diagnosis(skipped=(8,))
     made.write(tmp_path)
