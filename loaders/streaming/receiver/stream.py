@@ -113,7 +113,11 @@ class Stream:
                 self.state = self._mismatch()
             elif event == zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 # A mismatch looks like this where the daemon's end of the connection came first.
-                cause = "whose key is another one" if self._keys else "that wants keys (keys=DIR)"
+                cause = (
+                    "whose key is another one or that serves without keys"
+                    if self._keys
+                    else "that wants keys (keys=DIR)"
+                )
                 self.state = f"it broke the connection off before it was made, as a daemon does {cause}"
             # Nothing was sent on a connection whose handshake failed: its requests wait for the next one.
             elif event == zmq.EVENT_DISCONNECTED and self.connected:
