@@ -7,7 +7,7 @@ import re
 
 from harness.errors import ConfigError
 
-__all__ = ["check_count", "check_name", "check_scale", "check_size_kb", "check_tree"]
+__all__ = ["check_count", "check_name", "check_scale", "check_size_kb"]
 
 
 def check_name(name: str) -> str:
@@ -41,14 +41,3 @@ def check_size_kb(key: str, value: float) -> float:
     if not 4 <= value <= 20_000:
         raise ConfigError(f"dataset.{key}={value:g}: expected 4 to 20000 kB")
     return float(value)
-
-
-def check_tree(name: str, root: str, on_error: str, limit: int | None, *, expected: str) -> None:
-    """Raise ConfigError naming the key that a real tree cannot be opened with; `expected` is of the root."""
-    check_name(name)
-    if not isinstance(root, str) or not root.strip():
-        raise ConfigError(f"dataset.root={root!r}: {expected}")
-    if on_error not in {"raise", "skip"}:
-        raise ConfigError(f"dataset.on_error={on_error!r}: expected one of raise, skip")
-    if limit is not None:
-        check_count("limit", limit)

@@ -6,22 +6,26 @@ import hashlib
 import os
 import random
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from harness.datasets.threads import in_threads
 from harness.errors import DatasetError
 
-__all__ = ["IMAGES", "Kind", "Listing", "SampleFile", "limited", "list_tree"]
+__all__ = ["IMAGES", "Kind", "Listing", "SampleFile", "entries_of", "in_threads", "limited", "list_tree"]
 
 T = TypeVar("T")
+Result = TypeVar("Result")
+
+_THREADS: Final = 16
+"""Remote storage answers many requests as fast as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Which files of a tree are samples, and how messages speak of them."""
+    """Which files of a tree are samples, and what messages call them."""
 
     noun: str
     suffixes: tuple[str, ...]
@@ -29,7 +33,7 @@ class Kind:
     layout: str
     """Of a path below the root."""
     hint: str
-    """What else is to be known of the layout."""
+    """More about the layout."""
 
 
 IMAGES: Final = Kind(
@@ -42,7 +46,7 @@ IMAGES: Final = Kind(
 
 @dataclass(frozen=True, slots=True)
 class SampleFile:
-    """A file that its name says is a sample, an image for one."""
+    """A file whose name says that it is a sample."""
 
     path: str
     """Relative to the root, '/' between parts."""
@@ -54,7 +58,7 @@ class SampleFile:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a root holds."""
+    """The samples below a root."""
 
     root: Path
     files: tuple[SampleFile, ...]
@@ -65,7 +69,7 @@ class Listing:
     """Files that are no samples by their names."""
 
     def fingerprint(self) -> str:
-        """Return a hash of every path, size and time of change."""
+        """Return a hash of every path, size and modification time."""
         digest = hashlib.sha256()
         for file in self.files:
             digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\n".encode(errors="surrogateescape"))
@@ -78,109 +82,105 @@ class Listing:
 
 
 def limited(items: Sequence[T], limit: int | None, seed: int) -> Sequence[T]:
-    """Return at most `limit` items, chosen by `seed`, in their order; what was given where that is all of them."""
+    """Return at most `limit` items, chosen by `seed`, in their order; `items` itself where that is all of them."""
     if limit is None or limit >= len(items):
         return items
-    chosen = random.Random(seed).sample(range(len(items)), limit)  # noqa: S311
-    return [items[position] for position in sorted(chosen)]
+    return [items[position] for position in sorted(random.Random(seed).sample(range(len(items)), limit))]  # noqa: S311
+
+
+def in_threads(
+    function: Callable[[T], Result], items: Iterable[T], heard: Callable[[int], None] = lambda done: None
+) -> list[Result]:
+    """Call a function that waits for storage on every item, many at a time; return the results in order.
+
+    `heard` is called with how many are done. An exception of either is raised here, and waiting calls are dropped.
+    """
+    results: list[Result] = []
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="in-threads")
+    try:
+        for result in pool.map(function, items):
+            results.append(result)
+            heard(len(results))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return results
+
+
+def entries_of(root: Path, layout: str) -> list[os.DirEntry[str]]:
+    """Return what a root holds, by name and without hidden files; raises DatasetError naming dataset.root."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        what = "is a file" if isinstance(error, NotADirectoryError) else "does not exist"
+        raise DatasetError(f"dataset.root={root}: {what}; expected a folder of {layout}") from error
+    except OSError as error:
+        raise _unreadable(root, error) from error
 
 
 def list_tree(root: Path, kind: Kind = IMAGES) -> Listing:
-    """List the samples under the folders of a root; hidden files and folders are passed over.
+    """List the samples under the folders of a root, without hidden files and folders.
 
     Raises DatasetError naming dataset.root when it is missing, no folder, not readable, or without samples.
     """
-    try:
-        top = _entries(root)
-    except FileNotFoundError as error:
-        raise DatasetError(f"dataset.root={root}: does not exist; expected a folder of {kind.layout}") from error
-    except NotADirectoryError as error:
-        raise DatasetError(f"dataset.root={root}: is a file; expected a folder of {kind.layout}") from error
-    except OSError as error:
-        raise _unreadable(root, root, error) from error
-    folders = [entry for entry in top if _is_folder(entry)]
-    found = [one for one in in_threads(lambda entry: _Class.read(root, entry, kind), folders) if one.files]
-    loose = sum(_is_sample(entry, kind) for entry in top if not _is_folder(entry))
+    top = entries_of(root, kind.layout)
+    folders = [entry.name for entry in top if os.path.isdir(entry)]  # noqa: PTH112 - of a link in a circle False
+    read = in_threads(lambda name: _read_class(root, name, kind), folders)
+    found = [(name, files) for name, (files, _) in zip(folders, read, strict=True) if files]
     if not found:
-        held = (
-            f"its {loose} {kind.noun} are in no {kind.layout.split('/')[0]} folder"
-            if loose
-            else f"holds no {kind.noun}"
-        )
+        loose = sum(entry.name not in folders and entry.name.lower().endswith(kind.suffixes) for entry in top)
+        missing = f"its {loose} {kind.noun} are in no {kind.layout.split('/')[0]} folder"
+        held = missing if loose else f"holds no {kind.noun}"
         raise DatasetError(f"dataset.root={root}: {held}; expected {kind.layout}{kind.hint}")
-    files = [
+    samples = [
         SampleFile(path, label, status.st_size, status.st_mtime_ns)
-        for label, one in enumerate(found)
-        for path, status in one.files
+        for label, (_, files) in enumerate(found)
+        for path, status in files
     ]
-    ignored = sum(one.ignored for one in found) + len(top) - len(folders)
-    return Listing(root, tuple(files), tuple(one.name for one in found), ignored)
+    ignored = sum(count for _, count in read) + len(top) - len(folders)
+    return Listing(root, tuple(samples), tuple(name for name, _ in found), ignored)
 
 
-@dataclass(frozen=True, slots=True)
-class _Class:
-    name: str
-    files: list[tuple[str, os.stat_result]]
-    ignored: int
+def _read_class(root: Path, name: str, kind: Kind) -> tuple[list[tuple[str, os.stat_result]], int]:
+    """Return paths and status of the samples below a folder of the root, and how many other files there are."""
 
-    @classmethod
-    def read(cls, root: Path, entry: os.DirEntry[str], kind: Kind) -> _Class:
-        files: list[tuple[str, os.stat_result]] = []
-        ignored = 0
-        for path, file in _walk(root, entry.name, set()):
-            status = _stat(file)
-            if _is_sample(file, kind) and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-                files.append((path, status))
+    def fail(error: OSError) -> None:
+        raise _unreadable(root, error) from error
+
+    base = str(root / name)
+    files: dict[str, os.stat_result] = {}
+    ignored = 0
+    seen: set[tuple[int, int]] = set()
+    for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
+        status = os.stat(folder)  # noqa: PTH116
+        # A link may lead back to a folder that holds it.
+        if (status.st_dev, status.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [inner for inner in folders if not inner.startswith(".")]
+        for file in names:
+            if file.startswith("."):
+                continue
+            path = f"{folder}/{file}"
+            status = _stat(path)
+            if file.lower().endswith(kind.suffixes) and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+                files[name + path[len(base) :]] = status
             else:
                 ignored += 1
-        return cls(entry.name, sorted(files, key=lambda item: item[0]), ignored)
+    return sorted(files.items()), ignored
 
 
-def _walk(root: Path, inside: str, seen: set[tuple[int, int]]) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    folder = root / inside
+def _stat(path: str) -> os.stat_result:
+    """Return the status of a link's target; of the link itself where there is none, and is then judged as broken."""
     try:
-        status = folder.stat()
-        entries = _entries(folder)
-    except OSError as error:
-        raise _unreadable(root, folder, error) from error
-    # A link may lead back to a folder that holds it.
-    if (status.st_dev, status.st_ino) in seen:
-        return
-    seen.add((status.st_dev, status.st_ino))
-    for entry in entries:
-        path = f"{inside}/{entry.name}"
-        if _is_folder(entry):
-            yield from _walk(root, path, seen)
-        else:
-            yield path, entry
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return sorted((e for e in entries if not e.name.startswith(".")), key=lambda e: e.name)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link that leads in a circle
-        return False
-
-
-def _is_sample(entry: os.DirEntry[str], kind: Kind) -> bool:
-    return entry.name.lower().endswith(kind.suffixes)
-
-
-def _stat(entry: os.DirEntry[str]) -> os.stat_result:
-    """Return what a path leads to; of a link to nothing, the link, so that it is judged as a file that is broken."""
-    try:
-        return entry.stat()
+        return os.stat(path)  # noqa: PTH116
     except OSError:
-        return entry.stat(follow_symlinks=False)
+        return os.lstat(path)
 
 
-def _unreadable(root: Path, folder: Path, error: OSError) -> DatasetError:
+def _unreadable(root: Path, error: OSError) -> DatasetError:
     return DatasetError(
-        f"dataset.root={root}: {folder} cannot be listed ({error.strerror}); "
+        f"dataset.root={root}: {error.filename} cannot be listed ({error.strerror}); "
         "give this user leave to read it and all folders above it"
     )

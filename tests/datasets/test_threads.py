@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from harness.datasets.threads import in_threads
+from harness.datasets.scan import in_threads
 
 
 def test_results_stand_in_the_order_of_the_items_and_every_one_is_heard_of():

@@ -1,77 +1,162 @@
-"""A real KiTS19, as its challenge gives it away or as MLPerf preprocesses it."""
+"""A real KiTS19, in the form of its challenge or as MLPerf preprocesses it."""
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+import math
+import os
+import re
+import struct
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from harness.datasets.checks import check_tree
-from harness.datasets.faults import check_faults
 from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.kits19.cases import defect, list_cases
-from harness.datasets.scan import limited
-from harness.datasets.threads import in_threads
+from harness.datasets.scan import SampleFile, entries_of, in_threads, limited
+from harness.datasets.tree import RealTree
+from harness.errors import DatasetError
 
 __all__ = ["Kits19Tree"]
 
+_LAYOUT: Final = (
+    "case_00000/{imaging,segmentation}.nii.gz, or case_00000_{x,y}.npy as MLPerf's preprocessing writes them"
+)
+_FOLDER: Final = re.compile(r"case_(\d+)")
+_FILE: Final = re.compile(r"case_(\d+)_([xy])\.npy")
+_LABELLED: Final = 210
+"""Cases of KiTS19 from this one on are its challenge's test set, and have no segmentation (arXiv:1904.00445)."""
+
 
 @dataclass(frozen=True, slots=True)
-class Kits19Tree:
+class _Case:
+    number: int
+    image: str
+    """Relative to the root, as `labels` is."""
+    labels: str
+
+
+@dataclass(frozen=True)
+class Kits19Tree(RealTree):
     """The cases of a root: case_00000/{imaging,segmentation}.nii.gz, or case_00000_{x,y}.npy."""
 
-    name: str
-    root: str
-    on_error: str = "raise"
-    """Of a case that is not whole: `raise` names it, `skip` leaves it out and reports it."""
-    limit: int | None = None
-    """Take only so many cases, chosen by `seed`; only these are judged."""
-    seed: int = 0
+    noun: ClassVar[str] = "cases"
+    layout: ClassVar[str] = "a folder of KiTS19's cases"
 
-    def __post_init__(self) -> None:
-        check_tree(self.name, self.root, self.on_error, self.limit, expected="expected a folder of KiTS19's cases")
-
-    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """List the cases, judge their headers and lengths, and return what is whole; `cache` is not used.
-
-        Raises DatasetError naming dataset.root, or the first broken case when on_error is `raise`.
-        """
+    def read(self, root: Path, cache: Path, progress: Progress) -> DatasetHandle:
+        """List the cases, judge their headers and lengths, and return what is whole; `cache` is not used."""
         import pyarrow as pa
 
-        from loaders.base import Samples
-
-        root = Path(self.root).expanduser().absolute()
-        listed, unlabelled = list_cases(root)
+        listed, unlabelled = _list_cases(root)
         cases = limited(listed, self.limit, self.seed)
-        progress(f"checking {self.name}", 0, len(cases))
-        found = in_threads(
-            lambda case: defect(root, case), cases, lambda done: progress(f"checking {self.name}", done, len(cases))
-        )
-        broken = {case.image: fault for case, fault in zip(cases, found, strict=True) if fault is not None}
+        what = f"checking {self.name}"
+        progress(what, 0, len(cases))
+        faults = in_threads(lambda case: _fault(root, case), cases, lambda done: progress(what, done, len(cases)))
+        broken = {case.image: fault for case, fault in zip(cases, faults, strict=True) if fault is not None}
         kept = [case for case in cases if case.image not in broken]
-        check_faults(root, dict(broken.values()), kept=len(kept), noun="cases", on_error=self.on_error)
-        stats = [((root / case.image).stat(), (root / case.labels).stat()) for case in kept]
-        sizes = np.array([image.st_size + labels.st_size for image, labels in stats], np.int64)
-        digest = hashlib.sha256()
-        for case, files in zip(kept, stats, strict=True):
-            for path, file in zip((case.image, case.labels), files, strict=True):
-                digest.update(f"{path}\0{file.st_size}\0{file.st_mtime_ns}\n".encode())
-        samples = Samples(
-            root,
-            tuple(case.image for case in kept),
-            np.zeros(len(kept), np.int64),
-            sizes,
-            {"label_path": pa.array([case.labels for case in kept])},
-        )
-        description = {
-            "root": str(root),
-            "on_error": self.on_error,
-            "form": "numpy" if kept[0].image.endswith(".npy") else "nifti",
-            "samples": len(kept),
-            "bytes": int(sizes.sum()),
-            "mean_mb": round(float(sizes.mean()) / 1e6, 3),
+        files = [[(path, (root / path).stat()) for path in (case.image, case.labels)] for case in kept]
+        samples = [
+            SampleFile(case.image, 0, sum(s.st_size for _, s in pair), 0)
+            for case, pair in zip(kept, files, strict=True)
+        ]
+        facts = {
+            "form": "numpy" if cases[0].image.endswith(".npy") else "nifti",
             "cases_without_segmentation": unlabelled,
         }
-        return DatasetHandle(self.name, samples, tuple(broken), digest.hexdigest()[:16], description)
+        hashed = (f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n" for pair in files for path, status in pair)
+        columns = {"label_path": pa.array([case.labels for case in kept])}
+        # A fault names one of the two files, and a sample that is left out its image.
+        return replace(self.handle(root, samples, dict(broken.values()), facts, hashed, columns), skipped=tuple(broken))
+
+
+def _list_cases(root: Path) -> tuple[list[_Case], int]:
+    """Return the cases of a root in order, and how many of the challenge's test set have no segmentation by design.
+
+    Raises DatasetError naming dataset.root when it is missing, no folder, not readable, of both forms or without cases.
+    """
+    names = [entry.name for entry in entries_of(root, _LAYOUT)]
+    folders = {int(match[1]): name for name in names if (match := _FOLDER.fullmatch(name))}
+    arrays = {int(match[1]): match[1] for name in names if (match := _FILE.fullmatch(name))}
+    if folders and arrays:
+        raise DatasetError(
+            f"dataset.root={root}: holds both forms of cases, {folders[min(folders)]} and "
+            f"case_{arrays[min(arrays)]}_x.npy for two; expected one, in a folder of its own"
+        )
+    if arrays:
+        return [_Case(n, f"case_{digits}_x.npy", f"case_{digits}_y.npy") for n, digits in sorted(arrays.items())], 0
+    cases = [_Case(n, f"{name}/imaging.nii.gz", f"{name}/segmentation.nii.gz") for n, name in sorted(folders.items())]
+    unlabelled = {c.number for c in cases if c.number >= _LABELLED and not (root / c.labels).exists()}
+    if not cases or len(unlabelled) == len(cases):
+        held = f"holds no case, but {', '.join(names[:3])}" if names else "is empty"
+        held = f"its {len(cases)} cases have no segmentation" if cases else held
+        raise DatasetError(f"dataset.root={root}: {held}; expected {_LAYOUT}")
+    return [case for case in cases if case.number not in unlabelled], len(unlabelled)
+
+
+def _fault(root: Path, case: _Case) -> tuple[str, str] | None:
+    """Return the path of a file at fault and what is wrong with it, None if nothing is.
+
+    Headers and lengths are judged alone.
+    """
+    shapes = []
+    for path, what, kind in ((case.image, "image", np.float32), (case.labels, "segmentation", np.uint8)):
+        file = root / path
+        try:
+            if not file.stat().st_size:
+                return path, "is empty"
+            shapes.append(_numpy_shape(file, kind) if path.endswith(".npy") else _nifti_shape(file))
+        except FileNotFoundError:
+            return path, f"is missing: the case has no {what}"
+        except OSError as error:
+            return path, f"cannot be read ({error.strerror or error})"
+        except _UnfitError as error:
+            return path, str(error)
+    if shapes[0] != shapes[1]:
+        return case.labels, f"has shape {_shown(shapes[1])}, and the image {_shown(shapes[0])}"
+    return None
+
+
+class _UnfitError(Exception):
+    """The message says what is wrong with a file."""
+
+
+def _numpy_shape(path: Path, kind: type[np.generic]) -> tuple[int, ...]:
+    try:
+        array: Any = np.load(path, mmap_mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # NumPy's reader raises whatever its parsing runs into
+        reason = "is truncated" if "greater than file size" in str(error) else "has an unreadable header"
+        raise _UnfitError(f"{reason} ({error})") from error
+    if not isinstance(array, np.ndarray):
+        raise _UnfitError("is an archive, expected a plain .npy file")
+    if array.dtype != kind or array.ndim != 4 or array.shape[0] != 1:
+        found = f"{array.dtype} of shape {_shown(array.shape)}"
+        raise _UnfitError(f"holds {found}, expected {np.dtype(kind)} of shape 1 x depth x height x width")
+    return tuple(array.shape)
+
+
+def _nifti_shape(path: Path) -> tuple[int, ...]:
+    import nibabel
+
+    try:
+        image: Any = nibabel.load(path)
+        shape = tuple(int(edge) for edge in image.shape)
+        wanted = int(image.dataobj.offset) + math.prod(shape) * int(image.get_data_dtype().itemsize)
+        with path.open("rb") as file:
+            file.seek(-4, os.SEEK_END)
+            (length,) = struct.unpack("<I", file.read(4))
+    except PermissionError:
+        raise
+    except Exception as error:  # nibabel and zlib raise whatever their parsing runs into
+        raise _UnfitError(f"has an unreadable header ({error})") from error
+    if len(shape) != 3:
+        raise _UnfitError(f"has shape {_shown(shape)}, expected slices, rows and columns")
+    # The last word of a gzip file is its unpacked length (RFC 1952, section 2.3.1).
+    if length != wanted % 2**32:
+        raise _UnfitError(f"is truncated: it does not end as {wanted} packed bytes do")
+    return shape
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

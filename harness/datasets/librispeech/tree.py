@@ -1,24 +1,19 @@
-"""A real tree of LibriSpeech."""
+"""A real tree of LibriSpeech: recordings, and a file of transcripts in every folder, a line for each recording."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
-import numpy as np
 import pyarrow as pa
 
-from harness.datasets.checks import check_tree
-from harness.datasets.faults import check_faults
 from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.librispeech import flac
-from harness.datasets.librispeech.transcripts import Transcripts
-from harness.datasets.scan import Kind, SampleFile, list_tree
-from harness.datasets.threads import in_threads
-from harness.datasets.verdicts import shown, verdicts
+from harness.datasets.scan import Kind, SampleFile, in_threads, list_tree
+from harness.datasets.tree import RealTree
+from harness.datasets.verify import verdicts
 
 __all__ = ["LibriSpeechTree"]
 
@@ -28,86 +23,93 @@ _SPEECH: Final = Kind(
     "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac",
     " beside SPEAKER-CHAPTER.trans.txt, for LibriSpeech the folder train-clean-100 or one above it",
 )
+_ALPHABET: Final = frozenset(" 'ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
-@dataclass(frozen=True, slots=True)
-class LibriSpeechTree:
+@dataclass(frozen=True)
+class LibriSpeechTree(RealTree):
     """The recordings below a folder of LibriSpeech that have a transcript, labelled by the order of their speakers.
 
     Samples' columns are transcript (string) and duration_s (float64, by the files' headers).
     """
 
-    name: str
-    root: str
-    on_error: str = "raise"
-    """Of a recording that is broken or without a transcript: `raise` names it, `skip` leaves it out, reported."""
-    limit: int | None = None
-    """Take only so many recordings, chosen by `seed`; only these are judged."""
-    seed: int = 0
+    noun: ClassVar[str] = _SPEECH.noun
+    layout: ClassVar[str] = f"a folder of {_SPEECH.layout}"
 
-    def __post_init__(self) -> None:
-        check_tree(self.name, self.root, self.on_error, self.limit, expected=f"expected a folder of {_SPEECH.layout}")
-
-    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """Read the transcripts, judge every recording that was not judged before, and return what is whole.
-
-        Raises DatasetError naming dataset.root, or the first recording at fault when on_error is `raise`.
-        """
-        from loaders.base import Samples
-
-        root = Path(self.root).expanduser().absolute()
+    def read(self, root: Path, cache: Path, progress: Progress) -> DatasetHandle:
+        """Read the transcripts, judge every recording that was not judged before, and return those that are whole."""
         whole = list_tree(root, _SPEECH)
         listing = whole.limited(self.limit, self.seed)
-        files = listing.files
-        said = Transcripts(root, (file.path for file in files), progress)
-        problems = {at: reason for at, file in enumerate(files) if (reason := said.problem(file.path)) is not None}
-        # A broken recording is worse than a missing transcript: it is what is told.
-        problems |= verdicts(listing, cache, f"checking {self.name}", progress, flac.defect)
-        kept = [file for at, file in enumerate(files) if at not in problems]
-        faults = {shown(files[at].path): problems[at] for at in sorted(problems)}
-        check_faults(root, faults, kept=len(kept), noun="recordings", on_error=self.on_error)
-        speakers = [_speaker(file.path) for file in kept]
+        folders = sorted({_split(file.path)[0] for file in listing.files})
+        what = "reading transcripts"
+        read = in_threads(lambda folder: _lines(root, folder), folders, lambda done: progress(what, done, len(folders)))
+        lines = dict(zip(folders, read, strict=True))
+        texts = {(folder, name): text for folder, (found, _) in lines.items() for name, text in found.items()}
+        unsaid = {file.path: reason for file in listing.files if (reason := _problem(file.path, lines)) is not None}
+        # A broken recording is worse than a missing transcript, and is named instead of it.
+        problems = unsaid | verdicts(listing, cache, f"checking {self.name}", progress, flac.defect)
+        faults = {file.path: problems[file.path] for file in listing.files if file.path in problems}
+        kept = [file for file in listing.files if file.path not in faults]
+        said = [texts[_split(file.path)] for file in kept]
+        durations = in_threads(lambda file: flac.duration_s(root / file.path), kept)
+        speakers = [_split(file.path)[1].partition("-")[0] for file in kept]
         numbers = {speaker: label for label, speaker in enumerate(sorted(set(speakers), key=_by_number))}
-        durations = _durations(root, kept)
-        samples = Samples(
-            root,
-            tuple(file.path for file in kept),
-            np.array([numbers[speaker] for speaker in speakers], np.int64),
-            np.array([file.size for file in kept], np.int64),
-            {
-                "transcript": pa.array([said.of(file.path) for file in kept], pa.string()),
-                "duration_s": pa.array(durations, pa.float64()),
-            },
-        )
-        told = {
-            "root": str(root),
-            "on_error": self.on_error,
-            "samples": len(samples),
+        labelled = [
+            SampleFile(file.path, numbers[speaker], file.size, file.mtime_ns)
+            for file, speaker in zip(kept, speakers, strict=True)
+        ]
+        facts = {
             "speakers": len(numbers),
             "duration_s": round(sum(durations), 1),
-            "bytes": int(samples.sizes.sum()),
-            "mean_kb": round(float(samples.sizes.mean()) / 1000, 1),
-            "broken_or_without_transcript": len(problems),
+            "broken_or_without_transcript": len(faults),
         }
         if listing is whole:
-            told["transcripts_without_recording"] = said.without_recording()
-        return DatasetHandle(self.name, samples, tuple(faults), _content_hash(kept, said), told)
+            facts["transcripts_without_recording"] = len(texts.keys() - {_split(file.path) for file in listing.files})
+        hashed = (f"{file.path}\0{file.size}\0{file.mtime_ns}\0{text}\n" for file, text in zip(kept, said, strict=True))
+        columns = {"transcript": pa.array(said, pa.string()), "duration_s": pa.array(durations, pa.float64())}
+        return self.handle(root, labelled, faults, facts, hashed, columns)
 
 
-def _speaker(path: str) -> str:
-    return path.rpartition("/")[2].partition("-")[0]
+def _split(path: str) -> tuple[str, str]:
+    """Return the folder of a recording, and its name without the suffix."""
+    folder, _, name = path.rpartition("/")
+    return folder, name.rpartition(".")[0]
 
 
 def _by_number(speaker: str) -> tuple[int, str]:
     return (int(speaker), "") if speaker.isdecimal() else (1 << 62, speaker)
 
 
-def _durations(root: Path, files: Sequence[SampleFile]) -> list[float]:
-    return in_threads(lambda file: flac.duration_s(root / file.path), files)
+def _lines(root: Path, folder: str) -> tuple[dict[str, str], str | None]:
+    """Return the transcripts of a folder by the recordings' names, and what is wrong with their file."""
+    name = _transcripts(folder)
+    try:
+        text = (root / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}, f"{name} does not exist"
+    except OSError as error:
+        return {}, f"{name} cannot be read ({error.strerror})"
+    except UnicodeDecodeError:
+        return {}, f"{name} is not UTF-8"
+    split = (line.strip().partition(" ") for line in text.splitlines() if line.strip())
+    return {stem: said.strip() for stem, _, said in split}, None
 
 
-def _content_hash(files: Sequence[SampleFile], said: Transcripts) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\0{said.of(file.path)}\n".encode())
-    return digest.hexdigest()[:16]
+def _transcripts(folder: str) -> str:
+    """Return the path of a chapter's transcripts: SPEAKER/CHAPTER/SPEAKER-CHAPTER.trans.txt."""
+    above, _, chapter = folder.rpartition("/")
+    return f"{folder}/{above.rpartition('/')[2]}-{chapter}.trans.txt"
+
+
+def _problem(path: str, lines: Mapping[str, tuple[dict[str, str], str | None]]) -> str | None:
+    """Say what is wrong with a recording's transcript, None if nothing is."""
+    folder, name = _split(path)
+    (found, unread), file = lines[folder], _transcripts(folder)
+    if unread is not None or name not in found:
+        return f"has no transcript: {unread or f'no line of {file} begins with {name}'}"
+    if not found[name]:
+        return f"has an empty transcript in {file}"
+    if strange := sorted(set(found[name]) - _ALPHABET):
+        expected = "expected upper-case letters, spaces and apostrophes"
+        return f"has {strange[0]!r} in its transcript in {file}; {expected}"
+    return None
