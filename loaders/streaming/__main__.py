@@ -46,6 +46,14 @@ def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
     )
     serve.add_argument("--root", type=Path, required=True, metavar="DIR", help="shard folder, as `convert` makes it")
     serve.add_argument(
+        "--links-into",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder into which links among the shards may lead, as `index --out` makes them; may be repeated",
+    )
+    serve.add_argument(
         "--listen",
         default=_LISTEN,
         metavar="HOST:PORT",
@@ -136,7 +144,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise StreamError("--encrypt needs --keys DIR, which alone encrypts everything")
     keys = load_daemon_keys(arguments.keys) if arguments.keys is not None else None
     buffer = send_buffer(arguments.bandwidth_gbit, arguments.rtt_ms)
-    with ShardStore(arguments.root) as store:
+    with ShardStore(arguments.root, arguments.links_into) as store:
         events = TimestampLogger(arguments.events, daemon=arguments.listen) if arguments.events is not None else None
         with Daemon(
             store,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -17,7 +18,7 @@ from loaders.streaming.daemon.pages import Pages, resident
 from loaders.streaming.errors import ShardError, WireError
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
-from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path
+from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path, shard_paths
 
 __all__ = ["Answer", "ShardStore"]
 
@@ -51,16 +52,21 @@ class Answer(NamedTuple):
 class ShardStore:
     """The mapped shards of one folder; threads may share it."""
 
-    def __init__(self, root: Path) -> None:
-        """Map every shard; raises ShardError naming what is missing, does not fit or lies outside of `root`."""
+    def __init__(self, root: Path, links_into: Sequence[Path] = ()) -> None:
+        """Map every shard; links among the shards may lead into the folders of `links_into`.
+
+        Raises ShardError naming what is missing, does not fit or lies outside of `root` and these folders.
+        """
         _refuse_outside(root, [root / MANIFEST])
+        paths = shard_paths(root)
+        _refuse_outside(root, [index_path(path) for path in paths])
+        _refuse_outside(root, paths, links_into)
         shards = sorted(ShardSet.open(root).shards, key=lambda shard: shard.path.name)
-        _refuse_outside(root, [path for shard in shards for path in (shard.path, index_path(shard.path))])
         self._views = []
         described = []
         for shard in shards:
             check_content(shard)
-            self._views.append(_map(shard.path, shard.nbytes))
+            self._views.append(_map(shard.path.resolve(), shard.nbytes))
             digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)
             digest.update(shard.records.tobytes())
             described.append(Shard(shard.path.name, len(shard.records), shard.nbytes, digest.hexdigest()))
@@ -140,12 +146,14 @@ class ShardStore:
         self.close()
 
 
-def _refuse_outside(root: Path, paths: list[Path]) -> None:
-    """Raise ShardError for a path that leads out of the folder, as a symbolic link may."""
-    real = root.resolve()
+def _refuse_outside(root: Path, paths: list[Path], links_into: Sequence[Path] | None = None) -> None:
+    """Raise ShardError for a path that leads out of a folder, as a symbolic link may, and into none of the others."""
+    real, others = root.resolve(), [folder.resolve() for folder in links_into or ()]
     for path in paths:
-        if path.resolve().parent != real:
-            raise ShardError(f"{path} leads out of the shard folder, to {path.resolve()}: it is not served")
+        found = path.resolve()
+        if found.parent != real and not any(found.is_relative_to(other) for other in others):
+            remedy = "" if links_into is None else f"; if it is to be, give serve --links-into {found.parent}"
+            raise ShardError(f"{path} leads out of the shard folder, to {found}: it is not served{remedy}")
 
 
 def _map(path: Path, nbytes: int) -> memoryview:

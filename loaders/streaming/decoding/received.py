@@ -77,7 +77,8 @@ class Row:
     def columns(self) -> ReadColumns:
         """The sample's columns; raises UndecodableError when the record is malformed."""
         if self._columns is None:
-            self._columns = self._tried(lambda: ReadColumns(self._read()))
+            payload = self.at - HEADER_BYTES, len(self.payload)
+            self._columns = self._tried(lambda: ReadColumns(self._read(), payload))
         return self._columns
 
     def value(self, column: str) -> Any:

@@ -6,7 +6,8 @@ of lists in lists, all of them in one row. The lengths of the inner lists are `c
 from the outermost lists in. `tf.io.RaggedFeature` puts them together again, with
 `partitions=[tf.io.RaggedFeature.RowLengths("column/NAME/lengths/0"), ...]`. A column of doubles, which features have
 not, is one string of bytes for `tf.io.decode_raw(..., tf.float64)`. The file that a column NAME_path tells of is
-`column/NAME_path/encoded`.
+`column/NAME_path/encoded`. Of an Example without `columns` every feature but the payload is a column, a list of its
+values.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _DEEPEST: Final = 8
 """Lists in lists of a column."""
 _NUMBER_BYTES: Final = 10
 """Most that a number takes, or what stands before a string."""
-_LIST, _NULL = "list<", "null"
+_LIST, _NULL, _FEATURE = "list<", "null", "feature"
 
 
 def file_feature(column: str) -> str:
@@ -134,12 +135,18 @@ def _flat(values: pa.Array) -> Feature:
 class ReadColumns(Mapping[str, pa.Array]):
     """The columns of one record, each an array of one row that is made when it is asked for."""
 
-    def __init__(self, example: ExampleView) -> None:
-        """Find the columns by name; raises ShardError when the list of them is malformed."""
+    def __init__(self, example: ExampleView, payload: tuple[int, int] | None = None) -> None:
+        """Find the columns by name; raises ShardError when the list of them is malformed.
+
+        An Example without such a list is another writer's: each feature is a column, a list of all its values, but for
+        the one whose bytes lie at `payload`, offset and size in the message.
+        """
         self._example = example
         self._types: dict[str, str] = {}
-        listed = example[_LISTED] if _LISTED in example else []  # noqa: SIM401 -- it is no mapping
-        for entry in listed:
+        if _LISTED not in example:
+            self._types = {name: _FEATURE for name in example.names if example.spans(name) != [payload]}
+            return
+        for entry in example[_LISTED]:
             name, _, kind = entry.decode(errors="replace").rpartition(" ") if isinstance(entry, bytes) else ("", "", "")
             if not name:
                 raise ShardError(f"tf.train.Example: {entry!r} in its columns is no name and type")
@@ -159,6 +166,8 @@ class ReadColumns(Mapping[str, pa.Array]):
         kind = self._types[name]
         if kind == _NULL:
             return pa.nulls(1)
+        if kind == _FEATURE:
+            return _feature(self._example[name])
         depth = kind.count(_LIST)
         leaf = kind[depth * len(_LIST) : len(kind) - depth]
         if leaf not in _LEAVES or kind != f"{_LIST * depth}{leaf}{'>' * depth}" or depth > _DEEPEST:
@@ -179,6 +188,12 @@ class ReadColumns(Mapping[str, pa.Array]):
         if name not in self._example:
             raise ShardError(f"tf.train.Example: there is no feature {name!r}")
         return self._example[name]
+
+
+def _feature(values: Feature) -> pa.Array:
+    """Return a feature's values as one list of bytes, whole numbers or floats."""
+    types: dict[type, pa.DataType] = {bytes: pa.binary(), int: pa.int64(), float: pa.float32()}
+    return pa.array([values], pa.list_(types[type(values[0])] if values else pa.null()))
 
 
 def _array(values: Feature, kind: pa.DataType) -> pa.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ __all__ = ["add_commands"]
 
 _KINDS = ("image-tree", "coco", "numpy", "audio")
 _MIB = 2**20
+_SHOWN = 4
 _MAX_DEFAULT_WORKERS = 32
 
 
@@ -54,9 +56,19 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
 
     index = commands.add_parser("index", help="make a folder of TFRecord files that others wrote a shard folder")
     index.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder of TFRecord files")
+    index.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="shard folder to make of links to the files, where --root cannot be written",
+    )
     index.add_argument("--payload-feature", metavar="NAME", help="feature of the sample's bytes (default: a usual one)")
-    index.add_argument("--label-feature", metavar="NAME", help="feature of its label (default: a usual one, or -1)")
-    index.add_argument("--id-feature", metavar="NAME", help="feature of its id (default: `id`, or counted through)")
+    index.add_argument(
+        "--label-feature", metavar="NAME", help="feature of its label (default: a usual one, or -1); '' for -1"
+    )
+    index.add_argument(
+        "--id-feature", metavar="NAME", help="feature of its id (default: `id`, or counted through); '' to count"
+    )
     index.add_argument("--pattern", help="names of the files (default: *.tfrecord, *-of-* and alike)")
     index.set_defaults(run=_index)
 
@@ -128,16 +140,26 @@ def _source(arguments: argparse.Namespace) -> Source:
 
 def _index(arguments: argparse.Namespace) -> None:
     from loaders.streaming.shards.bar import progress_bar
+    from loaders.streaming.shards.index import shard_paths
     from loaders.streaming.shards.indexer import Features, index_folder
     from loaders.streaming.shards.output import output_errors
 
     features = Features(arguments.payload_feature, arguments.label_feature, arguments.id_feature)
-    root = arguments.root.absolute()
-    with progress_bar("indexing") as progress, output_errors(root):
+    root, out = arguments.root.absolute(), arguments.out and arguments.out.absolute()
+    with (
+        progress_bar("indexing") as progress,
+        output_errors(out or root, "choose a folder that can be written with --out"),
+    ):
         shards, samples = index_folder(
-            root, features, pattern=arguments.pattern, workers=arguments.workers, progress=progress
+            root, features, out=out, pattern=arguments.pattern, workers=arguments.workers, progress=progress
         )
-    _say(f"{arguments.root}: {samples} samples in {shards} shards")
+    folder = arguments.out or arguments.root
+    _say(f"{folder}: {samples} samples in {shards} shards")
+    behind = {path.resolve().parent for path in shard_paths(folder)} - {folder.resolve()}
+    if behind:
+        serve = " ".join(f"--links-into {shlex.quote(str(path))}" for path in sorted(behind)[:_SHOWN])
+        more = f", and {len(behind) - _SHOWN} more folders" if len(behind) > _SHOWN else ""
+        _say(f"its shards are links: serve --root {shlex.quote(str(folder))} {serve}{more}")
 
 
 def _verify(arguments: argparse.Namespace) -> None:

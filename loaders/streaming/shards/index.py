@@ -30,6 +30,7 @@ __all__ = [
     "read_checksums",
     "save_index",
     "save_manifest",
+    "shard_paths",
     "stored_key",
     "written_whole",
 ]
@@ -97,15 +98,9 @@ class ShardSet:
 
         Raises ShardError naming the file that is missing or does not fit.
         """
-        manifest = load_manifest(root)
-        try:
-            key, names = str(manifest["key"]), [str(entry["name"]) for entry in manifest["shards"]]
-        except (KeyError, TypeError) as error:
-            raise ShardError(f"{root / MANIFEST}: expected `key` and `shards`; convert the data again") from error
-        if not names or len(set(names)) != len(names):
-            raise ShardError(f"{root / MANIFEST}: no shards, or one of them twice; convert the data again")
+        key, paths = _listed(root)
         with ThreadPoolExecutor(_READERS) as threads:
-            return cls(root, key, tuple(threads.map(lambda name: _open_shard(root, name), names)))
+            return cls(root, key, tuple(threads.map(load_index, paths)))
 
 
 def index_path(shard: Path) -> Path:
@@ -251,11 +246,24 @@ def load_manifest(root: Path) -> dict[str, Any]:
     return manifest
 
 
-def _open_shard(root: Path, name: str) -> Shard:
-    path = root / name
-    if path.parent != root or name in ("", ".", ".."):
-        raise ShardError(f"{root / MANIFEST}: shard {name!r} is not a file name in the folder")
-    return load_index(path)
+def shard_paths(root: Path) -> list[Path]:
+    """Return the shards that the manifest of a folder lists; raises ShardError naming what is wrong with it."""
+    return _listed(root)[1]
+
+
+def _listed(root: Path) -> tuple[str, list[Path]]:
+    """Return the key and the shards of a manifest."""
+    manifest = load_manifest(root)
+    try:
+        key, names = str(manifest["key"]), [str(entry["name"]) for entry in manifest["shards"]]
+    except (KeyError, TypeError) as error:
+        raise ShardError(f"{root / MANIFEST}: expected `key` and `shards`; convert the data again") from error
+    if not names or len(set(names)) != len(names):
+        raise ShardError(f"{root / MANIFEST}: no shards, or one of them twice; convert the data again")
+    for name in names:
+        if (root / name).parent != root or name in ("", ".", ".."):
+            raise ShardError(f"{root / MANIFEST}: shard {name!r} is not a file name in the folder")
+    return key, [root / name for name in names]
 
 
 def _fits(records: npt.NDArray[Any], nbytes: int) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,16 +19,16 @@ from loaders.streaming.shards.index import (
     MANIFEST,
     RECORD,
     index_path,
-    load_index,
+    load_manifest,
     read_checksums,
     save_index,
     save_manifest,
 )
-from loaders.streaming.shards.output import alone
+from loaders.streaming.shards.output import OutputError, alone
 from loaders.streaming.shards.parallel import each
 from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
 
-__all__ = ["LABELS", "PATTERNS", "PAYLOADS", "Features", "derive_index", "index_folder", "payload_span"]
+__all__ = ["LABELS", "PATTERNS", "PAYLOADS", "Derived", "Features", "derive_index", "index_folder"]
 
 PATTERNS = ("*.tfrecord", "*.tfrecords", "*.tfrec", "*.tfrecord-*", "*-of-*")
 """Names of TFRecord files."""
@@ -44,11 +45,34 @@ class Features:
     """Names of the features that hold a sample's payload (bytes), label and id (int64)."""
 
     payload: str | None = None
-    """None: the first of PAYLOADS that is there, else the only feature of bytes."""
+    """None: the first of PAYLOADS that is there, else the only feature of bytes; the same one in all records."""
     label: str | None = None
-    """None: the first of LABELS that is there, else -1 for every sample."""
+    """None: the first of LABELS that is there, else -1 for every sample; empty: -1 for every sample."""
     id: str | None = None
-    """None: `id` where it is there, else the samples are counted through in the order of files."""
+    """None: `id` where it is there, else the samples are counted through in the order of files; empty: counted."""
+
+
+class _Found(NamedTuple):
+    """The features in which a record's payload, label and id were found, None where there is none."""
+
+    payload: str
+    label: str | None
+    id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What the records of a shard say."""
+
+    records: npt.NDArray[np.void]
+    """Dtype RECORD, shape (number of records,)."""
+    found: _Found | None
+    """None without records."""
+
+    @property
+    def numbered(self) -> bool:
+        """Whether the records have ids of their own."""
+        return self.found is not None and self.found.id is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,54 +85,83 @@ def index_folder(
     root: Path,
     features: Features | None = None,
     *,
+    out: Path | None = None,
     pattern: str | None = None,
     workers: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[int, int]:
     """Make a folder of TFRecord files a shard folder; return the numbers of shards and of samples.
 
-    Every checksum is checked on the way. Files without records are left out. `progress` is called with (files done,
-    files in all).
+    Every checksum is checked on the way. Files without records are left out. Where `root` cannot be written, `out` is
+    made the shard folder, of links to the files. `progress` is called with (files done, files in all).
 
-    Raises ShardError naming the file and byte that is damaged, or the feature that is not there; OSError when the
-    folder cannot be written, OutputError when another process indexes it.
+    Raises ShardError naming the file and byte that is damaged, or the feature that is not there or cannot be kept as
+    it is, in which case nothing was written; OSError when the folder cannot be written, OutputError when another
+    process indexes it or a link's name is taken.
     """
     shards = _shards(root, pattern)
-    with alone(root / ".index.lock", root):
-        for left in (*root.glob(".*.index.npy.*.tmp"), *root.glob(f".{MANIFEST}.*.tmp")):
+    folder = root if out is None else out
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / ".index.lock", folder):
+        for left in (*folder.glob(".*.index.npy.*.tmp"), *folder.glob(f".{MANIFEST}.*.tmp")):
             left.unlink()  # by one that was killed
-        return _index_all(root, shards, features or Features(), workers, progress)
+        if out is not None:
+            shards = [_linked(shard, out) for shard in shards]
+        return _index_all(folder, shards, features or Features(), workers, progress)
+
+
+def _linked(shard: Path, out: Path) -> Path:
+    link = out / shard.name
+    if link.exists() and not link.samefile(shard):
+        raise OutputError(f"{link}: another file is there; choose another folder with --out")
+    if not link.exists():
+        link.unlink(missing_ok=True)  # it leads nowhere
+        link.symlink_to(shard.resolve())
+    return link
 
 
 def _index_all(
     root: Path, shards: list[Path], features: Features, workers: int, progress: Callable[[int, int], None] | None
 ) -> tuple[int, int]:
+    results: dict[int, Derived] = {}
+    for place, result in each(_derived, [_Task(shard, features) for shard in shards], workers):
+        results[place] = result
+        if progress is not None:
+            progress(len(results), len(shards))
+    derived = {shard: results[place] for place, shard in enumerate(shards) if len(results[place].records)}
+    if not derived:
+        raise ShardError(f"{root}: none of its {len(shards)} TFRecord files has a record")
+    _check_alike(derived)
+    counted = not next(iter(derived.values())).numbered
+    if counted:
+        first = 0
+        for one in derived.values():
+            one.records["id"] = np.arange(first, first + len(one.records))
+            first += len(one.records)
+    _check_ids(derived)
+    kept = _kept(root)
     # Until all indexes are there, the folder is none that can be served.
     (root / MANIFEST).unlink(missing_ok=True)
-    counts = [0] * len(shards)
-    counted = False
-    results = each(_index, [_Task(shard, features) for shard in shards], workers)
-    for done, (place, (count, numbered)) in enumerate(results, 1):
-        counts[place] = count
-        counted = counted or not numbered
-        if progress is not None:
-            progress(done, len(shards))
-    kept = [shard for shard, count in zip(shards, counts, strict=True) if count]
-    if not kept:
-        raise ShardError(f"{root}: none of its {len(shards)} TFRecord files has a record")
-    if counted:
-        _count_through(kept)
-    _check_ids(kept)
     digest = hashlib.sha256()
-    for shard in kept:
+    for shard, one in derived.items():
+        save_index(shard, one.records)
         digest.update(shard.name.encode(errors="surrogateescape") + b"\0" + index_path(shard).read_bytes())
     key = f"index:{digest.hexdigest()[:16]}"
-    save_manifest(root, key=key, seed=None, shards=kept, features=asdict(features), counted=counted)
-    return len(kept), sum(counts)
+    save_manifest(root, key=key, seed=None, shards=list(derived), features=asdict(features), counted=counted, **kept)
+    return len(derived), sum(len(one.records) for one in derived.values())
 
 
-def payload_span(example: ExampleView, name: str | None, where: str) -> tuple[int, int]:
-    """Return offset and size of an Example's payload; raises ShardError, which starts with `where`."""
+def _kept(root: Path) -> dict[str, Any]:
+    """Return what a converter wrote about the classes, which an index says nothing of."""
+    try:
+        manifest = load_manifest(root)
+    except ShardError:  # none, or a damaged one, which is about to be replaced
+        return {}
+    return {name: manifest[name] for name in ("kind", "classes") if name in manifest}
+
+
+def _payload(example: ExampleView, name: str | None, where: str) -> tuple[str, tuple[int, int]]:
+    """Return name, and offset and size, of an Example's payload; raises ShardError, which starts with `where`."""
     if name is None:
         name = next((known for known in PAYLOADS if known in example and example.spans(known)), None)
     if name is None:
@@ -120,7 +173,7 @@ def payload_span(example: ExampleView, name: str | None, where: str) -> tuple[in
     if len(spans) != 1:
         problem = "there is no such feature" if name not in example else f"it has {len(spans)} values of bytes, not one"
         raise ShardError(f"{where}: --payload-feature {name}: {problem}; {_has(example)}")
-    return spans[0]
+    return name, spans[0]
 
 
 def _shards(root: Path, pattern: str | None) -> list[Path]:
@@ -143,58 +196,94 @@ def _is_ours(path: Path) -> bool:
     return path.name == MANIFEST or path.name.startswith(".") or path.name.endswith(".index.npy")
 
 
-def _index(task: _Task) -> tuple[int, bool]:
-    """Write one shard's index; return the number of records and whether they have ids of their own."""
-    rows, numbered = derive_index(task.shard, task.features)
-    if len(rows):
-        save_index(task.shard, rows)
-    return len(rows), numbered
+def _derived(task: _Task) -> Derived:
+    return derive_index(task.shard, task.features)
 
 
-def derive_index(
-    shard: Path, features: Features, sizes: Sequence[int] | None = None
-) -> tuple[npt.NDArray[np.void], bool]:
-    """Return a shard's index, dtype RECORD, from its records alone, and whether they have ids of their own.
+def derive_index(shard: Path, features: Features, sizes: Sequence[int] | None = None) -> Derived:
+    """Return a shard's index from its records alone.
 
-    Raises ShardError naming the record that is damaged, not of its size in `sizes`, or lacks a feature.
+    Raises ShardError naming the record that is damaged, not of its size in `sizes`, lacks a feature, or has one that
+    is of another kind or found by another name than in the records before it.
     """
     rows: list[tuple[int, int, int, int, int, int, int]] = []
-    offset, numbered = 0, True
+    offset = 0
+    first: _Found | None = None
     for payload in read_records(shard, sizes):
         where = f"{shard} at byte {offset}"
         size = HEADER_BYTES + len(payload) + FOOTER_BYTES
         try:
             example = ExampleView(payload)
-            at, payload_size = payload_span(example, features.payload, where)
-            label = _number(example, features.label, LABELS, "label", where)
-            sample_id = _number(example, features.id, (_ID,), "id", where)
+            payload_name, (at, payload_size) = _payload(example, features.payload, where)
+            label_name, label = _number(example, features.label, LABELS, "label", where)
+            id_name, sample_id = _number(example, features.id, (_ID,), "id", where)
         except ShardError as error:
             raise error if str(error).startswith(where) else ShardError(f"{where}: {error}") from error
-        numbered = numbered and sample_id is not None
-        rows.append(
-            (
-                *(offset, size, HEADER_BYTES + at, payload_size),
-                *(-1 if label is None else label, len(rows) if sample_id is None else sample_id, 0),
-            )
-        )
+        found = _Found(payload_name, label_name, id_name)
+        if first is not None:
+            _check_same(first, found, where)
+        # A record without a label says nothing of where the others have theirs.
+        first = found if first is None or first.label is None else first
+        rows.append((offset, size, HEADER_BYTES + at, payload_size, label, sample_id, 0))
         offset += size
     records = np.array(rows, RECORD)
     records["checksum"] = read_checksums(shard, records)
-    return records, numbered
+    return Derived(records, first)
 
 
-def _number(example: ExampleView, name: str | None, known: tuple[str, ...], option: str, where: str) -> int | None:
-    """Return the one number of a feature, None where none is named and none of the known ones is there."""
-    wanted = name or next((candidate for candidate in known if candidate in example), None)
-    if wanted is None:
-        return None
+def _number(
+    example: ExampleView, name: str | None, known: tuple[str, ...], option: str, where: str
+) -> tuple[str | None, int]:
+    """Return name and value of a feature of one number; None and -1 where none is wanted or none of the known is there.
+
+    Raises ShardError, which starts with `where`, where it is something else: a number instead would change the data.
+    """
+    wanted = name if name is not None else next((known_name for known_name in known if known_name in example), "")
+    if not wanted:
+        return None, -1
     values: Feature = example[wanted] if wanted in example else []  # noqa: SIM401 -- it is no mapping
     if len(values) == 1 and isinstance(values[0], int):
-        return values[0]
-    if name is None:
-        return None
-    problem = "it is not one whole number" if name in example else "there is no such feature"
-    raise ShardError(f"{where}: --{option}-feature {name}: {problem}; {_has(example)}")
+        return wanted, values[0]
+    if name is not None:
+        problem = "it is not one whole number" if name in example else "there is no such feature"
+        raise ShardError(f"{where}: --{option}-feature {name}: {problem}; {_has(example)}")
+    if not values:
+        return None, -1
+    kind = {bytes: "bytes", float: "float"}.get(type(values[0]), "whole number")
+    instead = "-1 for all samples" if option == "label" else "numbers in the order of the records"
+    raise ShardError(
+        f"{where}: its {option} is in feature {wanted}, which has {len(values)} value{'s' * (len(values) > 1)} of "
+        f"type {kind}, expected one whole number; choose another with --{option}-feature NAME, or --{option}-feature "
+        f"'' for {instead}: a pipeline reads the feature as column {wanted}"
+    )
+
+
+def _check_same(first: _Found, other: _Found, where: str) -> None:
+    """Raise ShardError, which starts with `where`, unless two records have all three in the same features."""
+    if other.payload != first.payload:
+        raise ShardError(
+            f"{where}: its payload is in feature {other.payload}, that of records before it in {first.payload}; choose "
+            "with --payload-feature"
+        )
+    if other.label != first.label and None not in (other.label, first.label):
+        raise ShardError(
+            f"{where}: its label is in feature {other.label}, that of records before it in {first.label}; choose with "
+            "--label-feature"
+        )
+    if other.id != first.id:
+        lacks, has = ("it", "records before it have") if other.id is None else ("records before it", "it has")
+        raise ShardError(
+            f"{where}: {lacks} has no id, and {has} one; use --id-feature '' for numbers in the order of the records"
+        )
+
+
+def _check_alike(derived: Mapping[Path, Derived]) -> None:
+    first: _Found | None = None
+    for shard, one in derived.items():
+        assert one.found is not None, "it has records"
+        if first is not None:
+            _check_same(first, one.found, str(shard))
+        first = one.found if first is None or first.label is None else first
 
 
 def _has(example: ExampleView) -> str:
@@ -202,21 +291,12 @@ def _has(example: ExampleView) -> str:
     return f"the record has {', '.join(names) or 'no features'}"
 
 
-def _count_through(shards: list[Path]) -> None:
-    first = 0
-    for shard in shards:
-        records = load_index(shard).records
-        records["id"] = np.arange(first, first + len(records))
-        save_index(shard, records)
-        first += len(records)
-
-
-def _check_ids(shards: list[Path]) -> None:
-    ids = np.concatenate([load_index(shard).records["id"] for shard in shards])
+def _check_ids(derived: Mapping[Path, Derived]) -> None:
+    ids = np.concatenate([one.records["id"] for one in derived.values()])
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) != len(ids):
         twice = int(unique[counts > 1][0])
         raise ShardError(
-            f"{shards[0].parent}: two records have the id {twice}; choose with --id-feature, "
+            f"{next(iter(derived)).parent}: two records have the id {twice}; choose with --id-feature, "
             "or leave out the file that is there twice"
         )

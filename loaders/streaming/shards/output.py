@@ -21,7 +21,7 @@ class OutputError(LoaderError):
 
 
 @contextmanager
-def output_errors(out: Path) -> Iterator[None]:
+def output_errors(out: Path, remedy: str = "choose a folder that can be written") -> Iterator[None]:
     """Turn an OSError of the block into a OutputError that names the file and the remedy."""
     try:
         yield
@@ -30,7 +30,7 @@ def output_errors(out: Path) -> Iterator[None]:
         if error.errno in _FULL:
             message = "the disk is full; make room, then run the same command again: it goes on with what is whole"
         else:
-            message = f"{error.strerror or error}; choose a folder that can be written"
+            message = f"{error.strerror or error}; {remedy}"
         raise OutputError(f"{where}: {message}") from error
 
 

@@ -69,7 +69,7 @@ def _problem(task: _Task) -> str:
     """Return the first thing that is wrong with a shard, nothing when it is whole."""
     try:
         stored = load_index(task.path).records
-        derived, _ = derive_index(task.path, task.features, stored["size"].tolist())
+        derived = derive_index(task.path, task.features, stored["size"].tolist()).records
     except ShardError as error:
         return str(error)
     columns = [name for name in stored.dtype.names or () if name != "id" or not task.counted]

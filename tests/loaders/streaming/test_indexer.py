@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,10 @@ from hypothesis import strategies as st
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError
+from loaders.streaming.__main__ import main
+from loaders.streaming.decoding.received import received, rows_of
 from loaders.streaming.errors import ShardError
+from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.example import Feature, encode_example
 from loaders.streaming.shards.index import RECORD, ShardSet, index_path
 from loaders.streaming.shards.indexer import Features, index_folder
@@ -123,9 +129,112 @@ def test_ids_that_are_there_twice_are_refused(tmp_path: Path) -> None:
     _shard(tmp_path / "b.tfrecord", {"id": [3], "a": [b"1"]})
     with pytest.raises(ShardError, match="two records have the id 3; choose with --id-feature"):
         index_folder(tmp_path)
-    _shard(tmp_path / "b.tfrecord", {"a": [b"1"]})  # without ids in all of them, all are counted
-    index_folder(tmp_path)
+    index_folder(tmp_path, Features(id=""))
     assert _column(tmp_path, "id") == [0, 1]
+    verify_folder(tmp_path)
+
+
+_IMAGE: dict[str, Feature] = {"image/encoded": [b"1"]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ({"label": [1.5]}, {}, r"its label is in feature label, which has 1 value of type float, .*--label-feature ''"),
+        ({}, {"label": [1, 2]}, "its label is in feature label, which has 2 values of type whole number"),
+        ({}, {"label": [b"cat"]}, "its label is in feature label, which has 1 value of type bytes"),
+        ({"id": [b"a7"]}, {}, r"its id is in feature id, which has 1 value of type bytes, .*--id-feature ''"),
+        ({"id": [3]}, {}, "it has no id, and records before it have one"),
+        ({}, {"id": [3]}, "records before it has no id, and it has one"),
+        ({"label": [1]}, {"image/class/label": [2]}, "its label is in feature image/class/label, that of .* in label"),
+        ({}, {"image/encoded": [], "image": [b"2"]}, "its payload is in feature image, that of .* in image/encoded"),
+    ],
+)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_would_change_the_data_is_refused_and_the_folder_stays_as_it_was(
+    tmp_path: Path, first: dict[str, Feature], second: dict[str, Feature], says: str, shards: int
+) -> None:
+    _shard(tmp_path / "a.tfrecord", _IMAGE)
+    index_folder(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("*.[jn]*")}
+    if shards == 1:
+        _shard(tmp_path / "a.tfrecord", _IMAGE | first, _IMAGE | second)
+    else:
+        _shard(tmp_path / "a.tfrecord", _IMAGE | first)
+        _shard(tmp_path / "b.tfrecord", _IMAGE | second)
+    with pytest.raises(ShardError, match=says):
+        index_folder(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("*.[jn]*")} == before
+
+
+def test_a_record_without_a_label_has_none(tmp_path: Path) -> None:
+    _shard(tmp_path / "a.tfrecord", _IMAGE, _IMAGE | {"label": [4]}, _IMAGE | {"label": []})
+    index_folder(tmp_path)
+    assert _column(tmp_path, "label") == [-1, 4, -1]
+
+
+def test_a_converted_folder_that_is_indexed_keeps_its_classes(shards: Path, tmp_path: Path) -> None:
+    root = shutil.copytree(shards, tmp_path / "shards")
+    manifest = json.loads((root / "manifest.json").read_text())
+    index_folder(root)
+    again = json.loads((root / "manifest.json").read_text())
+    assert (again["kind"], again["classes"]) == (manifest["kind"], manifest["classes"])
+
+
+def test_the_other_features_are_columns_that_a_pipeline_reads(tmp_path: Path, start_daemon: Callable[..., Any]) -> None:
+    others: dict[str, Feature] = {
+        "label": [1.5],
+        "id": [b"a7"],
+        "box": [1, 2, 3, 4],
+        "caption": [b"a cat"],
+        "empty": [],
+    }
+    _shard(tmp_path / "a.tfrecord", _IMAGE | others, {"image/encoded": [b"2"], "label": [0.5, 2.0]})
+    index_folder(tmp_path, Features(label="", id=""))
+    with StreamClient(start_daemon(tmp_path).endpoint, streams=1, timeout_s=10) as client:
+        (raw,) = client.fetch(client.plan(epoch=0, batch_size=2, seed=0), window=1)
+    samples = received(dict(zip(raw.ids.tolist(), rows_of(raw), strict=True)))
+    assert [bytes(samples.read(sample_id)) for sample_id in range(2)] == [b"1", b"2"]
+    assert set(samples.columns) == set(others)
+    assert {name: samples.columns[name][0].as_py() for name in others} == others
+    assert samples.columns["label"][1].as_py() == [0.5, 2.0]
+
+
+def test_a_folder_that_cannot_be_written_is_indexed_elsewhere_and_served_from_where_it_is(
+    tmp_path: Path, start_daemon: Callable[..., Any]
+) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    for number in range(2):
+        _shard(data / f"{number}.tfrecord", *(_IMAGE | {"id": [10 * number + record]} for record in range(3)))
+    done = _command("index", "--root", data, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert f"serve --root {out} --links-into {data}" in done.stdout
+    assert {path.name for path in data.iterdir()} == {"0.tfrecord", "1.tfrecord"}
+    refused = _command("serve", "--root", out)
+    assert refused.returncode == 2 and f"give serve --links-into {data}" in refused.stderr
+    daemon = start_daemon(out, options=["--links-into", str(data)])
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
+        plan = client.plan(epoch=0, batch_size=2, seed=0)
+        assert sorted(i for batch in client.fetch(plan, window=2) for i in batch.ids.tolist()) == [0, 1, 2, 10, 11, 12]
+    _command("index", "--root", data, "--out", out)
+    (out / "0.tfrecord").unlink()
+    (out / "0.tfrecord").write_bytes(b"another")
+    taken = _command("index", "--root", data, "--out", out)
+    assert taken.returncode == 2 and "0.tfrecord: another file is there; choose another folder" in taken.stderr
+
+
+def test_a_folder_that_cannot_be_written_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _shard(tmp_path / "a.tfrecord", _IMAGE)
+
+    def refused(path: object, *_: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("loaders.streaming.shards.output.os.open", refused)
+    assert main(["index", "--root", str(tmp_path)]) == 2
+    assert "Read-only file system; choose a folder that can be written with --out" in capsys.readouterr().err
 
 
 def test_what_cannot_be_indexed_is_named(tmp_path: Path) -> None:
