@@ -22,6 +22,7 @@ from harness.checks import FAIL, Check, judge
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
 from harness.measure import CellData, EpochBatches, EpochRow, epoch_edges, epoch_rows
 from harness.metrics import EpochMetrics, epoch_metrics
+from harness.report.reading import mapping, reading
 from harness.resources import Resources
 from harness.results import Results, write_json, write_whole
 from harness.signals import run_program
@@ -60,7 +61,9 @@ def collect(results: Results) -> Collected:
     plan or config cannot be read.
     """
     cells, damaged = read_cells(results, [cell["cell_id"] for cell in results.read_plan()["cells"]])
-    rows, checks = _judged(cells, results.read_config())
+    with reading(results.config, "start a new run"):
+        tolerances = _tolerances(results.read_config())
+    rows, checks = _judged(cells, tolerances)
     expected = "every file of the cell can be read"
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
     frame = pd.DataFrame([asdict(row) for row in rows], columns=EpochRow.columns())
@@ -89,12 +92,16 @@ def read_cells(results: Results, cell_ids: Iterable[str]) -> tuple[list[CellData
 
 def invalid_cells(cells: Sequence[CellData], config: DictConfig) -> set[str]:
     """Return the ids of the cells of which a validity rule refuses a row, by the limits of `config`."""
-    rows, _ = _judged(cells, config)
+    rows, _ = _judged(cells, _tolerances(config))
     return {row.cell_id for row in rows if row.valid != "valid"}
 
 
-def _judged(cells: Sequence[CellData], config: DictConfig) -> tuple[list[EpochRow], list[Check]]:
-    tolerances = Tolerances(**OmegaConf.to_container(config, resolve=True)["checks"])  # type: ignore[index,call-overload,arg-type]
+def _tolerances(config: DictConfig) -> Tolerances:
+    limits = OmegaConf.to_container(config["checks"], resolve=True)
+    return Tolerances(**{str(name): float(limit) for name, limit in mapping(limits, "checks").items()})
+
+
+def _judged(cells: Sequence[CellData], tolerances: Tolerances) -> tuple[list[EpochRow], list[Check]]:
     return judge(cells, [row for cell in cells for row in epoch_rows(cell)], tolerances)
 
 

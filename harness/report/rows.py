@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +71,11 @@ def read_rows(path: Path) -> tuple[EpochRow, ...]:
     """
     if not path.exists():
         return ()
-    with reading(path, COLLECT), path.open(newline="", encoding="utf-8") as stream:
-        reader = csv.DictReader(stream)
+    with reading(path, COLLECT):
+        text = path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            raise ValueError("its last line is cut short")
+        reader = csv.DictReader(io.StringIO(text, newline=""))
         missing = [name for name in COLUMNS if name not in {*(reader.fieldnames or []), *_ADDED}]
         if missing:
             raise ResultsError(

@@ -105,10 +105,12 @@ def test_a_damaged_plan_is_one_error(results, content):
         collect(results)
 
 
-@pytest.mark.parametrize("content", ["- a", "a: [", "\x00"])
+@pytest.mark.parametrize(
+    "content", ["- a", "a: [", "\x00", "", "a: 1", "checks: 7", "checks: {rtt_pct: soon}", "checks: {a: 1}"]
+)
 def test_a_damaged_config_is_one_error(results, content):
     results.config.write_text(content)
-    with pytest.raises(ResultsError, match=r"config\.yaml: not a readable config"):
+    with pytest.raises(ResultsError, match=r"config\.yaml: .*read.*; start a new run"):
         collect(results)
 
 

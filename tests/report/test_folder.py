@@ -113,7 +113,7 @@ def test_a_folder_from_before_loss_and_jitter_were_columns_is_read(build):
     lines = (folder / "epochs.csv").read_text().splitlines()
     added = [lines[0].split(",").index(name) for name in ("jitter_ms", "loss_pct")]
     kept = [",".join(cell for place, cell in enumerate(line.split(",")) if place not in added) for line in lines]
-    (folder / "epochs.csv").write_text("\n".join(kept))
+    (folder / "epochs.csv").write_text("".join(f"{line}\n" for line in kept))
     results = read_results(folder)
     assert len(results.rows) == len(lines) - 1
     assert results.disturbance("wan_lossy") == (0.1, 2.0)
