@@ -26,6 +26,7 @@ __all__ = [
     "read_file",
     "sample_error",
     "stage_name",
+    "transformed",
 ]
 
 
@@ -149,11 +150,19 @@ def load_item(
         del data
         for transform in pipeline.transforms:
             stage = stage_name(transform)
-            item = transform(item)
+            item = transformed(transform, item)
             now = times.add(stage, now) if times else now
     except Exception as error:
         raise sample_error(samples, sample_id, stage, error) from error
     return item
+
+
+def transformed(transform: Transform, item: Item) -> Item:
+    """Return what a transform made of an item; raise TypeError where it is no item."""
+    made = transform(item)
+    if not isinstance(made, Item):
+        raise TypeError(f"it returned {made!r:.80}, expected the item: a transform ends with `return item`")
+    return made
 
 
 def sample_error(samples: Samples, sample_id: int, stage: str, error: Exception) -> SampleError:

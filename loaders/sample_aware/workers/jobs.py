@@ -20,7 +20,7 @@ from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from loaders.base import Samples
-from loaders.pipeline import Item, Pipeline, sample_error
+from loaders.pipeline import Item, Pipeline, sample_error, transformed
 from loaders.sample_aware.ipc.control_page import NO_ROOTS, Roots
 
 __all__ = [
@@ -144,7 +144,7 @@ class PipelineJob:
             return self.pipeline.read(self.samples, sample_id)
         if stage == 1:
             return Item(sample_id, self.seed, epoch, *self.pipeline.decode(partial, self.samples, sample_id))
-        return self.pipeline.transforms[stage - 2](partial)
+        return transformed(self.pipeline.transforms[stage - 2], partial)
 
     def result(self, partial: Item) -> Any:
         """Return data and target, for the rest of the item is known."""

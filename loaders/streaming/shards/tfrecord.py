@@ -109,7 +109,7 @@ def intact_records(frame: memoryview, checksums: Sequence[int], *, payloads: boo
 
 def stated_checksum(record: _Bytes) -> int:
     """Return the checksum that a whole record states of its payload."""
-    return int(_FOOTER.unpack_from(record, len(record) - FOOTER_BYTES)[0])
+    return int.from_bytes(record[-FOOTER_BYTES:], "little")
 
 
 def read_records(path: Path, sizes: Sequence[int] | None = None) -> Iterator[memoryview]:

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from loaders import DaliLoader, PyTorchLoader, SampleAwareLoader, SpdlLoader
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.pipelines.callables import as_pipeline
+from loaders.pipeline import Item
+from loaders.pipelines.callables import CallablePipeline, as_pipeline
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.torch_data import StreamDataset
@@ -95,6 +96,7 @@ def test_arrays_reach_a_callable_as_arrays(start_daemon: Callable[..., Any], tmp
         (lambda image: image, "failed in lambda: TypeError: it returned a Image, expected a tensor"),
         (Compose([Image.Image.copy]), "failed in Compose: TypeError: it returned a Image"),
         (lambda image: image.nothing, "failed in lambda: AttributeError"),
+        (lambda image: None, "failed in lambda: TypeError: it returned a NoneType, expected a tensor"),
     ],
 )
 def test_what_a_callable_does_wrong_is_named_with_the_sample(daemon, transform: Any, says: str) -> None:
@@ -130,3 +132,25 @@ def test_the_loaders_of_files_take_callables(samples: Samples, loader: Any) -> N
         batches = list(made.epoch(0))
     assert sorted(i for batch in batches for i in batch.ids.tolist()) == ALL
     assert {tuple(batch.data.shape[1:]) for batch in batches} == {(4, 4, 3)}
+
+
+class _Forgetful(CallablePipeline):
+    """A pipeline with a step that forgets to return the item."""
+
+    @property
+    def transforms(self) -> tuple[Any, ...]:
+        def normalise(item: Item) -> None:
+            item.data = 0
+
+        normalise.name = "normalise"  # type: ignore[attr-defined]
+        return (normalise,)
+
+
+@pytest.mark.parametrize("loader", [PyTorchLoader, SampleAwareLoader, None])
+def test_a_step_that_returns_no_item_is_named(daemon, samples: Samples, loader: Any) -> None:
+    with pytest.raises(SampleError, match=r"failed in normalise: TypeError: it returned None, expected the item"):
+        if loader is None:
+            list(_batches(daemon.endpoint, _Forgetful(thumbnail)))
+        else:
+            with loader(samples=samples, transform=_Forgetful(thumbnail), batch_size=16, seed=1) as made:
+                list(made.epoch(0))

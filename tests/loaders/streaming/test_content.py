@@ -19,8 +19,11 @@ from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards import index
 from loaders.streaming.shards.convert import convert_source, numpy_volumes
+from loaders.streaming.shards.example import encode_example
 from loaders.streaming.shards.index import RECORD, ShardSet, index_path
+from loaders.streaming.shards.indexer import index_folder
 from loaders.streaming.shards.output import OutputError
+from loaders.streaming.shards.tfrecord import write_record
 from loaders.streaming.shards.verify import verify_folder
 
 Start = Callable[..., Any]
@@ -149,6 +152,27 @@ def test_shards_that_change_under_the_daemon_give_an_error_and_no_sample(
             for batch in epoch:
                 for sample_id, volume in zip(batch.ids.tolist(), batch.images(), strict=True):
                     assert np.frombuffer(volume, np.int64)[0] == sample_id, "a sample of the other data"
+
+
+def test_records_at_other_places_in_shards_that_change_under_the_daemon_give_an_error(
+    start_daemon: Start, tmp_path: Path
+) -> None:
+    roots = []
+    for name, sizes in (("one", (500, 700)), ("other", (700, 500))):
+        (tmp_path / name).mkdir()
+        with (tmp_path / name / "a.tfrecord").open("wb") as file:
+            for number in range(40):
+                write_record(file, encode_example({"data": [bytes([number]) * sizes[number % 2]], "id": [number]}))
+        index_folder(tmp_path / name)
+        roots.append(tmp_path / name)
+    with _loader(start_daemon(roots[0]), slice_records=4) as loader:
+        epoch = loader.epoch(0)
+        next(epoch)
+        _put(roots[0], roots[1])
+        with pytest.raises(SampleError, match="its record is not the one that was indexed"):
+            for batch in epoch:
+                for sample_id, data in zip(batch.ids.tolist(), batch.images(), strict=True):
+                    assert bytes(data) == bytes([sample_id]) * len(data), "a sample of the other data"
 
 
 def _as_before(root: Path) -> None:
