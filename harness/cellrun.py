@@ -17,6 +17,7 @@ from harness.checks import link_bounds
 from harness.energy import EnergyAgent, save_readings
 from harness.errors import CellError
 from harness.events import read_events, read_timestamps, save_events
+from harness.manifest import MANIFEST, write_manifest
 from harness.measure import epoch_edges, link_joules
 from harness.plan import Cell
 from harness.reach import DataOnNodes, Reached, reach
@@ -128,6 +129,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         watcher.phase("probing the link")
         outcome.after = _probe(context, regime)
     _save(context, cell, regime, outcome, partial)
+    write_manifest(partial)
     context.results.set_aside(cell.cell_id, "invalid")
     partial.rename(context.results.cell(cell.cell_id))
 
@@ -278,6 +280,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             **asdict(cell),
             "regime": asdict(regime),
             "status": "done",
+            "manifest": MANIFEST,
             "dataset": dict(context.datasets[cell.workload]),
             "placement": context.data[cell.workload].placed.describe(),
             "mount": outcome.reached.mount,

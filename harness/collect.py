@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from energymon import Reading
 from harness.checks import FAIL, Check, judge
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
+from harness.manifest import MANIFEST, changed_file
 from harness.measure import CellData, EpochBatches, EpochRow, epoch_edges, epoch_rows
 from harness.metrics import EpochMetrics, epoch_metrics
 from harness.report.reading import mapping, reading
@@ -36,7 +37,7 @@ _EVENT_COUNTERS = ("cpu_busy_s", "cpu_total_s", "link_cpu_s")
 
 
 class DamagedCell(ResultsError):
-    """A file of a finished cell cannot be read."""
+    """A file of a finished cell cannot be read, or is not as it was when the cell ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def collect(results: Results) -> Collected:
     with reading(results.config, "start a new run"):
         tolerances = _tolerances(results.read_config())
     rows, checks = _judged(cells, tolerances)
-    expected = "every file of the cell can be read"
+    expected = "every file of the cell is as it was when the cell ended"
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
     frame = pd.DataFrame([asdict(row) for row in rows], columns=EpochRow.columns())
     # A column that is unknown in every row is still a column of floats.
@@ -114,15 +115,20 @@ def _write_metrics(results: Results, frame: pd.DataFrame) -> None:
 
 
 def load_cell(folder: Path) -> CellData:
-    """Read what a finished cell stored; raises DamagedCell naming the file of it that cannot be read.
+    """Read what a finished cell stored; raises DamagedCell naming the file of it that cannot be read or has changed.
 
     Raises ResultsError for a file that it shares with others.
     """
-    read = folder
+    read = folder / MANIFEST
     try:
+        if (changed := changed_file(folder)) is not None:
+            read = changed
+            raise ValueError("it is not as it was when the cell ended")
         cell = json.loads((read := folder / "cell.json").read_text())
         if cell["cell_id"] != folder.name or not all(isinstance(cell[key], dict) for key in _CELL_SECTIONS):
             raise ValueError(f"expected the cell {folder.name}")
+        if cell.get("manifest") and not (read := folder / MANIFEST).exists():
+            raise ValueError("it is missing")
         link = json.loads((read := folder / "link.json").read_text())
         if not isinstance(link, dict):
             raise ValueError("expected an object")
@@ -141,11 +147,11 @@ def load_cell(folder: Path) -> CellData:
             readings=_readings(read := folder / "energy.parquet"),
             resources=_resources(read := folder / "resources.parquet"),
             pings=_pings(read := folder / "link.parquet"),
-            sizes=_sizes(_samples_file(folder.parent.parent, cell["dataset"])),
+            sizes=_sizes(_samples_file(folder.parent.parent, cell["dataset"]), cell["dataset"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCell(
-            f"{read}: not readable ({_reason(error, read)}); resume the run, which measures its cell again"
+            f"{read}: damaged ({_reason(error, read)}); resume the run, which measures its cell again"
         ) from error
 
 
@@ -155,13 +161,18 @@ def _samples_file(run: Path, dataset: Mapping[str, Any]) -> Path:
     return alone if alone.exists() else run / f"samples-{dataset['name']}-{dataset.get('content_hash', '')[:8]}.parquet"
 
 
-def _sizes(path: Path) -> npt.NDArray[np.int64] | None:
+def _sizes(path: Path, dataset: Mapping[str, Any]) -> npt.NDArray[np.int64] | None:
+    if not path.exists():
+        return None
     try:
-        return pq.read_table(path, columns=["size"])["size"].to_numpy() if path.exists() else None
+        sizes: npt.NDArray[np.int64] = pq.read_table(path, columns=["size"])["size"].to_numpy()
+        if (len(sizes), int(sizes.sum())) != (dataset["samples"], dataset["bytes"]):
+            raise ValueError(f"expected {dataset['samples']} samples of {dataset['bytes']} bytes")
     except (OSError, ValueError, KeyError) as error:
         raise ResultsError(
-            f"{path}: not readable ({_reason(error, path)}); resume the run, which writes it again"
+            f"{path}: damaged ({_reason(error, path)}); resume the run, which writes it again"
         ) from error
+    return sizes
 
 
 def _reason(error: Exception, path: Path) -> str:

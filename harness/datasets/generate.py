@@ -17,6 +17,7 @@ import numpy.typing as npt
 from harness.datasets.cache import building, check_room, only_builder, storage_errors
 from harness.datasets.checks import check_count, check_name
 from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
 
 if TYPE_CHECKING:  # the processes that make samples import neither
@@ -108,7 +109,7 @@ class GeneratedDataset(ABC):
         """
         target = self._folder(cache)
         with only_builder(target, progress):
-            handle = self._stored(target)
+            handle = self._stored(target, progress)
             if handle is None:
                 needed = self._needed_bytes()
                 check_room(target.parent, needed)
@@ -126,16 +127,27 @@ class GeneratedDataset(ABC):
         some = self.sizes_of(min(self.samples, _TYPICAL))
         return round(self.samples * (float(some.mean()) * _SLACK + _BLOCK))
 
-    def _stored(self, target: Path) -> DatasetHandle | None:
-        """Return the dataset if it is there and its files have the sizes that they were written with."""
+    def _stored(self, target: Path, progress: Progress | None = None) -> DatasetHandle | None:
+        """Return the dataset if it is there and its files have the sizes that they were written with.
+
+        With `progress` every file is read too, and has to have the bytes that it was written with.
+        """
         from loaders.base import Samples
 
         tree = target / "tree"
         try:
             made: dict[str, Any] = json.loads((target / "dataset.json").read_text())
-            samples = Samples.load(target / "samples.parquet").at(tree)
-            files: dict[str, int] = json.loads((target / "files.json").read_text())
-            whole = all((tree / path).stat().st_size == size for path, size in files.items())
+            # Caches of older versions have no digest of the samples' table.
+            whole = progress is None or made.get("samples_digest") in (None, _digest(target, ["samples.parquet"]))
+            if whole:
+                samples = Samples.load(target / "samples.parquet").at(tree)
+                files: dict[str, int] = json.loads((target / "files.json").read_text())
+                whole = all((tree / path).stat().st_size == size for path, size in files.items())
+            if whole and progress is not None:
+                read = _digest_of_tree(tree, samples, files, f"checking {self.name}", progress)
+                whole = read == made["content_hash"]
+            if not whole and progress is not None:
+                progress(f"files of {self.name} have changed in the cache: making it again", 1, 1)
         except (OSError, ValueError, KeyError, AttributeError):
             return None
         if not whole or made.get("recipe") != asdict(self):
@@ -181,17 +193,48 @@ class GeneratedDataset(ABC):
         if not all(digests):
             raise DatasetError(f"{tree}: {self.samples - done} of {self.samples} {self.noun} are missing; run again")
         paths, labels, columns, common = described.result()
-        content = hashlib.sha256()
-        for path, digest in zip(paths, digests, strict=True):
-            content.update(f"{path} {digest}\n".encode())
+        contents = list(zip(paths, digests, strict=True))
         for path, data in common:
             digest_of_file = hashlib.sha256()
             files[path] = write_file(tree / path, data, digest_of_file)
-            content.update(f"{path} {digest_of_file.hexdigest()}\n".encode())
+            contents.append((path, digest_of_file.hexdigest()))
         Samples(tree, paths, labels, sizes, columns).save(folder / "samples.parquet")
         (folder / "files.json").write_text(json.dumps(files))
-        about = {"recipe": asdict(self), "content_hash": content.hexdigest()[:16]}
+        about = {
+            "recipe": asdict(self),
+            "content_hash": _content_hash(contents),
+            "samples_digest": _digest(folder, ["samples.parquet"]),
+        }
         (folder / "dataset.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _digest_of_tree(tree: Path, samples: Samples, files: Iterable[str], what: str, progress: Progress) -> str:
+    """Return the content hash of the files of a tree, which are in the order in which each sample's were written."""
+    further = [column.to_pylist() for name, column in samples.columns.items() if name.endswith("_path")]
+    owner = {path: sample_id for paths in (samples.paths, *further) for sample_id, path in enumerate(paths)}
+    own: list[list[str]] = [[] for _ in samples.paths]
+    common: list[str] = []
+    for path in files:
+        (own[owner[path]] if path in owner else common).append(path)
+    digests = in_threads(lambda paths: _digest(tree, paths), own, lambda done: progress(what, done, len(own)))
+    digests += [_digest(tree, [path]) for path in common]
+    return _content_hash(zip((*samples.paths, *common), digests, strict=True))
+
+
+def _digest(folder: Path, paths: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with (folder / path).open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
+
+
+def _content_hash(digests: Iterable[tuple[str, str]]) -> str:
+    """Return the content hash of main files with their samples' digests, and of the files that belong to no sample."""
+    content = hashlib.sha256()
+    for path, digest in digests:
+        content.update(f"{path} {digest}\n".encode())
+    return content.hexdigest()[:16]
 
 
 def write_file(path: Path, content: Content | Iterable[Content], digest: Any) -> int:

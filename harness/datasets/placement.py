@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from harness.datasets.cache import building, only_builder, storage_errors
 from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.shards import intact
 from harness.errors import DatasetError
 from loaders.base import Samples
 from loaders.streaming.shards.index import Shard, ShardSet, index_path, save_manifest, stored_key
@@ -91,7 +92,7 @@ def place(kind: str, handle: DatasetHandle, shards: Path | None, cache: Path, pr
     on_compute = np.zeros(len(samples), np.bool_)
     for shard in parts["compute"]:
         on_compute[shard.records["id"]] = True
-    return PlacedData(kind, on_compute, samples.sizes, _folders(whole, parts, cache, progress))
+    return PlacedData(kind, on_compute, samples.sizes, _folders(whole, parts, samples, cache, progress))
 
 
 def split(shards: Sequence[Shard]) -> dict[Role, list[Shard]]:
@@ -108,7 +109,7 @@ def split(shards: Sequence[Shard]) -> dict[Role, list[Shard]]:
 
 
 def _folders(
-    whole: ShardSet, parts: Mapping[Role, Sequence[Shard]], cache: Path, progress: Progress
+    whole: ShardSet, parts: Mapping[Role, Sequence[Shard]], samples: Samples, cache: Path, progress: Progress
 ) -> dict[Role, Path]:
     found: dict[Role, Path] = {}
     for role, part in parts.items():
@@ -116,7 +117,7 @@ def _folders(
         key = hashlib.sha256(f"{whole.key}:{names}".encode()).hexdigest()[:16]
         target = cache / "shards" / f"{whole.root.name}-{role}-{key}"
         with only_builder(target, progress):
-            if stored_key(target) != key:
+            if stored_key(target) != key or not intact(target, samples, progress):
                 with building(target) as partial, storage_errors(partial):
                     linked = [_link(shard.path, partial) for shard in part]
                     save_manifest(partial, key=key, seed=0, shards=linked)

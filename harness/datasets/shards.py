@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from harness.datasets.cache import check_room, only_builder, storage_errors
 from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets.scan import in_threads
+from loaders.base import Samples
 from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import stored_key
+from loaders.streaming.shards.index import Shard, ShardSet, stored_key
+from loaders.streaming.shards.tfrecord import intact_records
 
-__all__ = ["open_shards"]
+__all__ = ["intact", "open_shards"]
 
 _SEED: Final = 0
 _SHARD_BYTES: Final = 64 * 2**20
@@ -24,7 +31,7 @@ _COLUMNS: Final = ":columns 1"
 
 
 def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: int = 1) -> Path:
-    """Return the folder of a dataset's shards, at least about `least` of them, converted unless the same are there.
+    """Return the folder of a dataset's shards, at least about `least` of them, converted unless they are there whole.
 
     Raises DatasetError when the cache cannot be written or lacks room, LoaderConfigError for a column that a record
     cannot hold, SampleError when a file changed.
@@ -39,6 +46,10 @@ def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: i
     with only_builder(out, progress):
         if stored_key(out) != key:
             check_room(out.parent, needed)
+        elif not intact(out, handle.samples, progress):
+            progress(f"shards of {handle.name} have changed in the cache: converting it again", 1, 1)
+            with storage_errors(out):
+                shutil.rmtree(out)
         with storage_errors(out, needed):
             return convert(
                 handle.samples,
@@ -48,3 +59,20 @@ def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: i
                 shard_bytes=shard_bytes,
                 progress=lambda done, total: progress(f"converting {handle.name} to shards", done, total),
             )
+
+
+def intact(folder: Path, samples: Samples, progress: Progress) -> bool:
+    """Return whether every record of a shard folder has the bytes with which it was written, and its sample's label."""
+    shards = ShardSet.open(folder).shards
+    records = np.concatenate([shard.records for shard in shards])
+    if not ((records["id"] >= 0) & (records["id"] < len(samples))).all():
+        return False
+    if not np.array_equal(records["label"], samples.labels[records["id"]]):
+        return False
+    what = f"checking the shards of {folder.name}"
+    return all(in_threads(_has_its_records, shards, lambda done: progress(what, done, len(shards))))
+
+
+def _has_its_records(shard: Shard) -> bool:
+    with shard.path.open("rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as mapped, memoryview(mapped) as view:
+        return intact_records(view, shard.records["checksum"].tolist()) == len(shard.records)

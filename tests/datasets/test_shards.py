@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +12,7 @@ from harness.datasets.tree import ImageTree
 from harness.errors import DatasetError
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.index import ShardSet
+from loaders.streaming.shards.index import RECORD, ShardSet, index_path
 
 
 @pytest.fixture
@@ -23,7 +25,39 @@ def test_shards_are_converted_once(handle, tmp_path, heard):
     assert heard[-1] == ("converting tree to shards", 4, 4)
     heard.clear()
     assert open_shards(handle, tmp_path / "cache", heard) == first
-    assert heard == []
+    assert heard == [(f"checking the shards of {first.name}", 1, 1)]
+
+
+def flip(path, at):
+    """Change one byte of a file, which keeps its size and its times."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize("place", ["payload", "label"])
+def test_shards_of_which_a_byte_has_changed_are_converted_again(place, handle, tmp_path, heard):
+    out = open_shards(handle, tmp_path / "cache", heard)
+    (shard,) = ShardSet.open(out).shards
+    whole = shard.path.read_bytes()
+    if place == "payload":
+        flip(shard.path, int(shard.records["offset"][2] + shard.records["image"][2]) + 7)
+    else:
+        index = index_path(shard.path)
+        row = index.stat().st_size - len(shard.records) * RECORD.itemsize
+        flip(index, row + RECORD.fields["label"][1])
+    heard.clear()
+    assert open_shards(handle, tmp_path / "cache", heard) == out
+    assert ("shards of tree have changed in the cache: converting it again", 1, 1) in heard
+    assert shard.path.read_bytes() == whole
+    heard.clear()
+    open_shards(handle, tmp_path / "cache", heard)
+    assert [what for what, _, _ in heard] == [f"checking the shards of {out.name}"]
 
 
 def test_other_samples_get_shards_of_their_own(handle, tree, tmp_path, heard):

@@ -1,6 +1,7 @@
 """A results folder with damaged cells: they are named, and the others are judged."""
 
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ from harness.collect import collect, invalid_cells, main, read_cells
 from harness.energy import save_readings
 from harness.errors import ResultsError
 from harness.events import save_events
+from harness.manifest import write_manifest
 from harness.results import Results, write_json
 
 LIMITS = {"checks": {"others_cpu_pct": 100, "others_cpus": 100}}
@@ -20,7 +22,7 @@ LIMITS = {"checks": {"others_cpu_pct": 100, "others_cpus": 100}}
 def write_cell(results, data, repeat, **changed):
     cell_id = f"pytorch-resnet50-local-r{repeat}-0"
     folder = results.cell(cell_id)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     write_json(folder / "cell.json", {**data.cell, "cell_id": cell_id, "repeat": repeat, **changed})
     write_json(folder / "link.json", {})
     save_events(list(data.events), folder / "events.parquet")
@@ -116,5 +118,37 @@ def test_a_damaged_config_is_one_error(results, content):
 
 def test_damaged_samples_are_no_fault_of_any_cell(results):
     (results.folder / "samples.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ResultsError, match=r"samples\.parquet: not readable .* writes it again"):
+    with pytest.raises(ResultsError, match=r"samples\.parquet: damaged .* writes it again"):
         collect(results)
+
+
+def test_sizes_of_other_samples_are_one_error(results):
+    pq.write_table(pa.table({"size": pa.array([500] * 5 + [501], pa.int64())}), results.folder / "samples.parquet")
+    with pytest.raises(ResultsError, match=r"samples\.parquet: damaged \(expected 6 samples of 3000 bytes\)"):
+        collect(results)
+
+
+@pytest.mark.parametrize("name", ["energy.parquet", "batches.parquet", "events.parquet", "link.json", "cell.json"])
+def test_a_byte_that_has_changed_is_found_by_the_manifest(results, name):
+    first, second = (cell["cell_id"] for cell in results.read_plan()["cells"])
+    for cell_id in (first, second):
+        write_manifest(results.cell(cell_id))
+    assert not collect(results).damaged
+    path = results.cell(first) / name
+    content, before = path.read_bytes(), path.stat()
+    for at in (len(content) // 4, len(content) // 2):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        found = collect(results)
+        assert set(found.damaged) == {first}
+        assert found.damaged[first].startswith(f"{path}: damaged (it is not as it was when the cell ended); resume")
+        assert [row.cell_id for row in found.rows] == [second]
+
+
+def test_a_manifest_that_is_gone_or_broken_is_damage(results, stored):
+    cell_id = write_cell(results, stored(), 1, manifest="manifest.json")
+    manifest = results.cell(cell_id) / "manifest.json"
+    assert f"{manifest}: damaged (it is missing)" in collect(results).damaged[cell_id]
+    for content in ("", "[]", "\x00"):
+        manifest.write_text(content)
+        assert f"{manifest}: damaged" in collect(results).damaged[cell_id]

@@ -99,6 +99,7 @@ def stored_run(folder, loader, cell):
     """Run the epochs as a cell does and store what it stores; return the cell as it is judged."""
     run, out = folder, folder / "cells" / "liar"
     out.mkdir(parents=True)
+    cell["cell_id"] = "liar"
     samples = tuple(f"{n}.jpg" for n in range(N))
     Samples(run, samples, np.zeros(N, np.int64), np.full(N, SIZE)).save(run / "samples.parquet")
     with EventLog(out / "events.jsonl") as log:
