@@ -194,7 +194,7 @@ def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -
     print_table(outcome.folder, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
     for figure in outcome.broken:
-        again = f"draw it again with: python -m harness.report {outcome.folder}"
+        again = f"draw it again with: {shlex.join(['python', '-m', 'harness.report', str(outcome.folder)])}"
         console.print(f"{figure.text}; {again}", style="red", markup=False, highlight=False, soft_wrap=True)
     again = _resume_command(cfg, outcome.folder)
     for count, what, how in (
@@ -239,7 +239,6 @@ def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:
 
 
 def _resume_command(cfg: DictConfig, folder: Path) -> str:
-    words = ["python", "-m", "harness", f"resume={folder.name}"]
-    if cfg.results_dir != "results":
-        words.append(f"results_dir={cfg.results_dir}")
-    return shlex.join(words)
+    from harness.results import resume_command
+
+    return resume_command(folder, str(cfg.results_dir))

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import platform
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from yaml import YAMLError
 
 from harness.errors import ResultsError
 
-__all__ = ["Results", "new_folder", "write_json", "write_whole"]
+__all__ = ["Results", "new_folder", "resume_command", "write_json", "write_whole"]
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -39,6 +40,12 @@ def write_whole(path: Path, data: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, whole or not at all."""
     write_whole(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+
+
+def resume_command(folder: Path, results_dir: str) -> str:
+    """Return the command that goes on with the run of a folder in `results_dir`."""
+    words = ["python", "-m", "harness", f"resume={folder.name}"]
+    return shlex.join([*words, f"results_dir={results_dir}"] if results_dir != "results" else words)
 
 
 def new_folder(results_dir: Path, name: str) -> Path:

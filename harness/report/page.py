@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from harness.report.labels import (
 from harness.report.problems import problems
 from harness.report.rows import DOMAINS
 from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
+from harness.results import resume_command
 
 __all__ = ["write_page"]
 
@@ -244,13 +246,13 @@ def _commands(results: Results) -> list[tuple[str, str]]:
     stored = results.provenance.get("command")
     command = stored.get("value") if isinstance(stored, Mapping) else stored
     if isinstance(command, list | tuple):
-        command = " ".join(str(part) for part in command)
-    run = str(command or f"python -m harness +experiment={results.name}")
-    folder = f"results/{results.folder.resolve().name}"
-    commands = [("Measure again", run)]
+        command = shlex.join(map(str, command))
+    folder, results_dir = results.folder.resolve(), str(results.config.get("results_dir") or "results")
+    resume = resume_command(folder, results_dir)
+    commands = [("Measure again", str(command or f"python -m harness +experiment={results.name}"))]
     if results.unfinished:
-        commands.append(("Run the cells that are missing", f"{run} resume={folder}"))
+        commands.append(("Run the cells that are missing", resume))
     if any(not row.is_valid for row in results.rows):
-        commands.append(("Measure the cells with invalid rows again", f"{run} resume={folder} resume_invalid=true"))
-    commands.append(("Draw this page, the figures and the table again", f"python -m harness.report {folder}"))
-    return commands
+        commands.append(("Measure the cells with invalid rows again", f"{resume} resume_invalid=true"))
+    redraw = shlex.join(["python", "-m", "harness.report", str(Path(results_dir) / folder.name)])
+    return [*commands, ("Draw this page, the figures and the table again", redraw)]

@@ -2,6 +2,7 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
+from html import unescape
 
 import pytest
 from markupsafe import escape
@@ -85,6 +86,32 @@ def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
         assert words in text
 
 
+def test_headers_of_tables_say_what_they_are_of_and_paper_shows_everything(build):
+    builder = build()
+    builder.config["figures"] = []
+    builder.invalidate(builder.ids()[0], "spread", "< 10 %", "14 %")
+    folder = builder.write()
+    render(folder)
+    text = page(folder)
+    headers = re.findall(r"<th\b[^>]*>", text)
+    assert headers
+    assert all(re.search(r'scope="(col|row|rowgroup)"', header) for header in headers)
+    for rule in ("details::details-content { content-visibility: visible", "figure svg { min-width: 0", "pre-wrap"):
+        assert rule in text
+
+
+def test_the_page_s_commands_name_the_results_dir_that_was_given(build):
+    builder = build()
+    builder.config |= {"figures": [], "results_dir": "/data/my runs"}
+    builder.invalidate(builder.ids()[0], "spread", "< 10 %", "14 %")
+    folder = builder.write()
+    render(folder)
+    text = unescape(page(folder))
+    again = f"python -m harness resume={folder.name} 'results_dir=/data/my runs'"
+    assert f"<pre>{again} resume_invalid=true</pre>" in text
+    assert f"<pre>python -m harness.report '/data/my runs/{folder.name}'</pre>" in text
+
+
 def test_samples_that_a_loader_left_out_by_policy_are_told_with_their_ids_and_why(build):
     builder = build()
     builder.config["figures"] = []
@@ -142,7 +169,7 @@ def test_an_interrupted_run_has_a_page_and_no_figure(build):
     builder.interrupt_after(7)
     folder = builder.write(epochs=False)
     assert [path.name for path in render(folder).files] == ["claims.json", "report.html"]
-    assert "resume=results/" in page(folder)
+    assert f"python -m harness resume={folder.name}</pre>" in page(folder)
     assert "there is no epochs.csv" in page(folder)
 
 
