@@ -62,6 +62,8 @@ class CellContext:
     """By workload."""
     datasets: Mapping[str, Mapping[str, Any]]
     """What is told of the dataset of each workload."""
+    session: str
+    """File of the provenance of what is measured now."""
 
 
 @dataclass(slots=True)
@@ -281,6 +283,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "regime": asdict(regime),
             "status": "done",
             "manifest": MANIFEST,
+            "provenance": context.session,
             "dataset": dict(context.datasets[cell.workload]),
             "placement": context.data[cell.workload].placed.describe(),
             "mount": outcome.reached.mount,

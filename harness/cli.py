@@ -60,6 +60,7 @@ groups
 more
   resume=latest                     run what is missing of a run (a folder's name works too)
   resume=latest resume_invalid=true measure the cells with invalid rows again, too
+  resume=latest resume_mixed=true   go on though machine, packages, code or environment differ; the rows are marked
   --multirun repeats=1,3 seed=0,1   one run for each combination, each in its results folder, and a table of all
   --cfg job                         print the composed config and stop
   --info defaults                   print where each part came from
@@ -217,7 +218,7 @@ def _reexec_unprivileged() -> None:
 def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
     """With `resume=` as the only override, take the run's own config."""
     overrides = HydraConfig.get().overrides.task
-    own = ("resume", "resume_invalid", "results_dir", "cache_dir")
+    own = ("resume", "resume_invalid", "resume_mixed", "results_dir", "cache_dir")
     given = [override.lstrip("+").partition("=")[0] for override in overrides]
     if cfg.resume is None or not set(given) <= set(own):
         return cfg

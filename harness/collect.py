@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from energymon import Reading
-from harness.checks import FAIL, Check, judge
+from harness.checks import FAIL, PASS, WARN, Check, judge
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
 from harness.manifest import MANIFEST, changed_file
 from harness.measure import CellData, EpochBatches, EpochRow, epoch_edges, epoch_rows
 from harness.metrics import EpochMetrics, epoch_metrics
+from harness.provenance import changes
 from harness.report.reading import mapping, reading
 from harness.resources import Resources
 from harness.results import Results, write_json, write_whole
@@ -65,6 +66,7 @@ def collect(results: Results) -> Collected:
     with reading(results.config, "start a new run"):
         tolerances = _tolerances(results.read_config())
     rows, checks = _judged(cells, tolerances)
+    checks += _same_place(results, cells)
     expected = "every file of the cell is as it was when the cell ended"
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
     frame = pd.DataFrame([asdict(row) for row in rows], columns=EpochRow.columns())
@@ -77,6 +79,23 @@ def collect(results: Results) -> Collected:
     write_whole(results.epochs_parquet, frame.to_parquet(index=False))
     write_json(results.checks, [asdict(check) for check in checks])
     return Collected(rows, checks, damaged)
+
+
+def _same_place(results: Results, cells: Sequence[CellData]) -> list[Check]:
+    """Warn of cells that were measured on another machine, install or environment than the run's first session."""
+    expected = "measured with the machine, packages, code and environment of the first session"
+    checks = []
+    sessions = results.sessions(data.cell["cell_id"] for data in cells)
+    first = min(sessions.values(), key=lambda name: (len(name), name), default="")
+    for cell_id, name in sessions.items():
+        try:
+            found = [] if name == first else changes(results.read_session(first), results.read_session(name))
+        except ResultsError as error:
+            found = [str(error)]
+        checks.append(
+            Check(cell_id, None, "same_place", expected, "; ".join(found) or "it was", WARN if found else PASS)
+        )
+    return checks
 
 
 def read_cells(results: Results, cell_ids: Iterable[str]) -> tuple[list[CellData], dict[str, str]]:

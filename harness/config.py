@@ -38,12 +38,13 @@ _SECTIONS = frozenset(
     {"name", "description", "scale", "sizes", "placement", "workloads", "loaders", "regimes", "dataset", "accelerator"}
     | {"testbed", "energy", "store", "checks", "repeats", "epochs", "warmup_samples", "seed", "cell_timeout_s"}
     | {"cell_stall_min", "figures", "results_dir", "cache_dir", "resume", "resume_invalid", "diagnose"}
+    | {"resume_mixed"}
 )
 """What conf/config.yaml has, and what conf/diagnose.yaml adds to it."""
 # Where a run is stored, not what it measures; sizes count where they are used.
 _NOT_HASHED = frozenset(
     {"resume", "resume_invalid", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks"}
-    | {"cell_stall_min", "store", "scale", "sizes"}
+    | {"cell_stall_min", "resume_mixed", "store", "scale", "sizes"}
 )
 
 
@@ -72,10 +73,9 @@ def experiment_from(cfg: DictConfig) -> Experiment:
     """Check a composed config and return it as an Experiment; raises ConfigError naming the key."""
     _check_scale(cfg)
     plain = _plain(cfg)
-    if plain.get("resume_invalid", False) not in ((False, True) if plain.get("resume") else (False,)):
-        raise ConfigError(
-            f"resume_invalid={plain['resume_invalid']}: expected true or false, and true only with resume=FOLDER"
-        )
+    for key in ("resume_invalid", "resume_mixed"):
+        if plain.get(key, False) not in ((False, True) if plain.get("resume") else (False,)):
+            raise ConfigError(f"{key}={plain[key]}: expected true or false, and true only with resume=FOLDER")
     for key in plain:
         if key not in _SECTIONS:
             raise unknown_key(key, _SECTIONS - {"diagnose"}, "no part of an experiment")

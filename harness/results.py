@@ -8,8 +8,8 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -166,6 +166,29 @@ class Results:
     def is_done(self, cell_id: str) -> bool:
         """Whether the cell has been made whole; what it stored may be damaged since."""
         return self.cell(cell_id).exists()
+
+    def sessions(self, cell_ids: Iterable[str]) -> dict[str, str]:
+        """Return by cell the provenance file of the session that measured it, of the finished cells that can be read.
+
+        Cells from before they named it have that of the first session.
+        """
+        found = {}
+        for cell_id in cell_ids:
+            with suppress(OSError, ValueError, AttributeError):  # damaged, and so of no session
+                cell = json.loads((self.cell(cell_id) / "cell.json").read_text())
+                found[cell_id] = str(cell.get("provenance", self.provenance.name))
+        return found
+
+    def read_session(self, name: str) -> dict[str, Any]:
+        """Return the content of a provenance file; raises ResultsError when it is damaged."""
+        path = self.folder / name
+        try:
+            content = json.loads(path.read_text())
+            if not isinstance(content, dict) or not isinstance(content.get("host"), dict):
+                raise ValueError("expected an object with a host")
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"{path}: not a readable provenance ({_line(error)}); start a new run") from error
+        return content
 
     def new_provenance(self) -> Path:
         """Return where this session's provenance goes: a resumed run keeps that of each session."""

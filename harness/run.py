@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from harness.ledger import Ledger
 from harness.measure import epoch_rows
 from harness.plan import Cell, plan
 from harness.progress import Progress
-from harness.provenance import provenance
+from harness.provenance import changes, machine, provenance
 from harness.rehearsal import rehearse
 from harness.report import render
 from harness.report.figures import BrokenFigure, check_figures
@@ -64,15 +64,10 @@ def run(
     `command` is what the user typed, for the provenance; `on_folder` is told the results folder once there is one.
     Raises HarnessError, after which nothing is left behind but the results.
     """
-    check_components(experiment, OmegaConf.to_container(cfg.loaders, resolve=True))  # type: ignore[arg-type]
-    if experiment.testbed.memory_mb is not None and (obstacles := memory_obstacles()):
-        raise TestbedError("; ".join(obstacles))
-    try:
-        check_figures(experiment.figures)
-    except ResultsError as error:
-        raise ConfigError(str(error)) from error
+    _check(experiment, cfg)
     with ExitStack() as folder, ExitStack() as stack:
-        resumed = None if cfg.resume is None else _resumed(cfg, folder)
+        here = machine(_targets(experiment))
+        resumed = None if cfg.resume is None else _resumed(cfg, here, folder, progress)
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
         cache = Path(cfg.cache_dir).expanduser()
@@ -115,13 +110,14 @@ def run(
                         on_restart=lambda message: ledger.append("note", message=message),
                     )
                 )
-                write_json(
-                    results.new_provenance(),
-                    provenance(command, testbed.describe(), agent.sensors, data.provenance()),
-                )
+                record = provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
+                if resumed is not None:
+                    _check_same(cfg, resumed, {key: record[key] for key in ("testbed", "energy")}, progress)
+                session = results.new_provenance()
+                write_json(session, record)
                 keys.update(_keys(experiment, testbed))
                 told = {key: one.describe() for key, one in data.by_workload.items()}
-                context = CellContext(experiment, results, testbed, agent, on_nodes, told)
+                context = CellContext(experiment, results, testbed, agent, on_nodes, told, session.name)
                 failures = _run_cells(context, todo, ledger, progress, already=len(cells) - len(todo))
         except BaseException:
             with signals_held():
@@ -138,6 +134,16 @@ def run(
         rendered = render(results.folder)
     without = failures.keys() | collected.damaged.keys()
     return Outcome(results.folder, len(without), len(collected.rows), len(collected.invalid), rendered.broken)
+
+
+def _check(experiment: Experiment, cfg: DictConfig) -> None:
+    check_components(experiment, OmegaConf.to_container(cfg.loaders, resolve=True))  # type: ignore[arg-type]
+    if experiment.testbed.memory_mb is not None and (obstacles := memory_obstacles()):
+        raise TestbedError("; ".join(obstacles))
+    try:
+        check_figures(experiment.figures)
+    except ResultsError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _run_cells(
@@ -237,10 +243,35 @@ def _todo(cfg: DictConfig, results: Results, cells: Sequence[Cell], ledger: Ledg
     return [cell for cell in cells if cell.cell_id not in kept]
 
 
-def _resumed(cfg: DictConfig, folder: ExitStack) -> Results:
+def _targets(experiment: Experiment) -> list[str]:
+    parts = (experiment.loaders, experiment.workloads, experiment.datasets)
+    return [component.target for part in parts for component in part.values()]
+
+
+def _check_same(cfg: DictConfig, resumed: Results, now: Mapping[str, Any], progress: Progress) -> None:
+    """Refuse to add rows to those of another machine, install or environment, or say so where that is wanted.
+
+    Raises ResultsError with the differences.
+    """
+    sessions = dict.fromkeys(resumed.sessions(cell["cell_id"] for cell in resumed.read_plan()["cells"]).values())
+    found = list(dict.fromkeys(change for name in sessions for change in changes(resumed.read_session(name), now)))
+    if not found:
+        return
+    text = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+    if not cfg.get("resume_mixed"):
+        raise ResultsError(
+            f"resume={cfg.resume}: {resumed.folder.name} was measured elsewhere: {text}; resume it there, "
+            "start a new run, or add resume_mixed=true, which goes on and marks the rows"
+        )
+    Ledger(resumed.ledger).append("note", message=f"goes on elsewhere: {text}")
+    progress.note(f"other than before: {text}; the rows are marked")
+
+
+def _resumed(cfg: DictConfig, here: Mapping[str, Any], folder: ExitStack, progress: Progress) -> Results:
     """Return the run that is to go on, locked until `folder` is closed.
 
-    Raises ResultsError where there is none, another process runs it, or it is of another config.
+    Raises ResultsError where there is none, another process runs it, or it is of another config or another place than
+    `here`.
     """
     results = Results.find(str(cfg.resume), Path(cfg.results_dir))
     folder.enter_context(results.locked())
@@ -250,6 +281,7 @@ def _resumed(cfg: DictConfig, folder: ExitStack) -> Results:
             f"({'; '.join(differences(results.read_config(), cfg))}); "
             f"give the same overrides, or resume={cfg.resume} alone"
         )
+    _check_same(cfg, results, here, progress)
     return results
 
 

@@ -88,8 +88,8 @@ class CellProcess:
                     raise CellError(f"took longer than cell_timeout_s while {doing}; raise it, or look at {self._log}")
                 if time.monotonic() >= stalled:
                     raise CellError(
-                        f"no progress for {self._stall_s / 60:.3g} min (cell_stall_min) while {doing}: {self._place()}; "
-                        f"{self._log} has the stacks of its threads"
+                        f"no progress for {self._stall_s / 60:.3g} min (cell_stall_min) while {doing}: "
+                        f"{self._place()}; {self._log} has the stacks of its threads"
                     )
                 continue
             chunk = os.read(self._out, 65536)

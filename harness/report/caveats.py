@@ -59,6 +59,7 @@ def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
         *_mounts(results),
         *_link(results),
         *_other_runs(results),
+        *_elsewhere(results),
         *_measured_again(results),
         *_notes(results),
     ]
@@ -166,6 +167,14 @@ def _other_runs(results: Results) -> Iterable[Caveat]:
         many = "1 epoch" if len(crowded) == 1 else f"{len(crowded)} epochs"
         text = f"Another run was on this machine during {many}: each counts the CPU joules of both."
         yield Caveat("energy", text, weakens=True)
+
+
+def _elsewhere(results: Results) -> Iterable[Caveat]:
+    found = [check for check in results.checks if check.rule == "same_place" and check.verdict == "warn"]
+    for actual in dict.fromkeys(check.actual for check in found):
+        many = sum(check.actual == actual for check in found)
+        text = f"{many} of {len(results.cells)} cells were measured elsewhere than the first: {actual}."
+        yield Caveat("provenance", text, weakens=True)
 
 
 def _measured_again(results: Results) -> Iterable[Caveat]:

@@ -79,6 +79,9 @@ class Results:
     rows: tuple[EpochRow, ...]
     checks: tuple[Check, ...]
     provenance: Json
+    """Of the first session."""
+    later: Mapping[str, Json]
+    """Provenance of the sessions in which it was resumed, by file."""
     started_utc: str
     """The ledger's first instant; empty when nothing started."""
     ended_utc: str
@@ -193,6 +196,10 @@ def read_results(folder: Path) -> Results:
         rows=rows,
         checks=checks,
         provenance=_provenance(folder / "provenance.json"),
+        later={
+            path.name: _provenance(path)
+            for path in sorted(folder.glob("provenance-*.json"), key=lambda path: (len(path.name), path.name))
+        },
         started_utc=min(instants, default=""),
         ended_utc=max(instants, default=""),
     )

@@ -68,7 +68,10 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         rules=_rules(results),
         verdicts=_VERDICTS,
         cells=[_cell(results, cell) for cell in results.cells],
-        provenance=list(_provenance(results.provenance)),
+        provenance=[
+            ("" if not results.later else name, list(_provenance(content)))
+            for name, content in {"provenance.json": results.provenance, **results.later}.items()
+        ],
         commands=_commands(results),
         any_unfinished=bool(results.unfinished),
         any_estimate=any(group.estimated for group in groups),

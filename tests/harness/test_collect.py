@@ -116,6 +116,18 @@ def test_a_damaged_config_is_one_error(results, content):
         collect(results)
 
 
+def test_rows_of_another_place_are_marked_with_what_is_another(results, stored):
+    for name, kernel in (("provenance.json", "6.1"), ("provenance-2.json", "6.2"), ("provenance-3.json", "6.1")):
+        write_json(results.folder / name, {"host": {"kernel": {"value": kernel}}, "environment": {}})
+    cells = [write_cell(results, stored(), 2 + n, provenance=f"provenance-{n}.json") for n in (2, 3, 4)]
+    planned = [path.name for path in sorted(results.cells.iterdir())]
+    write_json(results.plan, {"cells": [{"cell_id": cell_id} for cell_id in planned]})
+    told = {check.cell_id: check for check in collect(results).checks if check.rule == "same_place"}
+    assert [told[cell_id].verdict for cell_id in planned] == ["pass", "pass", "warn", "pass", "warn"]
+    assert told[cells[0]].actual == "host.kernel: 6.2, was 6.1"
+    assert "provenance-4.json: not a readable provenance" in told[cells[2]].actual
+
+
 def test_damaged_samples_are_no_fault_of_any_cell(results):
     (results.folder / "samples.parquet").write_bytes(b"PAR1")
     with pytest.raises(ResultsError, match=r"samples\.parquet: damaged .* writes it again"):

@@ -144,8 +144,17 @@ def test_a_run_outlives_its_own_death_and_that_of_a_worker_and_a_daemon(harness,
     assert {r["loader"] for r in rows(tmp_path)} == {"dali"}
     (damaged,) = (results / "latest" / "cells").glob("dali-*")
     os.truncate(damaged / "batches.parquet", 100)
-    done = run(harness(*SLOW, "resume=latest", "checks.clock_offset_ms=0"))
+    threads = {**os.environ, "OMP_NUM_THREADS": "3"}
+    refused = run(harness(*SLOW, "resume=latest"), env=threads)
+    assert refused.returncode == 2
+    assert "environment.OMP_NUM_THREADS: 3, was absent" in refused.stderr and "resume_mixed=true" in refused.stderr
+    done = run(harness(*SLOW, "resume=latest", "resume_mixed=true", "checks.clock_offset_ms=0"), env=threads)
     assert done.returncode == 6, done.stderr
+    page = (results / "latest" / "report.html").read_text()
+    assert "provenance-3.json" in page
+    # All that counts was measured in this session: what was measured before is set aside.
+    checks = json.loads((results / "latest" / "checks.json").read_text())
+    assert [check["verdict"] for check in checks if check["rule"] == "same_place"] == ["pass"] * 3
     assert f"kept as {damaged.name}.damaged-1 and measured again" in done.stderr
     assert "3 of 3 rows are invalid" in done.stderr and "resume_invalid=true" in done.stderr
     assert [r["cell_id"] for r in rows(tmp_path)] == [c["cell_id"] for c in planned]

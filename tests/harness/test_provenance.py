@@ -1,0 +1,110 @@
+"""What a run was measured on, and what is made of a record that differs."""
+
+import copy
+import json
+import time
+
+import pytest
+
+from harness.errors import ResultsError
+from harness.provenance import changes, machine, provenance
+from harness.results import Results, write_json
+
+TESTBED = {"kind": "netns", "run_id": "a", "link": {"kind": "relay", "notes": []}, "mount": {"kind": "sshfs"}}
+SENSORS = [{"sensor": "perf", "source": "rapl-perf", "channels": [{"domain": "cpu", "device": "package-0"}]}]
+
+
+def record(targets=(), sensors=SENSORS, **testbed):
+    return provenance("python -m harness", machine(targets), TESTBED | testbed, sensors, {"name": "tiny"})
+
+
+def test_the_same_place_has_no_changes_though_time_has_passed():
+    before = json.loads(json.dumps(record()))
+    time.sleep(0.01)
+    later = record(run_id="b")
+    later["host"] |= {"load_average": {"value": [9, 9, 9]}, "boot_time_utc": {"value": "2000"}}
+    assert changes(before, later) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "told"),
+    [
+        ("host", "kernel", "host.kernel: another, was "),
+        ("host", "cpu", "host.cpu: another, was "),
+        ("host", "hostname", "host.hostname: another, was "),
+        ("environment", "OMP_NUM_THREADS", "environment.OMP_NUM_THREADS: another, was absent"),
+        ("source", "code_sha256", "source.code_sha256: another, was "),
+    ],
+)
+def test_what_is_another_is_named_with_both_values(section, name, told):
+    before = record()
+    now = copy.deepcopy(before)
+    now[section][name] = {"value": "another"}
+    (change,) = changes(before, now)
+    assert change.startswith(told)
+
+
+def test_every_package_counts():
+    before = record()
+    now = copy.deepcopy(before)
+    installed = now["installed"]["packages"]["value"]
+    was = installed["numpy"]
+    installed["numpy"], installed["pillow-simd"] = "0.1", "9.0"
+    assert changes(before, now) == [f"installed.numpy: 0.1, was {was}", "installed.pillow-simd: 9.0, was absent"]
+
+
+def test_the_link_the_mount_and_the_sensors_count():
+    estimate = [{"sensor": "estimate", "channels": [{"domain": "cpu", "source": "estimate"}]}]
+    now = record(sensors=estimate, link={"kind": "netem"}, mount={"kind": "nfs4"})
+    assert changes(record(), now) == [
+        "energy.sensors: cpu=estimate, was cpu=rapl-perf",
+        "testbed.link: netem, was relay",
+        "testbed.mount: nfs4, was sshfs",
+    ]
+
+
+def test_thread_variables_are_recorded(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert machine([])["environment"]["OMP_NUM_THREADS"]["value"] == "3"
+
+
+def test_a_loader_of_one_s_own_is_source_too(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = tmp_path / "my_own_loader.py"
+    own.write_text("class Loader: pass\n")
+    before = machine(["my_own_loader.Loader"])
+    assert changes(before, machine(["my_own_loader.Loader"])) == []
+    own.write_text("class Loader: fast = True\n")
+    (change,) = changes(before, machine(["my_own_loader.Loader"]))
+    assert change.startswith("source.code_sha256")
+
+
+def test_an_older_record_is_compared_by_what_it_has():
+    now = record()
+    old = copy.deepcopy(now)
+    for section in ("environment", "installed"):
+        del old[section]
+    for section, name in (("host", "hostname"), ("source", "code_sha256")):
+        del old[section][name]
+    assert changes(old, now) == []
+    old["host"]["kernel"] = {"value": "5.4"}
+    (change,) = changes(old, now)
+    assert change.endswith("was 5.4")
+
+
+def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
+    results = Results.create(tmp_path, "smoke")
+    for cell_id, content in {"old": {}, "new": {"provenance": "provenance-2.json"}, "broken": []}.items():
+        results.cell(cell_id).mkdir()
+        write_json(results.cell(cell_id) / "cell.json", content)
+    assert results.sessions(["old", "new", "broken", "absent"]) == {
+        "old": "provenance.json",
+        "new": "provenance-2.json",
+    }
+    for content in ("", "[]", "{}", None):
+        if content is not None:
+            results.provenance.write_text(content)
+        else:
+            results.provenance.unlink()
+        with pytest.raises(ResultsError, match=r"provenance\.json: not a readable provenance"):
+            results.read_session("provenance.json")
