@@ -187,13 +187,15 @@ class Results:
             if not isinstance(content, dict) or not isinstance(content.get("host"), dict):
                 raise ValueError("expected an object with a host")
         except (OSError, ValueError) as error:
-            raise ResultsError(f"{path}: not a readable provenance ({_line(error)}); start a new run") from error
+            raise ResultsError(f"{path}: not a readable provenance ({_line(error)})") from error
         return content
 
     def new_provenance(self) -> Path:
         """Return where this session's provenance goes: a resumed run keeps that of each session."""
         n, path = 1, self.provenance
-        while path.exists():
+        # A record that is lost is not replaced: its cells would pass for measured here.
+        used = set(self.sessions(cell.name for cell in self.cells.iterdir()).values())
+        while path.exists() or path.name in used:
             n += 1
             path = self.folder / f"provenance-{n}.json"
         return path

@@ -254,10 +254,15 @@ def _check_same(cfg: DictConfig, resumed: Results, now: Mapping[str, Any], progr
     Raises ResultsError with the differences.
     """
     sessions = dict.fromkeys(resumed.sessions(cell["cell_id"] for cell in resumed.read_plan()["cells"]).values())
-    found = list(dict.fromkeys(change for name in sessions for change in changes(resumed.read_session(name), now)))
+    found: dict[str, None] = {}
+    for name in sessions:
+        try:
+            found |= dict.fromkeys(changes(resumed.read_session(name), now))
+        except ResultsError as error:
+            found[str(error)] = None
     if not found:
         return
-    text = "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+    text = "; ".join([*found][:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
     if not cfg.get("resume_mixed"):
         raise ResultsError(
             f"resume={cfg.resume}: {resumed.folder.name} was measured elsewhere: {text}; resume it there, "

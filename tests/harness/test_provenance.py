@@ -108,3 +108,4 @@ def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
             results.provenance.unlink()
         with pytest.raises(ResultsError, match=r"provenance\.json: not a readable provenance"):
             results.read_session("provenance.json")
+    assert results.new_provenance().name == "provenance-3.json"
