@@ -130,7 +130,8 @@ class _State:
             if name not in _OF_RANKS and before.get(name) != value:
                 raise LoaderConfigError(
                     f"{name} was {before.get(name)!r} when the checkpoint was made and is {value!r} now: "
-                    "the order of samples depends on it, so the epoch cannot be resumed"
+                    f"the order of samples depends on it, so the epoch cannot be resumed: give {name}="
+                    f"{before.get(name)!r}"
                 )
         return cls(before, epoch, _unpacked(marks, records), None if earlier is None else _unpacked(*earlier))
 

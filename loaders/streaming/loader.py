@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -31,6 +32,7 @@ from loaders.streaming.receiver.client import Endpoints, StreamClient
 from loaders.streaming.receiver.fetch import check_window
 from loaders.streaming.receiver.growth import Streams
 from loaders.streaming.schedule import Schedule
+from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
 from loaders.threads import close_at_exit
 from loaders.work import OnError
@@ -61,8 +63,8 @@ class StreamingLoader:
         order: Order = "arrival",
         decode: Engine = "auto",
         num_threads: int = 2,
-        slice_records: int = 8,
-        shuffle_window: int = 0,
+        slice_records: int | None = None,
+        shuffle_window: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         remainder: Remainder | None = None,
@@ -91,7 +93,8 @@ class StreamingLoader:
         array or number, such as torchvision's Compose. `decode` names the engine and `num_threads` its threads or, of
         "torch-process", its processes: "dali" decodes images alone, "torch" and "torch-process" run any pipeline,
         "auto" takes the fitting one, and "raw" yields RawBatch, not decoded. A batch is made of runs of `slice_records`
-        neighbouring records, or of records shuffled within windows of `shuffle_window`. `rank`, `world_size` and
+        neighbouring records, or of records shuffled within windows of `shuffle_window`; with neither given, as the
+        daemons say that their shards need, and of one alone the other is 8 or 0. `rank`, `world_size` and
         `remainder` share the records among ranks, see `planner.plan`; `part` (i, n) is every n-th batch of the rank's
         from the i-th on, for one of n loaders that share them. `limit` ends an epoch after so many samples.
 
@@ -123,8 +126,8 @@ class StreamingLoader:
         batch_size, seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
         self._settings: dict[str, Any] = {
             "seed": seed,
-            "slice_records": slice_records,
-            "shuffle_window": shuffle_window,
+            "slice_records": SLICE_RECORDS if slice_records is None else slice_records,
+            "shuffle_window": SHUFFLE_WINDOW if shuffle_window is None else shuffle_window,
             "rank": rank,
             "world_size": world_size,
             "remainder": remainder,
@@ -173,13 +176,37 @@ class StreamingLoader:
             self._client, prefetch_batches, order, prefetch_step, verify, self._events, self._times
         )
         self._settings["catalog"] = self._client.catalog.fingerprint
-        mixing = f"records within windows of {shuffle_window} of them, after " if shuffle_window > 1 else ""
+        if slice_records is None and shuffle_window is None:
+            known = [mixing for mixing in self._client.mixings if mixing is not None]
+            self._settings["slice_records"] = min((each.slice_records for each in known), default=SLICE_RECORDS)
+            self._settings["shuffle_window"] = max((each.shuffle_window for each in known), default=SHUFFLE_WINDOW)
         self._notes: tuple[str, ...] = (
-            f"shuffles {mixing}runs of {slice_records} samples that are neighbours in the shards, which were "
-            "shuffled once",
+            self._mixed(),
             f"moves {warm_bytes / 2**20:.3g} MiB of padding before the first epoch to open its connections",
             *(self._decoder.notes if self._decoder else ("hands out encoded images, not decoded",)),
         )
+
+    def _mixed(self) -> str:
+        """Say how samples are shuffled and what that does to classes; warn where it mixes them badly."""
+        slices, window = self._settings["slice_records"], self._settings["shuffle_window"]
+        within = f"records within windows of {window} of them, after " if window > 1 else ""
+        how = f"shuffles {within}runs of {slices} samples that are neighbours in the shards"
+        counted = [(each, None if each is None else each.classes(slices, window)) for each in self._client.mixings]
+        figures = [(classes / each.shuffled, classes, each) for each, classes in counted if each and classes]
+        # With daemons that hold different shards, a batch is of one daemon's part of a window.
+        is_shared = window > 1 and len(set(self._client.placement.groups)) > 1
+        if len(figures) < len(counted) or is_shared:
+            return f"{how}; how well that mixes classes was not measured"
+        share, classes, worst = min(figures, key=lambda figure: figure[0])
+        told = f"a batch of {BATCH} has {classes:.3g} classes where a full shuffle has {worst.shuffled:.3g}"
+        if share < ENOUGH:
+            warnings.warn(
+                f"{told}: samples of a class lie together in the shards, and slice_records={slices} with "
+                f"shuffle_window={window} mixes them too little; leave both out, or give slice_records="
+                f"{worst.slice_records} and shuffle_window={worst.shuffle_window} for {worst.chosen:.3g} classes",
+                stacklevel=3,
+            )
+        return f"{how}; {told}"
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ class Daemon:
         self.max_connections = max_connections(threads)
         """Connections beyond which none is taken."""
         self.served = Served()
+        self._mixing = asdict(store.mixing)
         self._events = events
         self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
         self._socket = ServerSocket(
@@ -164,6 +165,7 @@ class Daemon:
             "clients": self._socket.connections,
             "max_clients": self.max_connections,
             "congestion": self.congestion,
+            "mixing": self._mixing,
             "rejected": self._socket.rejected,
             "rss_bytes": resident_bytes(),
             "anonymous_bytes": anonymous_bytes(),

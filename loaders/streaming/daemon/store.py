@@ -19,6 +19,7 @@ from loaders.streaming.errors import ShardError, WireError
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
 from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path, shard_paths
+from loaders.streaming.shards.mixing import measure_mixing
 
 __all__ = ["Answer", "ShardStore"]
 
@@ -61,7 +62,10 @@ class ShardStore:
         paths = shard_paths(root)
         _refuse_outside(root, [index_path(path) for path in paths])
         _refuse_outside(root, paths, links_into)
-        shards = sorted(ShardSet.open(root).shards, key=lambda shard: shard.path.name)
+        opened = ShardSet.open(root)
+        shards = sorted(opened.shards, key=lambda shard: shard.path.name)
+        self.mixing = opened.mixing or measure_mixing([shard.records["label"] for shard in shards])
+        """How well classes are mixed, and in which order well enough."""
         self._views = []
         described = []
         for shard in shards:

@@ -33,6 +33,7 @@ from loaders.streaming.receiver.placement import Placement
 from loaders.streaming.receiver.session import Session
 from loaders.streaming.receiver.source import Source
 from loaders.streaming.receiver.stream import Stream, check_endpoint
+from loaders.streaming.shards.mixing import Mixing
 
 __all__ = ["Endpoints", "StreamClient", "Traffic"]
 
@@ -144,6 +145,11 @@ class StreamClient:
     def streams(self) -> int:
         """Number of streams to all daemons together."""
         return sum(len(session.streams) for session in self._sessions)
+
+    @property
+    def mixings(self) -> list[Mixing | None]:
+        """How well classes are mixed in every daemon's shards, None where it does not say."""
+        return [session.mixing for session in self._sessions]
 
     @property
     def transport(self) -> str:

@@ -34,6 +34,7 @@ from loaders.streaming.protocol.messages import (
 )
 from loaders.streaming.protocol.wire import pack, unpack_answer
 from loaders.streaming.receiver.stream import Stream, check_endpoint
+from loaders.streaming.shards.mixing import Mixing
 
 __all__ = ["Session", "health"]
 
@@ -85,6 +86,8 @@ class Session:
         """What the daemon serves."""
         self.congestion = str(report.fields.get("congestion", "unknown"))
         """TCP's congestion control of what the daemon sends."""
+        self.mixing = Mixing.of(report.fields.get("mixing"))
+        """How well classes are mixed in the shards; None of a daemon of an older version."""
         self._stream = partial(Stream, context, endpoint, timeout_s, poller, keys=pair)
         try:
             self.connect(streams)

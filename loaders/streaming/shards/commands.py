@@ -154,12 +154,27 @@ def _index(arguments: argparse.Namespace) -> None:
             root, features, out=out, pattern=arguments.pattern, workers=arguments.workers, progress=progress
         )
     folder = arguments.out or arguments.root
-    _say(f"{folder}: {samples} samples in {shards} shards")
+    _say(f"{folder}: {samples} samples in {shards} shards{_mixed(folder)}")
     behind = {path.resolve().parent for path in shard_paths(folder)} - {folder.resolve()}
     if behind:
         serve = " ".join(f"--links-into {shlex.quote(str(path))}" for path in sorted(behind)[:_SHOWN])
         more = f", and {len(behind) - _SHOWN} more folders" if len(behind) > _SHOWN else ""
         _say(f"its shards are links: serve --root {shlex.quote(str(folder))} {serve}{more}")
+
+
+def _mixed(root: Path) -> str:
+    """Return what is to be said of shards that are sorted by class."""
+    from loaders.streaming.shards.index import load_manifest
+    from loaders.streaming.shards.mixing import BATCH, ENOUGH, SLICE_RECORDS, Mixing
+
+    mixing = Mixing.of(load_manifest(root).get("mixing"))
+    if mixing is None or mixing.usual >= ENOUGH * mixing.shuffled:
+        return ""
+    return (
+        f"; samples of a class lie together: with slices of {SLICE_RECORDS} a batch of {BATCH} has {mixing.usual:.3g} "
+        f"classes where a full shuffle has {mixing.shuffled:.3g}, so loaders that are given no others take "
+        f"slice_records={mixing.slice_records} and shuffle_window={mixing.shuffle_window}, and have {mixing.chosen:.3g}"
+    )
 
 
 def _verify(arguments: argparse.Namespace) -> None:

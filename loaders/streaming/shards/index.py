@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.streaming.errors import ShardError
+from loaders.streaming.shards.mixing import Mixing, measure_mixing
 
 __all__ = [
     "MANIFEST",
@@ -81,6 +82,8 @@ class ShardSet:
     key: str
     """What the dataset was converted from, as the caller named it."""
     shards: tuple[Shard, ...]
+    mixing: Mixing | None = None
+    """How well classes are mixed, as its manifest says; None in those of older versions."""
 
     @property
     def samples(self) -> int:
@@ -100,7 +103,8 @@ class ShardSet:
         """
         key, paths = _listed(root)
         with ThreadPoolExecutor(_READERS) as threads:
-            return cls(root, key, tuple(threads.map(load_index, paths)))
+            shards = tuple(threads.map(load_index, paths))
+        return cls(root, key, shards, Mixing.of(load_manifest(root).get("mixing")))
 
 
 def index_path(shard: Path) -> Path:
@@ -118,11 +122,12 @@ def save_index(shard: Path, records: npt.NDArray[Any]) -> None:
 
 
 def save_manifest(root: Path, *, key: str, seed: int | None, shards: list[Path], **more: object) -> None:
-    """Write the manifest that makes a folder a shard folder."""
+    """Write the manifest that makes a folder a shard folder, with how well the order of its records mixes classes."""
     content = {
         "format": _FORMAT,
         "key": key,
         "seed": seed,
+        "mixing": asdict(measure_mixing([load_index(shard).records["label"] for shard in shards])),
         **more,
         "shards": [{"name": shard.name, "bytes": shard.stat().st_size} for shard in shards],
     }
