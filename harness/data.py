@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.daemon import Keys
-from harness.datasets import DatasetHandle
+from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import free_bytes, spelled
 from harness.datasets.generate import GeneratedDataset
-from harness.datasets.handle import Progress
 from harness.datasets.placement import HALF_SHARDS, PlacedData, place
 from harness.errors import ConfigError, DatasetError
 from harness.reach import DataOnNodes

@@ -11,7 +11,7 @@ from typing import Any, Final
 from harness.cell import make_loader
 from harness.daemon import make_keys, serving
 from harness.data import OpenData, RunData
-from harness.datasets.handle import Progress
+from harness.datasets import Progress
 from harness.errors import CellError, ConfigError, HarnessError
 from harness.specs import Experiment, LoaderSpec
 from harness.targets import instantiate

@@ -1,5 +1,29 @@
-"""What is read: made-up datasets, and adapters of real ones."""
+"""What is read: generated datasets, and adapters of real ones."""
 
-from harness.datasets.handle import DatasetHandle, Progress
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # torch comes with it, and the processes that make samples do not need it
+    from loaders.base import Samples
 
 __all__ = ["DatasetHandle", "Progress"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many of it are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetHandle:
+    """A dataset that is on disk, whole, and checked."""
+
+    name: str
+    samples: Samples
+    skipped: tuple[str, ...]
+    """Files that were left out because they are broken, relative to the root."""
+    content_hash: str
+    """Tells these samples from any others; 16 hex digits."""
+    describe: Mapping[str, Any]
+    """What provenance tells of the dataset; plain values."""

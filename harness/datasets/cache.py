@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from harness.datasets.handle import Progress
+from harness.datasets import Progress
 from harness.errors import DatasetError
 
 __all__ = ["building", "check_room", "free_bytes", "only_builder", "spelled", "storage_errors"]
@@ -20,7 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def only_builder(target: Path, progress: Progress | None = None) -> Iterator[None]:
+def only_builder(target: Path, progress: Progress) -> Iterator[None]:
     """Hold the sole right to build `target`, waiting for another process that does.
 
     What builders that died have left beside it is removed. Raises DatasetError when the folder cannot be used.
@@ -31,11 +31,10 @@ def only_builder(target: Path, progress: Progress | None = None) -> Iterator[Non
     try:
         with storage_errors(target.parent):
             if not _try(lock):
-                if progress is not None:
-                    progress(f"waiting for another run that makes {target.name}", 0, 1)
+                what = f"waiting for another run that makes {target.name}"
+                progress(what, 0, 1)
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if progress is not None:
-                    progress(f"waiting for another run that makes {target.name}", 1, 1)
+                progress(what, 1, 1)
         _remove_leftovers(target)
         yield
     finally:

@@ -7,7 +7,7 @@ import re
 
 from harness.errors import ConfigError
 
-__all__ = ["check_count", "check_name", "check_scale", "check_size_kb"]
+__all__ = ["check_count", "check_name", "check_number"]
 
 
 def check_name(name: str) -> str:
@@ -25,19 +25,10 @@ def check_count(key: str, value: int, *, least: int = 1, most: int | None = None
     return value
 
 
-def check_scale(value: float, *, least: float, most: float) -> float:
-    """Return a factor on sizes that is within its bounds, else raise ConfigError."""
+def check_number(key: str, value: float, *, least: float, most: float, unit: str = "") -> float:
+    """Return a finite number within its bounds, else raise ConfigError naming the key."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"dataset.scale={value!r}: expected a number")
+        raise ConfigError(f"dataset.{key}={value!r}: expected a number{unit and f' of {unit}'}")
     if not least <= value <= most:
-        raise ConfigError(f"dataset.scale={value:g}: expected {least:g} to {most:g}")
-    return float(value)
-
-
-def check_size_kb(key: str, value: float) -> float:
-    """Return a mean size of JPEGs in kB (1000 bytes) that can be made, else raise ConfigError naming the key."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"dataset.{key}={value!r}: expected a number of kB")
-    if not 4 <= value <= 20_000:
-        raise ConfigError(f"dataset.{key}={value:g}: expected 4 to 20000 kB")
+        raise ConfigError(f"dataset.{key}={value:g}: expected {least:g} to {most:g}{unit and f' {unit}'}")
     return float(value)

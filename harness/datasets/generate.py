@@ -8,15 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import building, check_room, only_builder, storage_errors
 from harness.datasets.checks import check_count, check_name
-from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
 
@@ -68,8 +69,8 @@ class GeneratedDataset(ABC):
         """Return the class of every sample, shape (samples,)."""
 
     @abstractmethod
-    def paths(self) -> tuple[str, ...]:
-        """Return the path of every sample's main file, relative to the tree."""
+    def path(self, sample_id: int) -> str:
+        """Return the path of a sample's main file, relative to the tree."""
 
     @abstractmethod
     def files(self, sample_id: int) -> Iterator[tuple[str, Content | Iterable[Content]]]:
@@ -77,6 +78,15 @@ class GeneratedDataset(ABC):
 
         A content in parts is written part by part; neither it nor a file before it is kept.
         """
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Wanted bytes of every sample, shape (samples,)."""
+        return self.sizes_of(self.samples)
+
+    def paths(self) -> tuple[str, ...]:
+        """Return the path of every sample's main file."""
+        return tuple(map(self.path, range(self.samples)))
 
     def common(self) -> Iterator[tuple[str, Content]]:
         """Yield path and content of the files that belong to no single sample."""
@@ -134,25 +144,32 @@ class GeneratedDataset(ABC):
         """
         from loaders.base import Samples
 
-        tree = target / "tree"
+        def has_its_bytes(path: str) -> bool:
+            size, digest = files[path]
+            if (target / path).stat().st_size != size:
+                return False
+            if progress is None:
+                return True
+            with (target / path).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == digest
+
+        what = f"checking {self.name}"
         try:
             made: dict[str, Any] = json.loads((target / "dataset.json").read_text())
-            # Caches of older versions have no digest of the samples' table.
-            whole = progress is None or made.get("samples_digest") in (None, _digest(target, ["samples.parquet"]))
-            if whole:
-                samples = Samples.load(target / "samples.parquet").at(tree)
-                files: dict[str, int] = json.loads((target / "files.json").read_text())
-                whole = all((tree / path).stat().st_size == size for path, size in files.items())
-            if whole and progress is not None:
-                read = _digest_of_tree(tree, samples, files, f"checking {self.name}", progress)
-                whole = read == made["content_hash"]
-            if not whole and progress is not None:
+            files: dict[str, tuple[int, str]] = json.loads((target / "files.json").read_text())
+            if made.get("recipe") != asdict(self):
+                return None
+            found = in_threads(
+                has_its_bytes, files, lambda done: None if progress is None else progress(what, done, len(files))
+            )
+            if all(found):
+                samples = Samples.load(target / "samples.parquet").at(target / "tree")
+                return DatasetHandle(self.name, samples, (), str(made["content_hash"]), self._description(samples))
+            if progress is not None:
                 progress(f"files of {self.name} have changed in the cache: making it again", 1, 1)
-        except (OSError, ValueError, KeyError, AttributeError):
-            return None
-        if not whole or made.get("recipe") != asdict(self):
-            return None
-        return DatasetHandle(self.name, samples, (), str(made["content_hash"]), self._description(samples))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # not made yet, or not whole
+        return None
 
     def _description(self, samples: Samples) -> dict[str, Any]:
         low, middle, high = (round(float(q) / 1000, 1) for q in np.quantile(samples.sizes, (0.05, 0.5, 0.95)))
@@ -176,71 +193,35 @@ class GeneratedDataset(ABC):
         tree = folder / "tree"
         tree.mkdir()
         sizes = np.zeros(self.samples, np.int64)
-        digests = [""] * self.samples
-        files: dict[str, int] = {}
+        files: dict[str, tuple[int, str]] = {}
         what = f"making {self.name}"
         progress(what, 0, self.samples)
         done = 0
         with ThreadPoolExecutor(1, thread_name_prefix="describe") as beside:
-            described = beside.submit(
-                lambda: (self.paths(), self.labels(), self.columns(), tuple(self.common())),
-            )
+            described = beside.submit(lambda: (self.paths(), self.labels(), self.columns(), tuple(self.common())))
             for made in made_by_workers(self, tree, needed):
-                files.update(made["files"])
-                sizes[made["id"]], digests[made["id"]] = sum(made["files"].values()), made["sha256"]
+                files |= made["files"]
+                sizes[made["id"]] = sum(size for size, _ in made["files"].values())
                 done += 1
                 progress(what, done, self.samples)
-        if not all(digests):
+        if done < self.samples:
             raise DatasetError(f"{tree}: {self.samples - done} of {self.samples} {self.noun} are missing; run again")
         paths, labels, columns, common = described.result()
-        contents = list(zip(paths, digests, strict=True))
-        for path, data in common:
-            digest_of_file = hashlib.sha256()
-            files[path] = write_file(tree / path, data, digest_of_file)
-            contents.append((path, digest_of_file.hexdigest()))
-        Samples(tree, paths, labels, sizes, columns).save(folder / "samples.parquet")
-        (folder / "files.json").write_text(json.dumps(files))
-        about = {
-            "recipe": asdict(self),
-            "content_hash": _content_hash(contents),
-            "samples_digest": _digest(folder, ["samples.parquet"]),
-        }
+        files |= {path: write_file(tree / path, content) for path, content in common}
+        content = "".join(f"{path} {digest}\n" for path, (_, digest) in sorted(files.items()))
+        table = folder / "samples.parquet"
+        Samples(tree, paths, labels, sizes, columns).save(table)
+        known = {f"tree/{path}": about for path, about in files.items()}
+        known[table.name] = (table.stat().st_size, hashlib.sha256(table.read_bytes()).hexdigest())
+        (folder / "files.json").write_text(json.dumps(known))
+        about = {"recipe": asdict(self), "content_hash": hashlib.sha256(content.encode()).hexdigest()[:16]}
         (folder / "dataset.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def _digest_of_tree(tree: Path, samples: Samples, files: Iterable[str], what: str, progress: Progress) -> str:
-    """Return the content hash of the files of a tree, which are in the order in which each sample's were written."""
-    further = [column.to_pylist() for name, column in samples.columns.items() if name.endswith("_path")]
-    owner = {path: sample_id for paths in (samples.paths, *further) for sample_id, path in enumerate(paths)}
-    own: list[list[str]] = [[] for _ in samples.paths]
-    common: list[str] = []
-    for path in files:
-        (own[owner[path]] if path in owner else common).append(path)
-    digests = in_threads(lambda paths: _digest(tree, paths), own, lambda done: progress(what, done, len(own)))
-    digests += [_digest(tree, [path]) for path in common]
-    return _content_hash(zip((*samples.paths, *common), digests, strict=True))
-
-
-def _digest(folder: Path, paths: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with (folder / path).open("rb") as file:
-            hashlib.file_digest(file, lambda: digest)
-    return digest.hexdigest()
-
-
-def _content_hash(digests: Iterable[tuple[str, str]]) -> str:
-    """Return the content hash of main files with their samples' digests, and of the files that belong to no sample."""
-    content = hashlib.sha256()
-    for path, digest in digests:
-        content.update(f"{path} {digest}\n".encode())
-    return content.hexdigest()[:16]
-
-
-def write_file(path: Path, content: Content | Iterable[Content], digest: Any) -> int:
-    """Write a file and its folders, and add its bytes to the digest; return its size in bytes."""
+def write_file(path: Path, content: Content | Iterable[Content]) -> tuple[int, str]:
+    """Write a file and its folders; return its size in bytes and the SHA-256 of its bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    size = 0
+    size, digest = 0, hashlib.sha256()
     with path.open("wb", buffering=0) as file:
         for part in (content,) if isinstance(content, Content) else content:
             view = memoryview(part).cast("B")
@@ -248,4 +229,4 @@ def write_file(path: Path, content: Content | Iterable[Content], digest: Any) ->
             size += len(view)
             while len(view):  # a single write stops at 2 GiB
                 view = view[file.write(view) :]
-    return size
+    return size, digest.hexdigest()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.checks import check_count, check_size_kb
+from harness.datasets.checks import check_count, check_number
 from harness.datasets.draws import normal_deviates
 from harness.datasets.generate import Content, GeneratedDataset
 from harness.datasets.pictures import BITS_TOLERANCE, encode_to_size, patch, shape_of, tinted
@@ -47,29 +46,25 @@ class ImagenetLike(GeneratedDataset):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("classes", self.classes, most=self.samples)
-        check_size_kb("mean_kb", self.mean_kb)
+        check_number("mean_kb", self.mean_kb, least=4, most=20_000, unit="kB")
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every sample of a set of `count`, shape (count,)."""
         z = normal_deviates(np.random.default_rng([self.seed, 0x51]), count)
         return np.exp(math.log(self.mean_kb * 1000) - self.sigma**2 / 2 + self.sigma * z).astype(np.int64)
 
-    @cached_property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Wanted bytes of every sample, shape (samples,)."""
-        return self.sizes_of(self.samples)
-
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the class of every sample, shape (samples,)."""
         return np.arange(self.samples, dtype=np.int64) * self.classes // self.samples
 
-    def paths(self) -> tuple[str, ...]:
-        """Return class/name.jpg of every sample; sorted, they stand in the order of their ids."""
-        return tuple(map(self._path, range(self.samples)))
+    def path(self, sample_id: int) -> str:
+        """Return class/name.jpg of a sample; sorted, they stand in the order of their ids."""
+        label = self._class(sample_id)
+        return f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg"
 
     def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
         """Yield path and bytes of one sample's only file."""
-        yield self._path(sample_id), self.image(sample_id)
+        yield self.path(sample_id), self.image(sample_id)
 
     def image(self, sample_id: int) -> bytes:
         """Return one sample as a JPEG file: a texture in a hue of its class."""
@@ -91,7 +86,3 @@ class ImagenetLike(GeneratedDataset):
 
     def _class(self, sample_id: int) -> int:
         return sample_id * self.classes // self.samples
-
-    def _path(self, sample_id: int) -> str:
-        label = self._class(sample_id)
-        return f"c{label:05d}/c{label:05d}_{sample_id:08d}.jpg"

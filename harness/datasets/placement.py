@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import building, only_builder, storage_errors
-from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.shards import intact
 from harness.errors import DatasetError
 from loaders.base import Samples
@@ -52,11 +52,8 @@ class PlacedData:
     def describe(self) -> dict[str, Any]:
         """Return kind, and samples and bytes that lie on the storage node."""
         remote = ~self.on_compute
-        return {
-            "kind": self.kind,
-            "remote_samples": int(remote.sum()),
-            "remote_bytes": int(self.sizes[remote].sum()),
-        }
+        nbytes = int(self.sizes[remote].sum())
+        return {"kind": self.kind, "remote_samples": int(remote.sum()), "remote_bytes": nbytes}
 
     def seen_from_compute(self, samples: Samples) -> Samples:
         """Return the samples with paths below `local/` and `remote/`, one root for both.

@@ -14,34 +14,13 @@ from typing import Final, TypeVar
 
 from harness.errors import DatasetError
 
-__all__ = ["IMAGES", "Kind", "Listing", "SampleFile", "entries_of", "in_threads", "limited", "list_tree"]
+__all__ = ["Listing", "SampleFile", "entries_of", "in_threads", "limited", "list_tree"]
 
 T = TypeVar("T")
 Result = TypeVar("Result")
 
 _THREADS: Final = 16
 """Remote storage answers many requests as fast as one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """Which files of a tree are samples, and what messages call them."""
-
-    noun: str
-    suffixes: tuple[str, ...]
-    """In lower case; files may have any."""
-    layout: str
-    """Of a path below the root."""
-    hint: str
-    """More about the layout."""
-
-
-IMAGES: Final = Kind(
-    "images",
-    (".jpg", ".jpeg", ".png"),
-    "class/name.jpg",
-    " (or .jpeg, .png, in any case), for ImageNet the folder that holds n01440764 and its like",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +97,23 @@ def entries_of(root: Path, layout: str) -> list[os.DirEntry[str]]:
         raise _unreadable(root, error) from error
 
 
-def list_tree(root: Path, kind: Kind = IMAGES) -> Listing:
+def list_tree(root: Path, *, noun: str, suffixes: tuple[str, ...], layout: str, hint: str) -> Listing:
     """List the samples under the folders of a root, without hidden files and folders.
+
+    Samples are files with one of the suffixes, which are lower case, in any case. Messages call them `noun`, and say
+    the layout of their paths below the root and a hint about it.
 
     Raises DatasetError naming dataset.root when it is missing, no folder, not readable, or without samples.
     """
-    top = entries_of(root, kind.layout)
+    top = entries_of(root, layout)
     folders = [entry.name for entry in top if os.path.isdir(entry)]  # noqa: PTH112 - of a link in a circle False
-    read = in_threads(lambda name: _read_class(root, name, kind), folders)
+    read = in_threads(lambda name: _read_class(root, name, suffixes), folders)
     found = [(name, files) for name, (files, _) in zip(folders, read, strict=True) if files]
     if not found:
-        loose = sum(entry.name not in folders and entry.name.lower().endswith(kind.suffixes) for entry in top)
-        missing = f"its {loose} {kind.noun} are in no {kind.layout.split('/')[0]} folder"
-        held = missing if loose else f"holds no {kind.noun}"
-        raise DatasetError(f"dataset.root={root}: {held}; expected {kind.layout}{kind.hint}")
+        loose = sum(entry.name not in folders and entry.name.lower().endswith(suffixes) for entry in top)
+        missing = f"its {loose} {noun} are in no {layout.partition('/')[0]} folder"
+        held = missing if loose else f"holds no {noun}"
+        raise DatasetError(f"dataset.root={root}: {held}; expected {layout}{hint}")
     samples = [
         SampleFile(path, label, status.st_size, status.st_mtime_ns)
         for label, (_, files) in enumerate(found)
@@ -141,7 +123,7 @@ def list_tree(root: Path, kind: Kind = IMAGES) -> Listing:
     return Listing(root, tuple(samples), tuple(name for name, _ in found), ignored)
 
 
-def _read_class(root: Path, name: str, kind: Kind) -> tuple[list[tuple[str, os.stat_result]], int]:
+def _read_class(root: Path, name: str, suffixes: tuple[str, ...]) -> tuple[list[tuple[str, os.stat_result]], int]:
     """Return paths and status of the samples below a folder of the root, and how many other files there are."""
 
     def fail(error: OSError) -> None:
@@ -164,7 +146,7 @@ def _read_class(root: Path, name: str, kind: Kind) -> tuple[list[tuple[str, os.s
                 continue
             path = f"{folder}/{file}"
             status = _stat(path)
-            if file.lower().endswith(kind.suffixes) and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            if file.lower().endswith(suffixes) and (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
                 files[name + path[len(base) :]] = status
             else:
                 ignored += 1

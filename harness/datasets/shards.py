@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import check_room, only_builder, storage_errors
-from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.scan import in_threads
 from loaders.base import Samples
 from loaders.streaming.shards.convert import convert

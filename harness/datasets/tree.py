@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from harness.datasets import DatasetHandle, Progress
 from harness.datasets.checks import check_count, check_name
-from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.scan import SampleFile, list_tree
 from harness.datasets.verify import verdicts
 from harness.errors import ConfigError, DatasetError
@@ -49,20 +49,20 @@ class RealTree(ABC):
         if self.limit is not None:
             check_count("limit", self.limit)
 
+    @abstractmethod
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """List the samples, judge each that was not judged before, and return those that are whole.
 
         Raises DatasetError naming dataset.root, or the first sample at fault when on_error is `raise`.
         """
-        return self.read(Path(self.root).expanduser().absolute(), cache, progress)
 
-    @abstractmethod
-    def read(self, root: Path, cache: Path, progress: Progress) -> DatasetHandle:
-        """Do what `open` does, for an absolute root."""
+    @property
+    def folder(self) -> Path:
+        """The root as an absolute path."""
+        return Path(self.root).expanduser().absolute()
 
     def handle(
         self,
-        root: Path,
         kept: Sequence[SampleFile],
         faults: Mapping[str, str],
         facts: Mapping[str, Any],
@@ -84,13 +84,13 @@ class RealTree(ABC):
             more = f", and {len(others)} more of {len(kept) + len(shown)} {self.noun} are at fault" if others else ""
             remedy = "mend what is at fault, or leave it out with dataset.on_error=skip"
             end = remedy if self.on_error == "raise" else "no sample is left"
-            raise DatasetError(f"dataset.root={root}: {where} {reason}{more}; {end}")
+            raise DatasetError(f"dataset.root={self.folder}: {where} {reason}{more}; {end}")
         if not kept:
-            raise DatasetError(f"dataset.root={root}: there are no {self.noun} to take; no sample is left")
+            raise DatasetError(f"dataset.root={self.folder}: there are no {self.noun} to take; no sample is left")
         labels, sizes = (np.array([getattr(one, key) for one in kept], np.int64) for key in ("label", "size"))
-        samples = Samples(root, tuple(one.path for one in kept), labels, sizes, columns or {})
+        samples = Samples(self.folder, tuple(one.path for one in kept), labels, sizes, columns or {})
         about = {
-            "root": str(root),
+            "root": str(self.folder),
             "on_error": self.on_error,
             "samples": len(samples),
             "bytes": int(sizes.sum()),
@@ -108,11 +108,14 @@ class ImageTree(RealTree):
     noun: ClassVar[str] = "images"
     layout: ClassVar[str] = "a folder of class/name.jpg"
 
-    def read(self, root: Path, cache: Path, progress: Progress) -> DatasetHandle:
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Scan the tree, judge every file that was not judged before, and return what is whole."""
-        listing = list_tree(root).limited(self.limit, self.seed)
+        hint = " (or .jpeg, .png, in any case), for ImageNet the folder that holds n01440764 and its like"
+        suffixes = (".jpg", ".jpeg", ".png")
+        listing = list_tree(self.folder, noun=self.noun, suffixes=suffixes, layout="class/name.jpg", hint=hint)
+        listing = listing.limited(self.limit, self.seed)
         broken = verdicts(listing, cache, f"checking {self.name}", progress)
         kept = [file for file in listing.files if file.path not in broken]
         facts = {"classes": len(listing.classes), "files_ignored": listing.ignored}
         hashed = (f"{file.path}\0{file.label}\0{file.size}\0{file.mtime_ns}\n" for file in kept)
-        return self.handle(root, kept, broken, facts, hashed)
+        return self.handle(kept, broken, facts, hashed)

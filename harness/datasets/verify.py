@@ -13,8 +13,8 @@ from typing import Final
 
 from PIL import Image
 
+from harness.datasets import Progress
 from harness.datasets.cache import storage_errors
-from harness.datasets.handle import Progress
 from harness.datasets.scan import Listing, in_threads
 
 __all__ = ["defect", "verdicts"]

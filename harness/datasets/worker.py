@@ -7,14 +7,13 @@ line is written at once and is shorter than the pipe's atomic unit. A process di
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -37,8 +36,8 @@ _MIN_SHARE_BYTES: Final = 100_000
 def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) -> Iterator[dict[str, Any]]:
     """Make the files of all samples below `tree`; yield a result for each, in the order in which they are made.
 
-    A result has `id`, `files` (sizes in bytes by path) and `sha256` of their content. Raises DatasetError when the disk
-    is full or a process dies.
+    A result has `id` and `files`, the size in bytes and the SHA-256 of each by its path. Raises DatasetError when the
+    disk is full or a process dies.
     """
     from harness.testbed.process import dying_with_parent, end_group  # the workers do not need it
 
@@ -51,7 +50,9 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
         lines = stack.enter_context(os.fdopen(reader, "rb"))
         workers: list[subprocess.Popen[bytes]] = []
         try:
-            ids = stack.enter_context(_shared_ids(dataset.samples))
+            ids = os.memfd_create("sample-ids", os.MFD_CLOEXEC)
+            stack.callback(os.close, ids)
+            os.pwrite(ids, np.arange(dataset.samples, dtype=_ID).tobytes(), 0)
             for _ in range(count):
                 worker = subprocess.Popen(
                     dying_with_parent([sys.executable, "-m", "harness.datasets.worker", job]),
@@ -77,19 +78,6 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
                 raise _died(worker, dataset.noun)
 
 
-@contextmanager
-def _shared_ids(samples: int) -> Iterator[int]:
-    """Yield a file of all ids; the processes that inherit it share its position, so that each reads other ids."""
-    file = os.memfd_create("sample-ids", os.MFD_CLOEXEC)
-    try:
-        with open(file, "wb", closefd=False) as ids:
-            ids.write(np.arange(samples, dtype=_ID).tobytes())
-        os.lseek(file, 0, os.SEEK_SET)
-        yield file
-    finally:
-        os.close(file)
-
-
 def _died(worker: subprocess.Popen[bytes], noun: str) -> DatasetError:
     status = worker.returncode
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
@@ -104,15 +92,15 @@ def main() -> int:
     tree = Path(job["folder"])
     while read := os.read(sys.stdin.fileno(), _ID.itemsize):
         sample_id = int.from_bytes(read, "little")
-        digest, files = hashlib.sha256(), {}
+        files = {}
         for relative, content in dataset.files(sample_id):
             path = tree / relative
             try:
-                files[relative] = write_file(path, content, digest)
+                files[relative] = write_file(path, content)
             except OSError as error:
                 _say({"errno": error.errno, "path": str(path)})
                 return 1
-        _say({"id": sample_id, "files": files, "sha256": digest.hexdigest()})
+        _say({"id": sample_id, "files": files})
     return 0
 
 

@@ -12,6 +12,7 @@ from pycocotools.coco import COCO
 from harness.datasets.coco import CocoLike, CocoTree
 from harness.datasets.coco.annotations import CATEGORY_IDS
 from harness.datasets.coco.generated import ANNOTATIONS
+from harness.datasets.pictures import patch
 from harness.errors import ConfigError, DatasetError
 
 RECIPE = CocoLike("coco", samples=40, scale=0.02, seed=2)
@@ -97,18 +98,18 @@ def test_boxes_areas_and_outlines_agree_with_the_masks_that_pycocotools_draws(of
 def test_things_are_as_many_and_as_large_as_cocos():
     # 7.3 things of a picture, 41 % of them below 32 x 32 pixels and 24 % above 96 x 96, on pictures of 640 x 480.
     pictures = [CocoLike("coco", samples=1000, scale=0.2).picture(number) for number in range(1000)]
-    assert np.mean([len(picture.things) for picture in pictures]) == pytest.approx(6.9, rel=0.1)
-    assert 0 < sum(not picture.things for picture in pictures) < 30
+    assert np.mean([len(picture.outlines) for picture in pictures]) == pytest.approx(6.9, rel=0.1)
+    assert 0 < sum(not picture.categories for picture in pictures) < 30
     sides = np.array(
         [
-            np.sqrt(np.prod(np.ptp(thing.outline, axis=0)) * 0.785 / (picture.width * picture.height) * 640 * 480)
+            np.sqrt(np.prod(np.ptp(outline, axis=0)) * 0.785 / (picture.width * picture.height) * 640 * 480)
             for picture in pictures
-            for thing in picture.things
+            for outline in picture.outlines
         ]
     )
     assert (sides < 32).mean() == pytest.approx(0.41, abs=0.04)
     assert (sides > 96).mean() == pytest.approx(0.24, abs=0.04)
-    kinds = np.bincount([thing.category_id for picture in pictures for thing in picture.things])
+    kinds = np.bincount([kind for picture in pictures for kind in picture.categories])
     assert len(kinds[kinds > 0]) == 80
 
 
@@ -137,16 +138,17 @@ def test_the_same_seed_makes_the_same_files_and_another_seed_others(made):
 
 
 def test_things_are_painted_where_the_annotations_say_and_nowhere_else():
-    number = int(np.argmax([len(RECIPE.picture(n).things) for n in range(40)]))
+    number = int(np.argmax([len(RECIPE.picture(n).outlines) for n in range(40)]))
     picture = RECIPE.picture(number)
-    assert len(picture.things) > 10
-    bare = RECIPE.drawn(number, things=False)
+    assert len(picture.outlines) > 10
+    at = np.random.default_rng([RECIPE.seed, 0xC0FE, number]).integers(0, 1 << 31, 3).tolist()
+    bare = patch(RECIPE.seed, at, picture.width, picture.height)
     changed = (np.asarray(RECIPE.drawn(number)) != np.asarray(bare)).any(-1)
     coco = COCO()
     coco.dataset = RECIPE.annotations
     coco.createIndex()
     masks = [coco.annToMask(entry) for entry in coco.loadAnns(coco.getAnnIds(imgIds=number + 1))]
-    assert len(masks) == len(picture.things)
+    assert len(masks) == len(picture.outlines)
     inside = np.any(masks, axis=0)
     edge = np.zeros_like(inside)
     for dy, dx in ((0, 1), (1, 0), (0, -1), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1)):

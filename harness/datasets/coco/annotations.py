@@ -24,9 +24,12 @@ __all__ = ["CATEGORY_IDS", "Annotations", "Image"]
 
 CATEGORY_IDS: Final = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
 """Numbers of COCO's 80 categories; a model's class is a position here plus 1, 0 being the background."""
+_CLASSES: Final = {category: number for number, category in enumerate(CATEGORY_IDS, 1)}
 
-_LEAST_NUMBERS: Final = 6
+_MIN_NUMBERS: Final = 6
 """Of an outline: three corners."""
+_ROUNDING_PX: Final = 0.02
+"""Boxes are written with two digits, so that one at the edge may seem to leave it."""
 
 
 @dataclass(slots=True)
@@ -48,7 +51,29 @@ class Image:
         if not self.boxes:
             return 0
         areas = [width * height for _, _, width, height in self.boxes]
-        return CATEGORY_IDS.index(self.categories[areas.index(max(areas))]) + 1
+        return _CLASSES[self.categories[areas.index(max(areas))]]
+
+    def add(self, entry: Mapping[str, Any], counts: Counter[str]) -> None:
+        """Add an annotation; raises KeyError, TypeError or ValueError where its form is wrong."""
+        if entry.get("iscrowd", 0):
+            counts["crowds"] += 1
+            return
+        box = [float(value) for value in entry["bbox"]]
+        if len(box) != 4 or not all(map(math.isfinite, box)):
+            raise ValueError(f"has the box {entry['bbox']}, expected x, y, width and height")
+        category = int(entry["category_id"])
+        if category not in _CLASSES:
+            raise ValueError(f"has category {category}, which is none of COCO's 80")
+        left, right = (min(max(x, 0.0), self.width) for x in (box[0], box[0] + box[2]))
+        top, bottom = (min(max(y, 0.0), self.height) for y in (box[1], box[1] + box[3]))
+        if right <= left or bottom <= top:
+            counts["boxes_dropped"] += 1
+            return
+        self.segments.append(_outlines(entry.get("segmentation") or []))
+        kept = [left, top, right - left, bottom - top]
+        counts["boxes_cut"] += max(abs(new - old) for new, old in zip(kept, box, strict=True)) > _ROUNDING_PX
+        self.boxes.append(kept)
+        self.categories.append(category)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +90,22 @@ class Annotations:
     @classmethod
     def of(cls, content: Any, where: str) -> Annotations:
         """Read the content of an annotation file; raises DatasetError naming `where` when it is none."""
+        at = "`images`"
         try:
             images = {
                 int(one["id"]): Image(str(one["file_name"]), int(one["width"]), int(one["height"]))
                 for one in content["images"]
             }
-            entries = content["annotations"]
             if len(images) != len(content["images"]):
                 raise ValueError("two images have the same id")
-            if not isinstance(entries, list):
-                raise TypeError("`annotations` is no list")
+            entries = []
+            for position, entry in enumerate(content["annotations"]):
+                at = f"annotation number {position}"
+                entries.append((int(entry["image_id"]), entry))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DatasetError(
-                f"{where}: not as COCO's format asks ({type(error).__name__}: {error}); "
-                "expected lists `images`, `annotations` and `categories`"
+                f"{where}: not as COCO's format asks ({at}: {type(error).__name__}: {error}); "
+                "expected lists `images`, `annotations` (each with `image_id`) and `categories`"
             ) from error
         counts: Counter[str] = Counter(crowds=0, boxes_cut=0, boxes_dropped=0)
         malformed = {
@@ -86,18 +113,17 @@ class Annotations:
             for number, image in images.items()
             if min(image.width, image.height) < 1 or _leads_out(image.file_name)
         }
-        for position, entry in enumerate(entries):
-            number = _image_of(entry, position, where)
+        for position, (number, entry) in enumerate(entries):
             if number not in images:
                 malformed.setdefault(number, "has annotations and is not in `images`")
                 continue
             try:
-                _add(images[number], entry, counts)
+                images[number].add(entry, counts)
             except (KeyError, TypeError, ValueError) as error:
-                told = f"misses {error}" if isinstance(error, KeyError) else str(error)
-                malformed.setdefault(number, f"has an annotation ({entry.get('id', f'number {position}')}) that {told}")
-        kept = {number: image for number, image in images.items() if number not in malformed}
-        return cls(kept, dict(counts), malformed)
+                reason = f"misses {error}" if isinstance(error, KeyError) else str(error)
+                name = entry.get("id", f"number {position}")
+                malformed.setdefault(number, f"has an annotation ({name}) that {reason}")
+        return cls({n: image for n, image in images.items() if n not in malformed}, dict(counts), malformed)
 
     def columns(self, numbers: Iterable[int]) -> dict[str, pa.Array]:
         """Return boxes, categories and segments of these pictures, as Samples.columns holds them."""
@@ -112,54 +138,15 @@ class Annotations:
         }
 
 
-def _image_of(entry: Any, position: int, where: str) -> int:
-    try:
-        return int(entry["image_id"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DatasetError(
-            f"{where}: annotation number {position} names no image ({type(error).__name__}: {error}); "
-            "expected an object with `image_id`"
-        ) from error
-
-
-def _add(image: Image, entry: Mapping[str, Any], counts: Counter[str]) -> None:
-    """Add what one annotation says; raises KeyError, TypeError or ValueError for what it should not."""
-    if entry.get("iscrowd", 0):
-        counts["crowds"] += 1
-        return
-    box = [float(value) for value in entry["bbox"]]
-    if len(box) != 4 or not all(map(math.isfinite, box)):
-        raise ValueError(f"has the box {entry['bbox']}, expected x, y, width and height")
-    category = int(entry["category_id"])
-    if category not in _KNOWN:
-        raise ValueError(f"has category {category}, which is none of COCO's 80")
-    left, right = (min(max(x, 0.0), image.width) for x in (box[0], box[0] + box[2]))
-    top, bottom = (min(max(y, 0.0), image.height) for y in (box[1], box[1] + box[3]))
-    if right <= left or bottom <= top:
-        counts["boxes_dropped"] += 1
-        return
-    outlines = _outlines(entry.get("segmentation") or [])
-    kept = [left, top, right - left, bottom - top]
-    counts["boxes_cut"] += max(abs(new - old) for new, old in zip(kept, box, strict=True)) > _ROUNDING_PX
-    image.boxes.append(kept)
-    image.categories.append(category)
-    image.segments.append(outlines)
-
-
 def _outlines(segmentation: Any) -> list[npt.NDArray[np.float32]]:
     if not isinstance(segmentation, list):
         raise ValueError("has run lengths for an outline, and is no crowd")
     outlines = [np.array(one, np.float32) for one in segmentation]
     for one in outlines:
-        if one.ndim != 1 or one.size < _LEAST_NUMBERS or one.size % 2 or not np.isfinite(one).all():
+        if one.ndim != 1 or one.size < _MIN_NUMBERS or one.size % 2 or not np.isfinite(one).all():
             raise ValueError("has an outline that is not x and y in turns, for three corners or more")
     return outlines
 
 
 def _leads_out(file_name: str) -> bool:
     return file_name.startswith("/") or ".." in file_name.split("/") or not file_name
-
-
-_KNOWN: Final = frozenset(CATEGORY_IDS)
-_ROUNDING_PX: Final = 0.02
-"""Boxes are written with two digits, so that one at the edge may seem to leave it."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from harness.datasets.checks import check_scale
+from harness.datasets.checks import check_number
 from harness.datasets.coco.annotations import CATEGORY_IDS, Annotations
 from harness.datasets.draws import quantiles
 from harness.datasets.generate import Content, GeneratedDataset
@@ -51,20 +51,14 @@ _MAX_SIDE: Final = 0.7
 _CORNERS: Final = 26
 
 
-class Thing(NamedTuple):
-    """One annotated thing."""
-
-    category_id: int
-    outline: npt.NDArray[np.float64]
-    """Corners in pixels, shape (n, 2), x before y, inside the picture."""
-
-
 class Picture(NamedTuple):
     """One picture's size in pixels and its things, those behind before those in front."""
 
     width: int
     height: int
-    things: tuple[Thing, ...]
+    categories: list[int]
+    outlines: npt.NDArray[np.float64]
+    """Corners in pixels, shape (things, corners, 2), x before y, inside the picture."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ class CocoLike(GeneratedDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_scale(self.scale, least=0.01, most=10)
+        check_number("scale", self.scale, least=0.01, most=10)
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every picture of a set of `count`, shape (count,)."""
@@ -91,22 +85,17 @@ class CocoLike(GeneratedDataset):
         published = _MIN_BYTES + (_MAX_BYTES - _MIN_BYTES) * drawn ** (1 / _POWER)
         return (published * self.scale).astype(np.int64)
 
-    @cached_property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Wanted bytes of every picture, shape (samples,)."""
-        return self.sizes_of(self.samples)
-
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the class of each picture's largest box, 1 to 80, 0 without any; shape (samples,)."""
         return np.array([image.label for image in self._read.images.values()], np.int64)
 
-    def paths(self) -> tuple[str, ...]:
-        """Return train2017/NUMBER.jpg of every sample, numbered from 1 with twelve digits as COCO does."""
-        return tuple(map(_path, range(self.samples)))
+    def path(self, sample_id: int) -> str:
+        """Return train2017/NUMBER.jpg, numbered from 1 with twelve digits as COCO does."""
+        return f"train2017/{sample_id + 1:012d}.jpg"
 
     def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
         """Yield path and bytes of one sample's only file."""
-        yield _path(sample_id), encode_to_size(self.drawn(sample_id), int(self.sizes[sample_id]))
+        yield self.path(sample_id), encode_to_size(self.drawn(sample_id), int(self.sizes[sample_id]))
 
     def common(self) -> Iterator[tuple[str, Content]]:
         """Yield the annotations of all pictures."""
@@ -123,9 +112,10 @@ class CocoLike(GeneratedDataset):
         entries: list[dict[str, Any]] = []
         for number in range(self.samples):
             picture, image_id = self.picture(number), number + 1
-            name = _path(number).rpartition("/")[2]
+            name = self.path(number).rpartition("/")[2]
             images.append({"id": image_id, "file_name": name, "width": picture.width, "height": picture.height})
-            entries += [_entry(thing, image_id, len(entries) + at) for at, thing in enumerate(picture.things, 1)]
+            things = enumerate(zip(picture.categories, picture.outlines, strict=True), len(entries) + 1)
+            entries += [_entry(*thing, image_id, at) for at, thing in things]
         return {
             "info": {"description": "generated, in the layout of COCO 2017", "version": "1.0", "year": 2017},
             "images": images,
@@ -145,7 +135,7 @@ class CocoLike(GeneratedDataset):
         ratios, shares = zip(*_RATIOS, strict=True)
         width, height = shape_of(area, float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.03)), 32)
         if rng.random() < _EMPTY:
-            return Picture(width, height, ())
+            return Picture(width, height, [], np.empty((0, _CORNERS, 2)))
         count = min(_MAX_THINGS, int(rng.geometric(1 / _MEAN_THINGS)))
         side = math.sqrt(width * height) * _MIDDLE_SIDE * rng.lognormal(0.0, _SIDE_SIGMA, count)
         radius = np.clip(-np.sort(-side), _MIN_SIDE_PX, _MAX_SIDE * min(width, height)) * 0.7
@@ -158,39 +148,34 @@ class CocoLike(GeneratedDataset):
         around = centres[:, None] + axes * np.stack((np.cos(angles), np.sin(angles + slant)), axis=2)
         outside = np.minimum(around.min(1), 0) + np.maximum(around.max(1) - (width, height), 0)
         outlines = (around - outside[:, None]).round(2)
-        kinds = rng.choice(CATEGORY_IDS, count).tolist()
-        return Picture(width, height, tuple(map(Thing, kinds, outlines)))
+        return Picture(width, height, rng.choice(CATEGORY_IDS, count).tolist(), outlines)
 
-    def drawn(self, number: int, *, things: bool = True) -> Image.Image:
-        """Draw one picture, in YCbCr, with its things or without."""
+    def drawn(self, number: int) -> Image.Image:
+        """Draw one picture, in YCbCr."""
         picture = self.picture(number)
         rng = np.random.default_rng([self.seed, 0xC0FE, number])
-        ground, *places = rng.integers(0, 1 << 31, (1 + len(picture.things), 3)).tolist()
+        ground, *places = rng.integers(0, 1 << 31, (1 + len(picture.categories), 3)).tolist()
         image = patch(self.seed, ground, picture.width, picture.height)
-        for thing, place in zip(picture.things if things else (), places, strict=things):
-            (left, top), (right, bottom) = np.floor(thing.outline.min(0)), np.ceil(thing.outline.max(0))
+        for category, outline, place in zip(picture.categories, picture.outlines, places, strict=True):
+            (left, top), (right, bottom) = np.floor(outline.min(0)), np.ceil(outline.max(0))
             part = patch(self.seed, place, int(right - left) + 1, int(bottom - top) + 1)
             # The kinds stand around the circle of hues in three rings, so that a detector has something to learn.
-            kind = CATEGORY_IDS.index(thing.category_id)
+            kind = CATEGORY_IDS.index(category)
             light, ring = (-40, 0, MAX_LIGHT)[kind // 3 % 3], (30, 55, MAX_COLOUR)[kind % 3]
-            lay(image, thing.outline, tinted(part, light, kind / len(CATEGORY_IDS), ring), (int(left), int(top)))
+            lay(image, outline, tinted(part, light, kind / len(CATEGORY_IDS), ring), (int(left), int(top)))
         return image
 
 
-def _entry(thing: Thing, image_id: int, number: int) -> dict[str, Any]:
-    """Return one of the entries of `annotations` (cocodataset.org, "Data format")."""
-    x, y = thing.outline.T
+def _entry(category_id: int, outline: npt.NDArray[np.float64], image_id: int, number: int) -> dict[str, Any]:
+    """Return one of the entries of `annotations`."""
+    x, y = outline.T
     left, top, width, height = x.min(), y.min(), np.ptp(x), np.ptp(y)
     return {
         "id": number,
         "image_id": image_id,
-        "category_id": thing.category_id,
+        "category_id": category_id,
         "bbox": [round(float(value), 2) for value in (left, top, width, height)],
-        "segmentation": [thing.outline.ravel().tolist()],
+        "segmentation": [outline.ravel().tolist()],
         "area": round(float(abs(x @ np.roll(y, -1) - y @ np.roll(x, -1)) / 2), 4),
         "iscrowd": 0,
     }
-
-
-def _path(number: int) -> str:
-    return f"train2017/{number + 1:012d}.jpg"

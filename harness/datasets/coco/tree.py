@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from harness.datasets import DatasetHandle, Progress
 from harness.datasets.coco.annotations import Annotations
-from harness.datasets.handle import DatasetHandle, Progress
 from harness.datasets.scan import Listing, SampleFile, limited
 from harness.datasets.tree import RealTree
 from harness.datasets.verify import verdicts
@@ -43,8 +43,9 @@ class CocoTree(RealTree):
         if self.without_boxes not in ("keep", "leave_out"):
             raise ConfigError(f"dataset.without_boxes={self.without_boxes!r}: expected one of keep, leave_out")
 
-    def read(self, root: Path, cache: Path, progress: Progress) -> DatasetHandle:
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Read the annotations, judge every picture that was not judged before, and return those that are whole."""
+        root = self.folder
         file = self._annotation_file(root)
         progress(f"reading {file.name}", 0, 1)
         content, digest = _read(file)
@@ -82,7 +83,7 @@ class CocoTree(RealTree):
         }
         hashed = (digest, *(f"{one.path}\0{one.size}\0{one.mtime_ns}\n" for one in kept))
         columns = known.columns(numbers[one.path] for one in kept)
-        return self.handle(root, kept, wrong | missing | broken, facts, hashed, columns)
+        return self.handle(kept, wrong | missing | broken, facts, hashed, columns)
 
     def _annotation_file(self, root: Path) -> Path:
         if not root.is_dir():

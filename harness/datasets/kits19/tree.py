@@ -8,11 +8,11 @@ import re
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from harness.datasets.handle import DatasetHandle, Progress
+from harness.datasets import DatasetHandle, Progress
 from harness.datasets.scan import SampleFile, entries_of, in_threads, limited
 from harness.datasets.tree import RealTree
 from harness.errors import DatasetError
@@ -28,8 +28,7 @@ _LABELLED: Final = 210
 """Cases of KiTS19 from this one on are its challenge's test set, and have no segmentation (arXiv:1904.00445)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
+class _Case(NamedTuple):
     number: int
     image: str
     """Relative to the root, as `labels` is."""
@@ -43,10 +42,11 @@ class Kits19Tree(RealTree):
     noun: ClassVar[str] = "cases"
     layout: ClassVar[str] = "a folder of KiTS19's cases"
 
-    def read(self, root: Path, cache: Path, progress: Progress) -> DatasetHandle:
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """List the cases, judge their headers and lengths, and return what is whole; `cache` is not used."""
         import pyarrow as pa
 
+        root = self.folder
         listed, unlabelled = _list_cases(root)
         cases = limited(listed, self.limit, self.seed)
         what = f"checking {self.name}"
@@ -66,7 +66,7 @@ class Kits19Tree(RealTree):
         hashed = (f"{path}\0{status.st_size}\0{status.st_mtime_ns}\n" for pair in files for path, status in pair)
         columns = {"label_path": pa.array([case.labels for case in kept])}
         # A fault names one of the two files, and a sample that is left out its image.
-        return replace(self.handle(root, samples, dict(broken.values()), facts, hashed, columns), skipped=tuple(broken))
+        return replace(self.handle(samples, dict(broken.values()), facts, hashed, columns), skipped=tuple(broken))
 
 
 def _list_cases(root: Path) -> tuple[list[_Case], int]:

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.checks import check_scale
+from harness.datasets.checks import check_number
 from harness.datasets.draws import quantiles
 from harness.datasets.generate import Content, GeneratedDataset
-from harness.datasets.librispeech.flac import SAMPLE_RATE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LibriSpeechLike"]
+__all__ = ["SAMPLE_RATE", "LibriSpeechLike"]
+
+SAMPLE_RATE: Final = 16_000
+"""Samples per second of LibriSpeech (Panayotov et al., ICASSP 2015)."""
 
 _MIN_BYTES: Final = 60_000.0
 _MAX_BYTES: Final = 340_000.0
@@ -80,7 +82,7 @@ class LibriSpeechLike(GeneratedDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_scale(self.scale, least=0.05, most=10.0)  # the shortest recordings hold a word at least
+        check_number("scale", self.scale, least=0.05, most=10.0)  # the shortest recordings hold a word at least
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every recording of a set of `count`, shape (count,)."""
@@ -89,22 +91,18 @@ class LibriSpeechLike(GeneratedDataset):
         drawn = quantiles(np.random.default_rng([self.seed, 0x51]), count)
         return np.array([self.scale * normal.inv_cdf(low + float(q) * (high - low)) for q in drawn]).astype(np.int64)
 
-    @cached_property
-    def sizes(self) -> npt.NDArray[np.int64]:
-        """Wanted bytes of every recording, shape (samples,)."""
-        return self.sizes_of(self.samples)
-
     def labels(self) -> npt.NDArray[np.int64]:
         """Return the speaker of every recording, counted from 0, shape (samples,)."""
         return np.arange(self.samples, dtype=np.int64) // _SPEAKER
 
-    def paths(self) -> tuple[str, ...]:
-        """Return SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac of every recording."""
-        return tuple(map(_path, range(self.samples)))
+    def path(self, sample_id: int) -> str:
+        """Return SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac."""
+        speaker, chapter = 1001 + sample_id // _SPEAKER, 120_001 + sample_id // _CHAPTER
+        return f"{speaker}/{chapter}/{speaker}-{chapter}-{sample_id % _CHAPTER:04d}.flac"
 
     def files(self, sample_id: int) -> Iterator[tuple[str, Content]]:
         """Yield path and bytes of one recording."""
-        yield _path(sample_id), _spoken(*self._plan(sample_id), np.random.default_rng([self.seed, 0x5D, sample_id]))
+        yield self.path(sample_id), _spoken(*self._plan(sample_id), np.random.default_rng([self.seed, 0x5D, sample_id]))
 
     def common(self) -> Iterator[tuple[str, Content]]:
         """Yield SPEAKER-CHAPTER.trans.txt of every chapter: a line for each recording, its name and its words."""
@@ -175,8 +173,3 @@ def _bank() -> npt.NDArray[np.float32]:
     waves *= _LEVEL / waves.std(axis=1, keepdims=True)
     waves[0] = _ROOM * rng.standard_normal(_EDGE, np.float32)
     return waves
-
-
-def _path(sample_id: int) -> str:
-    speaker, chapter = 1001 + sample_id // _SPEAKER, 120_001 + sample_id // _CHAPTER
-    return f"{speaker}/{chapter}/{speaker}-{chapter}-{sample_id % _CHAPTER:04d}.flac"

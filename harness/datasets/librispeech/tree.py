@@ -8,21 +8,20 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import pyarrow as pa
+import soundfile
 
-from harness.datasets.handle import DatasetHandle, Progress
-from harness.datasets.librispeech import flac
-from harness.datasets.scan import Kind, SampleFile, in_threads, list_tree
+from harness.datasets import DatasetHandle, Progress
+from harness.datasets.librispeech.generated import SAMPLE_RATE
+from harness.datasets.scan import SampleFile, in_threads, list_tree
 from harness.datasets.tree import RealTree
 from harness.datasets.verify import verdicts
 
 __all__ = ["LibriSpeechTree"]
 
-_SPEECH: Final = Kind(
-    "recordings",
-    (".flac",),
-    "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac",
-    " beside SPEAKER-CHAPTER.trans.txt, for LibriSpeech the folder train-clean-100 or one above it",
-)
+_LAYOUT: Final = "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac"
+_HINT: Final = " beside SPEAKER-CHAPTER.trans.txt, for LibriSpeech the folder train-clean-100 or one above it"
+_TAIL: Final = 256
+"""PCM samples that are decoded, at the end."""
 _ALPHABET: Final = frozenset(" 'ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
@@ -33,12 +32,13 @@ class LibriSpeechTree(RealTree):
     Samples' columns are transcript (string) and duration_s (float64, by the files' headers).
     """
 
-    noun: ClassVar[str] = _SPEECH.noun
-    layout: ClassVar[str] = f"a folder of {_SPEECH.layout}"
+    noun: ClassVar[str] = "recordings"
+    layout: ClassVar[str] = f"a folder of {_LAYOUT}"
 
-    def read(self, root: Path, cache: Path, progress: Progress) -> DatasetHandle:
+    def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Read the transcripts, judge every recording that was not judged before, and return those that are whole."""
-        whole = list_tree(root, _SPEECH)
+        root = self.folder
+        whole = list_tree(root, noun=self.noun, suffixes=(".flac",), layout=_LAYOUT, hint=_HINT)
         listing = whole.limited(self.limit, self.seed)
         folders = sorted({_split(file.path)[0] for file in listing.files})
         what = "reading transcripts"
@@ -47,11 +47,11 @@ class LibriSpeechTree(RealTree):
         texts = {(folder, name): text for folder, (found, _) in lines.items() for name, text in found.items()}
         unsaid = {file.path: reason for file in listing.files if (reason := _problem(file.path, lines)) is not None}
         # A broken recording is worse than a missing transcript, and is named instead of it.
-        problems = unsaid | verdicts(listing, cache, f"checking {self.name}", progress, flac.defect)
+        problems = unsaid | verdicts(listing, cache, f"checking {self.name}", progress, defect)
         faults = {file.path: problems[file.path] for file in listing.files if file.path in problems}
         kept = [file for file in listing.files if file.path not in faults]
         said = [texts[_split(file.path)] for file in kept]
-        durations = in_threads(lambda file: flac.duration_s(root / file.path), kept)
+        durations = in_threads(lambda file: _duration_s(root / file.path), kept)
         speakers = [_split(file.path)[1].partition("-")[0] for file in kept]
         numbers = {speaker: label for label, speaker in enumerate(sorted(set(speakers), key=_by_number))}
         labelled = [
@@ -67,7 +67,7 @@ class LibriSpeechTree(RealTree):
             facts["transcripts_without_recording"] = len(texts.keys() - {_split(file.path) for file in listing.files})
         hashed = (f"{file.path}\0{file.size}\0{file.mtime_ns}\0{text}\n" for file, text in zip(kept, said, strict=True))
         columns = {"transcript": pa.array(said, pa.string()), "duration_s": pa.array(durations, pa.float64())}
-        return self.handle(root, labelled, faults, facts, hashed, columns)
+        return self.handle(labelled, faults, facts, hashed, columns)
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -112,4 +112,45 @@ def _problem(path: str, lines: Mapping[str, tuple[dict[str, str], str | None]]) 
     if strange := sorted(set(found[name]) - _ALPHABET):
         expected = "expected upper-case letters, spaces and apostrophes"
         return f"has {strange[0]!r} in its transcript in {file}; {expected}"
+    return None
+
+
+def defect(path: Path) -> str | None:
+    """Say what is wrong with a FLAC file, None if nothing is.
+
+    The header is read and the end decoded, which tells a file that was cut short; what is damaged between them is
+    found by the sums of its frames when it is decoded for training.
+    """
+    try:
+        with path.open("rb") as file:
+            if not file.read(1):
+                return "is empty"
+            file.seek(0)
+            with soundfile.SoundFile(file) as sound:
+                return _wrong(sound)
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
+        return f"is truncated or no FLAC ({error})"
+
+
+def _duration_s(path: Path) -> float:
+    """Return how long a FLAC file lasts in seconds, by its header."""
+    about = soundfile.info(str(path))
+    return float(about.frames / about.samplerate)
+
+
+def _wrong(sound: soundfile.SoundFile) -> str | None:
+    if sound.format != "FLAC":
+        return f"holds {sound.format}, expected FLAC"
+    if sound.channels != 1:
+        return f"has {sound.channels} channels, expected 1"
+    if sound.samplerate != SAMPLE_RATE:
+        return f"has {sound.samplerate} samples per second, expected {SAMPLE_RATE}"
+    if sound.frames < 1:
+        return "holds no sound"
+    wanted = min(_TAIL, sound.frames)
+    sound.seek(-wanted, soundfile.SEEK_END)
+    if len(sound.read(wanted, dtype="int16")) < wanted:
+        return "is truncated (its last samples are missing)"
     return None
