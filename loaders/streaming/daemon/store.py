@@ -64,12 +64,12 @@ class ShardStore:
         _refuse_outside(root, paths, links_into)
         opened = ShardSet.open(root)
         shards = sorted(opened.shards, key=lambda shard: shard.path.name)
+        check_content(shards)
         self.mixing = opened.mixing or measure_mixing([shard.records["label"] for shard in shards])
         """How well classes are mixed, and in which order well enough."""
         self._views = []
         described = []
         for shard in shards:
-            check_content(shard)
             self._views.append(_map(shard.path.resolve(), shard.nbytes))
             digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)
             digest.update(shard.records.tobytes())

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -202,13 +202,19 @@ def read_checksums(shard: Path, records: npt.NDArray[Any]) -> npt.NDArray[np.uin
     return np.frombuffer(b"".join(stated), "<u4")
 
 
-def check_content(shard: Shard) -> None:
-    """Check that a shard is the one that was indexed: a few records of it, or all where it is newer than its index.
+def check_content(shards: Sequence[Shard]) -> None:
+    """Check that shards are those that were indexed: a few records of each, or all where it is newer than its index.
 
-    What a few records do not show, the receiver finds: the index' checksums go with every batch.
+    What a few records do not show, the receiver finds: the checksums of the index go with every batch.
 
-    Raises ShardError naming the record that was another one when the shard was indexed.
+    Raises ShardError naming the record that was another one when its shard was indexed.
     """
+    with ThreadPoolExecutor(_READERS) as threads:
+        for _ in threads.map(_check_content, shards):
+            pass
+
+
+def _check_content(shard: Shard) -> None:
     which = np.unique(np.linspace(0, len(shard.records) - 1, _LOOKED_AT).astype(int))
     if shard.path.stat().st_mtime_ns > index_path(shard.path).stat().st_mtime_ns:
         which = np.arange(len(shard.records))
