@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -14,6 +13,7 @@ from rich.text import Text
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.verdict import FED, Verdict, judge, stage_s
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
+from harness.report.terminal import plain_table, print_whole
 
 __all__ = ["print_diagnosis"]
 
@@ -26,7 +26,10 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     verdict = judge(diagnosis)
     for part in _parts(diagnosis, verdict):
         console.print()
-        console.print(part)
+        if isinstance(part, Table):
+            print_whole(console, part)
+        else:
+            console.print(part)
 
 
 def _parts(diagnosis: Diagnosis, verdict: Verdict) -> Iterator[RenderableType]:
@@ -125,14 +128,8 @@ def _workers(diagnosis: Diagnosis, verdict: Verdict) -> Table:
 
 
 def _table(*columns: str, left: tuple[str, ...]) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 0),
-        header_style="bold",
-        caption_justify="left",
-        caption_style="dim",
-    )
+    table = plain_table(0)
+    table.caption_justify, table.caption_style = "left", "dim"
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
     return table

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from harness.errors import ResultsError
@@ -14,6 +12,7 @@ from harness.report.folder import read_results
 from harness.report.labels import UNKNOWN, joules, regime_labels, seconds, spell
 from harness.report.summary import summarise
 from harness.report.tables import verdict_style
+from harness.report.terminal import plain_table, print_whole
 from harness.sweep import Job, changed
 
 __all__ = ["print_jobs"]
@@ -22,7 +21,7 @@ __all__ = ["print_jobs"]
 def print_jobs(jobs: Sequence[Job], console: Console) -> None:
     """Print the medians of every job, one line each workload, regime and loader, and where its results are."""
     gap = 2 if console.width >= 100 else 1
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    table = plain_table(gap)
     table.add_column("job", overflow="fold")
     for name in ("workload", "regime", "loader"):
         table.add_column(name, no_wrap=True)
@@ -37,7 +36,7 @@ def print_jobs(jobs: Sequence[Job], console: Console) -> None:
         if not rows:
             table.add_row(Text(title, "bold"), "", "", "", UNKNOWN, UNKNOWN, Text("no rows", "red"), end_section=True)
     console.print()
-    console.print(table)
+    print_whole(console, table)
     console.print()
     for number, (job, overrides) in enumerate(zip(jobs, changed(jobs), strict=True), 1):
         console.print(Text(" ".join((f"{number}:", *overrides)), "bold"), soft_wrap=True)

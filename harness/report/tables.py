@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 
-from rich import box
 from rich.console import Console, RenderableType
 from rich.console import Group as Stack
 from rich.padding import Padding
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.report.caveats import caveats
-from harness.report.claims import FAIL, NOT_CHECKED, PASS, judge
+from harness.report.claims import FAIL, NOT_CHECKED, PASS, Claim, judge
 from harness.report.distance import Slowdown, slowdowns
 from harness.report.figures import figure_tables
 from harness.report.figures.tables import FigureTable
@@ -21,11 +21,13 @@ from harness.report.folder import Results, read_results
 from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
 from harness.report.problems import problems
 from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
+from harness.report.terminal import fits, plain_table, print_whole
 
 __all__ = ["print_table", "verdict_style"]
 
-WIDE_COLUMNS = 100
-"""From this width on there is room for utilisation and throughput."""
+_RATIO, _SPREAD, _USE = "ratio", "spread", "utilisation and throughput"
+_COLUMNS = frozenset({_RATIO, _SPREAD, _USE})
+"""What the table of medians has beside the medians where there is room."""
 SHOWN_PROBLEMS = 12
 
 _MARKS = {PASS: ("✓", "green"), FAIL: ("✗", "red")}
@@ -39,23 +41,26 @@ def print_table(folder: Path, console: Console) -> None:
     """
     results = read_results(folder)
     groups = summarise(results)
-    wide = console.width >= WIDE_COLUMNS
     console.print()
     console.print(_headline(results, groups))
     for workload in results.workloads:
         console.print()
         if len(results.workloads) > 1:
             console.print(Text(spell(workload), "bold"))
-        console.print(_medians(results, groups, workload, wide=wide))
-        console.print(_legend(results, groups))
+        columns = _columns(console, results, groups, workload)
+        print_whole(console, _medians(results, groups, workload, columns))
+        console.print(_legend(results, groups, columns))
         found = slowdowns(results, groups, workload)
         if any(slowdown.ours is not None for slowdown in found):
             console.print()
-            console.print(_distance(results, found))
+            print_whole(console, _distance(results, found))
     for table in figure_tables(results):
         console.print()
-        console.print(_figure_table(table))
-    for part in (_claims(results), _problems(results), _caveats(results, groups)):
+        print_whole(console, _figure_table(table))
+    if claims := judge(results):
+        console.print()
+        _print_claims(console, claims)
+    for part in (_problems(results), _caveats(results, groups)):
         if part is not None:
             console.print()
             console.print(part)
@@ -70,17 +75,28 @@ def _headline(results: Results, groups: Sequence[Group]) -> Text:
     return text
 
 
-def _medians(results: Results, groups: Sequence[Group], workload: str, *, wide: bool) -> Table:
-    labels = regime_labels(results)
+def _columns(console: Console, results: Results, groups: Sequence[Group], workload: str) -> frozenset[str]:
+    """Return what the table of medians has room for."""
     compared = results.streaming is not None and len(results.loaders) > 1
+    every = _COLUMNS if compared else _COLUMNS - {_RATIO}
+    choices = (every, every - {_USE}, every - {_USE, _SPREAD})
+    roomy = (columns for columns in choices if fits(console, _medians(results, groups, workload, columns)))
+    return next(roomy, frozenset())
+
+
+def _medians(results: Results, groups: Sequence[Group], workload: str, columns: frozenset[str]) -> Table:
+    labels = regime_labels(results)
+    compared, wide = _RATIO in columns, _USE in columns
+    spread = slice(None) if _SPREAD in columns else slice(1)
     all_estimated = _all_estimated(groups)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2 if wide else 1, 0, 0), header_style="bold")
+    table = plain_table(2 if wide else 1)
     table.add_column("regime", no_wrap=True)
     table.add_column("loader", no_wrap=True)
-    for name in ("epoch", "spread", *(("ratio",) if compared else ())):
+    beside = [name for name in (_SPREAD, _RATIO) if name in columns]
+    for name in ("epoch", *beside):
         table.add_column(name, justify="right", no_wrap=True)
     energy = "estimate" if all_estimated else "energy"
-    for name in (energy, "spread", *(("ratio",) if compared else ())):
+    for name in (energy, *beside):
         table.add_column(name, justify="right", no_wrap=True)
     for name in ("AU", "MB/s") if wide else ():
         table.add_column(name, justify="right", no_wrap=True)
@@ -91,13 +107,13 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, *, wide: 
             base = find(groups, workload, regime, results.streaming)
             cells: list[str | Text] = [
                 _loader(group, results),
-                *_stat(group, group.time_s, seconds(_median(group.time_s))),
+                *_stat(group, group.time_s, seconds(_median(group.time_s)))[spread],
             ]
             if compared:
                 cells.append(_ratio(group, base, ratio(group.time_s, base.time_s if base else None)))
             estimate = bool(group.estimated) and not all_estimated
             total = joules(_median(group.total_j)) + (" est." if estimate and group.total_j else "")
-            cells += _stat(group, group.total_j, total)
+            cells += _stat(group, group.total_j, total)[spread]
             if compared:
                 cells.append(_ratio(group, base, ratio(group.total_j, base.total_j if base else None)))
             if wide:
@@ -146,13 +162,13 @@ def _all_estimated(groups: Iterable[Group]) -> bool:
     return bool(known) and all(group.estimated for group in known)
 
 
-def _legend(results: Results, groups: Sequence[Group]) -> Text:
+def _legend(results: Results, groups: Sequence[Group], columns: frozenset[str]) -> Text:
     counts = [len(group.time_s.values) for group in groups if group.time_s]
     parts = ["Medians per epoch"]
-    if any(count > 1 for count in counts):
+    if _SPREAD in columns and any(count > 1 for count in counts):
         quartiles = "interquartile range" if max(counts) >= 4 else "largest − smallest"
         parts.append(f"spread: {quartiles}, of the median")
-    if results.streaming is not None and len(results.loaders) > 1:
+    if _RATIO in columns and results.streaming is not None:
         parts.append(f"ratio: to {spell(results.streaming)} in the same regime")
     if _all_estimated(groups):
         parts.append("estimate: joules that no sensor measured")
@@ -161,10 +177,10 @@ def _legend(results: Results, groups: Sequence[Group]) -> Text:
     return Text("; ".join(parts) + ".", "dim")
 
 
-def _distance(results: Results, found: Sequence[Slowdown]) -> RenderableType:
+def _distance(results: Results, found: Sequence[Slowdown]) -> Table:
     labels = regime_labels(results)
     near = found[0].near
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = plain_table(2)
     table.add_column(f"epoch against {labels[near]}", no_wrap=True)
     has_paper = any(slowdown.paper is not None for slowdown in found)
     for regime in results.regimes[1:]:
@@ -182,25 +198,22 @@ def _distance(results: Results, found: Sequence[Slowdown]) -> RenderableType:
 
 
 def _figure_table(told: FigureTable) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table = plain_table()
     for position, name in enumerate(told.columns):
-        # A number is never cut; its heading stands on as many lines as it has words.
-        heading, side = (name, "left") if position == 0 else (name.replace(" ", "\n"), "right")
+        # A number is never cut; its heading is broken to the width of the numbers.
+        width = max(map(len, [*name.split(), *(row[position] for row in told.rows)]))
+        heading, side = (name, "left") if position == 0 else (fill(name, width), "right")
         table.add_column(heading, justify=side, no_wrap=position > 0)  # type: ignore[arg-type]
     for position, row in enumerate(told.rows):
         table.add_row(*row, style="dim" if position in told.dim else "")
     return table
 
 
-def _claims(results: Results) -> RenderableType | None:
-    claims = judge(results)
-    if not claims:
-        return None
+def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
     judged = [claim for claim in claims if claim.verdict != NOT_CHECKED]
     skipped = [claim for claim in claims if claim.verdict == NOT_CHECKED]
-    parts: list[RenderableType] = []
     if judged:
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+        table = plain_table()
         table.add_column("")
         table.add_column("claims of the paper")
         table.add_column("here", justify="right", no_wrap=True)
@@ -208,12 +221,11 @@ def _claims(results: Results) -> RenderableType | None:
         for claim in judged:
             mark, style = _MARKS[claim.verdict]
             table.add_row(Text(mark, style), claim.claim, Text(claim.actual, style), claim.expected)
-        parts.append(table)
+        print_whole(console, table)
     if skipped:
         reasons = "; ".join(dict.fromkeys(claim.reason for claim in skipped))
         which = "One claim of the paper is" if len(skipped) == 1 else f"{len(skipped)} claims of the paper are"
-        parts.append(Text(f"{which} not checked: {reasons}.", "dim"))
-    return Stack(*parts)
+        console.print(Text(f"{which} not checked: {reasons}.", "dim"))
 
 
 def _problems(results: Results) -> RenderableType | None:

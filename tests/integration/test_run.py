@@ -114,6 +114,8 @@ def test_a_run_yields_valid_rows_a_report_and_leaves_nothing(harness, tmp_path):
     assert all(float(r["cpu_j"]) > 0 for r in found)
     assert all("cpu=" in r["energy_source"] for r in found)
     folder = tmp_path / "results" / "latest"
+    # A path and a command can be copied from a log, however long they are.
+    assert f"\nreport: {folder.resolve() / 'report.html'}\n" in done.stderr
     for name in ("config.yaml", "plan.json", "ledger.jsonl", "provenance.json", "checks.json", "report.html"):
         assert (folder / name).stat().st_size > 0, name
     for cell in (folder / "cells").iterdir():
@@ -156,7 +158,8 @@ def test_a_run_outlives_its_own_death_and_that_of_a_worker_and_a_daemon(harness,
     checks = json.loads((results / "latest" / "checks.json").read_text())
     assert [check["verdict"] for check in checks if check["rule"] == "same_place"] == ["pass"] * 3
     assert f"kept as {damaged.name}.damaged-1 and measured again" in done.stderr
-    assert "3 of 3 rows are invalid" in done.stderr and "resume_invalid=true" in done.stderr
+    again = f"resume={(results / 'latest').resolve().name} results_dir={results} resume_invalid=true\n"
+    assert f"3 of 3 rows are invalid; measure them again with: python -m harness {again}" in done.stderr
     assert [r["cell_id"] for r in rows(tmp_path)] == [c["cell_id"] for c in planned]
     assert {r["samples"] for r in rows(tmp_path)} == {"48"}
     assert len(list(results.glob("2*"))) == 1

@@ -19,6 +19,19 @@ def test_every_line_fits_and_no_figure_is_cut(build, width):
     assert "…" not in text
 
 
+@pytest.mark.parametrize("width", [30, 50, 60, 74, 79])
+def test_a_narrow_terminal_has_fewer_columns_and_no_figure_cut(build, width):
+    builder = build(regimes=("local", "lan_0_1ms", "lan_10ms", "wan_30ms"))
+    for cell_id in builder.ids(loader="dali"):
+        builder.invalidate(cell_id, "spread", "< 10 %", "14 %")
+    text = printed(builder.write(), width)
+    assert "…" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("30 ms   PyTorch")]
+    assert line.split()[:5] == ["30", "ms", "PyTorch", "14.5", "s"]
+    assert line.rstrip().endswith("3 of 3")
+    assert ("ratio: to" in " ".join(text.split())) == (width >= 60)
+
+
 def test_medians_spreads_ratios_and_verdicts_are_told(build):
     text = printed(build(scatter=0.0).write())
     (line,) = [line for line in text.splitlines() if line.startswith("30 ms   PyTorch")]

@@ -1,0 +1,42 @@
+"""Tables on a terminal or in a log: one look, and no number cut where there is little room."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["fits", "plain_table", "print_whole"]
+
+_LEAST_TEXT = 24
+"""Characters to which a column of text may shrink; a longer one breaks its lines."""
+
+
+def plain_table(gap: int = 1) -> Table:
+    """Return an empty table with a line below its header, and `gap` spaces more than one between columns."""
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+
+
+def fits(console: Console, table: Table) -> bool:
+    """Whether all of a table's numbers have room."""
+    return _needed(table) <= console.width
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table; one that needs more room than there is has longer lines, which a terminal breaks."""
+    width = console.width
+    console.width = max(width, _needed(table))
+    console.print(table)
+    console.width = width
+
+
+def _needed(table: Table) -> int:
+    """Return the characters of a line in which no column that must not wrap is cut."""
+    gap = table.padding[1]
+    total = -1
+    for column in table.columns:
+        lines = [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
+        longest = max(map(cell_len, lines))
+        total += 1 + gap + (longest if column.no_wrap else min(longest, _LEAST_TEXT))
+    return total
