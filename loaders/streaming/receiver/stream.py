@@ -105,7 +105,7 @@ class Stream:
             event = recv_monitor_message(self.monitor)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True
-                self.state = "it is connected and silent"
+                self.state = "it is connected and silent, as a daemon of another version is"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 self.refused = True
                 self.state = "it does not know this client's key"

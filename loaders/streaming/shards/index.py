@@ -236,7 +236,9 @@ def _with_checksums(shard: Path, old: npt.NDArray[Any]) -> npt.NDArray[Any]:
         save_index(shard, records)
     except OSError as error:
         if error.errno not in _UNWRITABLE:  # it serves all the same, and reads them again next time
-            raise
+            raise ShardError(
+                f"{index_path(shard)} cannot be written: {error.strerror}; index the data again"
+            ) from error
     return records
 
 

@@ -238,7 +238,8 @@ def _number(
 
     Raises ShardError, which starts with `where`, where it is something else: a number instead would change the data.
     """
-    wanted = name if name is not None else next((known_name for known_name in known if known_name in example), "")
+    usual = (one for one in known if one in example and example[one])  # noqa: RUF019 -- it is no mapping
+    wanted = name if name is not None else next(usual, "")
     if not wanted:
         return None, -1
     values: Feature = example[wanted] if wanted in example else []  # noqa: SIM401 -- it is no mapping
@@ -247,8 +248,6 @@ def _number(
     if name is not None:
         problem = "it is not one whole number" if name in example else "there is no such feature"
         raise ShardError(f"{where}: --{option}-feature {name}: {problem}; {_has(example)}")
-    if not values:
-        return None, -1
     kind = {bytes: "bytes", float: "float"}.get(type(values[0]), "whole number")
     instead = "-1 for all samples" if option == "label" else "numbers in the order of the records"
     raise ShardError(

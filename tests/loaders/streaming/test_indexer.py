@@ -168,7 +168,7 @@ def test_what_would_change_the_data_is_refused_and_the_folder_stays_as_it_was(
 
 
 def test_a_record_without_a_label_has_none(tmp_path: Path) -> None:
-    _shard(tmp_path / "a.tfrecord", _IMAGE, _IMAGE | {"label": [4]}, _IMAGE | {"label": []})
+    _shard(tmp_path / "a.tfrecord", _IMAGE, _IMAGE | {"label": [4], "image/class/label": []}, _IMAGE | {"label": []})
     index_folder(tmp_path)
     assert _column(tmp_path, "label") == [-1, 4, -1]
 
