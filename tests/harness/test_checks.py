@@ -72,6 +72,8 @@ def test_a_local_row_has_no_link_to_judge(stored):
         ({"after": {**PROBE, "rtt_ms_median": 27.0}}, "rtt_after"),
         ({"after": {**PROBE, "rate_gbit": 0.5}}, "rate_after"),
         ({"before": None}, "rtt_before"),
+        ({"before": {**PROBE, "rate_gbit": None}}, "rate_before"),
+        ({"epochs": [{"epoch": 1, "rx_bytes": 4000}]}, "no_drops"),
         ({"epochs": [{"epoch": 1, "rx_bytes": 2999, "drops": 0}]}, "bytes_received"),
         ({"epochs": [{"epoch": 1, "rx_bytes": 4000, "drops": 2}]}, "no_drops"),
         ({"epochs": []}, "bytes_received"),
@@ -107,11 +109,13 @@ def test_a_link_that_loses_and_jitters_as_asked_is_valid(remote):
     ("changes", "rule", "told"),
     [
         ({"lost_to_compute": 120}, "loss_to_compute_before", "0.2 %, expected 0.1 ± 0.042 %"),
+        ({"lost_to_compute": 120}, "loss_to_compute_after", "0.2 %"),
         ({"lost_to_storage": 30}, "loss_to_storage_before", "0.05 %"),
         ({"lost_to_storage": 0}, "loss_to_storage_after", "0 %"),
         ({"packets_to_compute": None, "lost_to_compute": None}, "loss_to_compute_before", "not measured"),
         ({"jitter_ms": 0.2}, "jitter_before", "0.2 ms, expected 5 ± 1.8 ms"),
         ({"jitter_ms": 10.0}, "jitter_after", "10 ms"),
+        ({"jitter_ms": None}, "jitter_before", "not measured"),
         ({"rate_gbit": 0.5}, "rate_before", "0.5 Gbit/s"),
         ({"rtt_ms_median": 64.0}, "rtt_before", "64 ms, expected 57 ± 5.5 ms"),
     ],
@@ -208,6 +212,12 @@ def test_cpu_that_others_took_makes_the_row_invalid(stored, quiet):
     assert rules["others_cpu"] == "fail"
     rules = judged(disturbed(stored(), quiet, run_cpu_s=1.6), others_cpu_pct=30.0, others_cpus=1.0)[1]
     assert rules["others_cpu"] == "pass"
+
+
+@pytest.mark.parametrize(("run_cpu_s", "verdict"), [(2.8, "pass"), (2.7, "fail")])
+def test_the_limit_on_what_others_take_is_a_share_of_all_cpus(run_cpu_s, verdict, stored, quiet):
+    # Others took 3.6 s less that; a tenth of 2 CPUs for 4 s is 0.8 s, and 0.05 s are the kernel's rounding.
+    assert verdicts(disturbed(stored(), quiet, run_cpu_s=run_cpu_s))[1]["others_cpu"] == verdict
 
 
 def test_stolen_time_makes_the_row_invalid(stored, quiet):
@@ -350,6 +360,15 @@ def test_missed_ticks_make_the_row_invalid_from_the_second_one_on(stored, readin
     assert verdicts(stored(readings=two))[1]["missed_ticks"] == "fail"
 
 
+@pytest.mark.parametrize(("missing", "verdict"), [(3, "pass"), (4, "fail")])
+def test_of_many_ticks_a_share_may_be_missed(missing, verdict, stored, readings):
+    data = stored()
+    cell = {**data.cell, "energy": {**data.cell["energy"], "interval_ms": 10.0}}
+    ticks = [START_TICK + k * S // 100 for k in range(-5, 450) if not 0 < k <= missing]
+    every = [replace(readings()[0], tick_ns=tick, t_ns=tick, joules=(tick - START_TICK) / 1e7) for tick in ticks]
+    assert verdicts(stored(cell=cell, readings=every))[1]["missed_ticks"] == verdict
+
+
 def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored, readings):
     assert verdicts(stored(readings=[]))[1]["missed_ticks"] == "fail"
     other = readings("nvml-counter", "gpu", 60.0, "gpu-0")
@@ -358,7 +377,7 @@ def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored
 
 def test_an_unknown_clock_offset_makes_the_row_invalid(stored):
     data = stored()
-    for offset, verdict in ((None, "unknown"), (1.5, "fail"), (0.2, "pass")):
+    for offset, verdict in ((None, "unknown"), (1.5, "fail"), (-1.5, "fail"), (0.2, "pass")):
         cell = {**data.cell, "clock_offset_ms": offset}
         assert verdicts(replace(data, cell=cell))[1]["clock_offset"] == verdict
 
