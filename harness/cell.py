@@ -124,6 +124,11 @@ class EnergyReader:
 
     def read(self) -> bool:
         """Have the sensors read now; returns whether they were."""
+        was_connected = self._agent is not None
+        # The agent may have been started again since, and hears another connection then.
+        return self._asked() or (was_connected and self._asked())
+
+    def _asked(self) -> bool:
         try:
             self._agent = self._agent or Asker(self._store)
         except OSError:

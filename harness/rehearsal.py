@@ -117,6 +117,6 @@ def _make(
                 pass
         except HarnessError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             kind = "" if isinstance(error, LoaderError) else f"{type(error).__name__}: "
             raise ConfigError(f"loaders.{loader.key} with workloads.{key}: {kind}{error}") from error

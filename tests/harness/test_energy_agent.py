@@ -137,6 +137,14 @@ def test_the_end_of_an_epoch_is_that_of_the_reading_or_of_the_last_step_where_no
     assert (end["mono_ns"] >= answered[1]) if read else (end["mono_ns"] <= asked[1])
 
 
+def test_an_agent_that_was_started_again_reads_at_the_next_edge(agent, tmp_path):
+    with closing(EnergyReader(tmp_path / "e.sqlite")) as energy:
+        assert energy.read()
+        kill(agent)
+        wait_for(lambda: agent.told)
+        assert energy.read()
+
+
 def test_the_sensors_are_read_at_the_edges_of_an_epoch_and_a_missing_agent_is_no_matter(agent, tmp_path):
     for store in (tmp_path / "e.sqlite", tmp_path / "none.sqlite"):
         log, energy = EventLog(tmp_path / f"{store.name}.jsonl"), EnergyReader(store)
