@@ -146,7 +146,8 @@ class Rig:
             line = process.stdout.readline()
             if not line:
                 raise TestbedError(f"the daemon ended: {' '.join(argv)}")
-            yield Daemon(json.loads(line)["endpoint"], process.pid, keys.client if keys else None)
+            ready = json.loads(line)
+            yield Daemon(ready["endpoint"], ready["pid"], keys.client if keys else None)
         finally:
             process.kill()
             process.wait()

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoaderError, StreamError
 from loaders.streaming.daemon.log import log
 from loaders.streaming.shards.commands import add_commands
+
+if TYPE_CHECKING:
+    from loaders.streaming.daemon.listener import Listener
+    from loaders.streaming.daemon.store import ShardStore
+    from loaders.streaming.keys import KeyPair
 
 _LISTEN = "127.0.0.1:5557"
 
@@ -26,14 +33,17 @@ def main(argv: list[str] | None = None) -> int:
     _add_keygen(commands)
     add_commands(commands)
     arguments = parser.parse_args(argv)
+    return _status(lambda: arguments.run(arguments))
+
+
+def _status(run: Callable[[], int | None]) -> int:
     try:
-        status: int | None = arguments.run(arguments)
+        return run() or 0
     except LoaderError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
         return 130
-    return status or 0
 
 
 def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
@@ -129,13 +139,12 @@ def _add_keygen(commands: argparse._SubParsersAction[Any]) -> None:
     keygen.set_defaults(run=_keygen)
 
 
-def _serve(arguments: argparse.Namespace) -> None:
+def _serve(arguments: argparse.Namespace) -> int:
     from loaders.streaming.daemon.buffers import send_buffer
-    from loaders.streaming.daemon.daemon import Daemon
-    from loaders.streaming.daemon.server_socket import is_loopback
+    from loaders.streaming.daemon.listener import Listener
     from loaders.streaming.daemon.store import ShardStore
+    from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
-    from loaders.streaming.timestamps import TimestampLogger
 
     host, port = _address(arguments.listen)
     if not 1 <= arguments.threads <= 64:
@@ -144,49 +153,71 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise StreamError("--encrypt needs --keys DIR, which alone encrypts everything")
     keys = load_daemon_keys(arguments.keys) if arguments.keys is not None else None
     buffer = send_buffer(arguments.bandwidth_gbit, arguments.rtt_ms)
+    listener = Listener(host, port, send_buffer=buffer, congestion=arguments.congestion)
     with ShardStore(arguments.root, arguments.links_into) as store:
-        events = TimestampLogger(arguments.events, daemon=arguments.listen) if arguments.events is not None else None
-        with Daemon(
-            store,
-            host,
-            port,
-            log=log,
-            threads=arguments.threads,
-            keys=keys,
-            no_auth=arguments.no_auth,
-            send_buffer=buffer,
-            congestion=arguments.congestion,
-            events=events,
-        ) as daemon:
-            served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
-            if keys is None:
-                log(
-                    "unauthenticated",
-                    endpoint=daemon.endpoint,
-                    reached_by="this host" if is_loopback(host) else "anyone who can reach the address",
-                    protection="none: who reaches the address reads the shards, who is on the way changes what is sent",
-                )
-            else:
-                log(
-                    "encrypted",
-                    endpoint=daemon.endpoint,
-                    protection="CURVE: only the client of these keys is served, nobody else reads or changes a byte",
-                )
+
+        def serve(is_restart: bool) -> int:
+            return _status(lambda: _serve_once(arguments, store, host, listener, keys, buffer, is_restart=is_restart))
+
+        return supervise(serve, store.find_unreadable, log)
+
+
+def _serve_once(
+    arguments: argparse.Namespace,
+    store: ShardStore,
+    host: str,
+    listener: Listener,
+    keys: KeyPair | None,
+    buffer: int | None,
+    *,
+    is_restart: bool,
+) -> None:
+    """Serve until a signal comes, and on a first start say that it is ready."""
+    from loaders.streaming.daemon.daemon import Daemon
+    from loaders.streaming.daemon.server_socket import is_loopback
+    from loaders.streaming.timestamps import TimestampLogger
+
+    events = TimestampLogger(arguments.events, daemon=arguments.listen) if arguments.events is not None else None
+    with Daemon(
+        store,
+        host,
+        listener,
+        log=log,
+        threads=arguments.threads,
+        keys=keys,
+        no_auth=arguments.no_auth,
+        events=events,
+    ) as daemon:
+        served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
+        if keys is None:
             log(
-                "started",
-                **served,
-                shards=len(store.catalog.shards),
-                keys=keys is not None,
-                threads=arguments.threads,
-                send_buffer=buffer or "tuned by TCP",
-                congestion=daemon.congestion,
-                max_clients=daemon.max_connections,
+                "unauthenticated",
+                endpoint=daemon.endpoint,
+                reached_by="this host" if is_loopback(host) else "anyone who can reach the address",
+                protection="none: who reaches the address reads the shards, who is on the way changes what is sent",
             )
-            sys.stdout.write(json.dumps({"ready": True, **served}) + "\n")
+        else:
+            log(
+                "encrypted",
+                endpoint=daemon.endpoint,
+                protection="CURVE: only the client of these keys is served, nobody else reads or changes a byte",
+            )
+        log(
+            "restarted" if is_restart else "started",
+            **served,
+            shards=len(store.catalog.shards),
+            keys=keys is not None,
+            threads=arguments.threads,
+            send_buffer=buffer or "tuned by TCP",
+            congestion=daemon.congestion,
+            max_clients=daemon.max_connections,
+        )
+        if not is_restart:
+            sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
             sys.stdout.flush()
-            why = daemon.serve(until_eof=sys.stdin.fileno() if arguments.until_eof else None)
-            log("stopping", reason=why)
-        log("stopped", **asdict(daemon.served))
+        why = daemon.serve(until_eof=sys.stdin.fileno() if arguments.until_eof else None)
+        log("stopping", reason=why)
+    log("stopped", **asdict(daemon.served))
 
 
 def _health(arguments: argparse.Namespace) -> int:

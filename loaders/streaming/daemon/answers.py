@@ -135,7 +135,7 @@ class Answers:
         try:
             batch.answer.load()
         except OSError as error:
-            batch.failed = f"the records cannot be read from disk: {error.strerror}"
+            batch.failed = f"{error.filename} cannot be read: {error.strerror}; restore it and restart the daemon"
         self._loaded.append(batch)
         os.eventfd_write(self._outbox.wake, 1)
 

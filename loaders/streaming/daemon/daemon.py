@@ -16,7 +16,7 @@ from typing import Self
 import zmq
 
 from loaders.streaming.daemon.answers import Answers
-from loaders.streaming.daemon.listener import max_connections
+from loaders.streaming.daemon.listener import Listener, max_connections
 from loaders.streaming.daemon.log import Log, is_logged
 from loaders.streaming.daemon.outbox import Outbox
 from loaders.streaming.daemon.rss import anonymous_bytes, resident_bytes, trim
@@ -48,27 +48,22 @@ class Daemon:
         self,
         store: ShardStore,
         host: str,
-        port: int,
+        listener: Listener,
         *,
         log: Log,
         threads: int = 1,
         keys: KeyPair | None = None,
         no_auth: bool = False,
-        send_buffer: int | None = None,
-        congestion: str | None = None,
         events: TimestampLogger | None = None,
     ) -> None:
-        """Listen on host:port, any free port for 0; `threads` of ZeroMQ's move the bytes.
+        """Serve on `listener`, which listens on `host`; `threads` of ZeroMQ's move the bytes.
 
         With `keys` only the client whose key they hold is served, and all that passes is encrypted and authenticated
         (CURVE). Without keys nothing is, and the host has to be a loopback address unless `no_auth` is set.
-        `send_buffer`, in bytes, replaces TCP's own tuning of every connection's buffer, and `congestion` names what is
-        to replace the kernel's usual congestion control.
         `events` gets a line for every batch, and is closed with the daemon.
 
-        Raises StreamError naming the address when it cannot be bound, or when hardly a descriptor is left for
-        connections; LoaderConfigError for a host that others can reach without keys, or a congestion control that
-        cannot be had.
+        Raises StreamError when hardly a descriptor is left for connections, LoaderConfigError for a host that others
+        can reach without keys.
         """
         self._log = log
         self.max_connections = max_connections(threads)
@@ -79,12 +74,10 @@ class Daemon:
         self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
         self._socket = ServerSocket(
             host,
-            port,
+            listener,
             threads=threads,
             keys=keys,
             no_auth=no_auth,
-            send_buffer=send_buffer,
-            congestion=congestion,
         )
         self.endpoint = self._socket.endpoint
         """Where clients connect to, such as tcp://10.77.0.1:41234."""

@@ -8,8 +8,10 @@ import os
 import resource
 import socket
 import struct
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from loaders.errors import LoaderConfigError, StreamError
 
@@ -20,6 +22,8 @@ _BACKLOG = 128
 _MOST = 2_048
 """Connections at a time, however many descriptors there are; each takes 28 kB of memory."""
 _LEAST = 8
+_ENDING_S = 2.0
+"""How long a port is waited for that is in use."""
 _OWN, _OWN_PER_THREAD = 32, 2
 """Descriptors that a daemon opens for itself: 18 with one of ZeroMQ's threads, and two for every further one."""
 _UNLIMITED = 2**20
@@ -40,7 +44,8 @@ class Listener:
 
         Connections inherit `send_buffer`, in bytes, and the name of a congestion control; None leaves the kernel's.
 
-        Raises OSError when the address cannot be bound, LoaderConfigError for a congestion control that cannot be had.
+        Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a congestion control that
+        cannot be had.
         """
         ((family, _, _, _, address), *_) = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
@@ -55,9 +60,12 @@ class Listener:
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
             if congestion is not None:
                 self._choose(congestion)
-            self._socket.bind(address)
+            self._bind(address)
             self._socket.listen(_BACKLOG)
             self._socket.setblocking(False)
+        except OSError as error:
+            self._socket.close()
+            raise StreamError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         except BaseException:
             self._socket.close()
             raise
@@ -86,6 +94,17 @@ class Listener:
     def close(self) -> None:
         """Stop to listen, once ZeroMQ has closed its descriptor too; may be called twice."""
         self._socket.close()
+
+    def _bind(self, address: tuple[Any, ...]) -> None:
+        """Bind the socket; a port that is in use may be that of a daemon that was killed and has not ended yet."""
+        deadline = time.monotonic() + _ENDING_S
+        while True:
+            try:
+                return self._socket.bind(address)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def _choose(self, congestion: str) -> None:
         try:

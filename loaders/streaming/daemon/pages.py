@@ -28,8 +28,9 @@ _TRUSTED_S = 5.0
 class Pages:
     """The pages of one mapped file."""
 
-    def __init__(self, view: memoryview) -> None:
-        """Look after the pages of a view of the whole file."""
+    def __init__(self, view: memoryview, name: str) -> None:
+        """Look after the pages of a view of the whole file of this name."""
+        self._name = name
         self._address = int(np.frombuffer(view, np.uint8).ctypes.data)
         self._nbytes = len(view)
         self._blocks: dict[int, tuple[float, bool]] = {}
@@ -43,13 +44,16 @@ class Pages:
         return all(self._whole(block, now) for block in range(first, last + 1))
 
     def load(self, start: int, end: int) -> None:
-        """Read the bytes from `start` to `end` from disk, and return when they are in memory; OSError if it fails."""
+        """Read the bytes from `start` to `end` from disk, and return when they are in memory.
+
+        Raises OSError naming the file if it fails.
+        """
         address, nbytes = _whole_pages(self._address + start, end - start)
         _libc.madvise(address, nbytes, mmap.MADV_WILLNEED)
         # An older kernel has no such advice, and reads a page when it is touched.
         if _libc.madvise(address, nbytes, _MADV_POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
             # EFAULT is a page that cannot be read, for the file has become shorter or the disk fails.
-            raise OSError(ctypes.get_errno(), "the file cannot be read")
+            raise OSError(ctypes.get_errno(), "it became shorter, or its disk fails", self._name)
 
     def _whole(self, block: int, now: float) -> bool:
         """Return whether all of a block was in memory when it was last looked at."""

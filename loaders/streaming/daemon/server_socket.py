@@ -8,7 +8,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
-from loaders.errors import LoaderConfigError, StreamError
+from loaders.errors import LoaderConfigError
 from loaders.streaming.daemon.listener import Listener
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.protocol.messages import MAX_REQUEST_BYTES
@@ -45,29 +45,22 @@ class ServerSocket:
     def __init__(
         self,
         host: str,
-        port: int,
+        listener: Listener,
         *,
         threads: int,
         keys: KeyPair | None,
         no_auth: bool,
-        send_buffer: int | None,
-        congestion: str | None,
     ) -> None:
-        """Listen on host:port; with `keys`, speak CURVE with the client whose key they hold and with no other.
+        """Accept what `listener` on `host` gets; with `keys`, speak CURVE with the client whose key they hold alone.
 
-        Raises StreamError naming the address when it cannot be bound, LoaderConfigError for a host other than a
-        loopback address without keys and without `no_auth`, or for a congestion control that cannot be had.
+        Raises LoaderConfigError for a host other than a loopback address without keys and without `no_auth`.
         """
         if keys is None and not no_auth and not is_loopback(host):
             raise LoaderConfigError(
                 f"{host} can be reached from other hosts, and without keys anyone there could read the shards: "
                 "give --keys DIR (made by `python -m loaders.streaming keygen`), or --no-auth to allow it"
             )
-        self._host, self._keys = host, keys
-        try:
-            self._listener = Listener(host, port, send_buffer=send_buffer, congestion=congestion)
-        except OSError as error:
-            raise StreamError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        self._host, self._keys, self._listener = host, keys, listener
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=threads)
         # Of every socket, monitors too. libzmq 4.3.5 aborts when a connection ends whose input it stopped for a full
         # queue and a sign of life is then to be sent (stream_engine_base.cpp, out_event), and it blocks where a

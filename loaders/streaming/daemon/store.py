@@ -24,6 +24,7 @@ from loaders.streaming.shards.mixing import measure_mixing
 __all__ = ["Answer", "ShardStore"]
 
 _Ints = npt.NDArray[np.int64]
+_REMEDY = "restore it and restart the daemon, which serves the other shards meanwhile"
 
 
 class Answer(NamedTuple):
@@ -81,7 +82,10 @@ class ShardStore:
         """What is served."""
         self.nbytes = sum(shard.nbytes for shard in described)
         """Bytes of all shards."""
-        self._pages = [Pages(view) for view in self._views]
+        self._pages = [Pages(view, shard.path.name) for view, shard in zip(self._views, shards, strict=True)]
+        self._paths = [shard.path for shard in shards]
+        self._unreadable: dict[int, str] = {}
+        """By their places: why shards cannot be served any more."""
         self._counts = self.catalog.shard_records
         self._base: _Ints = np.concatenate([[0], np.cumsum(self._counts)]).astype(np.int64)
         # One matrix of all records, so that a request is answered by one indexing whatever its number of slices.
@@ -128,6 +132,8 @@ class ShardStore:
         for shard, first, records in request.slices:
             if shard >= len(counts):
                 raise WireError(f"shard {shard} does not exist: there are {len(counts)}")
+            if shard in self._unreadable:
+                raise WireError(self._unreadable[shard])
             if records < 1 or first + records > counts[shard]:
                 raise WireError(
                     f"shard {shard} has {counts[shard]} records: there are no {records} from record {first} on"
@@ -136,6 +142,19 @@ class ShardStore:
         if total > MAX_RECORDS:
             raise WireError(f"batch {request.batch}: more than {MAX_RECORDS} records")
         return request.slices
+
+    def find_unreadable(self) -> list[str]:
+        """Look for shards that are not of their size any more, which are then refused; return why, of each new one."""
+        found = {}
+        for place, (path, shard) in enumerate(zip(self._paths, self.catalog.shards, strict=True)):
+            try:
+                nbytes = path.stat().st_size
+            except OSError:
+                continue  # what was mapped is there even when its name is gone
+            if nbytes != shard.nbytes and place not in self._unreadable:
+                found[place] = f"{shard.name} has {nbytes} bytes instead of {shard.nbytes}; {_REMEDY}"
+        self._unreadable |= found
+        return list(found.values())
 
     def close(self) -> None:
         """Unmap the shards, once nothing refers to their records any more."""

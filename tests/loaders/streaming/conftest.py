@@ -78,6 +78,8 @@ class DaemonProcess:
         self.ready = json.loads(line)
         self.endpoint: str = self.ready["endpoint"]
         self.port = int(self.endpoint.rpartition(":")[2])
+        self.pid: int = self.ready["pid"]
+        """Of the process that serves; the one that was started watches over it."""
 
     def kill(self) -> None:
         self.process.kill()
@@ -85,7 +87,7 @@ class DaemonProcess:
 
     def anonymous_bytes(self) -> int:
         """Resident bytes that belong to no file."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        status = Path(f"/proc/{self.pid}/status").read_text()
         return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
 
     def stop(self) -> int:

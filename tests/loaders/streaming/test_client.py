@@ -94,7 +94,7 @@ def test_a_daemon_that_comes_back_costs_no_sample(
         fetch = iter(client.fetch(_plan(client, batch_size=2), window=6))
         batches = [next(fetch) for _ in range(5)]
         time.sleep(0.3)  # the answers to what was asked so far are here
-        os.kill(daemon.process.pid, signal.SIGSTOP)
+        os.kill(daemon.pid, signal.SIGSTOP)
         batches.append(next(fetch))  # asks for one more, which the daemon takes with it
         daemon.kill()
         restart = threading.Timer(down_s, lambda: start_daemon(shards, port=daemon.port))
@@ -120,10 +120,10 @@ def test_a_daemon_that_stands_still_is_named(start_daemon: Callable[..., object]
     with StreamClient(daemon.endpoint, streams=1, timeout_s=1) as client:
         fetch = iter(client.fetch(_plan(client, batch_size=2), window=2))
         next(fetch)
-        os.kill(daemon.process.pid, 19)
+        os.kill(daemon.pid, 19)
         with pytest.raises(StreamError, match=rf"{daemon.endpoint}: no answer within 1 s"):
             list(fetch)
-        os.kill(daemon.process.pid, 18)
+        os.kill(daemon.pid, 18)
         assert list(client.fetch(_plan(client), window=2))
 
 

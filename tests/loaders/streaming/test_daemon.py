@@ -67,7 +67,7 @@ def test_threads_out_of_range_are_refused(shards: Path) -> None:
 
 
 def test_it_listens_on_the_given_address_alone(daemon) -> None:
-    listening = [c.laddr for c in psutil.Process(daemon.process.pid).net_connections() if c.status == "LISTEN"]
+    listening = [c.laddr for c in psutil.Process(daemon.pid).net_connections() if c.status == "LISTEN"]
     assert listening == [("127.0.0.1", daemon.port)]
 
 
@@ -79,7 +79,7 @@ def test_a_signal_ends_it_with_status_0_and_a_log_of_what_it_did(
     with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
         batches = plan(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
         assert len(list(client.fetch(batches, window=4))) == len(batches)
-    os.kill(daemon.process.pid, number)
+    os.kill(daemon.pid, number)
     assert daemon.process.wait(10) == 0
     events = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [event["event"] for event in events] == ["unauthenticated", "started", "stopping", "stopped"]
@@ -160,7 +160,7 @@ def test_a_client_that_does_not_read_costs_the_daemon_no_memory(daemon) -> None:
     with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
         catalog = client.catalog
     slices = tuple(Slice(shard, 0, records) for shard, records in enumerate(catalog.shard_records))
-    process = psutil.Process(daemon.process.pid)
+    process = psutil.Process(daemon.pid)
     before = process.memory_info().rss
     with zmq.Context() as context, context.socket(zmq.DEALER) as greedy:
         greedy.linger = 0
@@ -273,7 +273,7 @@ def _slow(endpoint: str, requests: int) -> Iterator[zmq.Socket[bytes]]:
 def test_a_stop_finishes_what_is_being_sent(start_daemon: Callable[..., object], large_shards: Path) -> None:
     daemon = start_daemon(large_shards)
     with _slow(daemon.endpoint, 3) as slow:
-        os.kill(daemon.process.pid, signal.SIGTERM)
+        os.kill(daemon.pid, signal.SIGTERM)
         time.sleep(0.5)
         for _ in range(2):  # the second was under way
             assert slow.poll(5000)
@@ -287,7 +287,7 @@ def test_a_stop_does_not_wait_on_and_on_for_who_does_not_read(
 ) -> None:
     daemon = start_daemon(large_shards)
     with _slow(daemon.endpoint, 10):
-        os.kill(daemon.process.pid, signal.SIGTERM)
+        os.kill(daemon.pid, signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             daemon.process.wait(2)
         assert daemon.process.wait(10) == 0

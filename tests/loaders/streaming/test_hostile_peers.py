@@ -45,7 +45,7 @@ def guarded(
     daemon = start_daemon(shards, options=options)
     daemon.client_keys = keys / "client" if request.param else None
     _serves(daemon)
-    process = psutil.Process(daemon.process.pid)
+    process = psutil.Process(daemon.pid)
     memory, descriptors, threads = daemon.anonymous_bytes(), process.num_fds(), process.num_threads()
     yield daemon
     _serves(daemon)
@@ -138,7 +138,7 @@ def _anonymous(process: psutil.Process) -> int:
 
 def test_a_message_without_end_does_not_fill_the_memory(guarded: object) -> None:
     """ZeroMQ keeps the frames of a message until its last one has come; the daemon sheds such a peer."""
-    memory = psutil.Process(guarded.process.pid)  # type: ignore[attr-defined]
+    memory = psutil.Process(guarded.pid)  # type: ignore[attr-defined]
     before = _anonymous(memory)
     most = 0
     frame = b"\x03" + struct.pack(">Q", MIB) + bytes(MIB)

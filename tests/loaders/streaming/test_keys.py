@@ -269,7 +269,7 @@ def test_a_daemon_says_in_a_line_what_is_protected(
 def test_keys_are_in_no_log_and_on_no_command_line(locked: object, keys: Path, tmp_path: Path) -> None:
     with _session(locked.endpoint, keys / "client") as session:  # type: ignore[attr-defined]
         _first_batch(session)
-    command = Path(f"/proc/{locked.process.pid}/cmdline").read_bytes()  # type: ignore[attr-defined]
+    command = Path(f"/proc/{locked.pid}/cmdline").read_bytes()  # type: ignore[attr-defined]
     assert locked.stop() == 0  # type: ignore[attr-defined]
     told = (tmp_path / "log").read_bytes() + command
     assert b"started" in told

@@ -129,13 +129,13 @@ def test_a_slow_daemon_holds_up_no_batch_that_it_has_no_part_in(
         plan = client.plan(**ARGUMENTS)
         alone = sum(all(piece.shard in of_fast for piece in batch.slices) for batch in plan)
         assert alone >= 5
-        slow.process.send_signal(signal.SIGSTOP)
+        os.kill(slow.pid, signal.SIGSTOP)
         fetch = client.fetch(plan, window=2)
         batches: list[RawBatch] = []
         try:
             _until(fetch, batches, lambda: len(batches) == alone)
         finally:
-            slow.process.send_signal(signal.SIGCONT)
+            os.kill(slow.pid, signal.SIGCONT)
         while (batch := fetch.take()) is not None:
             batches.append(batch)
         assert fetch.finished and _ids(batches) == list(range(len(samples)))
@@ -179,7 +179,7 @@ def test_a_replica_takes_over(start_daemon: Start, shards: Path, samples: Sample
         fetch = client.fetch(client.plan(**ARGUMENTS), window=2)
         batches = [fetch.take()]
         # Stopped first, so that what it was asked for is certainly not answered.
-        os.kill(daemons[0].process.pid, signal.SIGSTOP)
+        os.kill(daemons[0].pid, signal.SIGSTOP)
         batches += [batch for _ in range(2) if (batch := fetch.take()) is not None]
         if way == "killed":
             daemons[0].kill()
