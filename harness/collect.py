@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from energymon import Reading
 from harness.checks import FAIL, PASS, WARN, Check, judge
+from harness.disk import disk_errors
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
 from harness.manifest import MANIFEST, changed_file
 from harness.measure import CellData, EpochBatches, EpochRow, epoch_edges, epoch_rows
@@ -117,6 +119,8 @@ def invalid_cells(cells: Sequence[CellData], config: DictConfig) -> set[str]:
 
 
 def _tolerances(config: DictConfig) -> Tolerances:
+    if "checks" not in config:
+        raise ValueError("it has no checks")
     limits = OmegaConf.to_container(config["checks"], resolve=True)
     return Tolerances(**{str(name): float(limit) for name, limit in mapping(limits, "checks").items()})
 
@@ -252,12 +256,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("folder", nargs="?", default="results/latest", help="a run's folder (%(default)s)")
     name = parser.parse_args(argv).folder
     try:
-        found = collect(Results.find(name, Path("results")))
+        results = Results.find(name, Path("results"))
+        with disk_errors({"FOLDER": results.folder}):
+            found = collect(results)
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
     print(f"{len(found.rows)} rows, {len(found.rows) - len(found.invalid)} valid; {len(found.checks)} checks")
-    print(f"redraw the report with: python -m harness.report {name}")
+    print(f"redraw the report with: {shlex.join(['python', '-m', 'harness.report', str(results.folder)])}")
     for row in found.invalid:
         print(f"  {row.cell_id} epoch {row.epoch}: {row.valid}")
     for cell_id, reason in found.damaged.items():

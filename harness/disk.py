@@ -63,7 +63,9 @@ def disk_errors(folders: Mapping[str, Path]) -> Iterator[None]:
             raise
         what = "the disk is full; make room" if full else f"{error.strerror}; choose a folder that can be written"
         where = error.filename or " or ".join(map(str, folders.values()))
-        raise DiskError(f"{where}: {what} ({' and '.join(folders)} say where)") from error
+        raise DiskError(
+            f"{where}: {what} ({' and '.join(folders)} {'say' if len(folders) > 1 else 'says'} where)"
+        ) from error
 
 
 def _inside(filename: object, folders: Iterable[Path]) -> bool:

@@ -19,7 +19,9 @@ from harness.errors import DiskError, Interrupted
 
 __all__ = ["run_program", "signals_held", "signals_raise"]
 
-_ASCII: Final = dict(zip("×−–→≤≥±†…", ("x", "-", "-", "->", "<=", ">=", "+-", "*", "..."), strict=True))
+_ASCII: Final = dict(
+    zip("×−–→≤≥±†…▇✓✗", ["x", "-", "-", "->", "<=", ">=", "+-", "*", "...", "#", "+", "x"], strict=True)
+)
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

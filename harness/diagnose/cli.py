@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with signals_raise():
             if len(given) == 1 and "=" not in given[0] and not given[0].startswith("-"):
-                _show(Path(given[0]))
+                with disk_errors({"FOLDER": Path(given[0])}):
+                    _show(Path(given[0]))
             else:
                 _measure(given, console)
     except Interrupted as error:

@@ -34,7 +34,7 @@ from harness.report.labels import (
 from harness.report.problems import problems
 from harness.report.rows import DOMAINS
 from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
-from harness.results import resume_command
+from harness.results import resume_command, write_whole
 
 __all__ = ["write_page"]
 
@@ -81,9 +81,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         spell=spell,
     )
     path = results.folder / "report.html"
-    partial = path.with_suffix(".html.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, text.encode())
     return path
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from harness.report.claims import judge
 from harness.report.figures import BrokenFigure, Drawn, draw_figures
 from harness.report.folder import read_results
+from harness.results import write_whole
 
 __all__ = ["Rendered", "render"]
 
@@ -32,7 +33,8 @@ def render(folder: Path) -> Rendered:
     results = read_results(folder)
     claims = judge(results)
     stored = folder / "claims.json"
-    stored.write_text(json.dumps([asdict(claim) for claim in claims], indent=1, ensure_ascii=False) + "\n", "utf-8")
+    text = json.dumps([asdict(claim) for claim in claims], indent=1, ensure_ascii=False) + "\n"
+    write_whole(stored, text.encode())
     figures = draw_figures(results)
     page = write_page(results, claims, figures)
     drawn = [figure for figure in figures if isinstance(figure, Drawn)]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.errors import BROKEN_FIGURE, ResultsError
+from harness.errors import BROKEN_FIGURE, DiskError, ResultsError
 from harness.report.__main__ import main as report
 
 STORED = ("config.yaml", "plan.json", "provenance.json", "checks.json", "cell.json", "link.json")
@@ -63,6 +63,15 @@ def test_a_file_that_is_damaged_as_a_whole_is_named(folder, said, name, damage):
     # A killed run leaves the ledger without an end.
     whole_without = name == "ledger.jsonl" and damage != "binary"
     assert said(report, folder, name) == (0 if whole_without else ResultsError.exit_status)
+
+
+@pytest.mark.parametrize("name", ["report.html", "claims.json"])
+def test_a_file_that_cannot_be_written_is_named(folder, capsys, name):
+    (folder / name).mkdir()
+    assert report([str(folder)]) == DiskError.exit_status
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {folder / name}")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("damage", WHOLE)
