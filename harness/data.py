@@ -12,7 +12,7 @@ from harness.daemon import Keys
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import free_bytes, spelled
 from harness.datasets.generate import GeneratedDataset
-from harness.datasets.placement import HALF_SHARDS, PlacedData, place
+from harness.datasets.placement import HALF_SHARDS, PlacedData, open_shards, place
 from harness.errors import ConfigError, DatasetError
 from harness.reach import DataOnNodes
 from harness.specs import Component, Experiment
@@ -143,8 +143,6 @@ def _open(experiment: Experiment, component: Component, cache: Path, progress: P
     half = experiment.placement == "half"
     shards = None
     if half or experiment.streams:
-        from harness.datasets.shards import open_shards
-
         try:
             shards = open_shards(handle, cache, progress, HALF_SHARDS if half else 1)
         except LoaderError as error:

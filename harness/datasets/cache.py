@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
@@ -14,9 +15,7 @@ from uuid import uuid4
 from harness.datasets import Progress
 from harness.errors import DatasetError
 
-__all__ = ["building", "check_room", "free_bytes", "only_builder", "spelled", "storage_errors"]
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+__all__ = ["building", "check_room", "free_bytes", "only_builder", "short_hash", "spelled", "storage_errors"]
 
 
 @contextmanager
@@ -60,6 +59,14 @@ def building(target: Path) -> Iterator[Path]:
         _remove_leftovers(target)
 
 
+def short_hash(parts: Iterable[str]) -> str:
+    """Return 16 hex digits of the SHA-256 of a text that comes in parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
+
+
 def free_bytes(folder: Path) -> int:
     """Return the room on the file system of a folder, which need not be there yet."""
     with storage_errors(folder):
@@ -85,15 +92,11 @@ def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[No
     try:
         yield
     except OSError as error:
-        where = error.filename or folder
-        if error.errno in _FULL:
+        what = f"{error.strerror or error}; set cache_dir to a folder that can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             need = "" if needed_bytes is None else f" ({spelled(needed_bytes)} are needed in all)"
-            raise DatasetError(
-                f"{where}: the disk is full{need}; make room, or set cache_dir to a larger file system"
-            ) from error
-        raise DatasetError(
-            f"{where}: {error.strerror or error}; set cache_dir to a folder that can be written"
-        ) from error
+            what = f"the disk is full{need}; make room, or set cache_dir to a larger file system"
+        raise DatasetError(f"{error.filename or folder}: {what}") from error
 
 
 def _lock(target: Path) -> int:

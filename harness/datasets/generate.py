@@ -10,13 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.datasets import DatasetHandle, Progress
-from harness.datasets.cache import building, check_room, only_builder, storage_errors
+from harness.datasets.cache import building, check_room, only_builder, short_hash, storage_errors
 from harness.datasets.checks import check_count, check_name
 from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # the processes that make samples import neither
 
     from loaders.base import Samples
 
-__all__ = ["Content", "GeneratedDataset", "write_file"]
+__all__ = ["Content", "GeneratedDataset", "normal_deviates", "quantiles", "write_file"]
 
 Content = bytes | bytearray | memoryview
 """Bytes of a file, or of a part of it."""
@@ -34,6 +35,8 @@ Content = bytes | bytearray | memoryview
 _SLACK: Final = 1.02
 """Factor on the needed bytes: encoded sizes differ a little from the wanted ones."""
 _BLOCK: Final = 4096
+_EDGE: Final = 1e-9
+"""Probability at which distributions are cut off."""
 _TYPICAL: Final = 1000
 """Samples from whose mean size that of more is estimated."""
 
@@ -46,8 +49,6 @@ class GeneratedDataset(ABC):
     imports them.
     """
 
-    noun: ClassVar[str]
-    """What its samples are called in messages: pictures, recordings, volumes."""
     version: ClassVar[int]
     """Raised with every change that alters a file, so that no older tree is taken for a new one."""
 
@@ -64,9 +65,9 @@ class GeneratedDataset(ABC):
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every sample of a set of `count`, all its files together, shape (count,)."""
 
-    @abstractmethod
     def labels(self) -> npt.NDArray[np.int64]:
-        """Return the class of every sample, shape (samples,)."""
+        """Return the class of every sample, shape (samples,); 0 where there are none."""
+        return np.zeros(self.samples, np.int64)
 
     @abstractmethod
     def path(self, sample_id: int) -> str:
@@ -96,14 +97,10 @@ class GeneratedDataset(ABC):
         """Return what else is known of each sample, by name."""
         return {}
 
-    def facts(self) -> Mapping[str, Any]:
-        """Return what provenance.json says of the samples beside the fields; plain values."""
-        return {}
-
     def key(self) -> str:
         """Return 16 hex digits that differ between recipes, their kinds and their versions."""
         text = json.dumps({"kind": type(self).__qualname__, "version": self.version, **asdict(self)}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return short_hash([text])
 
     def bytes_to_make(self, cache: Path) -> int:
         """Return about how many bytes `open` would write; 0 where the dataset is in the cache.
@@ -172,18 +169,15 @@ class GeneratedDataset(ABC):
         return None
 
     def _description(self, samples: Samples) -> dict[str, Any]:
-        low, middle, high = (round(float(q) / 1000, 1) for q in np.quantile(samples.sizes, (0.05, 0.5, 0.95)))
+        spread = {"p5_kb": 0.05, "median_kb": 0.5, "p95_kb": 0.95}
         return {
             "made_by": "harness.datasets.generate",
             **asdict(self),
             "version": self.version,
-            **self.facts(),
             "root": str(samples.root),
             "bytes": int(samples.sizes.sum()),
             "mean_kb": round(float(samples.sizes.mean()) / 1000, 1),
-            "median_kb": middle,
-            "p5_kb": low,
-            "p95_kb": high,
+            **{name: round(float(np.quantile(samples.sizes, q)) / 1000, 1) for name, q in spread.items()},
         }
 
     def _make(self, folder: Path, progress: Progress, needed: int) -> None:
@@ -205,16 +199,16 @@ class GeneratedDataset(ABC):
                 done += 1
                 progress(what, done, self.samples)
         if done < self.samples:
-            raise DatasetError(f"{tree}: {self.samples - done} of {self.samples} {self.noun} are missing; run again")
+            raise DatasetError(f"{tree}: {self.samples - done} of {self.samples} samples are missing; run again")
         paths, labels, columns, common = described.result()
         files |= {path: write_file(tree / path, content) for path, content in common}
-        content = "".join(f"{path} {digest}\n" for path, (_, digest) in sorted(files.items()))
+        content = short_hash(f"{path} {digest}\n" for path, (_, digest) in sorted(files.items()))
         table = folder / "samples.parquet"
         Samples(tree, paths, labels, sizes, columns).save(table)
         known = {f"tree/{path}": about for path, about in files.items()}
         known[table.name] = (table.stat().st_size, hashlib.sha256(table.read_bytes()).hexdigest())
         (folder / "files.json").write_text(json.dumps(known))
-        about = {"recipe": asdict(self), "content_hash": hashlib.sha256(content.encode()).hexdigest()[:16]}
+        about = {"recipe": asdict(self), "content_hash": content}
         (folder / "dataset.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
@@ -230,3 +224,16 @@ def write_file(path: Path, content: Content | Iterable[Content]) -> tuple[int, s
             while len(view):  # a single write stops at 2 GiB
                 view = view[file.write(view) :]
     return size, digest.hexdigest()
+
+
+def quantiles(rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
+    """Draw one value from each of `count` equally likely parts of 0 to 1, in random order; shape (count,).
+
+    Independent draws would have a mean that is wrong by several per cent.
+    """
+    return np.clip((rng.permutation(count) + rng.random(count)) / count, _EDGE, 1 - _EDGE)
+
+
+def normal_deviates(rng: np.random.Generator, count: int) -> npt.NDArray[np.float64]:
+    """Draw values of the standard normal distribution in the same way; shape (count,)."""
+    return np.array([NormalDist().inv_cdf(q) for q in quantiles(rng, count).tolist()])

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.datasets.checks import check_count, check_number
-from harness.datasets.draws import normal_deviates
-from harness.datasets.generate import Content, GeneratedDataset
+from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
 from harness.datasets.pictures import BITS_TOLERANCE, encode_to_size, patch, shape_of, tinted
 
 __all__ = ["ImagenetLike"]
@@ -21,7 +20,6 @@ _BITS_PER_PIXEL: Final = 4.9
 """Of a 500 x 375 JPEG of 115 kB."""
 _SHAPES: Final = ((4 / 3, 0.55), (3 / 4, 0.2), (3 / 2, 0.15), (1.0, 0.06), (16 / 9, 0.04))
 """Width / height of pictures, and their shares."""
-_TRIES: Final = 3
 _HUES: Final = 0.618
 """Turns between the hues of neighbouring classes: the golden ratio keeps any number of them apart."""
 
@@ -33,7 +31,6 @@ class ImagenetLike(GeneratedDataset):
     The mean of 115 kB is ImageNet's (114 660 bytes in the MLPerf Storage configs of ResNet-50).
     """
 
-    noun: ClassVar[str] = "pictures"
     version: ClassVar[int] = 4
     sigma: ClassVar[float] = 0.5
     """Deviation of ln(size): nine in ten files lie between 45 and 231 kB when the mean is 115 kB."""
@@ -76,7 +73,7 @@ class ImagenetLike(GeneratedDataset):
         ratio = float(rng.choice(ratios, p=shares)) * float(rng.lognormal(0.0, 0.02))
         texture, x, y = rng.integers(0, 1 << 31, 3).tolist()
         light, hue = int(rng.integers(-40, 41)), self._class(sample_id) * _HUES + float(rng.normal(0.0, 0.03))
-        for _ in range(_TRIES):
+        for _ in range(3):
             part = patch(self.seed, (texture, x, y), *shape_of(area, ratio, 16))
             image = encode_to_size(tinted(part, light, hue, 24), wanted)
             if abs(len(image) / wanted - 1) < BITS_TOLERANCE:

@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageChops, ImageDraw
 
-from harness.datasets.draws import smooth_noise
+__all__ = [
+    "BITS_TOLERANCE", "MAX_COLOUR", "MAX_LIGHT", "Field",
+    "encode_to_size", "lay", "patch", "shape_of", "smooth_noise", "tinted",
+]  # fmt: skip
 
-__all__ = ["BITS_TOLERANCE", "MAX_COLOUR", "MAX_LIGHT", "encode_to_size", "lay", "patch", "shape_of", "tinted"]
+Field = npt.NDArray[np.float32]
 
 MAX_LIGHT: Final = 48
 MAX_COLOUR: Final = 80
@@ -31,13 +34,24 @@ _COLOUR_CONTRAST: Final = 9.0
 _UNEVENNESS: Final = 0.7
 """Deviation of ln(contrast) within a texture: photographs have plain and busy parts."""
 
-_MIN_QUALITY: Final = 10
-_MAX_QUALITY: Final = 98
+_MIN_QUALITY, _MAX_QUALITY = 10, 98
 _USUAL_BITS: Final = 4.4
 """Bits per pixel of the textures at a quality of 90."""
 _SLOPE: Final = -0.5
 """Change of ln(bytes) with ln(scale of the quantiser tables), between qualities 70 and 95."""
-_ENCODINGS: Final = 4
+
+
+def smooth_noise(rng: np.random.Generator, edge: int, exponent: float) -> Field:
+    """Return a periodic square field with amplitude 1 / frequency ** exponent, zero mean and unit deviation.
+
+    Natural images have an exponent of about 1 (Field, JOSA A 4(12), 1987).
+    """
+    spectrum = np.fft.rfft2(rng.standard_normal((edge, edge), dtype=np.float32))
+    frequency = np.hypot(np.fft.fftfreq(edge)[:, None], np.fft.rfftfreq(edge)[None, :])
+    frequency[0, 0] = np.inf
+    field: Field = np.fft.irfft2(spectrum / frequency**exponent, s=(edge, edge)).astype(np.float32)
+    field /= field.std()
+    return field
 
 
 @lru_cache(maxsize=2)
@@ -95,7 +109,7 @@ def encode_to_size(image: Image.Image, wanted_bytes: int) -> bytes:
     tried: dict[int, bytes] = {}
     # libjpeg scales its quantiser tables by 200 - 2 * quality per cent, below 50 by 5000 / quality (jcparam.c).
     scale = 20 * (wanted_bytes / (_USUAL_BITS / 8 * image.width * image.height)) ** (1 / _SLOPE)
-    for _ in range(_ENCODINGS):
+    for _ in range(4):
         quality = max(_MIN_QUALITY, min(_MAX_QUALITY, round(100 - scale / 2 if scale < 100 else 5000 / scale)))
         if quality in tried:
             break

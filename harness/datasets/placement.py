@@ -1,16 +1,16 @@
-"""Which samples lie on which node; the same split for loaders that read files and for those that are streamed to.
+"""The shards of a dataset, and which samples lie on which node.
 
-A shard is the unit: a node that stores a shard stores the files of its samples too, as in EMLIO's sharded scenario
-(section 5.2).
+The split is the same for loaders that read files and for those that are streamed to. A shard is the unit: a node that
+stores a shard stores the files of its samples too, as in EMLIO's sharded scenario (section 5.2).
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from mmap import PROT_READ, mmap
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -19,17 +19,28 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from harness.datasets import DatasetHandle, Progress
-from harness.datasets.cache import building, only_builder, storage_errors
-from harness.datasets.shards import intact
+from harness.datasets.cache import building, check_room, only_builder, short_hash, storage_errors
+from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
 from loaders.base import Samples
+from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import Shard, ShardSet, index_path, save_manifest, stored_key
+from loaders.streaming.shards.tfrecord import intact_records
 
-__all__ = ["HALF_SHARDS", "PlacedData", "Role", "place", "split"]
+__all__ = ["HALF_SHARDS", "PlacedData", "Role", "open_shards", "place", "split"]
 
 Role = Literal["compute", "storage"]
 HALF_SHARDS: Final = 8
 """The least number of shards of a dataset that is cut in half: enough for halves of about equal size."""
+
+_SEED: Final = 0
+_SHARD_BYTES: Final = 64 * 2**20
+_RECORD_SLACK: Final = 512
+"""Bytes of a record and its index beside the sample's files and columns."""
+_COLUMN_SLACK: Final = 3
+"""Bytes of a column's features for one of its own, at most about."""
+_COLUMNS: Final = ":columns 1"
+"""Raised when columns are stored in another way, so that no older shards are taken for newer ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +122,10 @@ def _folders(
     found: dict[Role, Path] = {}
     for role, part in parts.items():
         names = " ".join(shard.path.name for shard in part)
-        key = hashlib.sha256(f"{whole.key}:{names}".encode()).hexdigest()[:16]
+        key = short_hash([f"{whole.key}:{names}"])
         target = cache / "shards" / f"{whole.root.name}-{role}-{key}"
         with only_builder(target, progress):
-            if stored_key(target) != key or not intact(target, samples, progress):
+            if stored_key(target) != key or not _intact(target, samples, progress):
                 with building(target) as partial, storage_errors(partial):
                     linked = [_link(shard.path, partial) for shard in part]
                     save_manifest(partial, key=key, seed=0, shards=linked)
@@ -129,3 +140,51 @@ def _link(shard: Path, folder: Path) -> Path:
         except OSError:  # a file system without hard links
             shutil.copyfile(file, folder / file.name)
     return folder / shard.name
+
+
+def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: int = 1) -> Path:
+    """Return the folder of a dataset's shards, at least about `least` of them, converted unless they are there whole.
+
+    Raises DatasetError when the cache cannot be written or lacks room, LoaderConfigError for a column that a record
+    cannot hold, SampleError when a file changed.
+    """
+    total = int(handle.samples.sizes.sum())
+    shard_bytes = min(_SHARD_BYTES, -(-total // least)) if least > 1 else _SHARD_BYTES
+    text = f"{handle.content_hash}:{_SEED}:{shard_bytes}{_COLUMNS if handle.samples.columns else ''}"
+    key = short_hash([text])
+    out = cache / "shards" / f"{handle.name}-{key}"
+    columns = sum(column.nbytes for column in handle.samples.columns.values())
+    needed = total + _RECORD_SLACK * len(handle.samples) + _COLUMN_SLACK * columns
+    with only_builder(out, progress):
+        if stored_key(out) != key:
+            check_room(out.parent, needed)
+        elif not _intact(out, handle.samples, progress):
+            progress(f"shards of {handle.name} have changed in the cache: converting it again", 1, 1)
+            with storage_errors(out):
+                shutil.rmtree(out)
+        with storage_errors(out, needed):
+            return convert(
+                handle.samples,
+                out,
+                key=key,
+                seed=_SEED,
+                shard_bytes=shard_bytes,
+                progress=lambda done, total: progress(f"converting {handle.name} to shards", done, total),
+            )
+
+
+def _intact(folder: Path, samples: Samples, progress: Progress) -> bool:
+    """Return whether every record of a shard folder has the bytes with which it was written, and its sample's label."""
+    shards = ShardSet.open(folder).shards
+    records = np.concatenate([shard.records for shard in shards])
+    if not ((records["id"] >= 0) & (records["id"] < len(samples))).all():
+        return False
+    if not np.array_equal(records["label"], samples.labels[records["id"]]):
+        return False
+    what = f"checking the shards of {folder.name}"
+    return all(in_threads(_has_its_records, shards, lambda done: progress(what, done, len(shards))))
+
+
+def _has_its_records(shard: Shard) -> bool:
+    with shard.path.open("rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as mapped, memoryview(mapped) as view:
+        return intact_records(view, shard.records["checksum"].tolist()) == len(shard.records)

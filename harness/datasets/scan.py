@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from harness.errors import DatasetError
 
@@ -35,29 +34,15 @@ class SampleFile:
     mtime_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(NamedTuple):
     """The samples below a root."""
 
-    root: Path
-    files: tuple[SampleFile, ...]
-    """In the order of their paths."""
-    classes: tuple[str, ...]
-    """Folders of the root that hold samples, in order; a label is a position here."""
+    files: Sequence[SampleFile]
+    """In the order of their paths; a label is a position of its folder among those of the root that hold samples."""
+    classes: int
+    """Folders of the root that hold samples."""
     ignored: int
     """Files that are no samples by their names."""
-
-    def fingerprint(self) -> str:
-        """Return a hash of every path, size and modification time."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(f"{file.path}\0{file.size}\0{file.mtime_ns}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()[:16]
-
-    def limited(self, limit: int | None, seed: int) -> Listing:
-        """Return the listing with at most `limit` of its files, chosen by `seed`; itself where that is all of them."""
-        files = limited(self.files, limit, seed)
-        return self if files is self.files else replace(self, files=tuple(files))
 
 
 def limited(items: Sequence[T], limit: int | None, seed: int) -> Sequence[T]:
@@ -108,7 +93,7 @@ def list_tree(root: Path, *, noun: str, suffixes: tuple[str, ...], layout: str, 
     top = entries_of(root, layout)
     folders = [entry.name for entry in top if os.path.isdir(entry)]  # noqa: PTH112 - of a link in a circle False
     read = in_threads(lambda name: _read_class(root, name, suffixes), folders)
-    found = [(name, files) for name, (files, _) in zip(folders, read, strict=True) if files]
+    found = [files for files, _ in read if files]
     if not found:
         loose = sum(entry.name not in folders and entry.name.lower().endswith(suffixes) for entry in top)
         missing = f"its {loose} {noun} are in no {layout.partition('/')[0]} folder"
@@ -116,11 +101,11 @@ def list_tree(root: Path, *, noun: str, suffixes: tuple[str, ...], layout: str, 
         raise DatasetError(f"dataset.root={root}: {held}; expected {layout}{hint}")
     samples = [
         SampleFile(path, label, status.st_size, status.st_mtime_ns)
-        for label, (_, files) in enumerate(found)
+        for label, files in enumerate(found)
         for path, status in files
     ]
     ignored = sum(count for _, count in read) + len(top) - len(folders)
-    return Listing(root, tuple(samples), tuple(name for name, _ in found), ignored)
+    return Listing(samples, len(found), ignored)
 
 
 def _read_class(root: Path, name: str, suffixes: tuple[str, ...]) -> tuple[list[tuple[str, os.stat_result]], int]:

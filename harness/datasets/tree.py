@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
+import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
+from PIL import Image
 
 from harness.datasets import DatasetHandle, Progress
+from harness.datasets.cache import short_hash, storage_errors
 from harness.datasets.checks import check_count, check_name
-from harness.datasets.scan import SampleFile, list_tree
-from harness.datasets.verify import verdicts
+from harness.datasets.scan import SampleFile, in_threads, limited, list_tree
 from harness.errors import ConfigError, DatasetError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ImageTree", "RealTree"]
+__all__ = ["ImageTree", "RealTree", "defect"]
+
+Judge = Callable[[Path], str | None]
+"""Says of a file what is wrong with it, "cannot be read ..." for what may be right another time."""
+
+_VERSION: Final = 1
+"""Raised when files are judged in another way, so that no older verdict is kept."""
+_CHUNK: Final = 64
+_TAIL_BYTES: Final = 12
+_SMALL_BYTES: Final = 1024
+"""Files this small are decoded in any case."""
+_ENDS: Final = {"JPEG": b"\xff\xd9", "PNG": b"\0\0\0\0IEND\xaeB`\x82"}
+"""Formats that every loader's engine decodes, whatever the file's name ends with, and how they end."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,39 @@ class RealTree(ABC):
         """The root as an absolute path."""
         return Path(self.root).expanduser().absolute()
 
+    def verdicts(self, files: Sequence[SampleFile], cache: Path, progress: Progress, judge: Judge) -> dict[str, str]:
+        """Return the reasons why files are broken, by path, from the cache when the files are as they were."""
+        judged = f"{_VERSION}\0{judge.__module__}.{judge.__qualname__}\0{self.folder}\0"
+        listed = (f"{file.path}\0{file.size}\0{file.mtime_ns}\n" for file in files)
+        stored = cache / "trees" / f"{short_hash(chain((judged,), listed))}.json"
+        try:
+            known = json.loads(stored.read_text())
+            return {files[int(position)].path: str(reason) for position, reason in known.items()}
+        except (OSError, ValueError, AttributeError, IndexError):
+            pass  # not judged yet, or a verdict that was cut short
+
+        def judge_chunk(start: int) -> dict[int, str]:
+            chunk = range(start, min(start + _CHUNK, len(files)))
+            return {at: reason for at in chunk if (reason := _judged(files[at].path, self.folder, judge)) is not None}
+
+        def heard(chunks: int) -> None:
+            progress(f"checking {self.name}", min(chunks * _CHUNK, len(files)), len(files))
+
+        heard(0)
+        # Damaged EXIF data and great size are no defects. Filters are the process's, so they are set here.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            chunks = in_threads(judge_chunk, range(0, len(files), _CHUNK), heard)
+        found = {at: reason for some in chunks for at, reason in some.items()}
+        # What cannot be read today may be readable tomorrow, and no modification time would tell.
+        if not any(reason.startswith("cannot be read") for reason in found.values()):
+            with storage_errors(stored.parent):
+                stored.parent.mkdir(parents=True, exist_ok=True)
+                partial = stored.with_suffix(f".{os.getpid()}.partial")
+                partial.write_text(json.dumps(found))
+                partial.replace(stored)
+        return {files[at].path: reason for at, reason in found.items()}
+
     def handle(
         self,
         kept: Sequence[SampleFile],
@@ -97,8 +147,7 @@ class RealTree(ABC):
             "mean_kb": round(float(sizes.mean()) / 1000, 1),
             **facts,
         }
-        content = hashlib.sha256("".join(hashed).encode()).hexdigest()[:16]
-        return DatasetHandle(self.name, samples, tuple(shown), content, about)
+        return DatasetHandle(self.name, samples, tuple(shown), short_hash(hashed), about)
 
 
 @dataclass(frozen=True)
@@ -113,9 +162,51 @@ class ImageTree(RealTree):
         hint = " (or .jpeg, .png, in any case), for ImageNet the folder that holds n01440764 and its like"
         suffixes = (".jpg", ".jpeg", ".png")
         listing = list_tree(self.folder, noun=self.noun, suffixes=suffixes, layout="class/name.jpg", hint=hint)
-        listing = listing.limited(self.limit, self.seed)
-        broken = verdicts(listing, cache, f"checking {self.name}", progress)
-        kept = [file for file in listing.files if file.path not in broken]
-        facts = {"classes": len(listing.classes), "files_ignored": listing.ignored}
+        files = limited(listing.files, self.limit, self.seed)
+        broken = self.verdicts(files, cache, progress, defect)
+        kept = [file for file in files if file.path not in broken]
+        facts = {"classes": listing.classes, "files_ignored": listing.ignored}
         hashed = (f"{file.path}\0{file.label}\0{file.size}\0{file.mtime_ns}\n" for file in kept)
         return self.handle(kept, broken, facts, hashed)
+
+
+def defect(path: Path) -> str | None:
+    """Say what is wrong with an image file, None if nothing is.
+
+    A file that ends as its format demands is taken for whole; any other is decoded, which tells one that was cut
+    short from one with further bytes after its end.
+    """
+    try:
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size:
+                return "is empty"
+            tail = os.pread(file.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+            if size >= _SMALL_BYTES and tail.endswith(tuple(_ENDS.values())):
+                return None
+            data = file.readall()
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return _undecodable(data)
+
+
+def _undecodable(data: bytes) -> str | None:
+    try:
+        with Image.open(BytesIO(data)) as image:
+            kind = image.format
+            if kind not in _ENDS:
+                return f"holds {kind}, expected JPEG or PNG"
+            image.load()
+    except Exception as error:  # noqa: BLE001 - PIL's decoders raise whatever their parsing runs into
+        return f"is truncated or no image ({error})"
+    if _ENDS[kind] not in data:  # decoders forgive the loss of the last few bytes
+        return f"is truncated ({kind} without its end marker)"
+    return None
+
+
+def _judged(path: str, root: Path, judge: Judge) -> str | None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    return judge(root / path)

@@ -72,16 +72,16 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
             yield result
             for worker in workers:
                 if worker.poll() not in {None, 0}:
-                    raise _died(worker, dataset.noun)
+                    raise _died(worker, dataset.name)
         for worker in workers:
             if worker.wait():
-                raise _died(worker, dataset.noun)
+                raise _died(worker, dataset.name)
 
 
-def _died(worker: subprocess.Popen[bytes], noun: str) -> DatasetError:
+def _died(worker: subprocess.Popen[bytes], name: str) -> DatasetError:
     status = worker.returncode
     how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return DatasetError(f"process {worker.pid}, which makes {noun}, {how}; is there enough memory? Run again")
+    return DatasetError(f"process {worker.pid}, which makes {name}, {how}; is there enough memory? Run again")
 
 
 def main() -> int:

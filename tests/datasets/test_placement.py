@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.datasets import DatasetHandle
-from harness.datasets.placement import HALF_SHARDS, place, split
-from harness.datasets.shards import open_shards
+from harness.datasets.placement import HALF_SHARDS, open_shards, place, split
 from harness.errors import DatasetError
 from loaders.base import Samples
 from loaders.streaming.shards.index import RECORD, Shard, ShardSet

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.datasets.draws import normal_deviates, quantiles
+from harness.datasets.generate import normal_deviates, quantiles
 
 
 @pytest.mark.parametrize("count", [1, 7, 1000])

@@ -5,9 +5,8 @@ import pyarrow as pa
 import pytest
 
 from harness.datasets import DatasetHandle
-from harness.datasets import shards as sharding
-from harness.datasets.placement import place
-from harness.datasets.shards import open_shards
+from harness.datasets import placement as sharding
+from harness.datasets.placement import open_shards, place
 from harness.datasets.tree import ImageTree
 from harness.errors import DatasetError
 from loaders.base import Samples

@@ -11,7 +11,7 @@ import pytest
 
 from harness.daemon import check_daemon, daemon_flags, make_keys, serving
 from harness.datasets import DatasetHandle
-from harness.datasets.shards import open_shards
+from harness.datasets.placement import open_shards
 from harness.errors import CellError, ConfigError
 from harness.rehearsal import rehearsed_daemon
 from harness.specs import LoaderSpec

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from harness.datasets import DatasetHandle
-from harness.datasets.placement import HALF_SHARDS, place
-from harness.datasets.shards import open_shards
+from harness.datasets.placement import HALF_SHARDS, open_shards, place
 from harness.reach import DataOnNodes, reach
 from harness.regime import Regime
 from harness.specs import LoaderSpec

@@ -111,7 +111,9 @@ class Annotations:
         malformed = {
             number: f"is said to be {image.file_name}, {image.width} x {image.height} pixels"
             for number, image in images.items()
-            if min(image.width, image.height) < 1 or _leads_out(image.file_name)
+            if min(image.width, image.height) < 1
+            or image.file_name[:1] in ("", "/")
+            or ".." in image.file_name.split("/")
         }
         for position, (number, entry) in enumerate(entries):
             if number not in images:
@@ -146,7 +148,3 @@ def _outlines(segmentation: Any) -> list[npt.NDArray[np.float32]]:
         if one.ndim != 1 or one.size < _MIN_NUMBERS or one.size % 2 or not np.isfinite(one).all():
             raise ValueError("has an outline that is not x and y in turns, for three corners or more")
     return outlines
-
-
-def _leads_out(file_name: str) -> bool:
-    return file_name.startswith("/") or ".." in file_name.split("/") or not file_name

@@ -15,8 +15,7 @@ from PIL import Image
 
 from harness.datasets.checks import check_number
 from harness.datasets.coco.annotations import CATEGORY_IDS, Annotations
-from harness.datasets.draws import quantiles
-from harness.datasets.generate import Content, GeneratedDataset
+from harness.datasets.generate import Content, GeneratedDataset, quantiles
 from harness.datasets.pictures import MAX_COLOUR, MAX_LIGHT, encode_to_size, lay, patch, shape_of, tinted
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ __all__ = ["ANNOTATIONS", "CocoLike"]
 
 ANNOTATIONS: Final = "annotations/instances_train2017.json"
 
-_MIN_BYTES: Final = 0.1e6
-_MAX_BYTES: Final = 1e6
+_MIN_BYTES, _MAX_BYTES = 0.1e6, 1e6
 _POWER: Final = 3.5
 """Sizes of samples: 0.1 to 1 MB, mean 0.8 MB (MinatoLoader, section 2.2). How they lie between is not published: here
 with density (x - least) ** (power - 1), whose mean is least + range * power / (power + 1), so 0.8 MB."""
@@ -68,7 +66,6 @@ class CocoLike(GeneratedDataset):
     The pictures of the real COCO are 0.84 MB when decoded and 0.16 MB as they lie on disk, which `scale=0.2` makes.
     """
 
-    noun: ClassVar[str] = "pictures"
     version: ClassVar[int] = 3
 
     samples: int = 60

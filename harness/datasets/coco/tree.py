@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.coco.annotations import Annotations
-from harness.datasets.scan import Listing, SampleFile, limited
-from harness.datasets.tree import RealTree
-from harness.datasets.verify import verdicts
+from harness.datasets.scan import SampleFile, limited
+from harness.datasets.tree import RealTree, defect
 from harness.errors import ConfigError, DatasetError
 
 __all__ = ["CocoTree"]
@@ -52,7 +51,8 @@ class CocoTree(RealTree):
         known = Annotations.of(content, str(file))
         del content
         progress(f"reading {file.name}", 1, 1)
-        folder = _image_folder(root, file)
+        names = (file.stem.partition("_")[2], "images")
+        folder = next((root / name for name in names if name and (root / name).is_dir()), root)
         whole = [
             (number, image) for number, image in known.images.items() if image.boxes or self.without_boxes == "keep"
         ]
@@ -69,7 +69,7 @@ class CocoTree(RealTree):
             else:
                 numbers[path] = number
                 files.append(SampleFile(path, image.label, status.st_size, status.st_mtime_ns))
-        broken = verdicts(Listing(root, tuple(files), (), 0), cache, f"checking {self.name}", progress)
+        broken = self.verdicts(files, cache, progress, defect)
         wrong = {f"image {number} of {file.name}": reason for number, reason in sorted(known.malformed.items())}
         kept = [one for one in files if one.path not in broken]
         facts = {
@@ -112,11 +112,6 @@ def _read(file: Path) -> tuple[Any, str]:
         ) from error
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{file}: is not JSON, or cut short ({error}); get it again") from error
-
-
-def _image_folder(root: Path, file: Path) -> Path:
-    names = (file.stem.partition("_")[2], "images")
-    return next((root / name for name in names if name and (root / name).is_dir()), root)
 
 
 def _present(folder: Path, inside: Iterable[str]) -> dict[str, os.stat_result]:

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.datasets.checks import check_number
-from harness.datasets.draws import Field, normal_deviates, smooth_noise
-from harness.datasets.generate import Content, GeneratedDataset
+from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
+from harness.datasets.pictures import Field, smooth_noise
 from harness.errors import ConfigError
 from loaders.pipelines.hounsfield import LEAST_EDGE, SPACING_MM, normalised
 
@@ -28,9 +28,7 @@ __all__ = ["Kits19Like"]
 _VOXEL_BYTES: Final = {"numpy": 5, "nifti": 2}
 """By form: a float32 and a uint8, as MLPerf's preprocessing leaves them; an int16 and a uint8, packed, a little more
 than it comes to."""
-_MEAN_BYTES: Final = 136e6
-_MIN_BYTES: Final = 30e6
-_MAX_BYTES: Final = 375e6
+_MEAN_BYTES, _MIN_BYTES, _MAX_BYTES = 136e6, 30e6, 375e6
 """Of a sample before preprocessing (MinatoLoader, section 2.2), image and labels together."""
 _SPREAD: Final = 0.466
 """Deviation / mean of a sample's bytes: MLPerf Storage, unet3d_a100.yaml, 68.3 MB of 146.6 MB."""
@@ -47,20 +45,18 @@ _NONE, _KIDNEY, _TUMOUR = 0, 1, 2
 _EDGE: Final = 512
 """Edge of the periodic fields of noise from which slices are cut."""
 
-_LEVEL: Final = 1
-"""Of compression, as nibabel has it by default."""
 _STRATEGIES: Final = {"i": zlib.Z_HUFFMAN_ONLY, "u": zlib.Z_RLE}
 """By kind of number: noisy values have no repeats to search for, labels have runs alone; twice as fast as the default
 for 1.1 times the bytes."""
-_GZIP: Final = 31
-"""zlib's window bits for a gzip member, whose header then holds no time: equal volumes make equal files."""
+_LEVEL, _GZIP = 1, 31
+"""Of compression, as nibabel has it by default; zlib's window bits for a gzip member, whose header then holds no time:
+equal volumes make equal files."""
 
 
 @dataclass(frozen=True)
 class Kits19Like(GeneratedDataset):
     """CT-like volumes in KiTS19's layout, their sizes log-normal between the published bounds, times `scale`."""
 
-    noun: ClassVar[str] = "volumes"
     version: ClassVar[int] = 3
 
     samples: int = 20
@@ -72,9 +68,7 @@ class Kits19Like(GeneratedDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number(
-            "scale", self.scale, least=1e-4, most=10
-        )  # 14 voxels a side: the least with room for kidneys and tumours
+        check_number("scale", self.scale, least=1e-4, most=10)  # 14 voxels a side have room for kidneys and tumours
         if self.form not in _VOXEL_BYTES:
             raise ConfigError(f"dataset.form={self.form!r}: expected one of {', '.join(_VOXEL_BYTES)}")
 
@@ -86,10 +80,6 @@ class Kits19Like(GeneratedDataset):
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the bytes of every case of a set of `count`, shape (count,); for nifti the most that it may be."""
         return np.array([math.prod(shape) * _VOXEL_BYTES[self.form] for shape in self._shapes(count)], np.int64)
-
-    def labels(self) -> npt.NDArray[np.int64]:
-        """Return zeros of shape (samples,): a volume has no class."""
-        return np.zeros(self.samples, np.int64)
 
     def path(self, sample_id: int) -> str:
         """Return the path of a case's image."""
@@ -216,16 +206,12 @@ def _packed_nifti(volume: npt.NDArray[Any], spacing_mm: tuple[float, float, floa
     The affine turns slices, rows and columns into feet-to-head, front-to-back and left-to-right millimetres, as that
     of KiTS19's cases does.
     """
-    from nibabel.nifti1 import Nifti1Header
+    from nibabel.nifti1 import Nifti1Image
 
     depth, height, width = spacing_mm
-    untyped: Any = Nifti1Header  # as all of nibabel's headers are
-    header = untyped()
-    header.set_data_dtype(volume.dtype)
-    header.set_data_shape(volume.shape)
     affine = np.array([[0, 0, -width, 0], [0, -height, 0, 0], [-depth, 0, 0, 0], [0, 0, 0, 1]], np.float64)
-    header.set_zooms(spacing_mm)
-    header.set_sform(affine, "scanner")
+    image: Any = Nifti1Image  # nibabel is not typed
+    header = image(volume, affine).header
     header.set_qform(affine, "scanner")
     header.set_xyzt_units("mm")
     header["magic"], header["vox_offset"] = b"n+1", 352

@@ -9,14 +9,13 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from pathlib import PurePosixPath
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.datasets.checks import check_number
-from harness.datasets.draws import quantiles
-from harness.datasets.generate import Content, GeneratedDataset
+from harness.datasets.generate import Content, GeneratedDataset, quantiles
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,9 +25,7 @@ __all__ = ["SAMPLE_RATE", "LibriSpeechLike"]
 SAMPLE_RATE: Final = 16_000
 """Samples per second of LibriSpeech (Panayotov et al., ICASSP 2015)."""
 
-_MIN_BYTES: Final = 60_000.0
-_MAX_BYTES: Final = 340_000.0
-_MEAN_BYTES: Final = 200_000.0
+_MIN_BYTES, _MEAN_BYTES, _MAX_BYTES = 60_000.0, 200_000.0, 340_000.0
 """Sizes of LibriSpeech's files, 0.06 to 0.34 MB with a mean of 0.2 MB: MinatoLoader paper, section 2.2."""
 _DEVIATION_BYTES: Final = 60_000.0
 """Not published. Sizes are normal within these bounds, whose middle is the mean."""
@@ -41,10 +38,8 @@ _PAUSES: Final = (0.34, 0.045)
 """Share of an utterance in which nothing is said, mean and deviation."""
 _CHARACTERS_PER_S: Final = 15.0
 
-_CHAPTER: Final = 20
-"""Recordings of one chapter."""
-_SPEAKER: Final = 40
-"""Recordings of one speaker."""
+_CHAPTER, _SPEAKER = 20, 40
+"""Recordings of one chapter, and of one speaker."""
 
 _TEXT: Final = """
 THE AND OF TO A IN THAT HE WAS IT HIS HER WITH AS FOR YOU NOT BUT ON SHE BE HAVE ALL THIS WHICH FROM THERE WHEN SAID
@@ -73,7 +68,6 @@ class LibriSpeechLike(GeneratedDataset):
     columns are transcript (string) and duration_s (float64).
     """
 
-    noun: ClassVar[str] = "recordings"
     version: ClassVar[int] = 2
 
     samples: int = 240
@@ -118,11 +112,6 @@ class LibriSpeechLike(GeneratedDataset):
 
         said, durations = zip(*self._outline, strict=True)
         return {"transcript": pa.array(said, pa.string()), "duration_s": pa.array(durations, pa.float64())}
-
-    def facts(self) -> Mapping[str, Any]:
-        """Return how long the recordings are together, in seconds, and how many speakers there are."""
-        duration_s = round(sum(duration_s for _, duration_s in self._outline), 1)
-        return {"duration_s": duration_s, "speakers": -(-self.samples // _SPEAKER)}
 
     @cached_property
     def _outline(self) -> list[tuple[str, float]]:

@@ -12,9 +12,8 @@ import soundfile
 
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.librispeech.generated import SAMPLE_RATE
-from harness.datasets.scan import SampleFile, in_threads, list_tree
+from harness.datasets.scan import SampleFile, in_threads, limited, list_tree
 from harness.datasets.tree import RealTree
-from harness.datasets.verify import verdicts
 
 __all__ = ["LibriSpeechTree"]
 
@@ -38,20 +37,20 @@ class LibriSpeechTree(RealTree):
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Read the transcripts, judge every recording that was not judged before, and return those that are whole."""
         root = self.folder
-        whole = list_tree(root, noun=self.noun, suffixes=(".flac",), layout=_LAYOUT, hint=_HINT)
-        listing = whole.limited(self.limit, self.seed)
-        folders = sorted({_split(file.path)[0] for file in listing.files})
+        whole = list_tree(root, noun=self.noun, suffixes=(".flac",), layout=_LAYOUT, hint=_HINT).files
+        files = limited(whole, self.limit, self.seed)
+        folders = sorted({_split(file.path)[0] for file in files})
         what = "reading transcripts"
         read = in_threads(lambda folder: _lines(root, folder), folders, lambda done: progress(what, done, len(folders)))
         lines = dict(zip(folders, read, strict=True))
         texts = {(folder, name): text for folder, (found, _) in lines.items() for name, text in found.items()}
-        unsaid = {file.path: reason for file in listing.files if (reason := _problem(file.path, lines)) is not None}
+        unsaid = {file.path: reason for file in files if (reason := _problem(file.path, lines)) is not None}
         # A broken recording is worse than a missing transcript, and is named instead of it.
-        problems = unsaid | verdicts(listing, cache, f"checking {self.name}", progress, defect)
-        faults = {file.path: problems[file.path] for file in listing.files if file.path in problems}
-        kept = [file for file in listing.files if file.path not in faults]
+        problems = unsaid | self.verdicts(files, cache, progress, defect)
+        faults = {file.path: problems[file.path] for file in files if file.path in problems}
+        kept = [file for file in files if file.path not in faults]
         said = [texts[_split(file.path)] for file in kept]
-        durations = in_threads(lambda file: _duration_s(root / file.path), kept)
+        durations = in_threads(lambda file: float(soundfile.info(str(root / file.path)).duration), kept)
         speakers = [_split(file.path)[1].partition("-")[0] for file in kept]
         numbers = {speaker: label for label, speaker in enumerate(sorted(set(speakers), key=_by_number))}
         labelled = [
@@ -63,8 +62,8 @@ class LibriSpeechTree(RealTree):
             "duration_s": round(sum(durations), 1),
             "broken_or_without_transcript": len(faults),
         }
-        if listing is whole:
-            facts["transcripts_without_recording"] = len(texts.keys() - {_split(file.path) for file in listing.files})
+        if files is whole:
+            facts["transcripts_without_recording"] = len(texts.keys() - {_split(file.path) for file in files})
         hashed = (f"{file.path}\0{file.size}\0{file.mtime_ns}\0{text}\n" for file, text in zip(kept, said, strict=True))
         columns = {"transcript": pa.array(said, pa.string()), "duration_s": pa.array(durations, pa.float64())}
         return self.handle(labelled, faults, facts, hashed, columns)
@@ -132,12 +131,6 @@ def defect(path: Path) -> str | None:
         return f"cannot be read ({error.strerror or error})"
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         return f"is truncated or no FLAC ({error})"
-
-
-def _duration_s(path: Path) -> float:
-    """Return how long a FLAC file lasts in seconds, by its header."""
-    about = soundfile.info(str(path))
-    return float(about.frames / about.samplerate)
 
 
 def _wrong(sound: soundfile.SoundFile) -> str | None:
