@@ -200,6 +200,17 @@ class Results:
             path = self.folder / f"provenance-{n}.json"
         return path
 
+    def set_store_aside(self) -> Path:
+        """Keep the energy store, with its log, under a name of its own, so that a new one is begun; returns it."""
+        n = 1
+        while (aside := self.energy.with_name(f"{self.energy.name}.damaged-{n}")).exists():
+            n += 1
+        for suffix in ("-wal", "-shm"):
+            log = self.energy.with_name(self.energy.name + suffix)
+            if log.exists():
+                log.rename(aside.with_name(aside.name + suffix))
+        return self.energy.rename(aside)
+
     def set_aside(self, cell_id: str, why: Literal["failed", "damaged", "invalid"] = "failed") -> Path | None:
         """Keep what an earlier try of a cell left, under a name of its own, so that a new try starts clean.
 

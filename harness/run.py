@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from energymon import EnergyError
+from energymon import EnergyError, SqliteStore
 from harness.cellrun import CellContext, run_cell
 from harness.collect import collect, invalid_cells, load_cell, read_cells
 from harness.components import check_components
@@ -80,6 +80,7 @@ def run(
         keys: dict[str, Keys] = {}
         # Before the cells are read, which need it: a resumed run's may be damaged.
         on_nodes = data.store(results.folder, keys)
+        _check_store(results, ledger, progress)
         todo = _todo(cfg, results, cells, ledger, progress)
         failures: dict[str, str] = {}
         if not todo:
@@ -270,6 +271,19 @@ def _check_same(cfg: DictConfig, resumed: Results, now: Mapping[str, Any], progr
         )
     Ledger(resumed.ledger).append("note", message=f"goes on elsewhere: {text}")
     progress.note(f"other than before: {text}; the rows are marked")
+
+
+def _check_store(results: Results, ledger: Ledger, progress: Progress) -> None:
+    """Set a damaged energy store aside, which no agent could go on with; finished cells have their readings."""
+    if not results.energy.exists():
+        return
+    try:
+        with SqliteStore.open(results.energy):
+            return
+    except EnergyError as error:
+        message = f"damaged energy store: {error}; it is kept as {results.set_store_aside().name}, and a new one begun"
+    ledger.append("damaged", message=message)
+    progress.note(message)
 
 
 def _resumed(cfg: DictConfig, here: Mapping[str, Any], folder: ExitStack, progress: Progress) -> Results:

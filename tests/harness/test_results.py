@@ -94,3 +94,13 @@ def test_every_failed_try_of_a_cell_is_kept(tmp_path):
     results.cell("c").mkdir()
     assert results.set_aside("c", "damaged") == results.cells / "c.damaged-1"
     assert results.set_aside("c", "damaged") is None
+
+
+def test_a_store_that_is_set_aside_takes_its_log_with_it(tmp_path):
+    results = planned(tmp_path)
+    for n in (1, 2):
+        for suffix in ("", "-wal"):
+            results.energy.with_name(results.energy.name + suffix).write_text(suffix)
+        assert results.set_store_aside().name == f"energy.sqlite.damaged-{n}"
+    left = sorted(path.name for path in results.folder.glob("energy.*"))
+    assert left == [f"energy.sqlite.damaged-{n}{suffix}" for n in (1, 2) for suffix in ("", "-wal")]
