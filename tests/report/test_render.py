@@ -86,6 +86,12 @@ def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
         assert words in text
 
 
+def test_the_cards_of_several_workloads_name_theirs(build_sweep):
+    folder = build_sweep(figures=("spdl_fig5",), workloads=("resnet50", "unet3d")).write()
+    render(folder)
+    assert re.findall(r"<h2>(ResNet-50|UNet3D)</h2>\n<section class=\"cards\"", page(folder)) == ["ResNet-50", "UNet3D"]
+
+
 def test_headers_of_tables_say_what_they_are_of_and_paper_shows_everything(build):
     builder = build()
     builder.config["figures"] = []
