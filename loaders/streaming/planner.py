@@ -92,6 +92,8 @@ class EpochPlan(Sequence[BatchPlan]):
 
     def part(self, index: int, of: int) -> EpochPlan:
         """Return every `of`-th batch from the one at `index` on, numbered from this plan's first number."""
+        if of == 1:
+            return self
         batch = np.repeat(np.arange(len(self)), np.diff(self._bounds))
         return EpochPlan(self.epoch, self._runs[batch % of == index], self.batch_size, number=self.number)
 

@@ -101,7 +101,7 @@ def test_spawned_workers_share_the_epoch_of_their_parent(daemon) -> None:
         loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
         early = set(_order(islice(loader, 7)))
         dataset.load_state_dict(dataset.state_dict(taken=7))
-        assert _ids(loader) == sorted(set(ALL) - early) and dataset.epoch == 1
+        assert _ids(dataset) == sorted(set(ALL) - early) and dataset.epoch == 1
 
 
 def test_only_the_training_loop_knows_how_many_batches_it_has_of_workers(daemon) -> None:
