@@ -47,15 +47,15 @@ class Shards:
     nbytes: int
 
 
-def make_shards(folder: Path, sample_bytes: int, total_bytes: int) -> Shards:
-    """Write shards of so many bytes in all; every sample's image is the same file, its record is not."""
+def make_shards(folder: Path, sample_bytes: int, total_bytes: int, shards: int = SHARDS) -> Shards:
+    """Write so many shards of so many bytes in all; every sample's image is the same file, its record is not."""
     count = max(1, total_bytes // sample_bytes)
     tree = folder / f"tree-{sample_bytes}"
     tree.mkdir(parents=True, exist_ok=True)
     (tree / "image.bin").write_bytes(np.random.default_rng(0).bytes(sample_bytes))
     samples = Samples(tree, ("image.bin",) * count, np.zeros(count, np.int64), np.full(count, sample_bytes))
     # As many shards as two and three daemons can share evenly.
-    shard_bytes = -(-count // SHARDS) * (sample_bytes + RECORD_BYTES)
+    shard_bytes = -(-count // shards) * (sample_bytes + RECORD_BYTES)
     out = folder / f"shards-{sample_bytes}-{count}"
     root = convert(samples, out, key=f"{sample_bytes}x{count}", shard_bytes=shard_bytes)
     for shard in root.glob("*.tfrecord"):
@@ -135,11 +135,17 @@ class Rig:
         self.link.set(Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, rate_gbit, loss_pct=loss_pct))
 
     @contextlib.contextmanager
-    def daemon(self, shards: Shards, *options: str, keys: Keys | None = None) -> Iterator[Daemon]:
-        """Serve the shards on the storage side: encrypted to clients that have the key, or to anyone."""
+    def daemon(
+        self, shards: Shards, *options: str, keys: Keys | None = None, descriptors: int | None = None
+    ) -> Iterator[Daemon]:
+        """Serve the shards on the storage side: encrypted to clients that have the key, or to anyone.
+
+        `descriptors` is the most that the daemon may open.
+        """
+        limited = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
         serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(shards.root)]
         locked = ["--keys", str(keys.daemon)] if keys else ["--no-auth"]
-        argv = [*serve, "--listen", f"{self.storage.address}:0", *locked, *options]
+        argv = [*limited, *serve, "--listen", f"{self.storage.address}:0", *locked, *options]
         process = self.storage.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             assert process.stdout is not None

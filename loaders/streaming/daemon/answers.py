@@ -34,8 +34,10 @@ __all__ = ["Answers"]
 
 _LOADERS = 8
 """Threads that wait for the disk; a disk with a queue is faster."""
-_FRAME_BYTES = 256
-"""What a frame costs in memory beside its bytes."""
+_ANSWER_BYTES, _FRAME_BYTES, _RECORD_BYTES = 1024, 512, 40
+"""What an answer, each frame of records and each record cost in memory beside the bytes, as measured."""
+_FRAME_WORTH_BYTES = 16 * 2**10
+"""Mean size of slices below which an answer goes in one frame: ZeroMQ's work for a frame is that of copying these."""
 _WHOLE_BYTES = 32 * 2**20
 """Most bytes of records that are copied into one frame; more travel in frames of their own."""
 
@@ -86,8 +88,12 @@ class Answers:
             self._malformed(f"a request of {len(frames)} frames, expected 1")
         elif self._outbox.room(name):
             self.answer(name, frames[0])
-        elif not self._outbox.wait(name, frames[0]):
-            self._served.dropped += 1
+        elif (greedy := self._outbox.wait(name, frames[0])) is not None:
+            # No client of ours asks for so much; it connects again, and asks again.
+            self._served.dropped += self._outbox.gone(greedy)
+            self._served.shed += 1
+            if (connection := self._socket.connections.named(greedy)) is not None:
+                connection.close()
 
     def _malformed(self, reason: str) -> None:
         self._served.malformed += 1
@@ -119,8 +125,9 @@ class Answers:
         except WireError as error:
             self._refuse(name, get, str(error))
             return
-        overhead = _FRAME_BYTES * (1 + len(answer.records)) + 32 * len(answer.header.ids)
-        whole = get.wire == "msgpack" and answer.nbytes <= _WHOLE_BYTES
+        overhead = _ANSWER_BYTES + _FRAME_BYTES * len(answer.records) + _RECORD_BYTES * len(answer.header.ids)
+        is_small = answer.nbytes < _FRAME_WORTH_BYTES * (len(answer.records) - 1)
+        whole = (is_small or get.wire == "msgpack") and answer.nbytes <= _WHOLE_BYTES
         owned = overhead + (answer.nbytes if whole else 0)
         place = self._outbox.place(name, nbytes=overhead + answer.nbytes, owned=owned)
         batch = _Batch(name, get, answer, place, whole)
@@ -165,7 +172,7 @@ class Answers:
 
     def _send_small(self, name: Name, data: bytes, *more: Buffer) -> None:
         nbytes = len(data) + sum(len(frame) for frame in more)
-        place = self._outbox.place(name, nbytes=nbytes + _FRAME_BYTES, owned=len(data) + _FRAME_BYTES)
+        place = self._outbox.place(name, nbytes=nbytes + _ANSWER_BYTES, owned=len(data) + _ANSWER_BYTES)
         if self._send(name, place, data, more=bool(more)):
             for index, frame in enumerate(more, 1):
                 self._socket.socket.send(frame, zmq.SNDMORE if index < len(more) else 0, copy=False)

@@ -18,8 +18,9 @@ import zmq
 from loaders.streaming.daemon.answers import Answers
 from loaders.streaming.daemon.listener import Listener, max_connections
 from loaders.streaming.daemon.log import Log, is_logged
+from loaders.streaming.daemon.memory import MemoryBound
 from loaders.streaming.daemon.outbox import Outbox
-from loaders.streaming.daemon.rss import anonymous_bytes, resident_bytes, trim
+from loaders.streaming.daemon.rss import anonymous_bytes, resident_bytes
 from loaders.streaming.daemon.served import Served
 from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.signals import StopSignals
@@ -31,14 +32,12 @@ __all__ = ["Daemon", "Served"]
 
 _AT_ONCE = 64
 """Requests that are read before anything else has its turn."""
-_LOOK_MS = 25
-"""How often memory is looked at; a peer on loopback can send 100 MB in that time."""
+_IDLE_MS, _LOOK_S = 25, 0.005
+"""How often memory is looked at where nothing comes, and where much does; a peer on loopback can send 2 MB in 1 ms."""
 _FLUSH_S = 1.0
 """How often events are written."""
 _LINGER_MS = 5_000
 """How long a stop waits for what is being sent."""
-_SPARE_BYTES = 112 * 2**20
-"""Memory beyond what the daemon had when it was ready, at which it sheds its connections."""
 
 
 class Daemon:
@@ -99,14 +98,15 @@ class Daemon:
         # pyzmq opens what it frees messages with, and imports it, at the first one that is not copied.
         zmq.Frame(b"", copy=False)
         self._full = False
-        self._memory_limit = anonymous_bytes() + _SPARE_BYTES
+        self._memory = MemoryBound(self._socket, self._outbox, self.served, log)
 
     def serve(self, *, until_eof: int | None = None) -> str:
         """Answer requests until SIGTERM or SIGINT, or until the descriptor `until_eof` is at its end; return which."""
         with StopSignals() as stop:
             poller = self._poller(stop, until_eof)
+            has_more = False
             while True:
-                ready = dict(poller.poll(_LOOK_MS))
+                ready = dict(poller.poll(0 if has_more else _IDLE_MS))
                 if stop.descriptor in ready:
                     return "signal"
                 if until_eof in ready and not os.read(until_eof, 4096):  # type: ignore[arg-type]
@@ -116,20 +116,24 @@ class Daemon:
                 self._answers.send_loaded()
                 if self._socket.socket in ready:
                     self._read_waiting()
-                self._answer_waiting()
+                has_more = self._answer_waiting()
                 if self._socket.monitor in ready:
                     self._bound_connections()
                 if self._look():
                     poller = self._poller(stop, until_eof)
 
-    def _answer_waiting(self) -> None:
-        """Answer requests that waited for room; as many as there is room for, but never on and on."""
+    def _answer_waiting(self) -> bool:
+        """Answer requests that waited for room, but never on and on; return whether more may have room."""
+        end = time.monotonic() + _LOOK_S
         for _ in range(_AT_ONCE):
             taken = self._outbox.take()
-            if not taken:
-                return
             for name, request in taken:
                 self._answers.answer(name, request)
+            if not taken:
+                return False
+            if time.monotonic() > end:
+                break
+        return True
 
     def _poller(self, stop: StopSignals, until_eof: int | None) -> zmq.Poller:
         poller = zmq.Poller()
@@ -142,20 +146,22 @@ class Daemon:
         return poller
 
     def _read_waiting(self) -> None:
-        """Take what has arrived, a bounded number so that a stop is seen under load too."""
+        """Take what has arrived, a bounded number so that a stop is seen under load too, and memory that fills."""
+        end = time.monotonic() + _LOOK_S
         for _ in range(_AT_ONCE):
-            try:
-                client, *frames = self._socket.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            message = self._socket.receive()
+            if message is None:
                 return
-            self._answers.take(client, frames)
+            self._answers.take(*message)
+            if time.monotonic() > end:
+                return
 
     def report(self) -> dict[str, object]:
         """Return how the daemon is: seconds since its start, open connections, memory, and what it counted."""
         self._socket.count()
         return {
             "uptime_s": round(time.monotonic() - self._started, 3),
-            "clients": self._socket.connections,
+            "clients": len(self._socket.connections),
             "max_clients": self.max_connections,
             "congestion": self.congestion,
             "mixing": self._mixing,
@@ -169,7 +175,7 @@ class Daemon:
     def _bound_connections(self) -> None:
         """Count connections; take no more at the limit, and more again once an eighth of them is gone."""
         self._socket.count()
-        connections, most = self._socket.connections, self.max_connections
+        connections, most = len(self._socket.connections), self.max_connections
         full = connections >= (most - most // 8 if self._full else most)
         if full != self._full:
             self._full = full
@@ -185,22 +191,15 @@ class Daemon:
         if self._marks is not None and now - self._flushed > _FLUSH_S and self._events is not None:
             self._flushed = now
             self._events.flush()
-        if now - self._looked < _LOOK_MS * 1e-3:
+        if now - self._looked < _LOOK_S:
             return False
         self._looked = now
-        found = anonymous_bytes()
-        if found < self._memory_limit:
-            return False
-        # Messages whose end does not come are kept by ZeroMQ and cannot be dropped one by one. Clients connect
-        # again and ask again.
-        self.served.shed += 1
-        if is_logged(self.served.shed):
-            counts = {"count": self.served.shed, "connections": self._socket.connections}
-            self._log("shed", anonymous_bytes=found, limit=self._memory_limit, **counts)
-        self._socket.reopen()
-        self._bound_connections()
-        trim()
-        return True
+        if self._full:
+            self._memory.close_idle()
+        is_new = self._memory.look()
+        if is_new:
+            self._bound_connections()
+        return is_new
 
     def close(self) -> None:
         """Take nothing more, finish what is being sent within a few seconds, and close every connection."""

@@ -23,10 +23,9 @@ _SHARE_BYTES = 4 * 2**20
 """Bytes under way to one client up to which it gets a further answer."""
 _OWNED_BYTES = 64 * 2**20
 """Bytes of answers that are no views of shards, under way to all clients together, beyond which requests wait."""
-_WAITING = 4096
-"""Requests that may wait, for one client ..."""
-_WAITING_BYTES = 16 * 2**20
-"""... and their bytes, for all clients together. What is more is dropped: no client of ours asks for so much."""
+_WAITING_BYTES = 64 * 2**20
+"""Bytes of requests that may wait, for all clients together; each counts for _REQUEST_BYTES more."""
+_REQUEST_BYTES = 256
 
 Name: TypeAlias = bytes
 """What the socket calls a connection."""
@@ -58,6 +57,8 @@ class _Frame(np.ndarray[Any, np.dtype[np.uint8]]):
 class _Client:
     answers: int = 0
     nbytes: int = 0
+    owned: int = 0
+    waiting_bytes: int = 0
     waiting: deque[Buffer] = field(default_factory=deque)
 
 
@@ -71,7 +72,8 @@ class Outbox:
         """Bytes of answers under way that are no views of shards."""
         self._clients: dict[Name, _Client] = {}
         self._waiting: dict[Name, None] = {}
-        self._waiting_bytes = 0
+        self.waiting_bytes = 0
+        """Bytes of requests that wait."""
         self._departures: deque[tuple[Name, int, int]] = deque()
         self._closed = False
 
@@ -85,6 +87,7 @@ class Outbox:
         client = self._clients.setdefault(name, _Client())
         client.answers += 1
         client.nbytes += nbytes
+        client.owned += owned
         self.owned += owned
         return Place(self, name, nbytes, owned)
 
@@ -93,16 +96,25 @@ class Outbox:
         client = self._clients.get(name)
         return self.owned < _OWNED_BYTES and (client is None or (client.nbytes < _SHARE_BYTES and not client.waiting))
 
-    def wait(self, name: Name, request: Buffer) -> bool:
-        """Have a request wait until there is room; return False when too many wait already."""
+    def wait(self, name: Name, request: Buffer) -> Name | None:
+        """Have a request wait until there is room; return whose requests are too many now, None where none are."""
         client = self._clients.setdefault(name, _Client())
-        nbytes = len(request)
-        if len(client.waiting) >= _WAITING or self._waiting_bytes + nbytes > _WAITING_BYTES:
-            return False
         client.waiting.append(request)
         self._waiting[name] = None
-        self._waiting_bytes += nbytes
-        return True
+        self._count_waiting(client, request, 1)
+        if self.waiting_bytes <= _WAITING_BYTES:
+            return None
+        return max(self._waiting, key=lambda one: self._clients[one].waiting_bytes)
+
+    def waiting_bytes_of(self, name: Name) -> int:
+        """Return the bytes of a client's requests that wait."""
+        client = self._clients.get(name)
+        return client.waiting_bytes if client else 0
+
+    def held(self, name: Name) -> int:
+        """Return the bytes of a client's answers that are no views of shards, and of its requests that wait."""
+        client = self._clients.get(name)
+        return client.owned + client.waiting_bytes if client else 0
 
     def take(self) -> list[tuple[Name, Buffer]]:
         """Count what has left, and return the oldest request of every client for which there is room again."""
@@ -111,6 +123,7 @@ class Outbox:
             client = self._clients[name]
             client.answers -= 1
             client.nbytes -= nbytes
+            client.owned -= owned
             self.owned -= owned
             self._tidy(name)
         taken = []
@@ -136,11 +149,16 @@ class Outbox:
 
     def _oldest(self, name: Name, client: _Client) -> Buffer:
         request = client.waiting.popleft()
-        self._waiting_bytes -= len(request)
+        self._count_waiting(client, request, -1)
         if not client.waiting:
             del self._waiting[name]
             self._tidy(name)
         return request
+
+    def _count_waiting(self, client: _Client, request: Buffer, sign: int) -> None:
+        nbytes = sign * (len(request) + _REQUEST_BYTES)
+        client.waiting_bytes += nbytes
+        self.waiting_bytes += nbytes
 
     def _tidy(self, name: Name) -> None:
         client = self._clients[name]

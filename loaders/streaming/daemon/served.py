@@ -25,5 +25,9 @@ class Served:
     """Requests of clients that are gone, or that ask on and on without reading; they get no answer."""
     full: int = 0
     """Times that there were as many connections as may be, and no further one was taken."""
+    idle: int = 0
+    """Connections that were closed because they were silent while others found no room."""
+    paused: int = 0
+    """Times that a connection was paused because it had sent more than was read."""
     shed: int = 0
-    """Times that all connections were closed because unfinished messages filled the memory."""
+    """Connections that were closed because memory was full."""

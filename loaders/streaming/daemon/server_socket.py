@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 
 import zmq
@@ -9,6 +10,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils.monitor import recv_monitor_message
 
 from loaders.errors import LoaderConfigError
+from loaders.streaming.daemon.connections import Connections
 from loaders.streaming.daemon.listener import Listener
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.protocol.messages import MAX_REQUEST_BYTES
@@ -68,13 +70,16 @@ class ServerSocket:
         self._context.setsockopt(zmq.RCVHWM, 0)
         self._client: _KnownClient | None = None
         self._authenticator: ThreadAuthenticator | None = None
-        self.connections = 0
-        """Connections that are open."""
+        self.connections = Connections(encrypted=keys is not None)
+        """Those that are open."""
+        self.is_empty = True
+        """Whether all that had arrived was taken when it was last looked for."""
         if keys is not None:
             self._client = _KnownClient(keys.peer)
             self._authenticator = ThreadAuthenticator(self._context)
             self._authenticator.start()
             self._authenticator.configure_curve_callback(_DOMAIN, self._client)
+        self.refuse(False)  # a daemon that died may have left it
         self._open()
         self.congestion = self._listener.congestion
         """TCP's congestion control of what is sent."""
@@ -89,8 +94,31 @@ class ServerSocket:
     def count(self) -> None:
         """Read what became of connections."""
         while self.monitor.poll(0):
-            event = recv_monitor_message(self.monitor)["event"]
-            self.connections += 1 if event == zmq.EVENT_ACCEPTED else -1
+            event = recv_monitor_message(self.monitor)
+            noted = self.connections.opened if event["event"] == zmq.EVENT_ACCEPTED else self.connections.closed
+            noted(int(event["value"]))
+
+    def receive(self) -> tuple[bytes, list[bytes]] | None:
+        """Return a message that has arrived, with its sender's name; None where there is none."""
+        try:
+            name = self.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            self.is_empty = True
+            return None
+        self.is_empty = False
+        connection = self.connections.named(name)
+        if connection is None:
+            # Only the frame itself knows its connection. It is asked once, for that costs as much as to read it.
+            first = self.socket.recv(copy=False)
+            frames = [first.bytes, *(self.socket.recv_multipart() if first.more else ())]
+            self.count()
+            if (descriptor := _descriptor(first)) is not None:
+                connection = self.connections.name(descriptor, name)
+        else:
+            frames = self.socket.recv_multipart()
+        if connection is not None:
+            self.connections.took(connection, frames)
+        return name, frames
 
     def refuse(self, refuses: bool) -> None:
         """Take no further connections for now, or take them again."""
@@ -134,7 +162,17 @@ class ServerSocket:
         self.socket.disable_monitor()
         self.monitor.close(linger=0)
         self.socket.close(linger=linger_ms)
-        self.connections = 0
+        self.connections.clear()
+
+
+def _descriptor(frame: zmq.Frame) -> int | None:
+    """Return the descriptor on which a frame came; None of a peer that speaks ZMTP before version 3, as garbage may."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return None
 
 
 def is_loopback(host: str) -> bool:

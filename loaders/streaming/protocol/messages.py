@@ -14,6 +14,7 @@ __all__ = [
     "MAX_PADDING",
     "MAX_RECORDS",
     "MAX_REQUEST_BYTES",
+    "MAX_SLICES",
     "BatchHeader",
     "Buffer",
     "Catalog",
@@ -34,7 +35,9 @@ MAX_RECORDS = 65_536
 """Most records that one request may ask for."""
 MAX_PADDING = 2**20
 """Most bytes of zeros that one request may ask for."""
-MAX_REQUEST_BYTES = 2 * 2**20
+MAX_SLICES = 1024
+"""Most slices that one request may name."""
+MAX_REQUEST_BYTES = 32 * 2**10
 """Most bytes of a request; a longer one closes the connection."""
 
 _Ints = npt.NDArray[np.int64]

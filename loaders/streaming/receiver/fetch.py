@@ -15,7 +15,7 @@ from loaders.arguments import whole
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan
-from loaders.streaming.protocol.messages import BatchHeader, Refusal
+from loaders.streaming.protocol.messages import MAX_SLICES, BatchHeader, Refusal
 from loaders.streaming.receiver.arrivals import Arrivals, AsArrived, AsPlanned, Order
 from loaders.streaming.receiver.batch import Assembly, RawBatch
 from loaders.streaming.receiver.source import Source
@@ -291,10 +291,13 @@ class Fetch:
 
 
 def _parts(places: Sequence[int], sizes: list[float], most: int) -> Iterator[tuple[Sequence[int], int]]:
-    """Cut slices into at most `most` runs of about equal bytes, yielding each with its bytes."""
+    """Cut slices into at most `most` runs of about equal bytes, yielding each with its bytes.
+
+    There are more where a run would have more slices than a request may name.
+    """
     total = sum(sizes)
     count = max(1, min(most, len(places), math.ceil(total / _PART_BYTES)))
-    if count == 1:
+    if count == 1 and len(places) <= MAX_SLICES:
         yield places, math.ceil(total)
         return
     begin, at = 0, 0.0
@@ -302,10 +305,10 @@ def _parts(places: Sequence[int], sizes: list[float], most: int) -> Iterator[tup
         at += size
         left = len(sizes) - end
         # A part ends where its share is full, or where every part to come needs one of the slices left.
-        if left == 0 or at >= total / count or left < count - 1:
+        if left == 0 or at >= total / count or left < count - 1 or end - begin == MAX_SLICES:
             yield places[begin:end], math.ceil(sum(sizes[begin:end]))
             total -= sum(sizes[begin:end])
-            count -= 1
+            count = max(1, count - 1)
             begin, at = end, 0.0
 
 

@@ -38,9 +38,6 @@ from loaders.streaming.shards.mixing import Mixing
 
 __all__ = ["Session", "health"]
 
-_FRAME_WORTH_BYTES = 16 * 2**10
-"""Mean size of slices below which an answer comes in one frame: ZeroMQ's work for a frame is that of copying these."""
-
 _Context = zmq.Context[zmq.Socket[bytes]]
 
 
@@ -103,15 +100,9 @@ class Session:
         for _ in range(count):
             self.streams.append(self._stream())
 
-    def request(
-        self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int | None = None
-    ) -> bytes:
-        """Return a packed request for slices, in which `shard` is the place in this daemon's catalog.
-
-        `nbytes` is about what they have in all, where it is known; many small ones are asked for in one frame.
-        """
-        small = nbytes is not None and nbytes < _FRAME_WORTH_BYTES * (len(slices) - 1)
-        return pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, "msgpack" if small else self._wire))
+    def request(self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...]) -> bytes:
+        """Return a packed request for slices, in which `shard` is the place in this daemon's catalog."""
+        return pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, self._wire))
 
     def unpack(self, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memoryview]]:
         """Return an answer and the records that came with it; WireError naming the daemon when it is malformed."""

@@ -71,7 +71,7 @@ class Source:
         own = slices
         if not self._same_places:
             own = tuple(Slice(self.places[piece.shard], piece.first, piece.records) for piece in slices)
-        request = self.session.request(sequence, epoch, batch, own, nbytes)
+        request = self.session.request(sequence, epoch, batch, own)
         place = self._loads.index(min(self._loads))
         self._loads[place] += nbytes
         self._nbytes[sequence], self._on[sequence] = nbytes, place

@@ -22,7 +22,18 @@ from loaders.errors import LoaderConfigError, SampleError, StreamError
 from loaders.streaming.decoding.records import check_records
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice, plan
-from loaders.streaming.protocol.messages import BatchHeader, Catalog, Get, Health, Hello, Report, Shard, Warm, Warmed
+from loaders.streaming.protocol.messages import (
+    MAX_SLICES,
+    BatchHeader,
+    Catalog,
+    Get,
+    Health,
+    Hello,
+    Report,
+    Shard,
+    Warm,
+    Warmed,
+)
 from loaders.streaming.protocol.wire import pack, unpack_request
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
@@ -312,3 +323,15 @@ def test_a_client_that_is_dropped_unclosed_holds_nothing_up(daemon) -> None:
         [sys.executable, "-c", code, daemon.endpoint], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "collected\n", done.stderr
+
+
+def test_a_batch_of_more_slices_than_a_request_may_name_is_asked_for_in_parts(
+    start_daemon: Callable[..., object], make_shards: Callable[..., Path], tmp_path: Path
+) -> None:
+    daemon = start_daemon(make_shards(tmp_path, shards=2, records=5000, size=40))
+    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:  # type: ignore[attr-defined]
+        batches = plan(client.catalog.shard_records, batch_size=9_999, seed=0, epoch=0, slice_records=1)
+        assert len(batches[0].slices) > 2 * MAX_SLICES
+        first, last = client.fetch(batches, window=2)
+        assert sorted([*first.ids.tolist(), *last.ids.tolist()]) == list(range(10_000))
+        assert client.traffic.answers >= 10

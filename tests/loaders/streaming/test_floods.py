@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming import StreamingLoader
+from loaders.streaming.daemon.connections import Connection
 from loaders.streaming.daemon.listener import Listener
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.receiver.session import health
@@ -115,6 +117,103 @@ def test_a_daemon_without_descriptors_for_connections_says_so_and_ends(shards: P
     serve = [sys.executable, "-m", "loaders.streaming", "serve", "--root", str(shards), "--listen", "127.0.0.1:0"]
     done = subprocess.run(["prlimit", "--nofile=40", *serve], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2 and "a limit of 40 descriptors" in done.stderr
+
+
+def test_a_keyed_client_is_served_under_more_idle_connections_and_shards_than_there_are_descriptors(
+    start_daemon: Callable[..., object], make_shards: Callable[..., Path], keys: Path, tmp_path: Path
+) -> None:
+    root = make_shards(tmp_path, shards=300, records=1, size=2000)
+    daemon = start_daemon(root, options=["--keys", str(keys / "daemon")], descriptors=256)
+    endpoint: str = daemon.endpoint  # type: ignore[attr-defined]
+    options = {"batch_size": 32, "seed": 1, "decode": "raw", "timeout_s": 30, "keys": keys / "client"}
+    with StreamingLoader(endpoint=endpoint, **options) as loader:  # type: ignore[arg-type]
+        peers = [socket.socket() for _ in range(500)]
+        for peer in peers:
+            peer.setblocking(False)
+            with suppress(BlockingIOError):
+                peer.connect(("127.0.0.1", daemon.port))  # type: ignore[attr-defined]
+        deadline = time.monotonic() + 20
+        epoch = 0
+        while not (report := health(endpoint, timeout_s=30, keys=keys / "client"))["idle"]:
+            assert time.monotonic() < deadline, report
+            _epoch_is_whole(loader, epoch)
+            epoch += 1
+        # One that comes among them finds room as well, for those that never ask are closed.
+        with StreamingLoader(endpoint=endpoint, **options) as other:  # type: ignore[arg-type]
+            _epoch_is_whole(other, 0)
+        for peer in peers:
+            peer.close()
+    assert int(str(report["full"])) >= 1
+    assert daemon.stop() == 0  # type: ignore[attr-defined]
+
+
+def _flood(peer: socket.socket, data: bytes, until: threading.Event) -> None:
+    """Send on and on."""
+    peer.settimeout(0.2)
+    view = memoryview(data)
+    at = 0
+    while not until.is_set():
+        try:
+            at = (at + peer.send(view[at:])) % len(data)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        SMALL * 20_000,
+        # A list of lists, which is costly to unpack.
+        b"\x02" + struct.pack(">Q", 30_000) + b"\x9f" + b"\x90" * 29_999,
+        # More than a request may have.
+        b"\x02" + struct.pack(">Q", 1_000_000) + bytes(1_000_000),
+        # A message that does not end.
+        b"\x03" + struct.pack(">Q", 30_000) + bytes(30_000),
+    ],
+    ids=["small", "nested", "long", "endless"],
+)
+def test_one_connection_that_fuzzes_costs_a_client_neither_samples_nor_its_connection(
+    start_daemon: Callable[..., object], shards: Path, data: bytes
+) -> None:
+    daemon = start_daemon(shards)
+    before: int = daemon.anonymous_bytes()  # type: ignore[attr-defined]
+    done = threading.Event()
+    with _client(daemon.endpoint) as loader:  # type: ignore[attr-defined]
+        flood = threading.Thread(target=_flood, args=(_peer(daemon.port), data, done))  # type: ignore[attr-defined]
+        flood.start()
+        end, epoch, most = time.monotonic() + 1.5, 0, 0
+        while time.monotonic() < end:
+            _epoch_is_whole(loader, epoch)
+            epoch += 1
+            most = max(most, daemon.anonymous_bytes() - before)  # type: ignore[attr-defined]
+        done.set()
+        flood.join()
+        assert loader.stats().details["asked_again"] == 0
+    assert most < 128 * 2**20
+    assert daemon.stop() == 0  # type: ignore[attr-defined]
+
+
+def test_a_connection_that_is_paused_gives_nothing_and_takes_what_is_sent_to_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
+        accepted, _ = server.accept()
+        with accepted:
+            connection = Connection(accepted.fileno())
+            connection.pause(True)
+            peer.sendall(b"later")
+            accepted.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                accepted.recv(5)
+            accepted.sendall(b"now")
+            assert peer.recv(3, socket.MSG_WAITALL) == b"now"
+            connection.pause(False)
+            accepted.settimeout(20)
+            assert accepted.recv(5, socket.MSG_WAITALL) == b"later"
+            connection.close()
+            assert peer.recv(1) == b""
+    assert connection.unread(time.monotonic()) == 0, "it has ended"
+    connection.close()
 
 
 def test_shards_keep_no_descriptor(make_shards: Callable[..., Path], tmp_path: Path) -> None:

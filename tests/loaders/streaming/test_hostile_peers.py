@@ -141,7 +141,7 @@ def test_a_message_without_end_does_not_fill_the_memory(guarded: object) -> None
     memory = psutil.Process(guarded.pid)  # type: ignore[attr-defined]
     before = _anonymous(memory)
     most = 0
-    frame = b"\x03" + struct.pack(">Q", MIB) + bytes(MIB)
+    frame = (b"\x03" + struct.pack(">Q", 30_000) + bytes(30_000)) * 30
     with socket.create_connection(("127.0.0.1", guarded.port)) as peer:  # type: ignore[attr-defined]
         try:
             peer.sendall(GREETING)
