@@ -227,18 +227,18 @@ def agent_stopped(stage: Stage) -> None:
 
 def cell_stopped(stage: Stage) -> None:
     """Stop the cell for good: it fails after cell_stall_min, with what it waits for."""
-    process = stage.start("cell_stall_min=0.2")
+    process = stage.start("cell_stall_min=0.5")
     if stage.in_epoch(process):
         children(process, "harness.cell")[0].suspend()
     said = stage.ended(process, 3)
-    stage.expect(re.search(r"no progress for 0\.2 min .* is stopped", said), "the stopped cell is not told")
+    stage.expect(re.search(r"no progress for 0\.5 min .* is stopped", said), "the stopped cell is not told")
     stage.whole(1)
     stage.completed()
 
 
 def worker_stopped(stage: Stage) -> None:
     """Stop the loader's worker for good: the cell fails with the place where it waits."""
-    process = stage.start("cell_stall_min=0.2")
+    process = stage.start("cell_stall_min=0.5")
     if stage.in_epoch(process):
         for cell in children(process, "harness.cell"):
             for worker in cell.children():

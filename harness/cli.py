@@ -169,7 +169,8 @@ def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
             status = _run(_stored_if_resumed_alone(cfg), console, folders.append)
     except Interrupted as error:
         said, status = str(error), error.exit_status
-        console.print(f"{error}; {_how_to_go_on(cfg, folders)}", style="yellow", highlight=False, soft_wrap=True)
+        text = f"{error}; {_how_to_go_on(cfg, folders)}"
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
     except HarnessError as error:
         said, status = str(error), error.exit_status
         hint = f"; {_how_to_go_on(cfg, folders)}" if isinstance(error, DiskError) else ""
@@ -236,10 +237,12 @@ def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
 def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:
     if not folders:
         return "nothing was measured yet"
-    return f"what was measured is kept. Go on with: {_resume_command(cfg, folders[-1])}"
+    invalid = " resume_invalid=true" if cfg.get("resume_invalid") else ""
+    return f"what was measured is kept. Go on with: {_resume_command(cfg, folders[-1])}{invalid}"
 
 
 def _resume_command(cfg: DictConfig, folder: Path) -> str:
     from harness.results import resume_command
 
-    return resume_command(folder, str(cfg.results_dir))
+    mixed = " resume_mixed=true" if cfg.get("resume_mixed") else ""
+    return resume_command(folder, str(cfg.results_dir)) + mixed
