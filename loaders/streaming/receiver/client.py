@@ -160,7 +160,7 @@ class StreamClient:
             tried = ", ".join(f"{8e-6 * rate:.0f} by {count}" for count, rate in self._growth.goodput.items())
             told += f"; streams=auto tries up to {AUTO_MOST}, and measured in Mbit/s: {tried or 'nothing yet'}"
         if self.left_out:
-            told += f"; {', '.join(self.left_out)} did not answer at the start and is left out, its replicas serve"
+            told += f"; left out at the start, for no answer came: {', '.join(self.left_out)}; replicas serve instead"
         return told
 
     def grow(self, now: float) -> None:
