@@ -31,7 +31,7 @@ class ImagenetLike(GeneratedDataset):
     The mean of 115 kB is ImageNet's (114 660 bytes in the MLPerf Storage configs of ResNet-50).
     """
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     sigma: ClassVar[float] = 0.5
     """Deviation of ln(size): nine in ten files lie between 45 and 231 kB when the mean is 115 kB."""
 

@@ -35,7 +35,7 @@ _UNEVENNESS: Final = 0.7
 """Deviation of ln(contrast) within a texture: photographs have plain and busy parts."""
 
 _MIN_QUALITY, _MAX_QUALITY = 10, 98
-_USUAL_BITS: Final = 4.4
+_USUAL_BITS: Final = 4.3
 """Bits per pixel of the textures at a quality of 90."""
 _SLOPE: Final = -0.5
 """Change of ln(bytes) with ln(scale of the quantiser tables), between qualities 70 and 95."""

@@ -66,7 +66,7 @@ class CocoLike(GeneratedDataset):
     The pictures of the real COCO are 0.84 MB when decoded and 0.16 MB as they lie on disk, which `scale=0.2` makes.
     """
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     samples: int = 60
     scale: float = 0.2

@@ -57,7 +57,7 @@ equal volumes make equal files."""
 class Kits19Like(GeneratedDataset):
     """CT-like volumes in KiTS19's layout, their sizes log-normal between the published bounds, times `scale`."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     samples: int = 20
     scale: float = 0.02
