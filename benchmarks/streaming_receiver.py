@@ -19,7 +19,6 @@ from typing import Literal
 from processes import cpu_s, status_kb
 
 from loaders.streaming import RawBatch, StreamClient
-from loaders.streaming.decoding.records import check_records
 from loaders.streaming.planner import BatchPlan
 
 STOP_EVERY_S = 0.25
@@ -98,11 +97,9 @@ def plans(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterat
 
 def taken(client: StreamClient, orders: Orders, epochs: Iterator[int]) -> Iterator[RawBatch]:
     """Yield the batches as they arrive, checked where that is ordered."""
-    fetch = client.fetch(plans(client, orders, epochs), window=orders.window)
+    fetch = client.fetch(plans(client, orders, epochs), window=orders.window, verify=orders.verify or None)
     try:
         while (batch := fetch.take()) is not None:
-            if orders.verify:
-                check_records(batch)
             yield batch
     finally:
         fetch.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from loaders.errors import LoaderError, StreamError
 
-__all__ = ["NoAnswerError", "ShardError", "WireError"]
+__all__ = ["DamagedError", "NoAnswerError", "ShardError", "WireError"]
 
 
 class ShardError(LoaderError):
@@ -17,3 +17,7 @@ class NoAnswerError(StreamError):
 
 class WireError(StreamError):
     """A message does not follow the protocol; the receiving side counts and drops it."""
+
+
+class DamagedError(WireError):
+    """A message is not what the other side sent."""

@@ -75,7 +75,7 @@ class StreamingLoader:
         wire: WireFormat = "raw",
         timeout_s: float = 30.0,
         limit: int | None = None,
-        verify: bool = False,
+        verify: bool = True,
         events: Path | str | None = None,
         sample_timeout_s: float | None = None,
         on_error: OnError = "raise",
@@ -101,8 +101,8 @@ class StreamingLoader:
         Requests run on up to `epochs_ahead` epochs into those that come after, of which there are `epochs` in all,
         or as many as are asked for. `warm_bytes` of padding are moved over each daemon's connections at the
         beginning, so that TCP's windows are open when the first batch is asked for; twice the link's
-        bandwidth-delay product is enough. `wire` is "raw", or "msgpack" for the paper's way. `verify` checks every
-        record's checksums. A daemon that is silent for `timeout_s` seconds while it is waited for is given up.
+        bandwidth-delay product is enough. `wire` is "raw", or "msgpack" for the paper's way. `verify` computes every
+        record's checksum. A daemon that is silent for `timeout_s` seconds while it is waited for is given up.
         `events` is a file to which TimestampLogger's lines are appended. A sample that is not through the pipeline
         after `sample_timeout_s` seconds ends the epoch. With on_error "skip" a sample that fails is left out of its
         batch and told in `stats`, and a batch of which nothing is left is left out too.
@@ -400,11 +400,12 @@ class StreamingLoader:
             "network_wait_s": traffic.wait_s,
             "decode_wait_s": self._times.decode_wait_s,
             "consumer_wait_s": self._times.consumer_wait_s,
-            "verify_s": self._times.verify_s,
+            "verify_s": traffic.verify_s,
             "streams": self._client.streams,
             "wire_bytes": traffic.bytes,
             "asked_again": traffic.asked_again,
             "moved": traffic.moved,
+            "damaged": traffic.damaged,
             "stale": traffic.stale,
         }
         return self._stats

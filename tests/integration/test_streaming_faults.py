@@ -144,7 +144,13 @@ class Round:
         daemon = subprocess.Popen(argv, text=True, **pipes)
         self._daemons.append(daemon)
         assert daemon.stdout is not None
-        return daemon, int(json.loads(daemon.stdout.readline())["endpoint"].rpartition(":")[2])
+        ready = json.loads(daemon.stdout.readline())
+        self._serving = int(ready["pid"])
+        return daemon, int(ready["endpoint"].rpartition(":")[2])
+
+    def signal_daemon(self, number: signal.Signals) -> None:
+        """Send a signal to the process that serves, over which the one that was started watches."""
+        os.kill(self._serving, number)
 
     def kill_daemon(self) -> None:
         self.daemon.kill()
@@ -156,7 +162,7 @@ class Round:
 
     def leave_unanswered(self) -> None:
         """Stop the daemon for as long as it takes that the receiver has asked for what nobody answers."""
-        self.daemon.send_signal(signal.SIGSTOP)
+        self.signal_daemon(signal.SIGSTOP)
         time.sleep(0.3)
 
     def receive(self, *, endpoint: str | None = None, timeout_s: float = TIMEOUT_S) -> Receiver:
@@ -337,7 +343,7 @@ def cut_connections(rounds: Rounds, seed: int) -> None:
     if seed % 2:
         run.leave_unanswered()
     forwarder.cut()
-    run.daemon.send_signal(signal.SIGCONT)
+    run.signal_daemon(signal.SIGCONT)
     asked_again = run.finish(receiver)
     assert asked_again or not seed % 2
     forwarder.close()
@@ -352,9 +358,9 @@ def stall_daemon(rounds: Rounds, seed: int) -> None:
     # In the last round the receiver finds it dead after two seconds of silence, and connects anew.
     receiver = run.receive(timeout_s=6.0 if seed == 2 else TIMEOUT_S)
     receiver.until(chance.randint(1, LAST_STRIKE))
-    run.daemon.send_signal(signal.SIGSTOP)
+    run.signal_daemon(signal.SIGSTOP)
     time.sleep(3)
-    run.daemon.send_signal(signal.SIGCONT)
+    run.signal_daemon(signal.SIGCONT)
     asked_again = run.finish(receiver)
     assert asked_again or seed != 2
 
@@ -367,7 +373,7 @@ def lose_daemon(rounds: Rounds, way: str) -> None:
     run, timeout_s = rounds(), 3.0
     receiver = run.receive(timeout_s=timeout_s)
     receiver.until(5)
-    run.daemon.send_signal(signal.SIGKILL if way == "killed" else signal.SIGSTOP)
+    run.daemon.kill() if way == "killed" else run.signal_daemon(signal.SIGSTOP)
     died = time.monotonic()
     kind, said = receiver.end()
     assert kind == "error"
@@ -477,9 +483,9 @@ def test_epochs_with_every_kind_of_fault_are_whole_and_of_one_content(
             case "cut":
                 forwarder.cut()
             case "stall":
-                run.daemon.send_signal(signal.SIGSTOP)
+                run.signal_daemon(signal.SIGSTOP)
                 time.sleep(0.5)
-                run.daemon.send_signal(signal.SIGCONT)
+                run.signal_daemon(signal.SIGCONT)
             case "restarted on other data":
                 run.kill_daemon()
                 _replace(served, other)

@@ -15,10 +15,11 @@ from loaders.streaming.daemon.outbox import Name, Outbox, Place
 from loaders.streaming.daemon.served import Served
 from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.store import Answer, ShardStore
-from loaders.streaming.errors import WireError
+from loaders.streaming.errors import DamagedError, WireError
 from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     Buffer,
+    Damaged,
     Get,
     Health,
     Hello,
@@ -106,6 +107,8 @@ class Answers:
             request = unpack_request(data)
         except WireError as error:
             self._malformed(str(error))
+            if isinstance(error, DamagedError):
+                self._send_small(name, pack(Damaged()))
             return
         match request:
             case Get():
@@ -131,7 +134,7 @@ class Answers:
         owned = overhead + (answer.nbytes if whole else 0)
         place = self._outbox.place(name, nbytes=overhead + answer.nbytes, owned=owned)
         batch = _Batch(name, get, answer, place, whole)
-        if answer.resident():
+        if answer.resident() and not get.check:
             self._send_batch(batch)
         else:
             self._served.from_disk += 1
@@ -141,6 +144,8 @@ class Answers:
         """Wait for the disk; runs in a thread of its own."""
         try:
             batch.answer.load()
+            if batch.get.check:
+                batch.failed = self._store.damage(batch.get, batch.answer)
         except OSError as error:
             batch.failed = f"{error.filename} cannot be read: {error.strerror}; restore it and restart the daemon"
         self._loaded.append(batch)

@@ -20,6 +20,7 @@ from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
 from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path, shard_paths
 from loaders.streaming.shards.mixing import measure_mixing
+from loaders.streaming.shards.tfrecord import intact_records
 
 __all__ = ["Answer", "ShardStore"]
 
@@ -142,6 +143,19 @@ class ShardStore:
         if total > MAX_RECORDS:
             raise WireError(f"batch {request.batch}: more than {MAX_RECORDS} records")
         return request.slices
+
+    def damage(self, request: Get, answer: Answer) -> str:
+        """Return which record of an answer is not as it was indexed, by its checksum; nothing where all are."""
+        at = 0
+        for (shard, first, count), records in zip(request.slices, answer.records, strict=True):
+            whole = intact_records(records, answer.header.checksums[at : at + count].tolist())
+            if whole < count:
+                return (
+                    f"{self.catalog.shards[shard].name}: record {first + whole} is damaged on the daemon's disk, or is "
+                    "not the one that was indexed; restore the shard, or index the folder again, and restart the daemon"
+                )
+            at += count
+        return ""
 
     def find_unreadable(self) -> list[str]:
         """Look for shards that are not of their size any more, which are then refused; return why, of each new one."""

@@ -18,6 +18,7 @@ __all__ = [
     "BatchHeader",
     "Buffer",
     "Catalog",
+    "Damaged",
     "Get",
     "Health",
     "Hello",
@@ -88,6 +89,8 @@ class Get:
     slices: tuple[Slice, ...]
     """`shard` is the place in the catalog of the daemon that is asked."""
     wire: WireFormat = "raw"
+    check: bool = False
+    """Whether the daemon shall look first whether its own records are whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,11 @@ class BatchHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """A request came damaged, so nobody knows what it asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """The daemon cannot answer a request."""
 
@@ -150,4 +158,4 @@ class Report:
 
 
 Request: TypeAlias = Hello | Health | Warm | Get
-Reply: TypeAlias = Catalog | Warmed | BatchHeader | Refusal | Report
+Reply: TypeAlias = Catalog | Warmed | BatchHeader | Refusal | Damaged | Report

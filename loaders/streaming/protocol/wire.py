@@ -8,6 +8,7 @@
     GET (sequence number, slices)          ->
                                            <-  BATCH (what is in the frames), one frame per slice
                                            or  REFUSAL (why not)
+                                           or  DAMAGED (the request cannot be read)
     HEALTH                                 ->
                                            <-  REPORT (what the daemon counted)
 
@@ -22,8 +23,9 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from crc32c import crc32c
 
-from loaders.streaming.errors import WireError
+from loaders.streaming.errors import DamagedError, WireError
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import (
     MAX_PADDING,
@@ -31,6 +33,7 @@ from loaders.streaming.protocol.messages import (
     BatchHeader,
     Buffer,
     Catalog,
+    Damaged,
     Get,
     Health,
     Hello,
@@ -45,7 +48,7 @@ from loaders.streaming.protocol.messages import (
 
 __all__ = ["pack", "pack_whole", "unpack_answer", "unpack_reply", "unpack_request"]
 
-_VERSION = 4
+_VERSION = 5
 _MOST_FIELDS = 16
 """Of a request; it has fewer."""
 
@@ -57,11 +60,13 @@ def pack(message: Request | Reply) -> bytes:
 
 def pack_whole(header: BatchHeader, records: Sequence[Buffer]) -> bytes:
     """Return a batch as one msgpack frame with all its bytes in it, copied."""
-    return _packed((*_fields(header), list(records)))
+    return _packed(_fields(header), list(records))
 
 
-def _packed(fields: tuple[Any, ...]) -> bytes:
-    data: bytes = msgpack.packb((_VERSION, *fields))
+def _packed(fields: tuple[Any, ...], *records: list[Buffer]) -> bytes:
+    body = msgpack.packb((_VERSION, *fields))
+    # TCP's checksum misses one damaged segment in 65,536; records have checksums of their own.
+    data: bytes = msgpack.packb((crc32c(body), body, *records))
     return data
 
 
@@ -76,6 +81,7 @@ def _fields(message: Request | Reply) -> tuple[Any, ...]:  # noqa: PLR0911 - one
                 message.batch,
                 np.array(message.slices, "<i8").tobytes(),
                 message.wire,
+                message.check,
             )
         case BatchHeader():
             columns = np.concatenate((message.ids, message.labels, message.offsets, message.sizes, message.checksums))
@@ -96,6 +102,8 @@ def _fields(message: Request | Reply) -> tuple[Any, ...]:  # noqa: PLR0911 - one
             return ("warmed", message.sequence)
         case Catalog():
             return ("catalog", message.fingerprint, message.shards)
+        case Damaged():
+            return ("damaged",)
         case Refusal():
             return ("refusal", message.sequence, message.reason)
         case Report():
@@ -105,9 +113,11 @@ def _fields(message: Request | Reply) -> tuple[Any, ...]:  # noqa: PLR0911 - one
 def unpack_request(data: Buffer) -> Request:
     """Return what a client asks for, checked for form; WireError when it is malformed."""
     # No request has maps, lists in its list, or a long one: what is not one is to cost little.
-    kind, fields = _unpack(data, max_array_len=_MOST_FIELDS, max_map_len=0, max_ext_len=0, list_hook=_OneList())
+    kind, fields, _ = _unpack(data, is_request=True)
     match kind, fields:
-        case "get", [sequence, fingerprint, epoch, batch, slices, wire]:
+        case "get", [sequence, fingerprint, epoch, batch, slices, wire, check]:
+            if not isinstance(check, bool):
+                raise WireError("get: expected whether to check the records")
             if wire not in ("raw", "msgpack"):
                 raise WireError("get: expected raw or msgpack as the wire format")
             return Get(
@@ -117,6 +127,7 @@ def unpack_request(data: Buffer) -> Request:
                 _count(batch, "batch"),
                 _slices(slices),
                 wire,
+                check,
             )
         case "warm", [sequence, padding]:
             if _count(padding, "padding") > MAX_PADDING:
@@ -131,7 +142,11 @@ def unpack_request(data: Buffer) -> Request:
 
 def unpack_reply(data: Buffer) -> Reply:
     """Return what a daemon answers, checked for form; WireError when it is malformed."""
-    kind, fields = _unpack(data)
+    kind, fields, _ = _unpack(data)
+    return _reply(kind, fields)
+
+
+def _reply(kind: str, fields: list[Any]) -> Reply:
     match kind, fields:
         case "batch", [_, _, _, _]:
             return _batch(fields)
@@ -141,6 +156,8 @@ def unpack_reply(data: Buffer) -> Reply:
             return Catalog(_text(fingerprint, "fingerprint"), tuple(_shard(value) for value in shards))
         case "warmed", [sequence]:
             return Warmed(_count(sequence, "sequence"))
+        case "damaged", []:
+            return Damaged()
         case "refusal", [sequence, reason]:
             return Refusal(_count(sequence, "sequence"), _text(reason, "reason"))
         case "report", [values]:
@@ -156,16 +173,10 @@ def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply, list[memoryview]]:
     Records in frames of their own are views of them. Raises WireError when the first frame is malformed; what the
     records hold is not looked at.
     """
-    if len(frames) == 1 and len(frames[0]) > 4:
-        kind, fields = _unpack(frames[0])
-        if kind == "batch" and len(fields) == 5:
-            records = fields.pop()
-            if not isinstance(records, list) or not all(isinstance(record, bytes) for record in records):
-                raise WireError("batch: expected a list of records")
-            return _batch(fields), [memoryview(record) for record in records]
     if not frames:
         raise WireError("an answer without a frame")
-    return unpack_reply(frames[0]), [memoryview(frame) for frame in frames[1:]]
+    kind, fields, records = _unpack(frames[0])
+    return _reply(kind, fields), [memoryview(record) for record in (*records, *frames[1:])]
 
 
 def _batch(fields: list[Any]) -> BatchHeader:
@@ -189,15 +200,31 @@ class _OneList:
         return values
 
 
-def _unpack(data: Buffer, **limits: Any) -> tuple[str, list[Any]]:
+def _unpack(data: Buffer, *, is_request: bool = False) -> tuple[str, list[Any], list[bytes]]:
+    """Return the kind of a message, its fields, and the records in its frame."""
+    checksum, body, records = (*_list(data, is_request), None, None, None)[:3]
+    records = [] if records is None else records
+    is_whole = isinstance(checksum, int) and isinstance(body, bytes) and isinstance(records, list)
+    if not is_whole or not all(isinstance(record, bytes) for record in records):
+        raise WireError(f"not a message of protocol version {_VERSION}")
+    if crc32c(body) != checksum:
+        raise DamagedError("its checksum does not match")
+    message = _list(body, is_request)
+    if len(message) < 2 or message[0] != _VERSION:
+        raise WireError(f"not a message of protocol version {_VERSION}")
+    return _text(message[1], "kind"), message[2:], records
+
+
+def _list(data: Buffer, is_request: bool) -> list[Any]:
+    limits: dict[str, Any] = {}
+    if is_request:
+        limits = {"max_array_len": _MOST_FIELDS, "max_map_len": 0, "max_ext_len": 0, "list_hook": _OneList()}
     try:
         message = msgpack.unpackb(data, **limits)
     # What nests too deeply or has a key that cannot be one ends in these as well.
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"not msgpack: {error}") from error
-    if not isinstance(message, list) or len(message) < 2 or message[0] != _VERSION:
-        raise WireError(f"not a message of protocol version {_VERSION}")
-    return _text(message[1], "kind"), message[2:]
+    return message if isinstance(message, list) else []
 
 
 def _count(value: object, name: str) -> int:

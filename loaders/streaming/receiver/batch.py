@@ -12,6 +12,7 @@ import numpy.typing as npt
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice
 from loaders.streaming.protocol.messages import BatchHeader
+from loaders.streaming.shards.tfrecord import intact_records
 
 __all__ = ["Assembly", "RawBatch"]
 
@@ -90,6 +91,24 @@ class Assembly:
         """Add the answer for one part; raise WireError when it is not what was asked for."""
         _check(self.plan, self.slices(index), header, frames)
         self._come[index] = _Part(header, frames)
+
+    def is_intact(self, index: int, *, payloads: bool) -> bool:
+        """Return whether the records of a part that was added are those that were indexed, by their checksums.
+
+        Without `payloads` the checksum that each record states is compared, and its payload is not read.
+        """
+        part, at = self._come[index], 0
+        checksums = part.header.checksums.tolist()
+        for piece, frame in zip(self.slices(index), part.frames, strict=True):
+            expected = checksums[at : at + piece.records]
+            if intact_records(frame, expected, payloads=payloads) < piece.records:
+                return False
+            at += piece.records
+        return True
+
+    def drop(self, index: int) -> None:
+        """Forget a part, which is asked for again."""
+        del self._come[index]
 
     @property
     def complete(self) -> bool:

@@ -62,6 +62,10 @@ class Traffic:
     """Requests that were repeated on a new connection."""
     moved: int = 0
     """Requests that were taken to another daemon."""
+    damaged: int = 0
+    """Messages and batches, or parts of them, that came damaged; they were asked for again."""
+    verify_s: float = 0.0
+    """Time in which checksums were computed."""
     stale: int = 0
     """Answers that nobody waited for any more."""
 
@@ -184,23 +188,38 @@ class StreamClient:
         groups = self.placement.groups
         return planned.grouped(groups) if len(set(groups)) > 1 and len(planned) else planned
 
-    def fetch(self, batches: Iterable[BatchPlan], *, window: int, order: Order = "arrival", step: int = 0) -> Fetch:
+    def fetch(
+        self,
+        batches: Iterable[BatchPlan],
+        *,
+        window: int,
+        order: Order = "arrival",
+        step: int = 0,
+        verify: bool | None = None,
+    ) -> Fetch:
         """Start to fetch batches, at most `window` of each daemon asked for and not yet taken.
 
         Batches are planned epoch after epoch. A `step` above 0 begins with so many batches and asks for so many
-        more with each one taken, until the window is full.
+        more with each one taken, until the window is full. With `verify` every record's checksum is computed, with
+        False the one that it states is compared with the index; what is damaged is asked for once more.
         """
         rest = iter(batches)
-        return self.fetch_from(lambda: next(rest, None), window=window, order=order, step=step)
+        return self.fetch_from(lambda: next(rest, None), window=window, order=order, step=step, verify=verify)
 
     def fetch_from(
-        self, pull: Callable[[], BatchPlan | None], *, window: int, order: Order = "arrival", step: int = 0
+        self,
+        pull: Callable[[], BatchPlan | None],
+        *,
+        window: int,
+        order: Order = "arrival",
+        step: int = 0,
+        verify: bool | None = None,
     ) -> Fetch:
         """Start to fetch what `pull` returns whenever there is room for another batch; None is nothing for now."""
         self.check_process()
         check_window(window, order, step)
         self._interrupted()  # one that came when nothing was under way is of no concern to this fetch
-        return Fetch(self, pull, window, order, step)
+        return Fetch(self, pull, window, order, step, verify=verify)
 
     def interrupt(self) -> None:
         """End the fetch that was started last, as if it were finished; may be called from another thread."""

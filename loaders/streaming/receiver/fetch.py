@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import zmq
@@ -15,7 +15,7 @@ from loaders.arguments import whole
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan
-from loaders.streaming.protocol.messages import MAX_SLICES, BatchHeader, Refusal
+from loaders.streaming.protocol.messages import MAX_SLICES, BatchHeader, Damaged, Refusal
 from loaders.streaming.receiver.arrivals import Arrivals, AsArrived, AsPlanned, Order
 from loaders.streaming.receiver.batch import Assembly, RawBatch
 from loaders.streaming.receiver.source import Source
@@ -52,6 +52,10 @@ class _Asked:
     index: int
     source: Source
     nbytes: int
+    again: bool = False
+    """Whether it came damaged before."""
+    refused_by: tuple[Source, ...] = ()
+    """Daemons that cannot answer it."""
 
 
 class Fetch:
@@ -62,9 +66,21 @@ class Fetch:
     """
 
     def __init__(
-        self, client: StreamClient, pull: Callable[[], BatchPlan | None], window: int, order: Order, step: int
+        self,
+        client: StreamClient,
+        pull: Callable[[], BatchPlan | None],
+        window: int,
+        order: Order,
+        step: int,
+        *,
+        verify: bool | None,
     ) -> None:
-        """Start to ask for the batches that `pull` returns."""
+        """Start to ask for the batches that `pull` returns.
+
+        With `verify` every record's checksum is computed, without it the one that the record states is compared with
+        the index; None compares nothing.
+        """
+        self._verify = verify
         self._client, self._pull, self._window, self._step = client, pull, window, step
         self._strict = order == "strict"
         self._closed = False
@@ -102,7 +118,7 @@ class Fetch:
             while batch is None and self._under_way:
                 for source, stream, frames in client.receive(self._patience() if wait else 0.0):
                     if frames:
-                        self._accept(source, frames)
+                        self._accept(source, stream, frames)
                     else:
                         self._ask_again(source, stream)
                 batch = self._arrivals.take()
@@ -143,9 +159,16 @@ class Fetch:
         self._pull = _nothing
 
     def _patience(self) -> float:
-        """Return how long to wait until a daemon that is waited for has been silent for too long."""
-        waited_for = [source.silent_s for source in self._client.sources if source.waited_for]
-        return max(0.0, self._client.timeout_s - max(waited_for, default=0.0))
+        """Return how long to wait until a daemon that is waited for is asked again, or has been silent for too long."""
+        timeout_s = self._client.timeout_s
+        return min(
+            (
+                max(0.0, (timeout_s if source.is_asked_again else timeout_s / 2) - source.silent_s)
+                for source in self._client.sources
+                if source.waited_for
+            ),
+            default=timeout_s,
+        )
 
     def _fill(self) -> None:
         while (batch := self._next()) is not None:
@@ -231,7 +254,8 @@ class Fetch:
         sequence = next(self._sequence)
         self._under_way[sequence] = asked
         plan = asked.assembly.plan
-        asked.source.ask(sequence, plan.epoch, plan.batch, asked.assembly.slices(asked.index), asked.nbytes)
+        slices = asked.assembly.slices(asked.index)
+        asked.source.ask(sequence, plan.epoch, plan.batch, slices, asked.nbytes, check=asked.again)
 
     def _ask_again(self, source: Source, stream: Stream) -> None:
         """Ask anew for what a connection that was lost had carried, of other daemons where they have it."""
@@ -240,31 +264,53 @@ class Fetch:
         self._client.traffic.asked_again += stream.ask_again()
 
     def _move(self, sequence: int, source: Source) -> bool:
+        """Ask another daemon for what this one was asked for; return whether there is one."""
         asked = self._under_way.get(sequence)
-        if asked is None:
-            return False
-        slices = asked.assembly.slices(asked.index)
-        others = [other for other in self._client.sources if other is not source and other.connected]
-        other = min((one for one in others if one.holds(slices)), key=lambda one: one.nbytes, default=None)
-        if other is None:
+        if asked is None or (other := self._other(asked, source)) is None:
             return False
         source.done(sequence)
         del self._under_way[sequence]
         self._client.traffic.moved += 1
-        self._send(_Asked(asked.assembly, asked.index, other, asked.nbytes))
+        self._send(replace(asked, source=other))
         return True
 
+    def _other(self, asked: _Asked, source: Source) -> Source | None:
+        """Return the least busy daemon, other than `source`, that holds what was asked for and has not refused it."""
+        slices = asked.assembly.slices(asked.index)
+        others = [
+            one
+            for one in self._client.sources
+            if one is not source and one not in asked.refused_by and one.connected and one.holds(slices)
+        ]
+        return min(others, key=lambda one: one.nbytes, default=None)
+
     def _check_silence(self) -> None:
-        """Raise StreamError for a daemon that was silent for too long and has what no other one does."""
+        """Ask a daemon again that has been silent for half of what is allowed: a flipped bit may have cost a request.
+
+        Raises StreamError for one that was silent for too long and has what no other one does.
+        """
         for source in self._client.sources:
+            if source.silent_s <= self._client.timeout_s / 2:
+                source.is_asked_again = False
+            elif not source.is_asked_again:
+                source.is_asked_again = True
+                self._client.traffic.asked_again += source.ask_again()
             if source.silent_s > self._client.timeout_s:
                 silence = source.silence()
                 if not all([self._move(sequence, source) for sequence in source.sequences]):
                     raise StreamError(silence)
 
-    def _accept(self, source: Source, frames: list[zmq.Frame]) -> None:
-        client = self._client
-        reply, records = source.session.unpack(frames)
+    def _accept(self, source: Source, stream: Stream, frames: list[zmq.Frame]) -> None:
+        client, endpoint = self._client, source.session.endpoint
+        try:
+            reply, records = source.session.unpack(frames)
+            if isinstance(reply, Damaged):
+                raise WireError(f"{endpoint} got a damaged request")
+        except WireError as error:
+            client.traffic.damaged += 1
+            client.traffic.asked_again += stream.ask_again_damaged(error)
+            return
+        stream.damaged = 0
         asked = None
         if isinstance(reply, BatchHeader | Refusal):  # others are of a greeting that was repeated
             asked = self._under_way.get(reply.sequence)
@@ -274,20 +320,40 @@ class Fetch:
         assert isinstance(reply, BatchHeader | Refusal)
         del self._under_way[reply.sequence]
         source.done(reply.sequence)
-        plan = asked.assembly.plan
+        plan, assembly = asked.assembly.plan, asked.assembly
         if isinstance(reply, Refusal):
-            raise StreamError(
-                f"{source.session.endpoint} refused batch {plan.batch} of epoch {plan.epoch}: {reply.reason}"
-            )
+            if (other := self._other(asked, source)) is None:
+                raise StreamError(f"{endpoint} refused batch {plan.batch} of epoch {plan.epoch}: {reply.reason}")
+            client.traffic.moved += 1
+            self._send(replace(asked, source=other, refused_by=(*asked.refused_by, source)))
+            return
         try:
-            asked.assembly.add(asked.index, reply, records)
+            assembly.add(asked.index, reply, records)
         except WireError as error:
-            raise WireError(f"{source.session.endpoint} sent a malformed batch {plan.batch}: {error}") from error
+            raise WireError(f"{endpoint} sent a malformed batch {plan.batch}: {error}") from error
         client.traffic.bytes += sum(map(len, frames))
         client.traffic.answers += 1
-        if asked.assembly.complete:
-            self._arrivals.add(asked.assembly.batch())
+        if not self._is_intact(assembly, asked.index):
+            client.traffic.damaged += 1
+            if asked.again:
+                raise StreamError(
+                    f"{endpoint}: batch {plan.batch} of epoch {plan.epoch} came damaged twice, and is whole on the "
+                    "daemon's disk: the link, or memory on the way, changes what is sent"
+                )
+            assembly.drop(asked.index)
+            client.traffic.asked_again += 1
+            self._send(replace(asked, again=True))
+        elif assembly.complete:
+            self._arrivals.add(assembly.batch())
             client.traffic.batches += 1
+
+    def _is_intact(self, assembly: Assembly, index: int) -> bool:
+        if self._verify is None:
+            return True
+        began = time.perf_counter_ns()
+        is_intact = assembly.is_intact(index, payloads=self._verify)
+        self._client.traffic.verify_s += (time.perf_counter_ns() - began) * 1e-9
+        return is_intact
 
 
 def _parts(places: Sequence[int], sizes: list[float], most: int) -> Iterator[tuple[Sequence[int], int]]:

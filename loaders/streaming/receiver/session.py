@@ -22,6 +22,7 @@ from loaders.streaming.protocol.messages import (
     MAX_PADDING,
     Buffer,
     Catalog,
+    Damaged,
     Get,
     Health,
     Hello,
@@ -100,9 +101,14 @@ class Session:
         for _ in range(count):
             self.streams.append(self._stream())
 
-    def request(self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...]) -> bytes:
-        """Return a packed request for slices, in which `shard` is the place in this daemon's catalog."""
-        return pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, self._wire))
+    def request(
+        self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], *, check: bool = False
+    ) -> bytes:
+        """Return a packed request for slices, in which `shard` is the place in this daemon's catalog.
+
+        With `check` the daemon looks first whether its own records are whole.
+        """
+        return pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, self._wire, check))
 
     def unpack(self, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memoryview]]:
         """Return an answer and the records that came with it; WireError naming the daemon when it is malformed."""
@@ -133,7 +139,9 @@ class Session:
         deadline = time.monotonic() + self._timeout_s
         while waiting := [stream for stream in self.streams if stream.under_way]:
             for stream, frames in _received(self.streams, deadline - time.monotonic()):
-                reply, _ = self.unpack(frames)
+                reply = _readable(self.endpoint, stream, frames)
+                if reply is None:
+                    continue
                 if not isinstance(reply, Warmed):
                     raise WireError(f"{self.endpoint} sent a malformed answer: expected padding")
                 stream.done(reply.sequence)
@@ -154,10 +162,9 @@ class _Control:
         deadline = time.monotonic() + self._timeout_s
         while (left := deadline - time.monotonic()) > 0:
             for _, frames in _received([self._stream], left):
-                reply, more = _unpack(self._endpoint, frames)
-                if more:
-                    raise WireError(f"{self._endpoint} sent a malformed answer: is the daemon of another version?")
-                return reply
+                reply = _readable(self._endpoint, self._stream, frames)
+                if reply is not None:
+                    return reply
             if self._stream.refused:
                 raise StreamError(f"{self._endpoint} refused: {self._stream.state}")
         raise NoAnswerError(_silence(self._endpoint, self._timeout_s, self._stream))
@@ -207,6 +214,25 @@ def _received(streams: Sequence[Stream], timeout_s: float) -> Iterator[tuple[Str
                 break
         if lost:
             stream.ask_again()
+
+
+def _readable(endpoint: str, stream: Stream, frames: Sequence[zmq.Frame]) -> Reply | None:
+    """Return an answer; None after asking again, where it or its request came damaged.
+
+    Raises WireError naming the daemon where that happens again and again.
+    """
+    try:
+        reply, more = _unpack(endpoint, frames)
+        if more and not isinstance(reply, Warmed):
+            raise WireError(f"{endpoint} sent a malformed answer: is the daemon of another version?")
+    except WireError as error:
+        stream.ask_again_damaged(error)
+        return None
+    if isinstance(reply, Damaged):
+        stream.ask_again_damaged(WireError(f"{endpoint} got a damaged request"))
+        return None
+    stream.damaged = 0
+    return reply
 
 
 def _unpack(endpoint: str, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memoryview]]:

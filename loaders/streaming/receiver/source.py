@@ -21,6 +21,8 @@ class Source:
     """From a shard's place in the merged catalog to its place in this daemon's."""
     silent_s: float = 0.0
     """How long it has been waited for without a sign."""
+    is_asked_again: bool = False
+    """Whether it was asked again since it has been silent."""
     batches: int = 0
     """Batches of which it has a part and that nobody has taken."""
     _nbytes: dict[int, int] = field(default_factory=dict)
@@ -64,14 +66,19 @@ class Source:
         """Return whether it has the shards of all slices."""
         return all(piece.shard in self.places for piece in slices)
 
-    def ask(self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int) -> None:
-        """Ask for slices, about so many bytes, on the stream that has the least under way."""
+    def ask(
+        self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int, *, check: bool = False
+    ) -> None:
+        """Ask for slices, about so many bytes, on the stream that has the least under way.
+
+        With `check` the daemon looks first whether its own records are whole.
+        """
         if not self._nbytes:
             self.silent_s = 0.0
         own = slices
         if not self._same_places:
             own = tuple(Slice(self.places[piece.shard], piece.first, piece.records) for piece in slices)
-        request = self.session.request(sequence, epoch, batch, own)
+        request = self.session.request(sequence, epoch, batch, own, check=check)
         place = self._loads.index(min(self._loads))
         self._loads[place] += nbytes
         self._nbytes[sequence], self._on[sequence] = nbytes, place
@@ -87,6 +94,10 @@ class Source:
         place = self._on.pop(sequence)
         self._loads[place] -= self._nbytes.pop(sequence)
         self.session.streams[place].done(sequence)
+
+    def ask_again(self) -> int:
+        """Ask again, over new connections, for what is under way on those that are silent; return how many requests."""
+        return sum(stream.reconnect() for stream in self.session.streams if stream.under_way and stream.connected)
 
     def reset(self) -> None:
         """Drop everything that is under way, with the connections that carry it."""

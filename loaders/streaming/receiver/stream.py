@@ -8,12 +8,15 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from loaders.errors import LoaderConfigError, StreamError
+from loaders.streaming.errors import WireError
 from loaders.streaming.keys import KeyPair
 
 __all__ = ["Stream", "check_endpoint"]
 
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 1_000
+_DAMAGED = 3
+"""Damaged messages running after which a connection is given up."""
 _HEARTBEAT_S = 1.0
 """How often the daemon is asked for a sign of life."""
 _EVENTS = (
@@ -62,6 +65,8 @@ class Stream:
         """Whether the handshake succeeded and the connection has not been lost since, as far as `lost` has read."""
         self.state = "it was never reached"
         """What is known of the connection, in words."""
+        self.damaged = 0
+        """Messages running that could not be read, on either side."""
         self.refused = False
         """Whether the daemon refused this side's key."""
         self.socket = self._context.socket(zmq.DEALER)
@@ -143,6 +148,21 @@ class Stream:
         for request in self.under_way.values():
             self.socket.send(request)
         return len(self.under_way)
+
+    def reconnect(self) -> int:
+        """Replace the connection, and ask again for what was under way; return how many requests that is."""
+        state = self.state
+        self.close()
+        self._open()
+        self.state = state
+        return self.ask_again()
+
+    def ask_again_damaged(self, error: WireError) -> int:
+        """Ask again where a message came that cannot be read; raise `error` when that happens too often running."""
+        self.damaged += 1
+        if self.damaged > _DAMAGED:
+            raise error
+        return self.ask_again()
 
     def reset(self) -> None:
         """Drop the connection with all that is under way on it, and make a new one."""

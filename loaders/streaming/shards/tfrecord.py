@@ -22,7 +22,6 @@ __all__ = [
     "intact_records",
     "masked_crc32c",
     "read_records",
-    "stated_checksum",
     "write_record",
 ]
 
@@ -105,11 +104,6 @@ def intact_records(frame: memoryview, checksums: Sequence[int], *, payloads: boo
             break
         at, count = end + FOOTER_BYTES, count + 1
     return count
-
-
-def stated_checksum(record: _Bytes) -> int:
-    """Return the checksum that a whole record states of its payload."""
-    return int.from_bytes(record[-FOOTER_BYTES:], "little")
 
 
 def read_records(path: Path, sizes: Sequence[int] | None = None) -> Iterator[memoryview]:

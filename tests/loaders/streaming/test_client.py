@@ -18,8 +18,7 @@ import pytest
 import zmq
 
 from loaders.base import Samples
-from loaders.errors import LoaderConfigError, SampleError, StreamError
-from loaders.streaming.decoding.records import check_records
+from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice, plan
 from loaders.streaming.protocol.messages import (
@@ -57,11 +56,10 @@ def test_an_epoch_brings_every_sample_once_with_its_bytes(
 ) -> None:
     with StreamClient(daemon.endpoint, streams=streams, timeout_s=10) as client:
         for epoch in range(3):
-            batches = list(client.fetch(_plan(client, epoch, batch_size), window=window))
+            batches = list(client.fetch(_plan(client, epoch, batch_size), window=window, verify=True))
             assert len(batches) == -(-len(samples) // batch_size)
             assert _ids(batches) == list(range(len(samples)))
             for batch in batches:
-                check_records(batch)
                 assert batch.epoch == epoch
                 assert (batch.labels == samples.labels[batch.ids]).all()
                 assert batch.nbytes == samples.sizes[batch.ids].sum()
@@ -292,10 +290,10 @@ def test_a_damaged_record_is_named_by_its_checksum(
     daemon = start_daemon(out)
     with (
         StreamClient(daemon.endpoint, streams=1, timeout_s=5) as client,
-        pytest.raises(SampleError, match=r"sample \d+ as streamed: the checksum"),
+        pytest.raises(StreamError, match=rf"refused batch .*{shard.name}: record \d+ is damaged on the daemon's disk"),
     ):
-        for batch in client.fetch(_plan(client), window=4):
-            check_records(batch)
+        for _ in client.fetch(_plan(client), window=4, verify=True):
+            pass
 
 
 def test_descriptors_do_not_grow_over_clients(daemon) -> None:

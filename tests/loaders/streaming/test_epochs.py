@@ -41,9 +41,18 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[Slic
     sent: list[tuple[int, int, tuple[Slice, ...]]] = []
     ask = Source.ask
 
-    def noted(self: Source, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], nbytes: int) -> None:
+    def noted(
+        self: Source,
+        sequence: int,
+        epoch: int,
+        batch: int,
+        slices: tuple[Slice, ...],
+        nbytes: int,
+        *,
+        check: bool = False,
+    ) -> None:
         sent.append((epoch, batch, slices))
-        ask(self, sequence, epoch, batch, slices, nbytes)
+        ask(self, sequence, epoch, batch, slices, nbytes, check=check)
 
     monkeypatch.setattr(Source, "ask", noted)
     return sent
