@@ -182,17 +182,22 @@ def cell_killed(stage: Stage) -> None:
     stage.completed()
 
 
+def worker_of(process: subprocess.Popen[str]) -> psutil.Process | None:
+    """Wait for the loader's worker, which an epoch begins before; None when the run has ended."""
+    deadline = time.monotonic() + LIMIT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        for cell in children(process, "harness.cell"):
+            for worker in cell.children():
+                return worker
+        time.sleep(0.01)
+    return None
+
+
 def worker_killed(stage: Stage) -> None:
     """Kill the loader's worker in an epoch."""
     process = stage.start()
-    if stage.in_epoch(process):
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline:
-            workers = [worker for cell in children(process, "harness.cell") for worker in cell.children()]
-            if workers:
-                workers[0].kill()
-                break
-            time.sleep(0.01)
+    if stage.in_epoch(process) and (worker := worker_of(process)):
+        worker.kill()
     stage.ended(process, 3)
     stage.whole(1)
     stage.completed()
@@ -239,10 +244,8 @@ def cell_stopped(stage: Stage) -> None:
 def worker_stopped(stage: Stage) -> None:
     """Stop the loader's worker for good: the cell fails with the place where it waits."""
     process = stage.start("cell_stall_min=0.5")
-    if stage.in_epoch(process):
-        for cell in children(process, "harness.cell"):
-            for worker in cell.children():
-                worker.suspend()
+    if stage.in_epoch(process) and (worker := worker_of(process)):
+        worker.suspend()
     said = stage.ended(process, 3)
     stage.expect("waiting for" in said, "the place is not told")
     stage.whole(1)
@@ -274,7 +277,7 @@ def damaged_folder(stage: Stage) -> None:
     shutil.copytree(stage.folder, kept, symlinks=True)
     for name in ("plan.json", "config.yaml", "ledger.jsonl", "provenance.json", "samples.parquet", "epochs.csv"):
         damage(stage.folder / name, stage.random)
-        stage.tool("harness.collect", 0, 2)
+        stage.tool("harness.collect", 0, 2, 6)
         stage.run("resume=latest", statuses=(0, 2))
         stage.tool("harness.report", 0, 2, 7)
         shutil.copy2(kept / name, stage.folder / name)
