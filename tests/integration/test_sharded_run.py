@@ -46,7 +46,7 @@ def finished(tmp_path_factory):
     """The run that all tests of this module look at."""
     root = tmp_path_factory.mktemp("run")
     where = [f"results_dir={root / 'results'}", f"cache_dir={root / 'cache'}"]
-    overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms"]
+    overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "loaders.streaming.secure=true"]
     command = [sys.executable, "-m", "harness", *SMALL, *where, *overrides]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         secrets = secrets_of(process)
