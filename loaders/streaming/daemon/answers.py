@@ -28,7 +28,7 @@ from loaders.streaming.protocol.messages import (
     Warm,
     Warmed,
 )
-from loaders.streaming.protocol.wire import pack, pack_whole, unpack_request
+from loaders.streaming.protocol.wire import pack, pack_joined, pack_whole, unpack_request
 from loaders.streaming.timestamps import EpochMarks
 
 __all__ = ["Answers"]
@@ -37,7 +37,7 @@ _LOADERS = 8
 """Threads that wait for the disk; a disk with a queue is faster."""
 _ANSWER_BYTES, _FRAME_BYTES, _RECORD_BYTES = 1024, 512, 40
 """What an answer, each frame of records and each record cost in memory beside the bytes, as measured."""
-_FRAME_WORTH_BYTES = 16 * 2**10
+_FRAME_WORTH_BYTES = 64 * 2**10
 """Mean size of slices below which an answer goes in one frame: ZeroMQ's work for a frame is that of copying these."""
 _WHOLE_BYTES = 32 * 2**20
 """Most bytes of records that are copied into one frame; more travel in frames of their own."""
@@ -51,7 +51,7 @@ class _Batch:
     get: Get
     answer: Answer
     place: Place
-    whole: bool
+    is_copied: bool
     """Whether its records travel in one frame."""
     failed: str = ""
     """Why it cannot be sent."""
@@ -130,10 +130,10 @@ class Answers:
             return
         overhead = _ANSWER_BYTES + _FRAME_BYTES * len(answer.records) + _RECORD_BYTES * len(answer.header.ids)
         is_small = answer.nbytes < _FRAME_WORTH_BYTES * (len(answer.records) - 1)
-        whole = (is_small or get.wire == "msgpack") and answer.nbytes <= _WHOLE_BYTES
-        owned = overhead + (answer.nbytes if whole else 0)
+        is_copied = (is_small or get.wire == "msgpack") and answer.nbytes <= _WHOLE_BYTES
+        owned = overhead + (answer.nbytes if is_copied else 0)
         place = self._outbox.place(name, nbytes=overhead + answer.nbytes, owned=owned)
-        batch = _Batch(name, get, answer, place, whole)
+        batch = _Batch(name, get, answer, place, is_copied)
         if answer.resident() and not get.check:
             self._send_batch(batch)
         else:
@@ -157,8 +157,11 @@ class Answers:
             self._log("unreadable", batch=get.batch, epoch=get.epoch, reason=batch.failed)
             self._refuse(name, get, batch.failed)
             return
-        if batch.whole:
+        if batch.is_copied and get.wire == "msgpack":
             sent = self._send(name, batch.place, pack_whole(answer.header, answer.records))
+        elif batch.is_copied:
+            header, joined = pack_joined(answer.header, answer.records)
+            sent = self._send(name, batch.place, joined, header=header)
         elif sent := self._send(name, batch.place, pack(answer.header), more=True):
             socket, last = self._socket.socket, len(answer.records) - 1
             for index, records in enumerate(answer.records):
@@ -182,8 +185,8 @@ class Answers:
             for index, frame in enumerate(more, 1):
                 self._socket.socket.send(frame, zmq.SNDMORE if index < len(more) else 0, copy=False)
 
-    def _send(self, name: Name, place: Place, first: bytes, *, more: bool = False) -> bool:
-        """Hand an answer's first frame to ZeroMQ; return False when the client is gone."""
+    def _send(self, name: Name, place: Place, held: bytes, *, header: bytes | None = None, more: bool = False) -> bool:
+        """Hand an answer's first frames to ZeroMQ, of which `held` has its place; return False where nobody is."""
         socket = self._socket.socket
         try:
             socket.send(name, zmq.SNDMORE | zmq.NOBLOCK)
@@ -192,7 +195,9 @@ class Answers:
                 raise
             self._served.dropped += 1 + self._outbox.gone(name)
             return False
-        socket.send(zmq.Frame(place.hold(first), copy=False), zmq.SNDMORE if more else 0, copy=False)
+        if header is not None:
+            socket.send(header, zmq.SNDMORE)
+        socket.send(zmq.Frame(place.hold(held), copy=False), zmq.SNDMORE if more else 0, copy=False)
         return True
 
     def close(self) -> None:

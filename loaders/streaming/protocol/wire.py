@@ -18,6 +18,7 @@ anything else touches it; WireError says what is wrong with it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,9 +47,9 @@ from loaders.streaming.protocol.messages import (
     Warmed,
 )
 
-__all__ = ["pack", "pack_whole", "unpack_answer", "unpack_reply", "unpack_request"]
+__all__ = ["pack", "pack_joined", "pack_whole", "unpack_answer", "unpack_reply", "unpack_request"]
 
-_VERSION = 5
+_VERSION = 6
 _MOST_FIELDS = 16
 """Of a request; it has fewer."""
 
@@ -61,6 +62,13 @@ def pack(message: Request | Reply) -> bytes:
 def pack_whole(header: BatchHeader, records: Sequence[Buffer]) -> bytes:
     """Return a batch as one msgpack frame with all its bytes in it, copied."""
     return _packed(_fields(header), list(records))
+
+
+def pack_joined(header: BatchHeader, records: Sequence[Buffer]) -> tuple[bytes, bytes]:
+    """Return a batch as two frames: its header with the length of every slice, and all its bytes, copied once."""
+    _, *fields = _fields(header)
+    lengths = np.fromiter(map(len, records), "<i8", len(records))
+    return _packed(("joined", *fields, lengths.tobytes())), b"".join(records)
 
 
 def _packed(fields: tuple[Any, ...], *records: list[Buffer]) -> bytes:
@@ -176,7 +184,21 @@ def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply, list[memoryview]]:
     if not frames:
         raise WireError("an answer without a frame")
     kind, fields, records = _unpack(frames[0])
+    if kind == "joined" and len(fields) == 5 and len(frames) == 2:
+        lengths = fields.pop()
+        return _batch(fields), _split(memoryview(frames[1]), lengths)
     return _reply(kind, fields), [memoryview(record) for record in (*records, *frames[1:])]
+
+
+def _split(joined: memoryview, lengths: object) -> list[memoryview]:
+    """Return the parts of a frame, not copied."""
+    if not isinstance(lengths, bytes) or len(lengths) % 8:
+        raise WireError("joined: expected the slices' lengths as 64-bit numbers")
+    each: list[int] = np.frombuffer(lengths, "<i8").tolist()
+    if any(not 0 <= length <= len(joined) for length in each) or sum(each) != len(joined):
+        raise WireError(f"joined: slices that are not the frame's {len(joined)} bytes together")
+    ends = list(itertools.accumulate(each))
+    return [joined[end - length : end] for end, length in zip(ends, each, strict=True)]
 
 
 def _batch(fields: list[Any]) -> BatchHeader:

