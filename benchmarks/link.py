@@ -22,8 +22,8 @@ sys.path.append(sys.path.pop(0))
 
 from table import Line, show
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
 from harness.testbed.probe import ProbeResult, ProbeServer, loaded_probe, probe, rtt_probe
 

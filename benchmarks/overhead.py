@@ -26,12 +26,12 @@ import pandas as pd
 import psutil
 from table import Line, show
 
-from harness.cell import measured_epoch, save_batches
-from harness.counters import CellCounters
+from harness.cell.counters import CellCounters
+from harness.cell.events import EventLog, read_events
+from harness.cell.main import measured_epoch, save_batches
+from harness.config.specs import EnergySpec
 from harness.datasets.imagenet_like import ImagenetLike
-from harness.energy import EnergyAgent
-from harness.events import EventLog, read_events
-from harness.specs import EnergySpec
+from harness.run.energy_agent import EnergyAgent
 from harness.workloads.accelerator import make_step
 from harness.workloads.resnet50 import ResNet50
 from loaders.pytorch import PyTorchLoader

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from streaming_receiver import Orders, Received
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.link import COMPUTE_ADDRESS, STORAGE_ADDRESS, Link, LinkKind, open_link
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.tcp import tune_tcp

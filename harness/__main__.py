@@ -1,10 +1,10 @@
 """`python -m harness`."""
 
-from harness.signals import run_program
+from harness.system.signals import run_program
 
 
 def _program() -> int:
-    from harness.cli import main
+    from harness.run.cli import main
 
     return main()
 

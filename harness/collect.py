@@ -19,18 +19,18 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from energymon import Reading
-from harness.checks import FAIL, PASS, WARN, Check, judge
-from harness.disk import disk_errors
+from harness.cell.resources import Resources
+from harness.config.specs import Tolerances
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
-from harness.manifest import MANIFEST, changed_file
-from harness.measure import CellData, EpochBatches, EpochRow, epoch_edges, epoch_rows
-from harness.metrics import EpochMetrics, epoch_metrics
-from harness.provenance import changes
 from harness.report.reading import mapping, reading
-from harness.resources import Resources
-from harness.results import Results, write_json, write_whole
-from harness.signals import run_program
-from harness.specs import Tolerances
+from harness.results.checks import FAIL, PASS, WARN, Check, judge
+from harness.results.epochs import CellData, EpochBatches, EpochRow, epoch_edges, epoch_rows
+from harness.results.folder import Results, write_json, write_whole
+from harness.results.manifest import MANIFEST, changed_file
+from harness.results.metrics import EpochMetrics, epoch_metrics
+from harness.results.provenance import changes
+from harness.system.disk import disk_errors
+from harness.system.signals import run_program
 from harness.testbed.link.watch import Ping
 
 __all__ = ["Collected", "DamagedCell", "collect", "invalid_cells", "load_cell", "main", "read_cells"]

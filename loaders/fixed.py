@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError, SampleError
-from loaders.files import check_arguments, encoded_bytes
 from loaders.image import epoch_order
 from loaders.pipeline import Pipeline, load_item
+from loaders.shared.files import check_arguments, encoded_bytes
 
 __all__ = ["FixedBatchLoader"]
 

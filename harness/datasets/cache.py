@@ -14,8 +14,9 @@ from uuid import uuid4
 
 from harness.datasets import Progress
 from harness.errors import DatasetError
+from harness.system.disk import spelled
 
-__all__ = ["building", "check_room", "free_bytes", "only_builder", "short_hash", "spelled", "storage_errors"]
+__all__ = ["building", "check_room", "free_bytes", "only_builder", "short_hash", "storage_errors"]
 
 
 @contextmanager
@@ -124,11 +125,3 @@ def _remove_leftovers(target: Path) -> None:
                 shutil.rmtree(partial, ignore_errors=True)
         finally:
             os.close(lock)
-
-
-def spelled(count: int) -> str:
-    """Write a number of bytes with its unit."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= 10 * size or (count >= size and size < 1e9):
-            return f"{count / size:.0f} {unit}"
-    return f"{count} B"

@@ -39,7 +39,7 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
     A result has `id` and `files`, the size in bytes and the SHA-256 of each by its path. Raises DatasetError when the
     disk is full or a process dies.
     """
-    from harness.testbed.process import dying_with_parent, end_group  # the workers do not need it
+    from harness.system.process import dying_with_parent, end_group  # the workers do not need it
 
     cores = len(os.sched_getaffinity(0))
     count = max(1, min(cores, _MAX_WORKERS, dataset.samples, needed_bytes // _MIN_SHARE_BYTES))

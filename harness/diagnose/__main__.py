@@ -1,6 +1,6 @@
 """`python -m harness.diagnose`."""
 
-from harness.signals import run_program
+from harness.system.signals import run_program
 
 
 def _program() -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.disk import check_writable, disk_errors
 from harness.errors import CellError, HarnessError, Interrupted
-from harness.signals import signals_held, signals_raise
+from harness.system.disk import check_writable, disk_errors
+from harness.system.signals import signals_held, signals_raise
 from loaders.errors import LoaderError
 
 __all__ = ["main"]
@@ -70,7 +70,7 @@ def _measure(argv: Sequence[str], console: Console) -> None:
     request = request_from(argv)
     from harness.diagnose.progress import Progress
     from harness.diagnose.run import diagnose
-    from harness.results import new_folder
+    from harness.results.folder import new_folder
 
     where = {"results_dir": request.results_dir, "cache_dir": request.cache}
     check_writable("results_dir", request.results_dir)

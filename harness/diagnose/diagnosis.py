@@ -10,7 +10,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from harness.errors import ResultsError
 from harness.report.reading import mapping, read_json, reading
-from harness.results import write_json
+from harness.results.folder import write_json
 
 __all__ = ["FILE", "KINDS", "Diagnosis", "Machine", "Point", "Stage", "Subject", "read_diagnosis"]
 

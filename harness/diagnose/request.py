@@ -15,14 +15,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.components import check_dataset, check_loader, check_workload
-from harness.composing import explained
-from harness.config import experiment_from
-from harness.disk import folder_of
+from harness.config.composing import explained
+from harness.config.experiment import experiment_from
+from harness.config.keys import nearest
+from harness.config.shorthand import own_folder
+from harness.config.specs import Component, LoaderSpec
 from harness.errors import ConfigError
-from harness.keys import nearest
-from harness.shorthand import own_folder
-from harness.specs import Component, LoaderSpec
+from harness.run.components import check_dataset, check_loader, check_workload
+from harness.system.disk import folder_of
 
 __all__ = ["Request", "request_from", "spelled_out", "workload_datasets"]
 

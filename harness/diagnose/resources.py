@@ -11,7 +11,7 @@ from typing import Final
 import psutil
 
 from harness.diagnose.diagnosis import Machine
-from harness.procfs import cpu_s, family, host_cpu_s
+from harness.system.procfs import cpu_s, family, host_cpu_s
 
 __all__ = ["Reading", "Usage", "machine_of", "read_counters", "usage"]
 

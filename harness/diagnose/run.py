@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle
 from harness.diagnose.diagnosis import Diagnosis, Machine, Point, Stage, Subject
 from harness.diagnose.request import Request
@@ -22,8 +23,7 @@ from harness.diagnose.sweep import (
     workers_key,
 )
 from harness.diagnose.verdict import FED, NEAR
-from harness.provenance import host, packages, source
-from harness.targets import instantiate
+from harness.results.provenance import host, packages, source
 from harness.workloads import Step, Workload, choose_kind, make_step
 
 __all__ = ["Watcher", "diagnose"]

@@ -12,12 +12,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from harness.config.targets import instantiate, takes
 from harness.diagnose.diagnosis import Point
 from harness.diagnose.resources import read_counters, usage
 from harness.errors import ConfigError
-from harness.overlap import shared, simulate
-from harness.targets import instantiate, takes
 from harness.workloads import Step, Workload
+from harness.workloads.overlap import shared, simulate
 from loaders.base import Batch, Loader, Samples
 
 __all__ = ["Compute", "Load", "LoaderMaker", "measure_compute", "measure_load", "measure_point", "workers_key"]

@@ -9,8 +9,8 @@ from typing import Final
 
 from harness.diagnose.advice import changes
 from harness.diagnose.diagnosis import Diagnosis, Point, Stage
-from harness.overlap import workers_to_hide
 from harness.report.labels import megabytes, percent, significant, spell
+from harness.workloads.overlap import workers_to_hide
 
 __all__ = ["FED", "Verdict", "judge", "knee", "stage_s"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.disk import disk_errors
 from harness.errors import BROKEN_FIGURE, HarnessError
 from harness.report import print_table, render
-from harness.signals import run_program
+from harness.system.disk import disk_errors
+from harness.system.signals import run_program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.cell.skipped import id_list
 from harness.report.folder import Cell, Results
 from harness.report.labels import joules, megabytes, percent, spell
 from harness.report.measurements import base_of
 from harness.report.rows import DOMAINS
 from harness.report.summary import Group, Stat
-from harness.skipped import id_list
 
 __all__ = ["Caveat", "LinkCost", "caveats", "link_cost"]
 

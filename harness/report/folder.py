@@ -11,10 +11,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from harness.config.sweep import Variant, variants
 from harness.errors import ResultsError
 from harness.report.reading import CELL, COLLECT, mapping, read_json, reading
 from harness.report.rows import EpochRow, read_rows
-from harness.sweep import Variant, variants
 
 __all__ = ["Cell", "Check", "Results", "read_results"]
 

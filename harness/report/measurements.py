@@ -105,7 +105,7 @@ def _setting(results: Results, loader: str) -> float:
 
 
 def _metrics(path: Path) -> pd.DataFrame:
-    from harness.metrics import EpochMetrics
+    from harness.results.metrics import EpochMetrics
 
     if not path.exists():
         return pd.DataFrame(columns=EpochMetrics.columns())

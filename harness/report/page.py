@@ -34,7 +34,7 @@ from harness.report.labels import (
 from harness.report.problems import problems
 from harness.report.rows import DOMAINS
 from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
-from harness.results import resume_command, write_whole
+from harness.results.folder import resume_command, write_whole
 
 __all__ = ["write_page"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.report.claims import judge
 from harness.report.figures import BrokenFigure, Drawn, draw_figures
 from harness.report.folder import read_results
-from harness.results import write_whole
+from harness.results.folder import write_whole
 
 __all__ = ["Rendered", "render"]
 

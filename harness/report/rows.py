@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import ResultsError
-from harness.measure import EpochRow as MeasuredRow
 from harness.report.reading import COLLECT, reading
+from harness.results.epochs import EpochRow as MeasuredRow
 
 __all__ = ["COLUMNS", "DOMAINS", "EpochRow", "read_rows"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from harness.overlap import Overlap, simulate
 from harness.report.folder import Results
 from harness.report.rows import EpochRow
+from harness.workloads.overlap import Overlap, simulate
 from harness.workloads.published import STEPS
 
 __all__ = ["CITATION", "OUTPUT_8_5_1", "Curve", "Measured", "Printed", "curves"]

@@ -9,7 +9,7 @@ from harness.testbed.base import Mount, Node, Testbed
 from harness.testbed.clean import clean
 
 if TYPE_CHECKING:
-    from harness.regime import Regime
+    from harness.config.regime import Regime
     from harness.testbed.caches import Caches
     from harness.testbed.link import LinkKind
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from harness.errors import TestbedError
-from harness.signals import run_program
+from harness.system.signals import run_program
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from harness.errors import TestbedError
-from harness.testbed.process import PROCESS_GRACE_S, dying_with_parent, end_group, run_environment
+from harness.system.process import PROCESS_GRACE_S, dying_with_parent, end_group, run_environment
 from harness.testbed.state import RunNames, state_root
 
 if TYPE_CHECKING:
-    from harness.regime import Regime
+    from harness.config.regime import Regime
     from harness.testbed.link import Link
     from harness.testbed.probe import ProbeResult
 

@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 from harness.errors import TestbedError
+from harness.system.process import REAPER_VARIABLE, kill_all
 from harness.testbed.memory import remove_memory_group
 from harness.testbed.mount_table import detach, mounts_below
 from harness.testbed.nfs import stop_nfs_server
-from harness.testbed.process import REAPER_VARIABLE, kill_all
 from harness.testbed.state import RunNames, abandoned_runs
 
 __all__ = ["clean", "tear_down"]

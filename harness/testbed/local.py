@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
+from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
-from harness.regime import Regime
 from harness.testbed.base import Mount, Node
 from harness.testbed.caches import Caches, drop_caches, how_dropped
 from harness.testbed.lifetime import Lifetime

@@ -19,9 +19,9 @@ from typing import Any, Final, Literal
 from uuid import uuid4
 
 from harness.errors import CellError, MemoryLimitError, TestbedError
+from harness.system.process import KILL_PATIENCE_S
 from harness.testbed.base import Node
 from harness.testbed.cgroups import Parent, memory_parent
-from harness.testbed.process import KILL_PATIENCE_S
 from harness.testbed.state import RunNames
 
 __all__ = ["MemoryGroup", "limited_memory", "memory_obstacles", "remove_memory_group"]

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Literal, Protocol
 
+from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
-from harness.regime import Regime
 from harness.testbed.base import Mount, Node
 from harness.testbed.nfs import NfsMounter, nfs_obstacles
 from harness.testbed.sshfs import SshfsMounter

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
+from harness.system.process import children_marked
 from harness.testbed.base import Mount, Node
 from harness.testbed.caches import Caches, drop_caches, how_dropped
 from harness.testbed.lifetime import Lifetime
@@ -21,7 +22,6 @@ from harness.testbed.local import local_mount
 from harness.testbed.mount import RemoteMounts
 from harness.testbed.nfs import nfs_obstacles
 from harness.testbed.probe import ProbeResult, ProbeServer, probe
-from harness.testbed.process import children_marked
 from harness.testbed.sshfs import sshfs_obstacles
 from harness.testbed.unprivileged import namespace_obstacles, outer_identity
 

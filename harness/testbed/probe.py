@@ -31,7 +31,7 @@ from harness.testbed.link.roundtrip import Pinger, percentile, spread
 from harness.testbed.link.train import TrainControl, answer_train, carried_gbit, full_train, loss_train
 
 if TYPE_CHECKING:
-    from harness.regime import Regime
+    from harness.config.regime import Regime
 
 __all__ = ["ProbeResult", "ProbeServer", "loaded_probe", "main", "probe", "rtt_probe"]
 

@@ -15,8 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import TestbedError
+from harness.system.process import REAPER_VARIABLE, RUN_VARIABLE, run_environment
 from harness.testbed.clean import tear_down
-from harness.testbed.process import REAPER_VARIABLE, RUN_VARIABLE, run_environment
 from harness.testbed.state import RunNames, RunState
 
 __all__ = ["Reaper", "main"]

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.config.regime import Regime
 from harness.errors import MountError
-from harness.regime import Regime
+from harness.system.process import end_group
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted, wait_mounted
-from harness.testbed.process import end_group
 from harness.testbed.unprivileged import outer_identity
 
 __all__ = ["SshfsMounter", "sshfs_obstacles"]

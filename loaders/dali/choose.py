@@ -16,7 +16,7 @@ from loaders.pipeline import Pipeline
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
-from loaders.work import OnError
+from loaders.shared.processor import OnError
 
 __all__ = ["Operators", "plan_of"]
 

@@ -11,13 +11,13 @@ import numpy.typing as npt
 import torch
 from nvidia.dali import fn, pipeline_def, types
 
-from loaders.batches_ahead import BatchesAhead
 from loaders.dali.epoch import end_pipeline
 from loaders.dali.failure import PipelineFailure
 from loaders.dali.plan import Feed, Plan
 from loaders.errors import LoaderError
 from loaders.pipeline import Tensors
-from loaders.work import Collated, Failures
+from loaders.shared.prefetcher import Prefetcher
+from loaders.shared.processor import Collated, Failures
 
 if TYPE_CHECKING:
     from nvidia.dali.pipeline import Pipeline
@@ -44,7 +44,7 @@ class DaliFedEpoch:
 
     def __init__(
         self,
-        ahead: BatchesAhead,
+        ahead: Prefetcher,
         plan: Plan,
         *,
         batch_size: int,

@@ -11,19 +11,19 @@ import numpy.typing as npt
 import torch
 
 from loaders.base import Batch, Samples
-from loaders.batches_ahead import BatchesAhead
 from loaders.dali.choose import Operators, plan_of
 from loaders.dali.epoch import READER_DEPTH, DaliEpoch, device_index
 from loaders.dali.failure import PipelineFailure, explained
 from loaders.dali.fed import DaliFedEpoch
 from loaders.dali.plan import Plan
 from loaders.errors import SampleTimeoutError
-from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.streaming.planner import Remainder
-from loaders.threaded_loader import ThreadedLoader
-from loaders.work import OnError, Work
+from loaders.shared.arguments import Remainder
+from loaders.shared.files import encoded_bytes
+from loaders.shared.prefetcher import Prefetcher
+from loaders.shared.processor import OnError, SampleProcessor
+from loaders.shared.threaded_loader import ThreadedLoader
 
 __all__ = ["DaliLoader"]
 
@@ -93,11 +93,11 @@ class DaliLoader(ThreadedLoader):
         self._depth = prefetch_queue_depth
         self._mmap = mmap
         self._end: Callable[[], None] | None = None
-        self._plan: tuple[Plan, Work] | None = None
+        self._plan: tuple[Plan, SampleProcessor] | None = None
         self.notes: tuple[str, ...] = (_IMAGE_NOTE,)
         plan = plan_of(transform, operators, on_error, sample_timeout_s)
         if plan is not None:
-            self._plan = plan, Work(samples, plan.ahead, seed, workers=num_threads, processes=False)
+            self._plan = plan, SampleProcessor(samples, plan.ahead, seed, workers=num_threads, processes=False)
             self.notes = (plan.note,)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
@@ -150,9 +150,9 @@ class DaliLoader(ThreadedLoader):
         batches = [order[first:beyond].tolist() for first, beyond in pairwise(ends)]
         raise explained(PipelineFailure(failure, batches), self._samples, self._transform)
 
-    def _fed(self, plan: Plan, work: Work, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
+    def _fed(self, plan: Plan, work: SampleProcessor, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
         """Yield batches of samples that this loader's threads read."""
-        ahead = BatchesAhead(
+        ahead = Prefetcher(
             work,
             order,
             epoch=epoch,

@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.files import check_arguments
 from loaders.pecan.lanes import Lane, Lanes, due
 from loaders.pecan.loader import chosen_order, notes_of
 from loaders.pecan.reorder import reorder
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shares import Share, place_among_ranks
-from loaders.streaming.planner import Remainder
-from loaders.work import OnError, check_policy
+from loaders.shared.arguments import Remainder
+from loaders.shared.files import check_arguments
+from loaders.shared.processor import OnError, check_policy
+from loaders.shared.shares import Share, place_among_ranks
 
 __all__ = ["SizeBalancedLoader"]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from loaders.base import Batch
 from loaders.pytorch import PyTorchLoader
-from loaders.shares import Share
+from loaders.shared.shares import Share
 
 __all__ = ["Lane", "Lanes", "Part", "due"]
 
@@ -56,7 +56,7 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the lanes, as `loaders.shares.Share` tells a rank's samples."""
+    """One of the lanes, as `loaders.shared.shares.Share` tells a rank's samples."""
 
     of: Lanes
     lane: Literal[0, 1]

@@ -9,15 +9,15 @@ from types import TracebackType
 from typing import Final, Self
 
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.files import check_arguments
 from loaders.pecan.flow import measure
 from loaders.pecan.order import Kind, Order, auto_order
 from loaders.pecan.reorder import reorder
 from loaders.pipeline import Pipeline
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pytorch import PyTorchLoader
-from loaders.streaming.planner import Remainder
-from loaders.work import OnError, check_policy
+from loaders.shared.arguments import Remainder
+from loaders.shared.files import check_arguments
+from loaders.shared.processor import OnError, check_policy
 
 __all__ = ["PecanLoader", "chosen_order"]
 

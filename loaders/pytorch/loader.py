@@ -15,9 +15,6 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
-from loaders.file_loader import FileLoader
-from loaders.files import encoded_bytes
-from loaders.forks import garbage_kept
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pytorch.shared import check_room, share
 from loaders.pytorch.workers import (
@@ -28,9 +25,12 @@ from loaders.pytorch.workers import (
     explained,
     in_main_thread,
 )
-from loaders.shares import Share
-from loaders.streaming.planner import Remainder
-from loaders.work import Collated, Failed, Loaded, OnError, Work
+from loaders.shared.arguments import Remainder
+from loaders.shared.file_loader import FileLoader
+from loaders.shared.files import encoded_bytes
+from loaders.shared.forking import gc_frozen
+from loaders.shared.processor import Collated, Failed, Loaded, OnError, SampleProcessor
+from loaders.shared.shares import Share
 
 __all__ = ["PyTorchLoader"]
 
@@ -100,7 +100,7 @@ class PyTorchLoader(FileLoader):
                 "sample_timeout_s: needs num_workers of 1 or more, for who loads cannot watch itself"
             )
         self._keys = _EpochKeys(self._share, batch_size)
-        self._work = Work(samples, transform, seed, workers=num_workers, processes=True)
+        self._work = SampleProcessor(samples, transform, seed, workers=num_workers, processes=True)
         with _any_number_of_workers():
             self._torch: DataLoader[Any] = DataLoader(
                 _Files(self._work),
@@ -152,7 +152,7 @@ class PyTorchLoader(FileLoader):
         self._torch.worker_init_fn = functools.partial(begin_worker, os.getpid(), in_main_thread())
         while True:
             try:
-                with _any_number_of_workers(), garbage_kept():
+                with _any_number_of_workers(), gc_frozen():
                     self._iterator = iter(self._torch)
             except (RuntimeError, OSError) as error:
                 # What is left of an epoch that was broken off may take them longer than a poll.
@@ -226,7 +226,7 @@ class PyTorchLoader(FileLoader):
 class _Files(Dataset[Loaded | Failed]):
     """Gives a sample, or what is told of the one that failed."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: SampleProcessor) -> None:
         self._work = work
 
     def __getitem__(self, key: _Key) -> Loaded | Failed:
@@ -254,7 +254,7 @@ class _EpochKeys(Sampler[list[_Key]]):
             yield keys[start : start + self._batch_size]
 
 
-def _collate(work: Work, on_error: OnError, batch: list[Loaded | Failed]) -> _Delivered:
+def _collate(work: SampleProcessor, on_error: OnError, batch: list[Loaded | Failed]) -> _Delivered:
     """Collate a batch, inside the worker; the first sample that failed stands for the whole batch."""
     failed = [one for one in batch if isinstance(one, Failed)]
     if failed and on_error == "raise":

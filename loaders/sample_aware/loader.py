@@ -7,9 +7,7 @@ from typing import Any
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError
-from loaders.file_loader import FileLoader
-from loaders.files import encoded_bytes
-from loaders.pipeline import Item, StageTimes
+from loaders.pipeline import Item, StageTimes, Tensors
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.coordinator.engine import Engine, Policy
 from loaders.sample_aware.coordinator.stats import Stats
@@ -20,9 +18,11 @@ from loaders.sample_aware.policy.scheduler import Decision
 from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
 from loaders.sample_aware.workers.jobs import PipelineJob
 from loaders.sample_aware.workers.pool import start_context
-from loaders.side_copy import Copied, SideCopy
-from loaders.streaming.planner import Remainder
-from loaders.work import Collated, Loaded, OnError, Work
+from loaders.shared.arguments import Remainder
+from loaders.shared.device_transfer import DeviceTransfer, InTransfer
+from loaders.shared.file_loader import FileLoader
+from loaders.shared.files import encoded_bytes
+from loaders.shared.processor import Collated, Loaded, OnError, SampleProcessor
 
 __all__ = ["SampleAwareLoader"]
 
@@ -91,10 +91,10 @@ class SampleAwareLoader(FileLoader):
         start_context(start_method)
         self._job = PipelineJob(samples, transform, seed)
         self.notes = _notes(len(transform.transforms), order)
-        work = Work(samples, transform, seed, workers=1, processes=False)
+        work = SampleProcessor(samples, transform, seed, workers=1, processes=False)
         # A pipeline of the user's own may do anything with the samples.
         in_place = str(transform.collate.__module__).startswith("loaders.")
-        self._collate = _Collate(work, seed, SideCopy(self._device), in_place=in_place)
+        self._collate = _Collate(work, seed, DeviceTransfer(self._device), in_place=in_place)
         ahead = ahead_of(num_workers, prefetch_factor)
         self._settings: dict[str, Any] = {
             "workers": num_workers,
@@ -173,7 +173,7 @@ class SampleAwareLoader(FileLoader):
                 if built is None:
                     return
                 collated, copied = built.value
-                data, labels, extra = copied.land()
+                data, labels, extra = copied.wait()
                 batch = Batch(
                     collated.ids, data, labels, encoded_bytes(self._samples, collated.ids), extra, collated.work_s
                 )
@@ -201,13 +201,13 @@ class SampleAwareLoader(FileLoader):
 class _Collate:
     """The pipeline's collation, and the beginning of the batch's way to the device; knows nothing of the loader."""
 
-    def __init__(self, work: Work, seed: int, side: SideCopy, *, in_place: bool) -> None:
+    def __init__(self, work: SampleProcessor, seed: int, side: DeviceTransfer, *, in_place: bool) -> None:
         self._work, self._seed, self._side, self.in_place = work, seed, side, in_place
         """Whether a batch may share memory with its samples."""
 
     def __call__(
         self, keys: Sequence[tuple[int, int]], samples: Sequence[Any], work_ns: Sequence[int]
-    ) -> tuple[Collated, Copied]:
+    ) -> tuple[Collated, InTransfer[Tensors]]:
         loaded = [
             Loaded(Item(sample_id, self._seed, epoch, *sample), ns, StageTimes())
             for (epoch, sample_id), sample, ns in zip(keys, samples, work_ns, strict=True)
@@ -220,7 +220,7 @@ class _Collate:
         """No."""
         return False
 
-    def finish(self, batch: tuple[Collated, Copied]) -> tuple[Collated, Copied]:
+    def finish(self, batch: tuple[Collated, InTransfer[Tensors]]) -> tuple[Collated, InTransfer[Tensors]]:
         """Return it as it is."""
         return batch
 

@@ -14,10 +14,11 @@ import numpy.typing as npt
 from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
 
 from loaders.errors import LoaderError, SampleError
-from loaders.side_copy import Copied, SideCopy
-from loaders.stage_table import StageTable
-from loaders.threads import thread_number
-from loaders.work import Failed, Failures, Loaded, OnError, Work
+from loaders.pipeline import Tensors
+from loaders.shared.device_transfer import DeviceTransfer, InTransfer
+from loaders.shared.processor import Failed, Failures, Loaded, OnError, SampleProcessor
+from loaders.shared.stage_table import StageTable
+from loaders.shared.threads import thread_number
 
 __all__ = ["Made", "SpdlEpoch"]
 
@@ -32,7 +33,7 @@ class Made(NamedTuple):
     """A batch, perhaps still on its way to a GPU."""
 
     ids: npt.NDArray[np.int64]
-    copied: Copied
+    copied: InTransfer[Tensors]
     work_s: npt.NDArray[np.float64]
 
 
@@ -41,7 +42,7 @@ class SpdlEpoch:
 
     def __init__(
         self,
-        work: Work,
+        work: SampleProcessor,
         ids: npt.NDArray[np.int64],
         *,
         epoch: int,
@@ -49,7 +50,7 @@ class SpdlEpoch:
         threads: Executor,
         concurrency: int,
         buffer_size: int,
-        side: SideCopy,
+        side: DeviceTransfer,
         stages: StageTable,
         on_error: OnError,
         timeout_s: float | None,

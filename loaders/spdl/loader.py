@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, SampleTimeoutError
-from loaders.files import encoded_bytes
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.side_copy import SideCopy
+from loaders.shared.arguments import Remainder
+from loaders.shared.device_transfer import DeviceTransfer
+from loaders.shared.files import encoded_bytes
+from loaders.shared.processor import OnError, SampleProcessor
+from loaders.shared.threaded_loader import ThreadedLoader
 from loaders.spdl.epoch import Made, SpdlEpoch
-from loaders.streaming.planner import Remainder
-from loaders.threaded_loader import ThreadedLoader
-from loaders.work import OnError, Work
 
 if TYPE_CHECKING:
     from loaders.spdl.image import SpdlImages
@@ -78,7 +78,7 @@ class SpdlLoader(ThreadedLoader):
         if decode == "spdl":
             transform = _decoded_by_spdl(transform)
             self.notes = transform.notes
-        self._work = Work(samples, transform, seed, workers=num_threads, processes=False)
+        self._work = SampleProcessor(samples, transform, seed, workers=num_threads, processes=False)
         self._settings: dict[str, Any] = {
             "batch_size": batch_size,
             "concurrency": num_threads,
@@ -86,7 +86,7 @@ class SpdlLoader(ThreadedLoader):
             "on_error": on_error,
             "timeout_s": sample_timeout_s,
         }
-        self._side = SideCopy(self._device)
+        self._side = DeviceTransfer(self._device)
         self._running: SpdlEpoch | None = None
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
@@ -119,7 +119,7 @@ class SpdlLoader(ThreadedLoader):
             running.close()
 
     def _batch(self, made: Made) -> Batch:
-        tensors = made.copied.land()
+        tensors = made.copied.wait()
         return Batch(
             made.ids, tensors.data, tensors.labels, encoded_bytes(self._samples, made.ids), tensors.extra, made.work_s
         )

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from loaders.base import Batch
+from loaders.shared.device_transfer import DeviceTransfer, InTransfer
+from loaders.shared.processor import Failed
 from loaders.streaming.channel import Channel
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Decoder
-from loaders.streaming.decoding.transfer import InFlight, SideStream
 from loaders.streaming.receiver.arrivals import Order
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
-from loaders.work import Failed
 
 __all__ = ["Decoded", "Fetching", "Numbered", "Raw", "Running", "StageTimes"]
 
@@ -112,10 +112,10 @@ class Raw:
 class Decoded:
     """Fetches and decodes in a thread that keeps a few batches ready."""
 
-    def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, side: SideStream) -> None:
+    def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, side: DeviceTransfer) -> None:
         self.schedule = schedule
         self._fetching, self._decoder, self._side = fetching, decoder, side
-        self._ready: Channel[tuple[int, InFlight | None, Sequence[Failed]]] = Channel(_READY_BATCHES)
+        self._ready: Channel[tuple[int, InTransfer[Batch] | None, Sequence[Failed]]] = Channel(_READY_BATCHES)
         self._fetch = fetching.start(schedule)
         self._thread = threading.Thread(target=self._run, name="streaming-epoch", daemon=True)
         self._thread.start()
@@ -126,7 +126,7 @@ class Decoded:
         if item is None:
             return None
         number, batch, failed = item
-        return Numbered(number, None if batch is None else batch.land(), failed)
+        return Numbered(number, None if batch is None else batch.wait(), failed)
 
     def _run(self) -> None:
         error: BaseException | None = None

@@ -14,18 +14,20 @@ from typing import Any, Literal, Self, cast
 import numpy as np
 import numpy.typing as npt
 
-from loaders.arguments import whole
 from loaders.base import Batch, LoaderStats
-from loaders.device import usable_device
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shares import place_among_ranks
+from loaders.shared.arguments import Remainder, whole
+from loaders.shared.device import usable_device
+from loaders.shared.device_transfer import DeviceTransfer
+from loaders.shared.processor import OnError
+from loaders.shared.shares import place_among_ranks
+from loaders.shared.threads import close_at_exit
 from loaders.streaming.checkpoint import Progress
 from loaders.streaming.decoding.engines import Engine, Policy, check_engine, make_decoder
-from loaders.streaming.decoding.transfer import SideStream
 from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, StageTimes
-from loaders.streaming.planner import EpochPlan, Remainder, plan, share_records
+from loaders.streaming.planner import EpochPlan, plan, share_records
 from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
 from loaders.streaming.receiver.client import Endpoints, StreamClient
@@ -34,8 +36,6 @@ from loaders.streaming.receiver.growth import Streams
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
-from loaders.threads import close_at_exit
-from loaders.work import OnError
 
 __all__ = ["StreamingLoader"]
 
@@ -148,7 +148,7 @@ class StreamingLoader:
             batch_size=batch_size,
             policy=policy,
         )
-        self._side = SideStream(where)
+        self._side = DeviceTransfer(where)
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._times = StageTimes()
         self._events: TimestampLogger | None = None

@@ -10,19 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeAlias, get_args, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.arguments import whole
-from loaders.errors import LoaderConfigError
+from loaders.shared.arguments import Remainder, check_ranks, whole
 from loaders.streaming.runs import Runs, joined
 
-__all__ = ["BatchPlan", "EpochPlan", "Remainder", "Slice", "check_ranks", "plan", "share_places", "share_records"]
-
-Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
-"""What becomes of records that cannot be shared equally: some ranks get one more, none does, or some come twice."""
+__all__ = ["BatchPlan", "EpochPlan", "Slice", "plan", "share_places", "share_records"]
 
 
 class Slice(NamedTuple):
@@ -163,18 +159,6 @@ def plan(
     shares = [runs.within(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
     share = shares[0] if len(shares) == 1 else joined(shares)
     return EpochPlan(epoch, Runs.of(share.shard, share.first, share.records), batch_size)
-
-
-def check_ranks(rank: int, world_size: int, remainder: str | None) -> None:
-    """Raise LoaderConfigError for a rank that there is none of, and where it is not said what becomes of a rest."""
-    whole("rank", rank, 0, whole("world_size", world_size, 1) - 1)
-    if remainder not in (None, *get_args(Remainder)):
-        raise LoaderConfigError(f"remainder={remainder!r}: expected uneven, drop or pad")
-    if remainder is None and world_size > 1:
-        raise LoaderConfigError(
-            f"remainder: choose uneven, drop or pad for {world_size} ranks; DDP needs equal counts, so drop or pad; "
-            "rank=0, world_size=1 gives a rank all samples"
-        )
 
 
 def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> Runs:

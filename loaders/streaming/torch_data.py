@@ -13,15 +13,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from loaders.arguments import whole
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.pipeline import stage_name
-from loaders.shares import in_process_group, place_among_ranks
+from loaders.shared.arguments import check_ranks, whole
+from loaders.shared.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import ended
 from loaders.streaming.iterations import Iterations, Worker
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.planner import check_ranks
 
 __all__ = ["StreamDataset"]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from harness.diagnose.diagnosis import Diagnosis, Machine, Point, Stage, Subject
-from harness.overlap import simulate
+from harness.workloads.overlap import simulate
 
 SUBJECT = Subject(
     workload="resnet50",

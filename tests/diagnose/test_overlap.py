@@ -1,7 +1,7 @@
 import pytest
 
-from harness.overlap import shared, simulate, workers_to_hide
 from harness.report.textbook import OUTPUT_8_5_1
+from harness.workloads.overlap import shared, simulate, workers_to_hide
 
 
 @pytest.mark.parametrize("workers", OUTPUT_8_5_1)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from energymon.reading import Reading
-from harness.measure import CellData, EpochBatches
+from harness.results.epochs import CellData, EpochBatches
 
 S = 1_000_000_000
 START = 1_700_000_000 * S

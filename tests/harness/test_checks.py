@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.checks import jittered, judge
-from harness.measure import epoch_rows
-from harness.regime import Regime
-from harness.specs import Tolerances
+from harness.config.regime import Regime
+from harness.config.specs import Tolerances
+from harness.results.checks import jittered, judge
+from harness.results.epochs import epoch_rows
 from harness.testbed.link.watch import Ping
 
 REGIME = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}

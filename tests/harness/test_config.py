@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 import conf
-from harness.config import config_hash, experiment_from
+from harness.config.experiment import config_hash, experiment_from
 from harness.errors import ConfigError
 
 EXPERIMENTS = Path(conf.__file__).parent / "experiment"

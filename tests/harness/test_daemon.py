@@ -9,12 +9,12 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.daemon import check_daemon, daemon_flags, make_keys, serving
+from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import open_shards
 from harness.errors import CellError, ConfigError
-from harness.rehearsal import rehearsed_daemon
-from harness.specs import LoaderSpec
+from harness.run.daemon import check_daemon, daemon_flags, make_keys, serving
+from harness.run.rehearsal import rehearsed_daemon
 from harness.testbed.base import Node
 from loaders.base import Samples
 

@@ -4,7 +4,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from harness.config import experiment_from
+from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
 
 REAL = ["+dataset.root=/data/real", "+dataset.on_error=skip", "+dataset.limit=3", "dataset.seed=4"]

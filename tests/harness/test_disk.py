@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from harness.disk import check_writable, disk_errors
 from harness.errors import DiskError
+from harness.system.disk import check_writable, disk_errors
 
 
 @pytest.fixture

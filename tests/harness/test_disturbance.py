@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from harness.counters import CellCounters
-from harness.disturbance import others
-from harness.procfs import cpu_s, host_cpu, kernel_cpu_s, wait_s
+from harness.cell.counters import CellCounters
+from harness.results.disturbance import others
+from harness.system.procfs import cpu_s, host_cpu, kernel_cpu_s, wait_s
 
 HOG = """
 import sys

@@ -9,11 +9,11 @@ from contextlib import closing
 import pytest
 
 from energymon import joules
-from harness.cell import EnergyReader, measured_epoch
-from harness.energy import EnergyAgent
+from harness.cell.events import EventLog, read_events
+from harness.cell.main import EnergyReader, measured_epoch
+from harness.config.specs import EnergySpec
 from harness.errors import CellError
-from harness.events import EventLog, read_events
-from harness.specs import EnergySpec
+from harness.run.energy_agent import EnergyAgent
 from tests.energymon import trees
 
 S = 1_000_000_000

@@ -2,9 +2,9 @@
 
 import json
 
+from harness.cell.events import EventLog, read_events, read_timestamps, save_events
 from harness.collect import _events
-from harness.events import EventLog, read_events, read_timestamps, save_events
-from harness.measure import epoch_edges
+from harness.results.epochs import epoch_edges
 
 
 def test_timestamps_become_events_of_whoever_wrote_them_and_a_torn_line_is_left_out(tmp_path):

@@ -5,10 +5,10 @@ from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from harness.components import check_components
-from harness.composing import explained
-from harness.config import experiment_from
+from harness.config.composing import explained
+from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
+from harness.run.components import check_components
 
 
 def refusal(*overrides):

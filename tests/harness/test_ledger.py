@@ -1,6 +1,6 @@
 """The ledger keeps every entry and tolerates a torn last line."""
 
-from harness.ledger import Ledger
+from harness.results.ledger import Ledger
 
 
 def test_entries_come_back_in_order(tmp_path):

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from harness.cell import measured_epoch, save_batches
-from harness.checks import judge
+from harness.cell.counters import CellCounters
+from harness.cell.events import EventLog, read_events, save_events
+from harness.cell.main import measured_epoch, save_batches
 from harness.collect import load_cell
-from harness.counters import CellCounters
-from harness.energy import save_readings
+from harness.config.specs import Tolerances
 from harness.errors import CellError
-from harness.events import EventLog, read_events, save_events
-from harness.measure import epoch_rows
-from harness.results import write_json
-from harness.specs import Tolerances
+from harness.results.checks import judge
+from harness.results.epochs import epoch_rows
+from harness.results.folder import write_json
+from harness.run.energy_agent import save_readings
 from loaders.base import Batch, Samples
 from loaders.image import epoch_order
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energymon import Energy, best_sources
-from harness.measure import accelerator_utilisation, epoch_rows, link_joules
+from harness.results.epochs import accelerator_utilisation, epoch_rows, link_joules
 
 
 def test_a_row_holds_what_was_stored(stored):

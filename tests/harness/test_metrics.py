@@ -7,11 +7,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.cell import BatchRecord, save_batches
+from harness.cell.main import BatchRecord, save_batches
+from harness.cell.resources import Resources
 from harness.collect import _batches
-from harness.measure import epoch_rows
-from harness.metrics import EpochMetrics, epoch_metrics
-from harness.resources import Resources
+from harness.results.epochs import epoch_rows
+from harness.results.metrics import EpochMetrics, epoch_metrics
 
 S = 1_000_000_000
 START = 1_700_000_000 * S

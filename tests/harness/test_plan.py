@@ -4,8 +4,8 @@ from collections import Counter
 
 from hydra import compose, initialize_config_module
 
-from harness.config import experiment_from
-from harness.plan import plan
+from harness.config.experiment import experiment_from
+from harness.run.plan import plan
 
 
 def experiment(*overrides):

@@ -5,8 +5,8 @@ import time
 
 from rich.console import Console
 
-from harness.plan import Cell
-from harness.progress import Progress
+from harness.run.plan import Cell
+from harness.run.progress import Progress
 
 CELL = Cell("c", "pytorch", "resnet50", "local", 1, 0)
 

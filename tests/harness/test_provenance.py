@@ -7,8 +7,8 @@ import time
 import pytest
 
 from harness.errors import ResultsError
-from harness.provenance import changes, machine, provenance
-from harness.results import Results, write_json
+from harness.results.folder import Results, write_json
+from harness.results.provenance import changes, machine, provenance
 
 TESTBED = {"kind": "netns", "run_id": "a", "link": {"kind": "relay", "notes": []}, "mount": {"kind": "sshfs"}}
 SENSORS = [{"sensor": "perf", "source": "rapl-perf", "channels": [{"domain": "cpu", "device": "package-0"}]}]

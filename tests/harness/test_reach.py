@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.config.regime import Regime
+from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import HALF_SHARDS, open_shards, place
-from harness.reach import DataOnNodes, reach
-from harness.regime import Regime
-from harness.specs import LoaderSpec
+from harness.run.data_access import DataOnNodes, reach
 from harness.testbed.local import LocalTestbed
 from harness.testbed.state import RunNames, state_root
 from loaders.base import Samples

@@ -11,8 +11,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from harness.procfs import cpu_s, disk_bytes, family, nic_bytes, pss_bytes, rss_bytes
-from harness.resources import ResourceSampler
+from harness.cell.resources import ResourceSampler
+from harness.system.procfs import cpu_s, disk_bytes, family, nic_bytes, pss_bytes, rss_bytes
 from tests.energymon.nvml import fake
 
 REPO = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ os.kill(pid, 9)
 BOARD = """
 import json, sys
 from pathlib import Path
-from harness.resources import Board
+from harness.cell.resources import Board
 board = Board(sys.argv[2], Path(sys.argv[1]))
 print(json.dumps(board.read()))
 board.close()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from harness.errors import ResultsError
-from harness.results import Results, write_json
+from harness.results.folder import Results, write_json
 
 
 def planned(tmp_path, name="smoke"):
@@ -62,7 +62,7 @@ def test_a_folder_named_latest_is_left_alone(tmp_path):
 LOCKS = """
 import sys, time
 from pathlib import Path
-from harness.results import Results
+from harness.results.folder import Results
 with Results(Path(sys.argv[1])).locked():
     print("locked", flush=True)
     time.sleep(60)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness import shorthand
+from harness.config import shorthand
 from harness.errors import ConfigError
 
 

@@ -11,7 +11,7 @@ import pytest
 
 PROGRAM = """
 import sys, time
-from harness.signals import run_program
+from harness.system.signals import run_program
 
 def program():
     print("importing", flush=True)
@@ -62,7 +62,7 @@ def test_a_command_s_package_imports_nothing_slow_before_signals_are_heard(packa
 def test_a_program_goes_on_when_the_reader_of_its_output_has_gone(tmp_path):
     program = f"""
 from pathlib import Path
-from harness.signals import run_program
+from harness.system.signals import run_program
 
 def program():
     for number in range(20_000):
@@ -93,7 +93,7 @@ def test_output_that_a_full_disk_loses_is_an_error():
 
 
 def test_output_without_utf_8_is_written_in_ascii():
-    code = "from harness.signals import run_program; run_program(lambda: print('2.0× ≤ 3 µ'), '')"
+    code = "from harness.system.signals import run_program; run_program(lambda: print('2.0× ≤ 3 µ'), '')"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
     assert done.stdout == "2.0x <= 3 ?\n"

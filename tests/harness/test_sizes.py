@@ -7,9 +7,9 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 import conf
-from harness.config import config_hash, experiment_from
+from harness.config.experiment import config_hash, experiment_from
 from harness.errors import ConfigError
-from harness.plan import plan
+from harness.run.plan import plan
 
 SIZED = sorted(
     path.stem for path in Path(conf.__file__).parent.glob("experiment/*.yaml") if "\nsizes:" in path.read_text()

@@ -4,9 +4,9 @@ import pytest
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from harness.components import check_components
-from harness.config import experiment_from
+from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
+from harness.run.components import check_components
 
 
 def checked(*overrides):

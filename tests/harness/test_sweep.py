@@ -2,8 +2,8 @@
 
 import pytest
 
+from harness.config.sweep import variants
 from harness.errors import ConfigError
-from harness.sweep import variants
 
 
 def test_a_loader_without_a_sweep_stands_for_itself():

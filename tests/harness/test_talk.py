@@ -7,7 +7,7 @@ import time
 import pytest
 
 from harness.errors import CellError
-from harness.talk import CellProcess
+from harness.run.cell_process import CellProcess
 from harness.testbed.base import Node
 
 HANGS = """

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.cell import make_loader
+from harness.cell.main import make_loader
+from harness.config.targets import instantiate
 from harness.errors import ConfigError
-from harness.targets import instantiate
 from harness.workloads.classification import Classification
 from harness.workloads.resnet50 import ResNet50
 from loaders.base import Samples

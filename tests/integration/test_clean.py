@@ -12,10 +12,10 @@ from uuid import uuid4
 
 import pytest
 
+from harness.system.process import processes_of_run
 from harness.testbed import clean
 from harness.testbed.mount_table import mounts_below
 from harness.testbed.netns import netns_obstacles
-from harness.testbed.process import processes_of_run
 from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = netns_obstacles()
@@ -26,7 +26,7 @@ pytestmark = [
 HARNESS = """
 import json, subprocess, sys, time
 from pathlib import Path
-from harness.regime import Regime
+from harness.config.regime import Regime
 from harness.testbed import open_testbed
 near = Regime("near", 1.0, 10.0)
 testbed = open_testbed("netns", sys.argv[1], [near])

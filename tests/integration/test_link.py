@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.checks import link_bounds
+from harness.config.regime import Regime
+from harness.config.specs import Tolerances
 from harness.errors import TestbedError
-from harness.regime import Regime
-from harness.specs import Tolerances
+from harness.results.checks import link_bounds
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
 from harness.testbed.link.namespace import inside, run_in
 from harness.testbed.link.roundtrip import Pinger

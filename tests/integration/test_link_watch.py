@@ -13,9 +13,9 @@ import uuid
 import pyarrow.parquet as pq
 import pytest
 
-from harness.disturbance import watched
-from harness.measure import CellData
-from harness.regime import Regime
+from harness.config.regime import Regime
+from harness.results.disturbance import watched
+from harness.results.epochs import CellData
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes

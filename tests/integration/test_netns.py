@@ -8,11 +8,11 @@ from uuid import uuid4
 
 import pytest
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
+from harness.system.process import processes_of_run
 from harness.testbed import open_testbed
 from harness.testbed.netns import netns_obstacles
-from harness.testbed.process import processes_of_run
 from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = netns_obstacles()

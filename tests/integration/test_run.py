@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from harness.cli import main
-from harness.results import Results, write_json
+from harness.results.folder import Results, write_json
+from harness.run.cli import main
 from harness.testbed.state import RunState
 
 # Small enough for a test: few images, one repeat, steps of no length.

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.link import COMPUTE_ADDRESS, STORAGE_ADDRESS, Link, open_link
 from loaders.base import Samples
 from loaders.streaming.shards.convert import convert

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
 from loaders.base import Samples
 from loaders.streaming.keys import make_keys

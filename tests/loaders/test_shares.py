@@ -6,7 +6,7 @@ from torch.utils.data import DistributedSampler
 
 from loaders import LoaderConfigError
 from loaders.image import epoch_order
-from loaders.shares import Share, place_among_ranks
+from loaders.shared.shares import Share, place_among_ranks
 
 
 @pytest.mark.parametrize(("count", "world_size"), [(13, 3), (12, 4), (2, 5)])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from loaders import ImageTransform, SampleError, Samples, SpdlLoader
+from loaders.shared.threads import DaemonThreads
 from loaders.spdl.image import has_four_inks
-from loaders.threads import DaemonThreads
 
 TRANSFORM = ImageTransform(size=32)
 Tree = Callable[[int], Samples]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from loaders import threads
-from loaders.threads import DaemonThreads, close_at_exit
+from loaders.shared import threads
+from loaders.shared.threads import DaemonThreads, close_at_exit
 
 REPO = Path(__file__).parents[2]
 SCRIPT = """
 import multiprocessing, os, sys
-from loaders.threads import close_at_exit
+from loaders.shared.threads import close_at_exit
 
 class Told:
     def __init__(self, name):
@@ -70,7 +70,7 @@ def test_what_is_closed_at_the_end_is_not_kept_until_then():
 ONE_CORE = """
 import ctypes, sys
 ctypes.CDLL(sys.argv[1])
-from loaders.threads import DaemonThreads
+from loaders.shared.threads import DaemonThreads
 import torch
 print(DaemonThreads(1, "test").submit(torch.get_num_threads).result(timeout=60))
 """

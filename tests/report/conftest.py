@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.metrics import EpochMetrics
+from harness.config.sweep import variants
 from harness.report.rows import COLUMNS
-from harness.sweep import variants
+from harness.results.metrics import EpochMetrics
 
 REGIMES = {
     "local": {"rtt_ms": 0, "rate_gbit": None, "jitter_ms": 0.0, "loss_pct": 0.0},

@@ -8,7 +8,7 @@ import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from harness.config import experiment_from
+from harness.config.experiment import experiment_from
 from harness.report import render
 from harness.report.figures import check_figures
 

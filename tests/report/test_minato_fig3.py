@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.text import Text
 
-from harness.events import save_events
+from harness.cell.events import save_events
 from harness.report.claims import Claim, judge
 from harness.report.figures import figure_tables, minato_fig3
 from harness.report.folder import read_results

@@ -14,12 +14,12 @@ import pytest
 from hydra import compose, initialize_config_module
 from matplotlib.text import Text
 
-from harness.config import experiment_from
-from harness.plan import plan
+from harness.config.experiment import experiment_from
 from harness.report.claims import judge
 from harness.report.figures import figure_tables
 from harness.report.figures.overtime import courses, window_s
 from harness.report.folder import read_results
+from harness.run.plan import plan
 
 SECOND_NS = 10**9
 LOADERS: Mapping[str, Any] = {

@@ -5,12 +5,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.overlap import simulate
 from harness.report import render
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, judge
 from harness.report.figures import textbook_8_5_1, textbook_8_5_2
 from harness.report.folder import read_results
 from harness.report.textbook import OUTPUT_8_5_1, curves
+from harness.workloads.overlap import simulate
 
 WORKERS = (1, 2, 3, 4, 6, 8)
 

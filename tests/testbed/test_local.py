@@ -9,10 +9,10 @@ from uuid import uuid4
 import psutil
 import pytest
 
+from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
-from harness.regime import Regime
+from harness.system.process import processes_of_run
 from harness.testbed import clean, open_testbed
-from harness.testbed.process import processes_of_run
 from harness.testbed.state import RunNames, state_root
 
 LOCAL = Regime("local", 0.0, None)
@@ -76,7 +76,7 @@ def test_closing_ends_a_reaper_that_was_stopped(run_id):
 
 HARNESS = """
 import sys
-from harness.regime import Regime
+from harness.config.regime import Regime
 from harness.testbed import open_testbed
 testbed = open_testbed("local", sys.argv[1], [Regime("local", 0.0, None)])
 print(testbed._lifetime.reaper_pid, flush=True)

@@ -11,12 +11,12 @@ from uuid import uuid4
 import pytest
 
 from harness.errors import CellError, MemoryLimitError, TestbedError
+from harness.system.process import end_group
 from harness.testbed.base import Node
 from harness.testbed.cgroups import memory_parent
 from harness.testbed.clean import tear_down
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.memory import MemoryGroup, limited_memory, memory_obstacles, remove_memory_group
-from harness.testbed.process import end_group
 from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = memory_obstacles()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
 
 LOOPBACK = "127.0.0.1"

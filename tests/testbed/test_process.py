@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 
 from harness.errors import TestbedError
+from harness.system.process import RUN_VARIABLE, end_group, kill_all, processes_of_run
 from harness.testbed.base import Node
-from harness.testbed.process import RUN_VARIABLE, end_group, kill_all, processes_of_run
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
 

@@ -7,9 +7,9 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from harness.config.targets import instantiate
 from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.errors import CellError, ConfigError
-from harness.targets import instantiate
 from harness.workloads import make_step
 from harness.workloads.rnnt import RNNT
 from harness.workloads.rnnt_loss import rnnt_loss

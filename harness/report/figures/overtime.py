@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.measure import epoch_edges
 from harness.report.folder import Cell, Results
 from harness.report.measurements import base_of, stored
+from harness.results.epochs import epoch_edges
 
 __all__ = ["Course", "courses", "window_s"]
 

@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from harness.overlap import workers_to_hide
 from harness.report.figures.palette import BAD, GRID, INK, MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, significant
 from harness.report.textbook import CITATION, OUTPUT_8_5_1, Curve, Measured, curves
+from harness.workloads.overlap import workers_to_hide
 
 __all__ = ["caption", "draw", "table"]
 

@@ -12,12 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 
-from harness.overlap import workers_to_hide
 from harness.report.figures.palette import BAD, FAINT, INK, MUTED, SURFACE
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results
 from harness.report.labels import significant
 from harness.report.textbook import CITATION, Curve, curves
+from harness.workloads.overlap import workers_to_hide
 
 __all__ = ["caption", "draw", "table"]
 

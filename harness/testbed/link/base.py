@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from harness.regime import Regime
+from harness.config.regime import Regime
 
 __all__ = [
     "COMPUTE_ADDRESS",

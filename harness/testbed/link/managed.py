@@ -7,8 +7,8 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.link.base import (
     COMPUTE_ADDRESS,
     INTERFACE,

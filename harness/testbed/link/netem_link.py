@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.link.base import ETHERNET_HEADER_BYTES, INTERFACE, LinkCounters
 from harness.testbed.link.managed import ManagedLink
 from harness.testbed.link.namespace import run_in

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.regime import Regime
 from harness.testbed.link.base import INTERFACE, LinkCounters
 from harness.testbed.link.delay_line import Impairment
 from harness.testbed.link.managed import ManagedLink

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.errors import TestbedError
-from harness.procfs import interface_bytes
+from harness.system.procfs import interface_bytes
 from harness.testbed.link.base import ETHERNET_HEADER_BYTES, INTERFACE, STORAGE_ADDRESS
 from harness.testbed.link.namespace import enter
 from harness.testbed.link.roundtrip import PACKET_BYTES, Pinger

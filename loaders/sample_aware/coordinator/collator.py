@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
-from loaders.one_core import use_one_core
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.prompt import be_prompt
 from loaders.sample_aware.coordinator.stacking import StackedInPlace
 from loaders.sample_aware.ipc.arena import Arena, Block
 from loaders.sample_aware.ipc.messages import IN_ROW, Report
 from loaders.sample_aware.ipc.serialize import Spec, load, load_report, offsets, rows_of, unpack
+from loaders.shared.single_thread import use_one_thread
 
 __all__ = ["Collate", "CollateRequest", "Collator", "Rows"]
 
@@ -126,7 +126,7 @@ class Collator:
             try:
                 # Inside, because a thread that ends here would leave the consumer waiting without an error.
                 if not ready:
-                    use_one_core()
+                    use_one_thread()
                     be_prompt()
                     ready = True
                 if isinstance(order, OutputQueue):

@@ -18,11 +18,11 @@ from typing import Any, Final
 import torch.multiprocessing
 
 from loaders.errors import LoaderConfigError, WorkerError
-from loaders.forks import garbage_kept
 from loaders.sample_aware.ipc.messages import ROW_BYTES, TASK_BYTES, RowToken, Task, TaskKind
 from loaders.sample_aware.ipc.nontemporal_copy import library
 from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 from loaders.sample_aware.workers.worker import Descriptor, Ends, run_worker
+from loaders.shared.forking import gc_frozen
 
 __all__ = ["Pool", "start_context"]
 
@@ -95,7 +95,7 @@ class Pool:
             daemon=True,
         )
         try:
-            with garbage_kept():
+            with gc_frozen():
                 process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             os.close(answers)

@@ -9,8 +9,8 @@ import torch
 
 from loaders.base import Batch
 from loaders.pipeline import Tensors
+from loaders.shared.processor import Failed
 from loaders.streaming.receiver.batch import RawBatch
-from loaders.work import Failed
 
 __all__ = ["LOOKAHEAD", "Decoder", "Outcome", "pinned"]
 

@@ -12,10 +12,10 @@ import torch
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
 from loaders.pipeline import Pipeline, stage_name
+from loaders.shared.processor import OnError, check_policy
 from loaders.streaming.decoding.decoder import Decoder
 from loaders.streaming.decoding.processes import ProcessDecoder
 from loaders.streaming.decoding.threads import TorchDecoder
-from loaders.work import OnError, check_policy
 
 __all__ = ["Engine", "Policy", "check_engine", "make_decoder"]
 

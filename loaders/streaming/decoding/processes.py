@@ -21,13 +21,13 @@ import torch
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.pipeline import Pipeline, StageTimes, stage_name
+from loaders.shared.processor import Failed, Loaded, OnError, SampleProcessor
+from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome, pinned
 from loaders.streaming.decoding.memory import SharedMemory
 from loaders.streaming.decoding.messages import Answer, Done, Job, Part, load, read_message, write_message
 from loaders.streaming.decoding.received import ReceivedSamples, received, rows_of
 from loaders.streaming.receiver.batch import RawBatch
-from loaders.watch import WATCH_BYTES, Watch
-from loaders.work import Failed, Loaded, OnError, Work
 
 __all__ = ["ProcessDecoder"]
 
@@ -116,7 +116,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    work: Work
+    work: SampleProcessor
     samples: ReceivedSamples
     ids: list[int]
     slot: int
@@ -143,7 +143,7 @@ class ProcessDecoder:
         self._on_error, self._timeout_s = on_error, timeout_s
         self._memory: list[SharedMemory] = []
         self._records: list[SharedMemory] = []
-        self._watch: Watch | None = None
+        self._watch: StallMonitor | None = None
         self._workers: list[_Worker] = []
         self._pending: deque[_Pending] = deque()
         self._submitted = 0
@@ -179,7 +179,7 @@ class ProcessDecoder:
                     raise
                 busy.append(worker)
         samples = received(dict(zip(ids, rows, strict=True)))
-        work = Work(samples, self._pipeline, self._seed, workers=1, processes=False)
+        work = SampleProcessor(samples, self._pipeline, self._seed, workers=1, processes=False)
         self._pending.append(_Pending(work, samples, ids, slot, busy))
 
     def collect(self) -> Outcome:
@@ -252,8 +252,8 @@ class ProcessDecoder:
             ) from error
         try:
             watch, *self._records = self._memory = [SharedMemory() for _ in range(1 + LOOKAHEAD)]
-            size = self._num_workers * WATCH_BYTES
-            self._watch = Watch(self._pipeline, self._num_workers, processes=True, memory=watch.mapped(size))
+            size = self._num_workers * MONITOR_BYTES
+            self._watch = StallMonitor(self._pipeline, self._num_workers, processes=True, memory=watch.mapped(size))
             for number in range(self._num_workers):
                 first = pickle.dumps((told, self._seed, number, self._num_workers))
                 self._workers.append(_Worker(first, watch, self._records))

@@ -13,11 +13,11 @@ import torch
 from loaders.base import Batch
 from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import Pipeline
+from loaders.shared.processor import Failed, Loaded, OnError, SampleProcessor
+from loaders.shared.threads import DaemonThreads, thread_number
 from loaders.streaming.decoding.decoder import Outcome, pinned
 from loaders.streaming.decoding.received import ReceivedSamples, received, rows_of
 from loaders.streaming.receiver.batch import RawBatch
-from loaders.threads import DaemonThreads, thread_number
-from loaders.work import Failed, Loaded, OnError, Work
 
 __all__ = ["TorchDecoder"]
 
@@ -27,7 +27,7 @@ _POLLS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    work: Work
+    work: SampleProcessor
     samples: list[Future[Loaded]]
     batch: Future[Outcome]
 
@@ -67,12 +67,14 @@ class TorchDecoder:
             self._threads = self._start()
         ids = raw.ids.tolist()
         samples = received(dict(zip(ids, rows_of(raw), strict=True)))
-        work = Work(samples, self._pipeline, self._seed, workers=self._num_threads, processes=False)
+        work = SampleProcessor(samples, self._pipeline, self._seed, workers=self._num_threads, processes=False)
         jobs = [self._threads.submit(_load, work, raw.epoch, sample_id) for sample_id in ids]
         # Behind its samples in the pool's queue, so what it waits for is done, or under way in another thread.
         self._pending.append(_Pending(work, jobs, self._threads.submit(self._join, work, samples, ids, jobs)))
 
-    def _join(self, work: Work, samples: ReceivedSamples, ids: Sequence[int], jobs: list[Future[Loaded]]) -> Outcome:
+    def _join(
+        self, work: SampleProcessor, samples: ReceivedSamples, ids: Sequence[int], jobs: list[Future[Loaded]]
+    ) -> Outcome:
         loaded, failed = [], []
         for sample_id, job in zip(ids, jobs, strict=True):
             try:
@@ -124,5 +126,5 @@ class TorchDecoder:
             self._threads = None
 
 
-def _load(work: Work, epoch: int, sample_id: int) -> Loaded:
+def _load(work: SampleProcessor, epoch: int, sample_id: int) -> Loaded:
     return work.load(thread_number(), epoch, sample_id)

@@ -17,11 +17,11 @@ import torch
 
 from loaders.errors import SampleError
 from loaders.pipeline import Pipeline
+from loaders.shared.processor import SampleProcessor
+from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
 from loaders.streaming.decoding.memory import SharedMemory
 from loaders.streaming.decoding.messages import Answer, Done, Job, Part, dump, read_message, write_message
 from loaders.streaming.decoding.received import Row, received
-from loaders.watch import WATCH_BYTES, Watch
-from loaders.work import Work
 
 __all__ = ["main"]
 
@@ -34,7 +34,7 @@ class _Runner:
         pipeline: Pipeline = pickle.loads(pickled)  # noqa: S301
         watch, *slots = [SharedMemory(descriptor) for descriptor in descriptors]
         self._records, self._items = slots[::2], slots[1::2]
-        self._watch = Watch(pipeline, workers, processes=True, memory=watch.mapped(workers * WATCH_BYTES))
+        self._watch = StallMonitor(pipeline, workers, processes=True, memory=watch.mapped(workers * MONITOR_BYTES))
         self._pipeline, self._seed, self._number = pipeline, seed, number
         # A callable may draw from the process's own generators, which begin alike in every process.
         own = int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
@@ -46,7 +46,7 @@ class _Runner:
         """Run the pipeline over a job's samples and leave what it makes of them in memory."""
         parts = [Part(*part) for part in job.samples]
         view = self._records[job.slot].view(max(part.begin + part.nbytes for part in parts))
-        work = Work(
+        work = SampleProcessor(
             received({part.sample_id: _row(part, view) for part in parts}),
             self._pipeline,
             self._seed,
@@ -61,7 +61,7 @@ class _Runner:
             return Answer(f"what the pipeline makes of a sample cannot be sent to another process: {error}", 0, 0)
         return Answer("", at, nbytes)
 
-    def _load(self, work: Work, epoch: int, sample_id: int) -> Done:
+    def _load(self, work: SampleProcessor, epoch: int, sample_id: int) -> Done:
         try:
             loaded = work.load(self._number, epoch, sample_id)
         except SampleError as error:

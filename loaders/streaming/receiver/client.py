@@ -20,8 +20,8 @@ from typing import Any, Self, TypeAlias
 
 import zmq
 
-from loaders.arguments import seconds, whole
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
+from loaders.shared.arguments import seconds, whole
 from loaders.streaming.errors import NoAnswerError
 from loaders.streaming.planner import BatchPlan, EpochPlan, plan
 from loaders.streaming.protocol.messages import WireFormat

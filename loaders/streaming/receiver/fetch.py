@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from loaders.arguments import whole
 from loaders.errors import LoaderConfigError, StreamError
+from loaders.shared.arguments import whole
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan
 from loaders.streaming.protocol.messages import MAX_SLICES, BatchHeader, Damaged, Refusal

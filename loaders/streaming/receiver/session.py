@@ -13,8 +13,8 @@ from typing import Self
 
 import zmq
 
-from loaders.arguments import seconds
 from loaders.errors import StreamError
+from loaders.shared.arguments import seconds
 from loaders.streaming.errors import NoAnswerError, WireError
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.planner import Slice

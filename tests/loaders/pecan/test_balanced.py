@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loaders import LoaderConfigError, LoaderError, SampleError, SizeBalancedLoader
 from loaders.pecan.lanes import Lanes, due
-from loaders.shares import Share
+from loaders.shared.shares import Share
 
 
 @settings(max_examples=60, deadline=None)

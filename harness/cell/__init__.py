@@ -1,0 +1,1 @@
+"""A cell from inside: loader, steps, events, and what it uses."""

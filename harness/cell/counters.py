@@ -1,0 +1,60 @@
+"""Counters of the compute node at an epoch's edges: NIC and disk bytes, CPU time of host, run, cell and link."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from harness.system.procfs import cpu_s, disk_bytes, family, host_cpu, kernel_cpu_s, nic_bytes, wait_s
+
+__all__ = ["CellCounters"]
+
+
+class CellCounters:
+    """Reads the kernel's cumulative counters as this process and its network namespace see them.
+
+    Args:
+        interface: the data network's; None for local data.
+        link_pid: the link's process; None where the kernel does the work.
+        run_pid: the process that started all others of the run; None for this one.
+    """
+
+    def __init__(self, interface: str | None, link_pid: int | None, run_pid: int | None = None) -> None:
+        self._interface, self._link_pid = interface, link_pid
+        self._run_pid = os.getpid() if run_pid is None else run_pid
+
+    def read(self) -> dict[str, Any]:
+        """Return rx_bytes and tx_bytes of the data interface, CPU seconds of the host (busy, total), of the link, and
+        of this process with its workers, and bytes read from and written to the host's disks. Then, to tell what
+        others took: the time, s, with the host's processors and their seconds idle, in interrupts and stolen; CPU
+        seconds of the whole run and of the kernel's threads; for how long threads of the run waited for a CPU.
+
+        What does not exist is None: no data interface when the data is local, no link process under netem.
+        """
+        rx, tx = nic_bytes(self._interface) or (None, None)
+        read, written = disk_bytes() or (None, None)
+        at_s, host, run = time.monotonic(), host_cpu(), family(self._run_pid)
+        return {
+            "rx_bytes": rx,
+            "tx_bytes": tx,
+            "cpu_busy_s": host.busy_s,
+            "cpu_total_s": host.total_s,
+            "link_cpu_s": self._link_cpu_s(),
+            "cell_cpu_s": cpu_s(family(os.getpid())),
+            "disk_read_bytes": read,
+            "disk_written_bytes": written,
+            "cpu_at_s": at_s,
+            "cpus": host.cpus,
+            "cpu_idle_s": host.idle_s,
+            "cpu_irq_s": host.irq_s,
+            "cpu_steal_s": host.steal_s,
+            "run_cpu_s": cpu_s(run),
+            "kernel_cpu_s": kernel_cpu_s(),
+            "run_wait_s": wait_s(run),
+        }
+
+    def _link_cpu_s(self) -> float | None:
+        if self._link_pid is None or not family(self._link_pid):
+            return None
+        return cpu_s([self._link_pid])

@@ -1,0 +1,178 @@
+"""What a cell uses over time, seen from outside: a thread of the harness that looks at it once in 250 ms."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from energymon.sensors.base import Missing
+from energymon.sensors.nvml_library import load
+from harness.system.procfs import cpu_s, disk_bytes, family, host_cpu_s, nic_bytes, pss_bytes, rss_bytes
+
+__all__ = ["INTERVAL_S", "Board", "ResourceSampler", "Resources"]
+
+INTERVAL_S: Final = 0.25
+_PSS_SHARE: Final = 0.01
+"""Of the time that reading PSS may take: the kernel walks every page, and holds the cell's memory map meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """One row of resources.parquet; None is unknown, or not looked at in this row."""
+
+    utc_ns: int
+    cpu_util: float | None
+    """Of the whole host since the row before, 0 to 1."""
+    cell_cpu_s: float
+    """CPU seconds of the cell and its workers since they started."""
+    rss_bytes: int
+    """Resident memory of the cell and its workers; what they share counts for each."""
+    pss_bytes: int | None
+    """The same with shared memory counted once; looked at as often as it costs 1 % of a core."""
+    disk_read_bytes: int | None
+    """Of the host's disks since they started, as are the bytes written."""
+    disk_written_bytes: int | None
+    rx_bytes: int | None
+    """Of the data interface since it was made, as are the bytes sent; None for local data."""
+    tx_bytes: int | None
+    gpu_util: float | None
+    """Share of NVML's last sample period in which a kernel ran on the cell's board, 0 to 1."""
+    gpu_mem_bytes: int | None
+    """Used on the cell's board, by whomever."""
+
+
+SCHEMA: Final = pa.schema([(f.name, pa.float64() if "float" in str(f.type) else pa.int64()) for f in fields(Resources)])
+
+
+class Board:
+    """The GPU that a cell trains on, as NVML shows it."""
+
+    def __init__(self, uuid: str, library: Path | None = None) -> None:
+        """Find the board; where NVML or the board is not there, everything of it stays unknown."""
+        self._nvml: Any = load(library)
+        self._handle: Any = None
+        if isinstance(self._nvml, Missing):
+            self._nvml = None
+            return
+        try:
+            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except self._nvml.NVMLError:
+            self.close()
+
+    def read(self) -> tuple[float | None, int | None]:
+        """Return utilisation, 0 to 1, and bytes in use; None for what the board does not tell."""
+        return self._ask("nvmlDeviceGetUtilizationRates", "gpu", 0.01), self._ask("nvmlDeviceGetMemoryInfo", "used", 1)
+
+    def close(self) -> None:
+        """Let the library go; may be called twice."""
+        if self._nvml is not None:
+            self._nvml.nvmlShutdown()
+            self._nvml = self._handle = None
+
+    def _ask(self, function: str, field: str, scale: float) -> Any:
+        if self._nvml is None:
+            return None
+        try:
+            return getattr(getattr(self._nvml, function)(self._handle), field) * scale
+        except self._nvml.NVMLError:
+            return None
+
+
+class ResourceSampler:
+    """Collects a row once in `INTERVAL_S` from when it is started until it is left; then writes the file."""
+
+    def __init__(self, pid: int, interface: str | None, path: Path) -> None:
+        """Watch the cell of process `pid`; its data comes over `interface`, None for local data."""
+        self._pid, self._interface, self._path = pid, interface, path
+        self._board: Board | None = None
+        self._rows: list[Resources] = []
+        self._left = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._cpu_s = 0.0
+        self._pss_due_ns = 0
+        self._host = host_cpu_s()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(self, gpu: str | None) -> None:
+        """Begin to look; `gpu` is the UUID of the board that the cell trains on. Once begun it goes on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(gpu,), name="resources", daemon=True)
+            self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left.set()
+        if self._thread is not None:
+            self._thread.join()
+        pq.write_table(pa.Table.from_pylist([asdict(row) for row in self._rows], schema=SCHEMA), self._path)
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """What looking has cost so far: rows, and the thread's CPU seconds."""
+        return {"rows": len(self._rows), "interval_s": INTERVAL_S, "cpu_s": self._cpu_s}
+
+    def _run(self, gpu: str | None) -> None:
+        try:
+            self._board = None if gpu is None else Board(gpu)
+            due = time.monotonic()
+            while not self._left.is_set():
+                if (row := self._look()) is None:
+                    return
+                self._rows.append(row)
+                self._cpu_s = time.thread_time()
+                # A row that comes late does not make the following ones hurry.
+                due = max(due + INTERVAL_S, time.monotonic())
+                self._left.wait(due - time.monotonic())
+        except BaseException as error:  # noqa: BLE001 - raised where the context is left
+            self._failure = error
+        finally:
+            if self._board is not None:
+                self._board.close()
+
+    def _look(self) -> Resources | None:
+        """Return a row; None once the cell has ended."""
+        pids = family(self._pid)
+        try:
+            rx, tx = nic_bytes(self._interface, self._pid) or (None, None)
+        except OSError:
+            return None
+        before, self._host = self._host, host_cpu_s()
+        busy, total = self._host[0] - before[0], self._host[1] - before[1]
+        read, written = disk_bytes() or (None, None)
+        gpu_util, gpu_mem = self._board.read() if self._board is not None else (None, None)
+        row = Resources(
+            utc_ns=time.time_ns(),
+            cpu_util=min(1.0, max(0.0, busy / total)) if total > 0 else None,
+            cell_cpu_s=cpu_s(pids),
+            rss_bytes=rss_bytes(pids),
+            pss_bytes=self._pss(pids),
+            disk_read_bytes=read,
+            disk_written_bytes=written,
+            rx_bytes=rx,
+            tx_bytes=tx,
+            gpu_util=gpu_util,
+            gpu_mem_bytes=gpu_mem,
+        )
+        return row if pids else None
+
+    def _pss(self, pids: list[int]) -> int | None:
+        began = time.monotonic_ns()
+        if began < self._pss_due_ns:
+            return None
+        found = pss_bytes(pids)
+        took = time.monotonic_ns() - began
+        self._pss_due_ns = began + round(took / _PSS_SHARE)
+        return found

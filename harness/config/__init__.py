@@ -1,0 +1,1 @@
+"""What an experiment asks for: the composed configuration as checked data."""

@@ -1,0 +1,1 @@
+"""What a run stores, and rows, metrics and verdicts made of it."""

@@ -1,0 +1,376 @@
+"""The validity rules: each returns what it expected, what it found and a verdict; pure.
+
+The same rules judge a run as it ends and a finished folder (`python -m harness.collect FOLDER`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, mean
+from typing import Any
+
+import numpy as np
+
+from harness.cell.skipped import id_list, skipped_by_epoch
+from harness.config.regime import Regime
+from harness.config.specs import Tolerances
+from harness.results.disturbance import Watched, others, watched
+from harness.results.epochs import CellData, EpochRow, epoch_edges, readings_ns
+from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
+
+__all__ = ["Check", "LinkBound", "jittered", "judge", "link_bounds"]
+
+# A rule that only warns says something of a group of rows; the rows themselves stay valid.
+PASS, WARN, FAIL, UNKNOWN = "pass", "warn", "fail", "unknown"
+CHANCE = 3.29
+"""Standard errors of a normal distribution outside which lies one value in 1,000."""
+MEDIAN_ERROR = 1.2533
+"""Standard error of the median of n normal values, in standard deviations / sqrt(n)."""
+SPREAD_ERROR = 0.889
+"""The same of the spread between the 10th and the 90th percentile."""
+FEW = 64
+"""Samples below which two epochs may have the same order by chance: a loader may shuffle runs of several."""
+QUANTILES = 400
+ROUNDING_S = 0.05
+"""The kernel counts CPU time in steps of 10 ms, for each process by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One rule's result for one row."""
+
+    cell_id: str
+    epoch: int | None
+    """None for a rule of the whole cell."""
+    rule: str
+    expected: str
+    actual: str
+    verdict: str
+    """pass, warn, fail, or unknown when what it needs was not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBound:
+    """A property of the link, as asked for and as probed."""
+
+    rule: str
+    asked: float
+    allowed: float
+    found: float | None
+    unit: str
+
+    @property
+    def kept(self) -> bool:
+        """Whether the probe found it within what is allowed."""
+        return self.found is not None and abs(self.found - self.asked) <= self.allowed
+
+
+def link_bounds(regime: Regime, probe: Mapping[str, Any], tolerances: Tolerances) -> list[LinkBound]:
+    """Return what a probe of a regime with a link must show: round trip, rate, and jitter and loss where asked for.
+
+    To what is tolerated comes what chance does to so few samples: `CHANCE` standard errors of the median, the spread
+    or the count that was measured.
+    """
+    rate = regime.rate_gbit or 0.0
+    rtt_allowed = max(tolerances.rtt_ms, regime.rtt_ms * tolerances.rtt_pct / 100)
+    if not regime.jitter_ms:
+        bounds = [LinkBound("rtt", regime.rtt_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms")]
+    else:
+        median_ms, jitter_ms = jittered(regime)
+        error = CHANCE / math.sqrt(probe.get("rtt_samples") or 1)
+        rtt_allowed += error * MEDIAN_ERROR * math.sqrt(2) * jitter_ms
+        jitter_allowed = jitter_ms * (tolerances.jitter_pct / 100 + error * SPREAD_ERROR)
+        bounds = [
+            LinkBound("rtt", median_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms"),
+            LinkBound("jitter", jitter_ms, jitter_allowed, probe.get("jitter_ms"), "ms"),
+        ]
+    bounds.append(LinkBound("rate", rate, rate * tolerances.rate_pct / 100, probe.get("rate_gbit"), "Gbit/s"))
+    if regime.loss_pct:
+        bounds += [_loss_bound(regime.loss_pct, probe, where) for where in ("to_compute", "to_storage")]
+    return bounds
+
+
+def jittered(regime: Regime) -> tuple[float, float]:
+    """Return the median round trip and the one-way jitter, in ms, that a regime's link has.
+
+    The delay of each way is normally distributed and never below 0, so jitter that is large against the delay moves
+    the median and narrows the spread.
+    """
+    if regime.rtt_ms / 2 >= 3 * regime.jitter_ms:
+        return regime.rtt_ms, regime.jitter_ms
+    normal = NormalDist(regime.rtt_ms / 2, regime.jitter_ms)
+    one_way = np.array([max(0.0, normal.inv_cdf((k + 0.5) / QUANTILES)) for k in range(QUANTILES)])
+    trips = np.add.outer(one_way, one_way).ravel()
+    p10, p50, p90 = np.percentile(trips, (10, 50, 90))
+    return float(p50), float((p90 - p10) / NORMAL_P10_TO_P90 / math.sqrt(2))
+
+
+def _loss_bound(loss_pct: float, probe: Mapping[str, Any], where: str) -> LinkBound:
+    sent: int = probe.get(f"packets_{where}") or 0
+    lost: int = probe.get(f"lost_{where}") or 0
+    share = loss_pct / 100
+    allowed = 100 * CHANCE * math.sqrt(share * (1 - share) / sent) if sent else 0.0
+    return LinkBound(f"loss_{where}", loss_pct, allowed, 100 * lost / sent if sent else None, "%")
+
+
+def judge(
+    cells: Sequence[CellData], rows: Sequence[EpochRow], tolerances: Tolerances
+) -> tuple[list[EpochRow], list[Check]]:
+    """Return the rows with their verdicts, and every check."""
+    data = {c.cell["cell_id"]: c for c in cells}
+    checks = [check for row in rows for check in _row_checks(data[row.cell_id], row, tolerances)]
+    checks += _spread(rows, tolerances)
+    failed: dict[tuple[str, int | None], list[str]] = defaultdict(list)
+    for check in checks:
+        if check.verdict in (FAIL, UNKNOWN):
+            failed[check.cell_id, check.epoch].append(f"{check.rule} ({check.actual}, expected {check.expected})")
+    judged = []
+    for row in rows:
+        reasons = failed[row.cell_id, row.epoch]
+        judged.append(replace(row, valid="invalid: " + "; ".join(reasons) if reasons else "valid"))
+    return judged, checks
+
+
+def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+    yield from _link(data, row, tolerances)
+    yield _exactly_once(data, row)
+    yield _loader_bytes(data, row)
+    yield _shuffled(data, row)
+    yield _missed_ticks(data, row, tolerances)
+    yield _sensors(data, row)
+    yield _agent(data, row)
+    yield _clock(data, row, tolerances)
+    yield _alone(data, row)
+    yield from _undisturbed(data, row, tolerances)
+
+
+def _check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool) -> Check:
+    if isinstance(verdict, bool):
+        verdict = PASS if verdict else FAIL
+    return Check(row.cell_id, row.epoch, rule, expected, actual, verdict)
+
+
+def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+    regime = Regime(**data.cell["regime"])
+    if regime.is_local:
+        return
+    for when in ("before", "after"):
+        for bound in link_bounds(regime, data.link.get(when) or {}, tolerances):
+            expected = f"{bound.asked:.4g} ± {bound.allowed:.2g} {bound.unit}"
+            if bound.found is None:
+                yield _check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
+            else:
+                yield _check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
+    epoch: Mapping[str, Any] = next((e for e in data.link.get("epochs", []) if e["epoch"] == row.epoch), {})
+    drops = epoch.get("drops")
+    if regime.loss_pct == 0:
+        yield _check(
+            row,
+            "no_drops",
+            "0 packets dropped in the link's queue",
+            "not measured" if drops is None else f"{drops} dropped",
+            UNKNOWN if drops is None else drops == 0,
+        )
+    yield from _bytes(data, row, epoch.get("rx_bytes"))
+
+
+def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
+    """Judge what came over the link: all that lies beyond it, and not what lies here."""
+    placement = data.cell.get("placement") or {"kind": "remote"}
+    needed = row.bytes if placement["kind"] == "remote" else int(placement["remote_bytes"])
+    share = "" if needed == row.bytes else f" of {row.bytes}"
+    yield _check(
+        row,
+        "bytes_received",
+        f"≥ {needed}{share} bytes on the data interface (no hidden cache)",
+        "not measured" if received is None else f"{received} bytes",
+        UNKNOWN if received is None else received >= needed,
+    )
+    if share:
+        most = needed + (row.bytes - needed) // 2
+        yield _check(
+            row,
+            "local_bytes",
+            f"≤ {most} bytes on the data interface (what lies on the compute node stays there)",
+            "not measured" if received is None else f"{received} bytes",
+            UNKNOWN if received is None else received <= most,
+        )
+
+
+def _exactly_once(data: CellData, row: EpochRow) -> Check:
+    """Judge the ids that came; those that the loader's declared policy left out need not come, and are counted."""
+    n = int(data.cell["dataset"]["samples"])
+    ids = data.batches[row.epoch].ids
+    inside = ids[(ids >= 0) & (ids < n)]
+    seen = np.bincount(inside, minlength=n)
+    absent, repeated = np.flatnonzero(seen == 0).tolist(), int((seen > 1).sum())
+    strange = len(ids) - len(inside)
+    expected, actual = f"each of {n} samples once", ""
+    told = skipped_by_epoch(data.events).get(row.epoch) if data.cell.get("on_error") == "skip" else None
+    left_out = [] if told is None else [sample_id for sample_id in absent if sample_id in told.samples]
+    miscounted = told is not None and told.count != len(left_out)
+    if told is not None:
+        expected += ", or skipped by policy (on_error=skip)"
+        actual = f"{len(left_out)} skipped by policy ({id_list(left_out)})" if left_out else "0 skipped by policy"
+        actual += f" where the loader counted {told.count}, " if miscounted else ", "
+    missing = len(absent) - len(left_out)
+    actual += f"{missing} missing, {repeated} repeated, {strange} unknown"
+    return _check(row, "exactly_once", expected, actual, not (missing or repeated or strange or miscounted))
+
+
+def _loader_bytes(data: CellData, row: EpochRow) -> Check:
+    """Judge what the loader says that it read by the sizes of the samples that it brought."""
+    expected = "the loader counts the bytes of its samples, as samples.parquet has them"
+    if data.sizes is None:
+        return _check(row, "loader_bytes", expected, "the run's samples.parquet is missing", UNKNOWN)
+    counted = int(data.batches[row.epoch].nbytes.sum())
+    return _check(row, "loader_bytes", expected, f"{counted} of {row.bytes} bytes", counted == row.bytes)
+
+
+def _shuffled(data: CellData, row: EpochRow) -> Check:
+    """Judge whether the epoch's order is its own; few samples have it again by chance."""
+    expected = "an order of samples that no earlier epoch of the cell had"
+    ids = data.batches[row.epoch].ids
+    earlier = [epoch for epoch in data.batches if epoch < row.epoch]
+    same = [epoch for epoch in earlier if np.array_equal(data.batches[epoch].ids, ids)]
+    if not same:
+        return _check(row, "shuffled", expected, "its own", PASS)
+    return _check(row, "shuffled", expected, f"that of epoch {same[0]}", WARN if len(ids) < FEW else FAIL)
+
+
+def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+    expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
+    interval_ns = int(data.cell["energy"]["interval_ms"] * 1e6)
+    start, end = epoch_edges(data.events)[row.epoch]
+    window = readings_ns(start, data.cell["energy"]), readings_ns(end, data.cell["energy"])
+    due = range(-(-window[0] // interval_ns) * interval_ns, window[1], interval_ns)
+    series = data.cell["energy"]["series"]
+    if not series:
+        return _check(row, "missed_ticks", expected, "no sensor, so no energy to judge", PASS)
+    if len(due) == 0:
+        return _check(row, "missed_ticks", expected, "the epoch is shorter than a tick", PASS)
+    seen: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for reading in data.readings:
+        seen[reading.device, reading.domain, reading.source].add(reading.tick_ns)
+    missed = max(len(set(due) - seen[s["device"], s["domain"], s["source"]]) for s in series)
+    share = 100 * missed / len(due)
+    # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
+    fine = share < tolerances.missed_ticks_pct or missed <= 1
+    return _check(row, "missed_ticks", expected, f"{missed} of {len(due)} ticks ({share:.1f} %)", fine)
+
+
+def _sensors(data: CellData, row: EpochRow) -> Check:
+    """Warn of what leaves the row's joules unknown; its times are no worse for it."""
+    unread = [f"{u['device']} {u['domain']} ({u['reason']})" for u in data.cell["energy"].get("unreadable", [])]
+    return _check(
+        row,
+        "sensors",
+        "every part of the host that was found is read, or else its domain and the total are unknown",
+        f"not readable: {'; '.join(unread)}" if unread else "none unreadable",
+        WARN if unread else PASS,
+    )
+
+
+def _agent(data: CellData, row: EpochRow) -> Check:
+    """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
+    died = [event["message"] for event in _energy_events(data, row) if event["kind"] in ("agent-died", "agent-back")]
+    return _check(
+        row,
+        "energy_agent",
+        "the energy agent samples throughout",
+        "; ".join(died) or "it did",
+        WARN if died else PASS,
+    )
+
+
+def _energy_events(data: CellData, row: EpochRow) -> list[Mapping[str, Any]]:
+    """Return what the energy agent told within an epoch."""
+    start_ns, end_ns = (readings_ns(event, data.cell["energy"]) for event in epoch_edges(data.events)[row.epoch])
+    return [event for event in data.cell["energy"].get("events", []) if start_ns <= event["t_ns"] <= end_ns]
+
+
+def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+    offset_ms = data.cell.get("clock_offset_ms")
+    expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
+    if offset_ms is None:
+        return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
+    for event in _energy_events(data, row):
+        if event["kind"] == "clock-step":
+            return _check(row, "clock_offset", expected, event["message"], FAIL)
+    return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
+
+
+def _alone(data: CellData, row: EpochRow) -> Check:
+    others = data.cell.get("other_runs") or []
+    return _check(
+        row,
+        "alone",
+        "no other run on this machine: each counts the CPU joules of both",
+        f"{len(others)} other: {', '.join(others)}" if others else "none seen",
+        WARN if others else PASS,
+    )
+
+
+def _undisturbed(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+    """Judge what others took of the processors, and of a link how it carried pings meanwhile."""
+    start, end = epoch_edges(data.events)[row.epoch]
+    taken = others(start, end)
+    unseen = "not counted: the run is from before it was, or the machine does not tell"
+    few = f"{tolerances.others_cpu_pct:g} % of the CPUs, at most {tolerances.others_cpus:g} of them"
+    expected, stolen = f"CPU of others ≤ {few}", f"≤ {tolerances.steal_pct:g} % of the CPUs' time stolen"
+    if taken is None:
+        yield _check(row, "others_cpu", expected, unseen, WARN)
+        yield _check(row, "steal", stolen, unseen, WARN)
+    else:
+        capacity_s = taken.cpus * taken.span_s
+        allowed_s = taken.span_s * min(taken.cpus * tolerances.others_cpu_pct / 100, tolerances.others_cpus)
+        actual = f"{taken.cpu_s:.2f} s in {taken.span_s:.2f} s of {taken.cpus} CPUs"
+        actual += f" ({100 * taken.cpu_s / capacity_s:.1f} %)"
+        actual += "" if taken.wait_s is None else f", the run's threads waited {taken.wait_s:.2f} s for a CPU"
+        yield _check(row, "others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
+        steal_s = capacity_s * tolerances.steal_pct / 100 + ROUNDING_S
+        yield _check(row, "steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
+    if not (regime := Regime(**data.cell["regime"])).is_local:
+        yield from _watched(row, regime, watched(data, start, end), tolerances)
+
+
+def _watched(row: EpochRow, regime: Regime, seen: Watched | None, tolerances: Tolerances) -> Iterable[Check]:
+    paused = f"no packet held for more than {tolerances.link_pause_ms:g} ms"
+    held = f"≤ {tolerances.link_held_pct:g} % of the pings held for more than {tolerances.link_held_ms:g} ms"
+    if seen is None:
+        for rule, expected in (("link_pause", paused), ("link_held", held)):
+            yield _check(row, rule, expected, "not watched: the run is from before it was", WARN)
+        return
+    many = f"{seen.sent} pings of {seen.due}"
+    if seen.sent < seen.due // 2:
+        yield _check(row, "link_held", held, many, UNKNOWN)
+        return
+    line = "" if seen.pause_ms is None else f", the delay line's own longest pause {seen.pause_ms:.0f} ms"
+    longest = max(seen.held_ms, default=0.0)
+    fine = seen.longest_ms <= tolerances.link_pause_ms
+    yield _check(row, "link_pause", paused, f"a ping {longest:.0f} ms{line}", fine)
+    slow = sum(one > tolerances.link_held_ms for one in seen.held_ms)
+    # A single one is over the share of a short epoch, and says nothing of it.
+    fine = slow <= 1 or 100 * slow <= tolerances.link_held_pct * seen.sent
+    yield _check(row, "link_held", held, f"{slow} of {seen.sent}", fine)
+    most = math.floor(seen.expected_lost(regime, CHANCE)) + 1
+    yield _check(row, "pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
+
+
+def _spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:
+    groups: dict[tuple[str, str, str], list[EpochRow]] = defaultdict(list)
+    for row in rows:
+        groups[row.loader, row.workload, row.regime].append(row)
+    for group in groups.values():
+        times = [row.duration_s for row in group]
+        expected = f"(max - min) / mean < {tolerances.spread_pct:g} % over the repeats"
+        for row in group:
+            if len(times) < 2:
+                yield _check(row, "spread", expected, "a single repeat", WARN)
+                continue
+            spread = 100 * (max(times) - min(times)) / mean(times)
+            verdict = PASS if math.isfinite(spread) and spread < tolerances.spread_pct else WARN
+            yield _check(row, "spread", expected, f"{spread:.1f} % over {len(times)}", verdict)

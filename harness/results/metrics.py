@@ -1,0 +1,174 @@
+"""What else an epoch was, beside its row: latencies, preprocessing times, losses, memory, disks, network, GPU; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.cell.skipped import skipped_by_epoch
+from harness.results.disturbance import others, watched
+from harness.results.epochs import CellData, EpochBatches, epoch_edges, gpu_util, rows_within
+
+__all__ = ["EpochMetrics", "epoch_metrics"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMetrics:
+    """One row of metrics.csv, of the epoch of epochs.csv with the same cell_id and epoch; None is unknown."""
+
+    cell_id: str
+    epoch: int
+    loader_made_s: float | None
+    """Time to make the loader, once a cell; counted on its first epoch alone."""
+    first_batch_s: float
+    """From the epoch's start to its first batch."""
+    batch_p50_s: float
+    """Batch latency: how long the step waited for a batch, of all batches of the epoch."""
+    batch_p95_s: float
+    batch_p99_s: float
+    skipped_samples: int | None
+    """Samples that the loader left out under on_error=skip; None where a cell of an older run did not tell."""
+    steady_samples_per_s: float | None
+    """From the end of the first step to the end of the epoch; None for one batch."""
+    work_mean_s: float | None
+    """Preprocessing of a sample, from reading to its last transform; None where the engine does not tell."""
+    work_p50_s: float | None
+    work_p75_s: float | None
+    work_p90_s: float | None
+    work_min_s: float | None
+    work_max_s: float | None
+    work_std_s: float | None
+    loss_first: float | None
+    """Of the epoch's first step; None where nothing is trained."""
+    loss_last: float | None
+    loss_mean: float | None
+    """Of all steps of the epoch."""
+    cell_cpu_s: float | None
+    """CPU seconds of the cell and its workers."""
+    pss_peak_bytes: int | None
+    """Memory of the cell and its workers, what they share counted once: the most that was seen."""
+    rss_peak_bytes: int | None
+    """The same with shared memory counted for each process; looked at four times a second."""
+    disk_read_bytes: int | None
+    """Of the host's disks."""
+    disk_written_bytes: int | None
+    rx_bytes: int | None
+    """On the data interface; None for local data."""
+    tx_bytes: int | None
+    gpu_util: float | None
+    """Mean over the epoch, 0 to 1."""
+    gpu_mem_peak_bytes: int | None
+    others_cpu_s: float | None
+    """CPU seconds of processes that are not of the run."""
+    steal_s: float | None
+    """CPU seconds that the host of this virtual machine gave to its other guests."""
+    run_wait_s: float | None
+    """For how long threads of the run waited for a CPU, for each other or for others."""
+    link_held_ms: float | None
+    """Longest time for which the link held a ping, beyond what round trip, jitter and queue explain."""
+    link_pause_ms: float | None
+    """Longest pause of the delay line; None for local data and under netem."""
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """Return the columns in order."""
+        return [f.name for f in fields(cls)]
+
+
+def epoch_metrics(data: CellData) -> list[EpochMetrics]:
+    """Return the metrics of every epoch that began and ended."""
+    edges = epoch_edges(data.events)
+    skipped = skipped_by_epoch(data.events)
+    made = next((event["duration_ns"] / 1e9 for event in data.events if event["event"] == "loader_made"), None)
+    after = {event["epoch"]: event["pss_bytes"] for event in data.events if event["event"] == "memory"}
+    return [
+        _metrics(
+            data,
+            start,
+            end,
+            data.batches[epoch],
+            made_s=made if epoch == min(edges) else None,
+            pss_after=after.get(epoch),
+            skipped=skipped[epoch].count if epoch in skipped else 0 if "on_error" in data.cell else None,
+        )
+        for epoch, (start, end) in edges.items()
+    ]
+
+
+def _metrics(
+    data: CellData,
+    start: Mapping[str, Any],
+    end: Mapping[str, Any],
+    batches: EpochBatches,
+    *,
+    made_s: float | None,
+    pss_after: int | None,
+    skipped: int | None,
+) -> EpochMetrics:
+    seen = rows_within(data.resources, start, end)
+    p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
+    loss = [] if batches.loss is None else batches.loss.tolist()
+    taken, link = others(start, end), watched(data, start, end)
+    return EpochMetrics(
+        cell_id=data.cell["cell_id"],
+        epoch=start["epoch"],
+        loader_made_s=made_s,
+        first_batch_s=float(batches.wait_s[0]),
+        batch_p50_s=float(p50),
+        batch_p95_s=float(p95),
+        batch_p99_s=float(p99),
+        skipped_samples=skipped,
+        steady_samples_per_s=_steady(batches, end["duration_ns"] / 1e9),
+        **_work(batches.work_s),
+        loss_first=loss[0] if loss else None,
+        loss_last=loss[-1] if loss else None,
+        loss_mean=float(np.mean(loss)) if loss else None,
+        cell_cpu_s=_difference(start, end, "cell_cpu_s"),
+        pss_peak_bytes=_most([*(row.pss_bytes for row in seen), pss_after]),
+        rss_peak_bytes=_most(row.rss_bytes for row in seen),
+        disk_read_bytes=_difference(start, end, "disk_read_bytes"),
+        disk_written_bytes=_difference(start, end, "disk_written_bytes"),
+        rx_bytes=_over_link(data, start, end, "rx_bytes"),
+        tx_bytes=_over_link(data, start, end, "tx_bytes"),
+        gpu_util=gpu_util(data, start, end),
+        gpu_mem_peak_bytes=_most(row.gpu_mem_bytes for row in seen),
+        others_cpu_s=None if taken is None else taken.cpu_s,
+        steal_s=None if taken is None else taken.steal_s,
+        run_wait_s=None if taken is None else taken.wait_s,
+        link_held_ms=None if link is None else max(link.held_ms, default=None),
+        link_pause_ms=None if link is None else link.pause_ms,
+    )
+
+
+def _steady(batches: EpochBatches, duration_s: float) -> float | None:
+    left_s = duration_s - float(batches.wait_s[0] + batches.step_s[0])
+    return float(batches.samples[1:].sum()) / left_s if len(batches.samples) > 1 and left_s > 0 else None
+
+
+def _work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float | None]:
+    names = ("mean", "p50", "p75", "p90", "min", "max", "std")
+    if work_s is None or not len(work_s):
+        return {f"work_{name}_s": None for name in names}
+    p50, p75, p90 = np.percentile(work_s, (50, 75, 90))
+    values = (work_s.mean(), p50, p75, p90, work_s.min(), work_s.max(), work_s.std())
+    return {f"work_{name}_s": float(value) for name, value in zip(names, values, strict=True)}
+
+
+def _difference(start: Mapping[str, Any], end: Mapping[str, Any], counter: str) -> Any:
+    """Return by how much a counter grew; None where a cell of an older run did not read it."""
+    before, after = start.get(counter), end.get(counter)
+    return None if before is None or after is None else after - before
+
+
+def _over_link(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], counter: str) -> Any:
+    """Return what the loader had carried over the link: what watched it meanwhile is left out."""
+    entry: Mapping[str, Any] = next((e for e in data.link.get("epochs", []) if e["epoch"] == start["epoch"]), {})
+    return entry[counter] if counter in entry else _difference(start, end, counter)
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

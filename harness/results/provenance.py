@@ -1,0 +1,230 @@
+"""What a run was measured on, each field with where it came from, and how two such records differ.
+
+What cannot be found is absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["changes", "host", "machine", "packages", "provenance", "source"]
+
+_PACKAGES = (
+    "joulefeed",
+    "torch",
+    "torchvision",
+    "nvidia-dali-cuda130",
+    "pyzmq",
+    "msgpack",
+    "pillow",
+    "numpy",
+    "hydra-core",
+    "nvidia-ml-py",
+)
+_SYSCTLS = (
+    "kernel/perf_event_paranoid",
+    "net/ipv4/tcp_congestion_control",
+    "net/ipv4/tcp_rmem",
+    "net/ipv4/tcp_wmem",
+    "net/ipv4/tcp_no_metrics_save",
+    "vm/swappiness",
+)
+
+_CODE = ("harness", "energymon", "loaders", "conf")
+_VARIABLES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "TORCH_", "PYTORCH_", "CUDA_", "NVIDIA_"),
+    *("DALI_", "SPDL_", "ENERGYMON_", "MALLOC_", "LD_PRELOAD", "LD_LIBRARY_PATH", "GLIBC_TUNABLES"),
+    *("PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHON_GIL", "PYTHON_JIT"),
+)
+"""Environment variables, by how they begin, that change threads, allocators or libraries."""
+_PASSING = frozenset({"time_utc", "frequency_mhz", "load_average", "boot_time_utc"})
+"""What differs from one minute to the next."""
+
+Field = dict[str, Any]
+
+
+def provenance(
+    command: str,
+    here: Mapping[str, Any],
+    testbed: Mapping[str, Any],
+    sensors: list[Any],
+    dataset: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return provenance.json's content: the command, and sections of fields, each {"value", "source"}.
+
+    `here` is what `machine` returned.
+    """
+    return {
+        "command": {"value": command, "source": "the command line"},
+        **here,
+        "testbed": {k: {"value": v, "source": "harness.testbed"} for k, v in testbed.items()},
+        "energy": {"sensors": {"value": sensors, "source": "energymon"}},
+        "dataset": {k: {"value": v, "source": "harness.datasets"} for k, v in dataset.items()},
+    }
+
+
+def machine(targets: Iterable[str]) -> dict[str, Any]:
+    """Return the sections that are known before anything starts: host, packages, source, environment, installed.
+
+    `targets` are the import paths of an experiment's classes, whose files count as source wherever they lie.
+    """
+    versions = {one.name: one.version for one in metadata.distributions() if one.name}
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}
+    return {
+        "host": host(),
+        "packages": packages(),
+        "source": source(targets),
+        "environment": {name: {"value": value, "source": "environ"} for name, value in variables.items()},
+        "installed": {
+            "packages": {
+                "value": {name: versions[name] for name in sorted(versions, key=str.lower)},
+                "source": "importlib.metadata",
+            }
+        },
+    }
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in what two records differ that changes what is measured: "host.kernel: 6.2, was 6.1".
+
+    Only sections that both have are compared. A record from before environment and packages were complete has fewer
+    fields; those that it lacks are left out.
+    """
+    sections = [name for name in now if name in before and name not in ("command", "dataset")]
+    old, new = ({k: v for name in sections for k, v in _facts(name, of[name]).items()} for of in (before, now))
+    keys = old.keys() | new.keys() if "environment" in before else old.keys() & new.keys()
+    return [
+        f"{key}: {new.get(key, 'absent')}, was {old.get(key, 'absent')}"
+        for key in sorted(keys)
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _facts(section: str, fields: Mapping[str, Any]) -> dict[str, str]:
+    values = {
+        name: field.get("value")
+        for name, field in fields.items()
+        if isinstance(field, Mapping) and name not in _PASSING
+    }
+    match section:
+        case "installed":
+            values = dict(values.get("packages") or {})
+        case "packages":  # the others are among the installed ones
+            values = {"python": values["python"]} if "python" in values else {}
+        case "source" if "code_sha256" in values:  # other commits may have the same code
+            values = {"code_sha256": values["code_sha256"]}
+        case "testbed":
+            plain = {name: values[name] for name in ("kind", "user_namespace", "caches") if name in values}
+            values = plain | {name: (values.get(name) or {}).get("kind") for name in ("link", "mount")}
+        case "energy":
+            channels = [
+                channel | {"of": sensor} for sensor in values.get("sensors") or () for channel in sensor["channels"]
+            ]
+            sources = {f"{c['domain']}={c.get('source', c['of'].get('source'))}" for c in channels}
+            values = {"sensors": ", ".join(sorted(sources)) or "none"}
+    return {f"{section}.{name}": str(value) for name, value in values.items()}
+
+
+def host() -> dict[str, Field]:
+    """Return what the machine is and how it is set."""
+    fields: dict[str, Field] = {}
+
+    def add(name: str, where: str, read: Callable[[], Any]) -> None:
+        try:
+            value = read()
+        except (OSError, ValueError, StopIteration, IndexError):
+            return
+        if value not in (None, "", []):
+            fields[name] = {"value": value, "source": where}
+
+    cpu = Path("/sys/devices/system/cpu")
+    add("time_utc", "clock", lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    add("hostname", "uname", platform.node)
+    add("os", "/etc/os-release", lambda: platform.freedesktop_os_release()["PRETTY_NAME"])
+    add("kernel", "uname", platform.release)
+    add("cpu", "/proc/cpuinfo", _cpu_model)
+    add("logical_cpus", "sched_getaffinity", lambda: len(os.sched_getaffinity(0)))
+    add("memory_gib", "/proc/meminfo", lambda: round(psutil.virtual_memory().total / 2**30, 1))
+    add("governor", "cpufreq", lambda: (cpu / "cpu0/cpufreq/scaling_governor").read_text().strip())
+    add("no_turbo", "intel_pstate", lambda: (cpu / "intel_pstate/no_turbo").read_text().strip())
+    add("frequency_mhz", "/proc/cpuinfo", lambda: round(psutil.cpu_freq().current))
+    add("load_average", "getloadavg", lambda: list(os.getloadavg()))
+    add("boot_time_utc", "/proc/stat", lambda: datetime.fromtimestamp(psutil.boot_time(), UTC).isoformat())
+    add("virtual_machine", "systemd-detect-virt", lambda: _output(["systemd-detect-virt"]))
+    add("gpus", "nvidia-smi", _gpus)
+    for name in _SYSCTLS:
+        add(name.replace("/", "."), "sysctl", lambda name=name: Path("/proc/sys", name).read_text().strip())  # type: ignore[misc]
+    return fields
+
+
+def packages() -> dict[str, Field]:
+    """Return the versions of Python and of the packages that the figures depend on."""
+    found: dict[str, Field] = {"python": {"value": sys.version.split()[0], "source": "sys.version"}}
+    for name in _PACKAGES:
+        try:
+            found[name] = {"value": metadata.version(name), "source": "importlib.metadata"}
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def source(targets: Iterable[str] = ()) -> dict[str, Field]:
+    """Return a checksum of the code, that of `targets` (import paths of classes) included.
+
+    Of a checkout also its commit and whether it was changed.
+    """
+    root = Path(__file__).resolve().parents[2]
+    code = {
+        "code_sha256": {"value": _code_sha256(root, targets), "source": "the files of joulefeed and of its loaders"}
+    }
+    if not (root / ".git").exists():
+        return code
+    commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    if not commit:
+        return code
+    changed = _output(["git", "-C", str(root), "status", "--porcelain"])
+    return code | {
+        "commit": {"value": commit, "source": "git rev-parse"},
+        "changed": {"value": bool(changed), "source": "git status"},
+    }
+
+
+def _code_sha256(root: Path, targets: Iterable[str]) -> str:
+    files = [path for name in _CODE for kind in ("py", "yaml", "c") for path in (root / name).rglob(f"*.{kind}")]
+    digest = hashlib.sha256()
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    for module in sorted({target.rpartition(".")[0] for target in targets if target.split(".")[0] not in _CODE}):
+        found = find_spec(module)
+        if found is not None and found.origin is not None and Path(found.origin).is_file():
+            digest.update(f"{module}\0".encode() + Path(found.origin).read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+
+
+def _gpus() -> list[str]:
+    return (_output(["nvidia-smi", "-L"]) or "").splitlines()
+
+
+def _output(argv: list[str]) -> str | None:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

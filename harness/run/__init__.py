@@ -1,0 +1,1 @@
+"""A run from outside its cells: datasets, testbed, agent, cells, rows."""

@@ -1,0 +1,248 @@
+"""The command line: Hydra composes the experiment, the harness runs it, the terminal shows what came out."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from harness.config.composing import explained
+from harness.config.shorthand import expand, split
+from harness.config.sweep import Job
+from harness.errors import (
+    BROKEN_FIGURE,
+    INVALID_ROWS,
+    CellError,
+    ConfigError,
+    DiskError,
+    HarnessError,
+    Interrupted,
+)
+from harness.system.disk import check_writable, disk_errors, folder_of
+from harness.system.signals import signals_raise
+
+__all__ = ["main"]
+
+_USAGE = """\
+joulefeed: what it takes, in seconds and joules, to feed an accelerator
+
+  python -m harness +experiment=NAME [key=value ...]
+
+experiments
+{experiments}
+
+change any part of one
+  loaders.pytorch.num_workers=8     a loader's argument
+  regimes.wan_30ms.rtt_ms=80        a regime
+  ~loaders.dali                     leave a loader out
+  +regime@regimes.lan_10ms=lan_10ms add a regime
+  workload=resnet50                 another workload, where the experiment has one
+  workload.batch_size=64            its argument
+  dataset=synthetic_2mb             another dataset; dataset.root=/data/imagenet/train reads a real tree
+  accelerator=cpu                   auto | cuda | cpu | emulated (always labelled) | none
+  scale=full                        the paper's size, where the experiment has two
+  repeats=5 epochs=2 seed=1
+
+groups
+{groups}
+
+more
+  resume=latest                     run what is missing of a run (a folder's name works too)
+  resume=latest resume_invalid=true measure the cells with invalid rows again, too
+  resume=latest resume_mixed=true   go on though machine, packages, code or environment differ; the rows are marked
+  --multirun repeats=1,3 seed=0,1   one run for each combination, each in its results folder, and a table of all
+  --cfg job                         print the composed config and stop
+  --info defaults                   print where each part came from
+  --hydra-help                      Hydra's own flags
+  --version                         print joulefeed's version
+  python -m harness.report FOLDER   draw the tables, figures and report again, without measuring
+  python -m harness.collect FOLDER  judge the rows again
+  python -m harness.testbed doctor  what this machine can do; `clean` removes what a dead run left
+  python -m energymon doctor        its energy sensors
+
+exit status
+  0 every cell is done and every row valid    4 the testbed failed
+  2 a wrong key, value, dataset or folder     5 a disk is full or cannot be written
+  3 a cell failed; the others are done        6 every cell is done, some rows are invalid
+  7 a figure cannot be drawn                  128 + N ended by signal N
+  of a --multirun: that of its worst job
+"""
+
+
+def main() -> int:
+    """Run `python -m harness`; returns the exit status."""
+    argv = sys.argv[1:]
+    if not argv or "--help" in argv or "-h" in argv:
+        print(_usage())
+        return 0 if argv else 2
+    # Else Hydra prints what is wrong with an override in its own way.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        with signals_raise():
+            arguments = split(argv)
+            sys.argv[1:] = expand(arguments)
+            try:
+                return _compose_and_run(multirun=arguments.read.multirun)
+            except (HydraException, OmegaConfBaseException) as error:
+                raise explained(error) from error
+            except ValueError as error:
+                if not str(error).startswith("Config group override"):  # Hydra's own, of dataset=7 for one
+                    raise
+                raise explained(error) from error
+    except Interrupted:
+        raise  # told by run_program
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _usage() -> str:
+    conf = resources.files("conf")
+    experiments = []
+    for path in sorted(p.name for p in conf.joinpath("experiment").iterdir() if p.name.endswith(".yaml")):
+        about = yaml.safe_load(conf.joinpath("experiment", path).read_text()).get("description", "")
+        experiments.append(f"  {path.removesuffix('.yaml'):<14} {about}")
+    groups = []
+    for group in sorted(p.name for p in conf.iterdir() if p.is_dir() and not p.name.startswith("_")):
+        names = [p.name for p in conf.joinpath(group).iterdir() if p.name.endswith(".yaml")]
+        if group not in {"experiment", "claims"}:  # claims are no part of a config
+            groups.append(f"  {group:<12} {', '.join(sorted(n.removesuffix('.yaml') for n in names))}")
+    return _USAGE.format(experiments="\n".join(experiments), groups="\n".join(groups))
+
+
+def _compose_and_run(*, multirun: bool) -> int:
+    """Have Hydra compose the experiment, or each of a sweep, and run them; returns the exit status."""
+    jobs: list[Job] = []
+    if multirun:
+        # Before the first job, because this process begins again where it needs a user namespace.
+        _reexec_unprivileged()
+
+    @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+    def compose_and_run(cfg: DictConfig) -> None:
+        hydra_config = HydraConfig.get()
+        if multirun and cfg.resume is not None:
+            raise ConfigError(f"resume={cfg.resume}: goes on with one run; leave --multirun out")
+        if multirun:
+            what = f"job {hydra_config.job.num + 1}: {' '.join(hydra_config.overrides.task)}"
+            Console(stderr=True).print(what, style="bold", markup=False, highlight=False, soft_wrap=True)
+        jobs.append(_job(cfg, tuple(hydra_config.overrides.task)))
+        if jobs[-1].was_interrupted:
+            sys.exit(jobs[-1].status)
+
+    try:
+        compose_and_run()
+    finally:
+        if multirun and jobs:
+            from harness.report import print_jobs
+
+            print_jobs(jobs, Console())
+    # There is none where a flag only shows something.
+    return max((job.status for job in jobs), default=0, key=_severity)
+
+
+def _severity(status: int) -> int:
+    """Order exit statuses: rows that are invalid and figures that are missing are better than any error."""
+    mild = (0, BROKEN_FIGURE, INVALID_ROWS)
+    return mild.index(status) if status in mild else len(mild) + status
+
+
+def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
+    """Run one experiment; whatever ends it is said, and is in the status."""
+    console = Console(stderr=True)
+    folders: list[Path] = []
+    said = ""
+    try:
+        where = {key: folder_of(key, cfg[key]) for key in ("results_dir", "cache_dir")}
+        check_writable("results_dir", where["results_dir"])
+        with disk_errors(where):
+            status = _run(_stored_if_resumed_alone(cfg), console, folders.append)
+    except Interrupted as error:
+        said, status = str(error), error.exit_status
+        text = f"{error}; {_how_to_go_on(cfg, folders)}"
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    except HarnessError as error:
+        said, status = str(error), error.exit_status
+        hint = f"; {_how_to_go_on(cfg, folders)}" if isinstance(error, DiskError) else ""
+        console.print(f"error: {error}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.stdout.flush()
+    return Job(overrides, folders[-1] if folders else None, status, said)
+
+
+def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -> int:
+    from harness.config.experiment import experiment_from
+    from harness.run.progress import Progress
+
+    experiment = experiment_from(cfg)
+    needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
+    if needs_link and experiment.testbed.kind != "local":
+        _reexec_unprivileged()
+    from harness.report import print_table
+    from harness.run.driver import run
+
+    with Progress(console) as progress:
+        command = shlex.join(["python", "-m", "harness", *HydraConfig.get().overrides.task])
+        outcome = run(experiment, cfg, progress, command, on_folder)
+    print_table(outcome.folder, Console())
+    console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
+    for figure in outcome.broken:
+        again = f"draw it again with: {shlex.join(['python', '-m', 'harness.report', str(outcome.folder)])}"
+        console.print(f"{figure.text}; {again}", style="red", markup=False, highlight=False, soft_wrap=True)
+    again = _resume_command(cfg, outcome.folder)
+    for count, what, how in (
+        (outcome.failed, "cells failed; try them again", again),
+        (outcome.invalid, f"of {outcome.rows} rows are invalid; measure them again", f"{again} resume_invalid=true"),
+    ):
+        if count:
+            console.print(f"{count} {what} with: {how}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if outcome.failed:
+        return CellError.exit_status
+    return INVALID_ROWS if outcome.invalid else BROKEN_FIGURE if outcome.broken else 0
+
+
+def _reexec_unprivileged() -> None:
+    from harness.testbed.unprivileged import reexec_unprivileged
+
+    reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
+
+
+def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
+    """With `resume=` as the only override, take the run's own config."""
+    overrides = HydraConfig.get().overrides.task
+    own = ("resume", "resume_invalid", "resume_mixed", "results_dir", "cache_dir")
+    given = [override.lstrip("+").partition("=")[0] for override in overrides]
+    if cfg.resume is None or not set(given) <= set(own):
+        return cfg
+    from harness.results.folder import Results
+
+    results = Results.find(str(cfg.resume), Path(cfg.results_dir))
+    stored = OmegaConf.load(results.config)
+    assert isinstance(stored, DictConfig)
+    for key in own:
+        if key.startswith("resume") or key in given:
+            stored[key] = cfg[key]
+    return stored
+
+
+def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:
+    if not folders:
+        return "nothing was measured yet"
+    invalid = " resume_invalid=true" if cfg.get("resume_invalid") else ""
+    return f"what was measured is kept. Go on with: {_resume_command(cfg, folders[-1])}{invalid}"
+
+
+def _resume_command(cfg: DictConfig, folder: Path) -> str:
+    from harness.results.folder import resume_command
+
+    mixed = " resume_mixed=true" if cfg.get("resume_mixed") else ""
+    return resume_command(folder, str(cfg.results_dir)) + mixed

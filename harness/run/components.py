@@ -1,0 +1,132 @@
+"""The classes that a config names: each is what it is named as, and takes the keys that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from importlib import resources
+from typing import Any, Final
+
+from harness.config.keys import unknown_key
+from harness.config.specs import AcceleratorSpec, Component, Experiment, LoaderSpec
+from harness.config.sweep import variants
+from harness.config.targets import check_arguments, check_parts, find, instantiate, takes
+from harness.errors import ConfigError
+from harness.run.daemon import check_daemon
+from harness.workloads import Workload
+from harness.workloads.accelerator import choose_kind
+from loaders.errors import LoaderConfigError
+
+__all__ = ["check_components", "check_dataset", "check_loader", "check_workload"]
+
+# Given by the harness to every loader; the config may not set them.
+_GIVEN: Final = {"samples", "endpoint", "endpoints", "keys", "events", "epochs"} | {
+    "transform",
+    "batch_size",
+    "seed",
+    "device",
+}
+_LOADER: Final = ("epoch", "stats", "close")
+_WORKLOAD: Final = ("model", "loss", "check", "example")
+_MADE: Final = ("name", "batch_size", "input_size", "transform")
+"""What a workload may well have only once it is made."""
+_DATASET: Final = ("open",)
+
+
+def check_components(experiment: Experiment, loaders: Mapping[str, Any]) -> None:
+    """Check every class of an experiment; `loaders` is the config's section, whose sweeps are not written out.
+
+    Raises ConfigError naming the key.
+    """
+    for variant in variants(loaders).values():
+        spec = experiment.loaders[variant.key]
+        for key in variant.setting:
+            if not takes(spec.target, key):
+                check_arguments(f"loaders.{variant.base}.sweep", spec.target, variant.setting)
+    for loader in experiment.loaders.values():
+        check_loader(loader)
+        if loader.reads == "stream":
+            _check_stream(experiment, loader)
+    names = set()
+    for key, workload in experiment.workloads.items():
+        made = check_workload(workload)
+        names.add(made.name)
+        choose_kind(asdict(experiment.accelerator), made.name)
+        check_dataset(experiment.dataset_key(key), experiment.datasets[key])
+        _check_batch(key, made.batch_size, experiment.dataset_key(key), experiment.datasets[key])
+        for loader in experiment.loaders.values():
+            _check_transform(loader, key, made)
+    _check_assumed(experiment.accelerator, names)
+
+
+def _check_batch(key: str, batch_size: int, where: str, dataset: Component) -> None:
+    """Refuse a batch larger than a dataset that is to be made, before it is made."""
+    samples = dataset.params.get("samples")
+    if isinstance(samples, int) and batch_size > samples:
+        raise ConfigError(
+            f"workloads.{key}.batch_size={batch_size} is larger than the dataset ({where}.samples={samples}): "
+            f"expected at most {samples}"
+        )
+
+
+def _check_assumed(accelerator: AcceleratorSpec, names: Collection[str]) -> None:
+    """Refuse an assumed step of a workload that nobody knows, which would go unused."""
+    given = accelerator.seconds_per_sample
+    if isinstance(given, Mapping):
+        shipped = {path.name.removesuffix(".yaml") for path in resources.files("conf").joinpath("workload").iterdir()}
+        for name in given:
+            if name not in {*names, *shipped}:
+                raise unknown_key(f"accelerator.seconds_per_sample.{name}", names, "no such workload", "there are")
+
+
+def check_loader(loader: LoaderSpec) -> None:
+    """Raise ConfigError naming the key for a class that is no loader, or keys that it does not take."""
+    where = f"loaders.{loader.key}"
+    for param in loader.params:
+        if param in _GIVEN:
+            raise ConfigError(f"{where}.{param}: is given by the harness; set it on the workload or the run")
+    check_parts(where, loader.target, "loader", _LOADER)
+    check_arguments(where, loader.target, loader.params)
+
+
+def check_workload(workload: Component) -> Workload:
+    """Make a workload; raises ConfigError naming the key for a class that is none, and for keys that it does not take.
+
+    A wrong value is the class's own to refuse.
+    """
+    where = f"workloads.{workload.key}"
+    check_parts(where, workload.target, "workload", _WORKLOAD)
+    check_arguments(where, workload.target, workload.params)
+    made = instantiate(workload.target, workload.params)
+    missing = [part for part in (*_MADE, *_WORKLOAD) if not hasattr(made, part)]
+    if missing:
+        raise ConfigError(f"{where}._target_={workload.target}: is no workload: it lacks {', '.join(missing)}")
+    checked: Workload = made
+    return checked
+
+
+def check_dataset(where: str, dataset: Component) -> None:
+    """Raise ConfigError naming the key for a class that is no dataset, or keys that it does not take."""
+    check_parts(where, dataset.target, "dataset", _DATASET)
+    check_arguments(where, dataset.target, dataset.params)
+
+
+def _check_stream(experiment: Experiment, loader: LoaderSpec) -> None:
+    check_daemon(loader)
+    for wanted, key, why in (
+        (loader.secure, "keys", f"loaders.{loader.key}.secure=true"),
+        (experiment.placement == "half", "endpoints", "placement=half"),
+    ):
+        if wanted and not takes(loader.target, key):
+            raise ConfigError(f"{why}: {loader.target} takes no {key}")
+
+
+def _check_transform(loader: LoaderSpec, key: str, workload: Workload) -> None:
+    """Ask a loader's class, if it has a `check_transform`, whether it can run a workload's pipeline as it is set."""
+    check = getattr(find(loader.target), "check_transform", None)
+    if check is None:
+        return
+    try:
+        check(workload.transform, **loader.params)
+    except LoaderConfigError as error:
+        raise ConfigError(f"loaders.{loader.key} with workloads.{key}: {error}") from error

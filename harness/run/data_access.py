@@ -1,0 +1,135 @@
+"""How a cell reaches its data: mounts for a loader that reads files, daemons for one that is streamed to.
+
+Data of the storage node comes over the link; data of the compute node is there already. In a local regime all of it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from harness.config.regime import Regime
+from harness.config.specs import LoaderSpec
+from harness.datasets.placement import PlacedData, Role
+from harness.run.daemon import Daemon, Keys, serving
+from harness.testbed import Testbed
+from harness.testbed.base import LOOPBACK
+from harness.testbed.memory import MemoryGroup
+from harness.testbed.state import RunNames, state_root
+
+__all__ = ["DataOnNodes", "Reached", "reach"]
+
+_HERE = Regime("local", 0.0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class DataOnNodes:
+    """The dataset of a run, on its nodes."""
+
+    root: Path
+    """Of the files, on the node that has them."""
+    samples_file: Path
+    """The samples by their paths below one root."""
+    split_samples_file: Path | None
+    """The samples by their paths below `local/` and `remote/`; None where one node has all of them."""
+    shards: Path | None
+    """The folder of all shards, whichever node serves them; None where nothing is streamed."""
+    placed: PlacedData
+    keys: Mapping[str, Keys]
+    """The run's keys, by the daemon's module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """What the cell is told of where its data is."""
+
+    mount: str
+    """How the storage node's files are seen: nfs4, sshfs, local, or that they are streamed."""
+    source: Path
+    """What is read in the end, whose cached pages are to be forgotten."""
+    samples_file: Path
+    root: Path | None = None
+    """Of the files as the compute node sees them; None for a loader that is streamed to."""
+    daemons: tuple[Daemon, ...] = ()
+    """The compute node's own first."""
+    events: tuple[Path, ...] = ()
+    """Files of the daemons' timestamps."""
+
+
+def reach(
+    data: DataOnNodes,
+    testbed: Testbed,
+    loader: LoaderSpec,
+    regime: Regime,
+    stack: ExitStack,
+    folder: Path,
+    memory: MemoryGroup | None = None,
+) -> Reached:
+    """Mount or serve what a cell needs until `stack` is closed; logs and events go into the cell's `folder`.
+
+    Daemons run in the cell's `memory` group, where it has one; what serves a mount does not.
+    """
+    if loader.reads == "stream":
+        return _served(data, testbed, loader, regime, stack, folder, memory)
+    return _mounted(data, testbed, regime, stack)
+
+
+def _served(
+    data: DataOnNodes,
+    testbed: Testbed,
+    loader: LoaderSpec,
+    regime: Regime,
+    stack: ExitStack,
+    folder: Path,
+    memory: MemoryGroup | None,
+) -> Reached:
+    assert data.shards is not None
+    keys = data.keys[loader.daemon["module"]] if loader.secure else None
+    daemons, events = [], []
+    for role in ("compute", "storage"):
+        shards = data.placed.shards.get(_role(role))
+        if shards is None:
+            continue
+        here = role == "compute" or regime.is_local
+        node = testbed.compute if here else testbed.storage
+        suffix = f"-{role}" if data.placed.split else ""
+        times = folder / f"daemon{suffix}-events.jsonl"
+        # Two daemons may be on one node: the port that was asked for is the storage node's.
+        options = {**loader.daemon, "port": 0} if suffix and role == "compute" else loader.daemon
+        serve = serving(
+            node if memory is None else memory.node(node),
+            LOOPBACK if here else node.address,
+            shards,
+            options,
+            folder / f"daemon{suffix}.log",
+            keys=keys,
+            events=times,
+            regime=None if here else regime,
+        )
+        daemons.append(stack.enter_context(serve))
+        events.append(times)
+    return Reached("none: streamed", data.shards, data.samples_file, daemons=tuple(daemons), events=tuple(events))
+
+
+def _role(name: str) -> Role:
+    return "compute" if name == "compute" else "storage"
+
+
+def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitStack) -> Reached:
+    far = _HERE if data.placed.kind == "local" else regime
+    mount = stack.enter_context(testbed.mount(data.root, far))
+    if not data.placed.split:
+        return Reached(mount.kind, data.root, data.samples_file, mount.path)
+    assert data.split_samples_file is not None
+    near = stack.enter_context(testbed.mount(data.root, _HERE))
+    # One folder that is half local and half mounted: what the samples' paths lead to lies behind two links.
+    seen = Path(mkdtemp(prefix="data-", dir=RunNames(testbed.run_id, state_root()).folder))
+    stack.callback(seen.rmdir)
+    for name, path in (("local", near.path), ("remote", mount.path)):
+        link = seen / name
+        link.symlink_to(path.resolve())
+        stack.callback(link.unlink)
+    return Reached(mount.kind, data.root, data.split_samples_file, seen)

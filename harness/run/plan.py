@@ -1,0 +1,68 @@
+"""From an experiment to its cells, in the order in which they run; pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.config.specs import Experiment
+
+__all__ = ["Cell", "plan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One loader x workload x regime x repeat: the unit that runs, fails and resumes."""
+
+    cell_id: str
+    loader: str
+    workload: str
+    regime: str
+    repeat: int
+    """From 1."""
+    seed: int
+    """Of sample order and augmentation; the same for every loader of a repeat."""
+
+
+def plan(experiment: Experiment) -> tuple[Cell, ...]:
+    """Return the cells: one block a repeat, and in each block the order shuffled by the experiment's seed.
+
+    Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine).
+    """
+    order = random.Random(experiment.seed)  # noqa: S311 - an order, not a secret
+    cells: list[Cell] = []
+    for repeat in range(1, experiment.repeats + 1):
+        for workload in experiment.workloads:
+            regimes = list(experiment.regimes)
+            order.shuffle(regimes)
+            for regime in regimes:
+                loaders = list(experiment.loaders)
+                order.shuffle(loaders)
+                cells += [_cell(experiment, loader, workload, regime, repeat) for loader in loaders]
+    return tuple(cells)
+
+
+def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
+    seed = experiment.seed + repeat - 1
+    identity: dict[str, Any] = {
+        "loader": asdict(experiment.loaders[loader]),
+        "workload": asdict(experiment.workloads[workload]),
+        "regime": asdict(experiment.regimes[regime]),
+        "dataset": asdict(experiment.datasets[workload]),
+        "accelerator": asdict(experiment.accelerator),
+        "energy": asdict(experiment.energy),
+        "epochs": experiment.epochs,
+        "warmup_samples": experiment.warmup_samples,
+        "repeat": repeat,
+        "seed": seed,
+    }
+    # What is as it always was stays out, so that an older run's cells are found when it is resumed.
+    if experiment.placement != "remote":
+        identity["placement"] = experiment.placement
+    if not identity["loader"]["secure"]:
+        del identity["loader"]["secure"]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return Cell(f"{loader}-{workload}-{regime}-r{repeat}-{digest}", loader, workload, regime, repeat, seed)

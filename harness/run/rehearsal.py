@@ -1,0 +1,122 @@
+"""What each cell would do first, done once before the testbed is brought up: what is refused there fails no cell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from harness.cell.main import make_loader
+from harness.config.specs import Experiment, LoaderSpec
+from harness.config.targets import instantiate
+from harness.datasets import Progress
+from harness.errors import CellError, ConfigError, HarnessError
+from harness.run.daemon import make_keys, serving
+from harness.run.run_datasets import OpenData, RunData
+from harness.testbed.base import LOOPBACK, Node
+from harness.workloads import Workload
+from loaders.base import Samples
+from loaders.errors import LoaderError, SampleError
+from loaders.pipeline import sample_error
+from loaders.pipelines.callables import as_pipeline
+
+__all__ = ["rehearse", "rehearsed_daemon"]
+
+_TRIES: Final = 8
+"""Samples that are tried where every loader leaves out those that fail."""
+
+
+def rehearse(experiment: Experiment, data: RunData, progress: Progress) -> None:
+    """Read a sample of each workload, start each daemon, and make each loader as for a cell's warm-up.
+
+    Raises ConfigError naming the section, with what its class or daemon says.
+    """
+    workloads = {key: instantiate(one.target, one.params) for key, one in experiment.workloads.items()}
+    tries = _TRIES if all(one.params.get("on_error") == "skip" for one in experiment.loaders.values()) else 1
+    for key, workload in workloads.items():
+        _check_readable(experiment, key, workload, data.by_workload[key].handle.samples, tries)
+    for done, loader in enumerate(experiment.loaders.values()):
+        progress("checking the loaders", done, len(experiment.loaders))
+        for one in data.each:
+            with ExitStack() as stack:
+                reached: Mapping[str, Any] = {}
+                if loader.reads == "stream":
+                    assert one.shards is not None
+                    reached = stack.enter_context(rehearsed_daemon(loader, one.shards))
+                for key, workload in workloads.items():
+                    if data.by_workload[key] is one:
+                        _make(experiment, loader, key, workload, one, reached)
+    progress("checking the loaders", len(experiment.loaders), len(experiment.loaders))
+
+
+@contextmanager
+def rehearsed_daemon(loader: LoaderSpec, shards: Path) -> Any:
+    """Run a loader's daemon on this host; yields what a loader needs of it: `endpoints` and `keys`.
+
+    Raises ConfigError with what the daemon says against its config.
+    """
+    module = loader.daemon["module"]
+    with TemporaryDirectory(prefix="joulefeed-rehearsal-") as name, ExitStack() as stack:
+        folder = Path(name)
+        keys = make_keys(module, folder / "keys") if loader.secure else None
+        options = {**loader.daemon, "port": 0}
+        serve = serving(Node("storage", "rehearsal"), LOOPBACK, shards, options, folder / "log", keys=keys)
+        try:
+            daemon = stack.enter_context(serve)
+        except CellError as error:
+            raise ConfigError(f"loaders.{loader.key}.daemon: {error}") from error
+        yield {"endpoints": [daemon.endpoint], "keys": None if keys is None else str(keys.client)}
+
+
+def _check_readable(experiment: Experiment, key: str, workload: Workload, samples: Samples, tries: int) -> None:
+    failures = []
+    for sample_id in range(min(tries, len(samples))):
+        failure = _failure(workload, samples, sample_id)
+        if failure is None:
+            return
+        failures.append(failure)
+    raise ConfigError(
+        f"workloads.{key} cannot be trained on its dataset ({experiment.dataset_key(key)}): {failures[0]}; choose a "
+        "dataset of its kind"
+    ) from failures[0]
+
+
+def _failure(workload: Workload, samples: Samples, sample_id: int) -> SampleError | None:
+    pipeline, stage = as_pipeline(workload.transform), "read"
+    try:
+        encoded = pipeline.read(samples, sample_id)
+        stage = "decode"
+        pipeline.decode(encoded, samples, sample_id)
+    except HarnessError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a pipeline may be the user's; what it raises is the refusal
+        return sample_error(samples, sample_id, stage, error)
+    return None
+
+
+def _make(
+    experiment: Experiment, loader: LoaderSpec, key: str, workload: Workload, data: OpenData, reached: Mapping[str, Any]
+) -> None:
+    samples = data.handle.samples
+    few = min(experiment.warmup_samples or workload.batch_size, len(samples))
+    with TemporaryDirectory(prefix="joulefeed-rehearsal-") as folder:
+        samples_file = Path(folder) / "samples.parquet"
+        samples.first(few).save(samples_file)
+        spec = {
+            "loader": {"target": loader.target, "params": dict(loader.params), "reads": loader.reads},
+            "seed": experiment.seed,
+            "samples": str(samples_file),
+            "data_root": str(samples.root),
+            "warmup_samples": few,
+            **reached,
+        }
+        try:
+            with make_loader(spec, workload, "cpu", warmup=True):
+                pass
+        except HarnessError:
+            raise
+        except (Exception, SystemExit) as error:
+            kind = "" if isinstance(error, LoaderError) else f"{type(error).__name__}: "
+            raise ConfigError(f"loaders.{loader.key} with workloads.{key}: {kind}{error}") from error

@@ -1,0 +1,151 @@
+"""What a run's workloads are trained on: every dataset opened once, placed on the nodes, and stored with the run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.config.specs import Component, Experiment
+from harness.config.targets import instantiate
+from harness.datasets import DatasetHandle, Progress
+from harness.datasets.cache import free_bytes
+from harness.datasets.generate import GeneratedDataset
+from harness.datasets.placement import HALF_SHARDS, PlacedData, open_shards, place
+from harness.errors import ConfigError, DatasetError
+from harness.run.daemon import Keys
+from harness.run.data_access import DataOnNodes
+from harness.system.disk import spelled
+from loaders.errors import LoaderError
+
+__all__ = ["OpenData", "RunData", "open_data"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenData:
+    """A dataset on disk and on its nodes."""
+
+    handle: DatasetHandle
+    placed: PlacedData
+    shards: Path | None
+    """The folder of all its shards; None where nothing is streamed and nothing is cut in half."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what every cell on it tells: name, samples, bytes, skipped, content_hash."""
+        return {
+            "name": self.handle.name,
+            "samples": len(self.handle.samples),
+            "bytes": int(self.handle.samples.sizes.sum()),
+            "skipped": len(self.handle.skipped),
+            "content_hash": self.handle.content_hash,
+        }
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what provenance.json tells: where the samples come from, and the files that were left out."""
+        about = {"name": self.handle.name, "content_hash": self.handle.content_hash, **self.handle.describe}
+        return about | {"skipped": list(self.handle.skipped)}
+
+    def store(self, folder: Path, suffix: str, keys: Mapping[str, Keys]) -> DataOnNodes:
+        """Write samples.parquet, and placement.parquet where both nodes have samples; `suffix` tells several apart."""
+        samples_file = folder / f"samples{suffix}.parquet"
+        self.handle.samples.save(samples_file)
+        split_file = folder / f"placement{suffix}.parquet" if self.placed.split else None
+        if split_file is not None:
+            self.placed.seen_from_compute(self.handle.samples).save(split_file)
+        return DataOnNodes(self.handle.samples.root, samples_file, split_file, self.shards, self.placed, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    """The datasets of a run, by workload; workloads that share one share the object."""
+
+    by_workload: Mapping[str, OpenData]
+
+    @property
+    def each(self) -> tuple[OpenData, ...]:
+        """Every dataset once."""
+        return tuple({id(data): data for data in self.by_workload.values()}.values())
+
+    @property
+    def content_hash(self) -> str:
+        """Tells these datasets from any others; that of the only one is its own."""
+        if len(self.each) == 1:
+            return self.each[0].handle.content_hash
+        told = " ".join(f"{key}={data.handle.content_hash}" for key, data in sorted(self.by_workload.items()))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def provenance(self) -> dict[str, Any]:
+        """Return what provenance.json tells of the dataset, or of each of several by its name."""
+        if len(self.each) == 1:
+            return self.each[0].provenance()
+        skipped = [path for data in self.each for path in data.handle.skipped]
+        return {data.handle.name: data.provenance() for data in self.each} | {"skipped": skipped}
+
+    def store(self, folder: Path, keys: Mapping[str, Keys]) -> dict[str, DataOnNodes]:
+        """Write every dataset's samples into the run's folder; returns where the cells of each workload find theirs."""
+        several = len(self.each) > 1
+        stored = {
+            id(data): data.store(folder, f"-{data.handle.name}-{data.handle.content_hash[:8]}" if several else "", keys)
+            for data in self.each
+        }
+        return {key: stored[id(data)] for key, data in self.by_workload.items()}
+
+
+def open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunData:
+    """Open, and make where needed, every dataset of an experiment.
+
+    Raises ConfigError for a batch larger than its dataset, DatasetError as the datasets do.
+    """
+    _check_room(experiment, cache)
+    opened: list[tuple[Component, OpenData]] = []
+    for component in experiment.datasets.values():
+        if all(component != known for known, _ in opened):
+            opened.append((component, _open(experiment, component, cache, progress)))
+    found = {
+        key: next(data for known, data in opened if known == component)
+        for key, component in experiment.datasets.items()
+    }
+    for key, workload in experiment.workloads.items():
+        batch_size, handle = workload.params.get("batch_size", 1), found[key].handle
+        if batch_size > len(handle.samples):
+            raise ConfigError(
+                f"workloads.{key}.batch_size={batch_size} is larger than the dataset {handle.name} "
+                f"({len(handle.samples)} samples): expected at most {len(handle.samples)}"
+            )
+    return RunData(found)
+
+
+def _check_room(experiment: Experiment, cache: Path) -> None:
+    """Refuse datasets for which there is no room, with their shards, before the first of them is made."""
+    needed, keys = 0, []
+    converted = experiment.placement == "half" or experiment.streams
+    seen: list[Component] = []
+    for key, component in experiment.datasets.items():
+        if component in seen:
+            continue
+        seen.append(component)
+        dataset = instantiate(component.target, component.params)
+        if isinstance(dataset, GeneratedDataset) and (made := dataset.bytes_to_make(cache)):
+            needed += made * (2 if converted else 1)
+            keys.append(f"{experiment.dataset_key(key)}.samples={component.params.get('samples')}")
+    free = free_bytes(cache)
+    if needed > free:
+        raise DatasetError(
+            f"{' and '.join(keys)}: about {spelled(needed)} are needed in {cache}"
+            f"{', shards included' if converted else ''}, and {spelled(free)} are free; "
+            "ask for fewer, make room, or set cache_dir to a larger file system"
+        )
+
+
+def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress) -> OpenData:
+    handle: DatasetHandle = instantiate(component.target, component.params).open(cache, progress)
+    half = experiment.placement == "half"
+    shards = None
+    if half or experiment.streams:
+        try:
+            shards = open_shards(handle, cache, progress, HALF_SHARDS if half else 1)
+        except LoaderError as error:
+            raise DatasetError(str(error)) from error
+    return OpenData(handle, place(experiment.placement, handle, shards, cache, progress), shards)

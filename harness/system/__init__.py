@@ -1,0 +1,1 @@
+"""The operating system: signals, disks, processes, what the kernel counts."""

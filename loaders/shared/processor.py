@@ -1,0 +1,122 @@
+"""What a worker does to samples: load each of them, collate them into a batch, say which one failed."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError, SampleError, SampleTimeoutError
+from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
+from loaders.shared.arguments import seconds
+from loaders.shared.stall_monitor import Stalled, StallMonitor
+
+__all__ = ["Collated", "Failed", "Failures", "Loaded", "OnError", "SampleProcessor", "check_policy"]
+
+OnError: TypeAlias = Literal["raise", "skip"]
+"""What becomes of a sample that fails: it ends the epoch, or is left out and counted."""
+
+
+class Failed(NamedTuple):
+    """A sample that failed."""
+
+    sample_id: int
+    why: str
+
+
+class Failures(list[Failed]):
+    """The samples of an epoch that failed, in the order in which they did; threads add to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told = 0
+
+    def untold(self) -> list[Failed]:
+        """Return those that were not returned before."""
+        new = self[self._told :]
+        self._told += len(new)
+        return new
+
+
+class Loaded(NamedTuple):
+    """A sample after its last transform."""
+
+    item: Item
+    ns: int
+    """What it took from reading on."""
+    times: StageTimes
+
+
+class Collated(NamedTuple):
+    """A batch, on the CPU."""
+
+    ids: npt.NDArray[np.int64]
+    tensors: Tensors
+    work_s: npt.NDArray[np.float64]
+    """Seconds that every sample took from reading to its last transform."""
+
+
+class SampleProcessor:
+    """The pipeline over the samples, with a watch on every worker that runs it."""
+
+    def __init__(self, samples: Samples, pipeline: Pipeline, seed: int, *, workers: int, processes: bool) -> None:
+        self.watch = StallMonitor(pipeline, workers, processes=processes)
+        self._samples = samples
+        self._pipeline = pipeline
+        self._seed = seed
+
+    def load(self, worker: int, epoch: int, sample_id: int) -> Loaded:
+        """Load one sample; raise SampleError naming it and the stage."""
+        began = time.perf_counter_ns()
+        times = self.watch.begin(worker, sample_id)
+        try:
+            item = load_item(self._pipeline, self._samples, sample_id, seed=self._seed, epoch=epoch, times=times)
+        finally:
+            self.watch.end(worker)
+        return Loaded(item, time.perf_counter_ns() - began, times)
+
+    def collate(self, worker: int, loaded: Sequence[Loaded]) -> Collated:
+        """Join samples; raise SampleError naming the one whose shape is wrong, or all of them."""
+        items = [one.item for one in loaded]
+        self.watch.begin(worker, items[0].id, stage="collate")
+        try:
+            tensors = self._pipeline.collate(items)
+        except Exception as error:
+            raise self._collate_error(items, error) from error
+        finally:
+            self.watch.end(worker)
+        ids = np.array([item.id for item in items], np.int64)
+        return Collated(ids, tensors, np.array([one.ns for one in loaded]) * 1e-9)
+
+    def timeout_error(self, late: Stalled, who: str) -> SampleTimeoutError:
+        """Return the error that names an overdue sample and the worker `who` that is at it."""
+        path = self._samples.path(late.sample_id)
+        return SampleTimeoutError(
+            f"sample {late.sample_id} ({path}) is in {late.stage} for {late.seconds:.1f} s in {who}: longer than "
+            "sample_timeout_s; the file's storage hangs, or the limit is too low for it"
+        )
+
+    def _collate_error(self, items: Sequence[Item], error: Exception) -> SampleError:
+        shapes = [tuple(getattr(item.data, "shape", ())) for item in items]
+        (usual, count), *others = Counter(shapes).most_common()
+        if others and count > len(items) // 2:
+            at = next(index for index, shape in enumerate(shapes) if shape != usual)
+            who = f"sample {items[at].id} ({self._samples.path(items[at].id)})"
+            return SampleError(
+                f"{who} failed in collate: its data have the shape {shapes[at]}, those of its batch {usual}: {error}"
+            )
+        ids = [item.id for item in items]
+        return SampleError(f"samples {ids} failed in collate: {type(error).__name__}: {error}")
+
+
+def check_policy(on_error: str, sample_timeout_s: float | None) -> None:
+    """Refuse a policy that there is none of, or a limit that is no time; raises LoaderConfigError."""
+    if on_error not in get_args(OnError):
+        raise LoaderConfigError(f"on_error={on_error!r}: expected one of {', '.join(get_args(OnError))}")
+    if sample_timeout_s is not None:
+        seconds("sample_timeout_s", sample_timeout_s)
