@@ -18,7 +18,6 @@ import pytest
 from PIL import Image
 
 from loaders.base import Samples
-from loaders.streaming.decoding.records import check_records
 from loaders.streaming.errors import ShardError
 from loaders.streaming.planner import plan
 from loaders.streaming.receiver.client import StreamClient
@@ -165,8 +164,7 @@ def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> N
         endpoint = json.loads(daemon.stdout.readline())["endpoint"]
         with StreamClient(endpoint, streams=2, timeout_s=20) as client:
             batches = plan(client.catalog.shard_records, batch_size=4, seed=1, epoch=0)
-            for batch in client.fetch(batches, window=3):
-                check_records(batch)
+            for batch in client.fetch(batches, window=3, verify=True):
                 for sample_id, label, image in zip(batch.ids, batch.labels, batch.images(), strict=True):
                     assert int(sample_id) not in found
                     found[int(sample_id)] = int(label), hashlib.sha256(image).hexdigest()
