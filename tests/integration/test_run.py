@@ -168,11 +168,12 @@ def test_a_run_outlives_its_own_death_and_that_of_a_worker_and_a_daemon(harness,
 
 
 def daemon_of(harness_pid):
-    (daemon,) = [
-        p
+    serving = {
+        p.pid: p
         for p in psutil.Process(harness_pid).children(recursive=True)
         if "loaders.streaming" in p.cmdline() and "serve" in p.cmdline()
-    ]
+    }
+    (daemon,) = [p for p in serving.values() if p.ppid() not in serving]  # it serves in a child
     return daemon
 
 

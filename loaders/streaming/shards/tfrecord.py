@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -92,18 +93,22 @@ def intact_records(frame: memoryview, checksums: Sequence[int], *, payloads: boo
     """
     at, size, count = 0, len(frame), 0
     for expected in checksums:
-        if at + HEADER_BYTES > size:
+        start = at + HEADER_BYTES
+        if start > size:
             break
         length, length_crc = _HEADER.unpack_from(frame, at)
-        start, end = at + HEADER_BYTES, at + HEADER_BYTES + length
+        end = start + length
         if end + FOOTER_BYTES > size or _FOOTER.unpack_from(frame, end)[0] != expected:
             break
-        if payloads and (
-            _masked(crc32c(frame[at : at + 8])) != length_crc or _masked(crc32c(frame[start:end])) != expected
-        ):
+        if payloads and (_length_crc(length) != length_crc or _masked(crc32c(frame[start:end])) != expected):
             break
         at, count = end + FOOTER_BYTES, count + 1
     return count
+
+
+@lru_cache(4096)
+def _length_crc(length: int) -> int:
+    return masked_crc32c(length.to_bytes(8, "little"))
 
 
 def read_records(path: Path, sizes: Sequence[int] | None = None) -> Iterator[memoryview]:
