@@ -158,7 +158,8 @@ def test_a_run_outlives_its_own_death_and_that_of_a_worker_and_a_daemon(harness,
     checks = json.loads((results / "latest" / "checks.json").read_text())
     assert [check["verdict"] for check in checks if check["rule"] == "same_place"] == ["pass"] * 3
     assert f"kept as {damaged.name}.damaged-1 and measured again" in done.stderr
-    again = f"resume={(results / 'latest').resolve().name} results_dir={results} resume_invalid=true\n"
+    again = f"resume={(results / 'latest').resolve().name} results_dir={results} resume_mixed=true "
+    again += "resume_invalid=true\n"
     assert f"3 of 3 rows are invalid; measure them again with: python -m harness {again}" in done.stderr
     assert [r["cell_id"] for r in rows(tmp_path)] == [c["cell_id"] for c in planned]
     assert {r["samples"] for r in rows(tmp_path)} == {"48"}

@@ -90,7 +90,7 @@ def test_a_thread_that_fails_at_its_start_fails_its_tasks(monkeypatch):
     def fail() -> None:
         raise OSError("no such library")
 
-    monkeypatch.setattr(threads, "use_one_core", fail)
+    monkeypatch.setattr(threads, "use_one_thread", fail)
     pool = DaemonThreads(1, "test")
     for _ in range(2):
         with pytest.raises(OSError, match="no such library"):

@@ -139,7 +139,7 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         self._current: weakref.ref[WorkerBatches | InProcess] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_iterator", "_current", "_figures", "_slow_timeout", "_scheduler")
+        left_out = ("_iterator", "_current", "_stats", "_slow_timeout", "_scheduler")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
