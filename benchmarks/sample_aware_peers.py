@@ -121,9 +121,8 @@ def peers(case: Case) -> Callable[[bool], Iterator[Line]]:
         for peer, our in product(names[len(ours) :], ours):
             ahead = case.differ and peer == "in_order=False"
             ratios = [each[peer] / each[our] for each in rounds]
-            (other_s, our_s), (other_cpu_s, our_cpu_s) = (
-                (median(each[name] for each in one) for name in (peer, our)) for one in (rounds, cpu)
-            )
+            other_s, our_s = (median(each[name] for each in rounds) for name in (peer, our))
+            other_cpu_s, our_cpu_s = (median(each[name] for each in cpu) for name in (peer, our))
             yield Line(
                 f"{case.what}, {case.workers} workers: epoch of {peer} over {our}",
                 f"{'>' if ahead else '>='} {RATIO_LEAST:g}",
