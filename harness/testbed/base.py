@@ -138,9 +138,6 @@ class Testbed(Protocol):
             TestbedError: the testbed has no link, or the link is broken.
         """
 
-    def data_node(self, regime: Regime) -> Node:
-        """Return the node that serves data in this regime: storage, or compute itself where it is local."""
-
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Measure the idle link's round trip and rate; None for a local regime.
 

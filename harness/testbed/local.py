@@ -53,10 +53,6 @@ class LocalTestbed:
                 "use testbed.kind=netns (or auto), or keep to regimes with rate_gbit=null"
             )
 
-    def data_node(self, regime: Regime) -> Node:
-        """Return the compute node, where the data is."""
-        return self.compute
-
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Return None: there is nothing to measure."""
         return None

@@ -101,10 +101,6 @@ class NetnsTestbed:
             self.link = self._open_link()
             self.link.set(regime)
 
-    def data_node(self, regime: Regime) -> Node:
-        """Return the node that serves data: compute in a local regime, storage in all others."""
-        return self.compute if regime.is_local else self.storage
-
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Measure the idle link's round trip and rate; None for a local regime."""
         if regime.is_local:

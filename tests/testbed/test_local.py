@@ -29,7 +29,7 @@ def test_auto_is_local_when_no_regime_needs_a_link(run_id):
         assert testbed.kind == "local"
         assert testbed.link is None
         assert testbed.probe(LOCAL) is None
-        assert testbed.data_node(LOCAL).address == "127.0.0.1"
+        assert testbed.compute.address == "127.0.0.1"
 
 
 def test_regime_with_a_link_is_refused_by_name(run_id):
