@@ -31,7 +31,7 @@ def clean() -> list[str]:
         try:
             removed += [f"run {state.names.run_id}: {what}" for what in tear_down(state.names)]
             state.forget()
-            # A reaper that was stopped would stay for ever.
+            # A stopped reaper would never end.
             reapers = kill_all(state.names.run_id, variable=REAPER_VARIABLE)
             removed += [f"run {state.names.run_id}: reaper {pid}" for pid in reapers]
         except (TestbedError, TimeoutError) as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -12,15 +11,6 @@ from loaders.base import Batch
 from loaders.pipeline import Tensors
 
 __all__ = ["DeviceTransfer", "InTransfer"]
-
-
-class _Holder(Protocol):
-    @property
-    def data(self) -> torch.Tensor: ...
-    @property
-    def labels(self) -> torch.Tensor: ...
-    @property
-    def extra(self) -> Mapping[str, torch.Tensor]: ...
 
 
 T = TypeVar("T", Tensors, Batch)
@@ -72,5 +62,5 @@ class DeviceTransfer:
         return tensor.to(self._device, non_blocking=True)
 
 
-def _tensors(held: _Holder) -> list[torch.Tensor]:
+def _tensors(held: Tensors | Batch) -> list[torch.Tensor]:
     return [held.data, held.labels, *held.extra.values()]

@@ -106,7 +106,7 @@ def _use(name: str, use: Callable[[ModuleType], T]) -> T | BrokenFigure:
         return use(import_module(_path(name)))
     except Interrupted:
         raise
-    except Exception as error:  # noqa: BLE001  it is told in the figure's place, and in the exit status
+    except Exception as error:  # noqa: BLE001 - it stands in the figure's place, and the exit status says so
         return BrokenFigure(name, _told(error, name))
 
 

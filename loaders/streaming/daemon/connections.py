@@ -1,7 +1,8 @@
 """The connections of a daemon one by one: what each has sent that nobody has read, and how to pause or close it.
 
-ZeroMQ reads a connection on and on, whoever takes the messages, and has no way to close one of a socket's connections.
-The kernel knows how much a connection has received, and this process may drop its packets or end it by its descriptor.
+ZeroMQ goes on reading a connection whether or not its messages are taken, and has no way to close one of a socket's
+connections. The kernel knows how much a connection has received, and this process may drop its packets or end it by its
+descriptor.
 """
 
 from __future__ import annotations
