@@ -12,11 +12,11 @@ from loaders.dali.segmentation import SegmentationPlan
 from loaders.dali.speech import SpeechPlan
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
+from loaders.options import OnError
 from loaders.pipeline import Pipeline
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
-from loaders.shared.processor import OnError
 
 __all__ = ["Operators", "plan_of"]
 

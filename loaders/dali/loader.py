@@ -18,11 +18,11 @@ from loaders.dali.fed import DaliFedEpoch
 from loaders.dali.plan import Plan
 from loaders.errors import SampleTimeoutError
 from loaders.image import ImageTransform
+from loaders.options import OnError, Remainder
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.arguments import Remainder
 from loaders.shared.files import encoded_bytes
 from loaders.shared.prefetcher import Prefetcher
-from loaders.shared.processor import OnError, SampleProcessor
+from loaders.shared.processor import SampleProcessor
 from loaders.shared.threaded_loader import ThreadedLoader
 
 __all__ = ["DaliLoader"]

@@ -19,13 +19,12 @@ import numpy.typing as npt
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError
+from loaders.options import OnError, Remainder, check_on_error
 from loaders.pecan.lanes import Lane, Lanes, due
 from loaders.pecan.loader import chosen_order, notes_of
 from loaders.pecan.reorder import reorder
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.arguments import Remainder
 from loaders.shared.files import check_arguments
-from loaders.shared.processor import OnError, check_policy
 from loaders.shared.shares import Share, place_among_ranks
 
 __all__ = ["SizeBalancedLoader"]
@@ -74,7 +73,7 @@ class SizeBalancedLoader:
         """
         transform = as_pipeline(transform)
         check_arguments(samples, device, batch_size=(batch_size, 1), num_workers=(num_workers, 2))
-        check_policy(on_error, sample_timeout_s)
+        check_on_error(on_error, sample_timeout_s)
         if not 0 <= percentile <= 100:
             raise LoaderConfigError(f"percentile={percentile}: expected 0 to 100")
         threshold = float(np.percentile(samples.sizes, percentile))

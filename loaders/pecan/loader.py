@@ -9,15 +9,14 @@ from types import TracebackType
 from typing import Final, Self
 
 from loaders.base import Batch, LoaderStats, Samples
+from loaders.options import OnError, Remainder, check_on_error
 from loaders.pecan.flow import measure
 from loaders.pecan.order import Kind, Order, auto_order
 from loaders.pecan.reorder import reorder
 from loaders.pipeline import Pipeline
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pytorch import PyTorchLoader
-from loaders.shared.arguments import Remainder
 from loaders.shared.files import check_arguments
-from loaders.shared.processor import OnError, check_policy
 
 __all__ = ["PecanLoader", "chosen_order"]
 
@@ -65,7 +64,7 @@ class PecanLoader:
             num_workers=(num_workers, 0),
             profile_samples=(profile_samples, 1),
         )
-        check_policy(on_error, sample_timeout_s)
+        check_on_error(on_error, sample_timeout_s)
         began = time.perf_counter_ns()
         self.order = chosen_order(
             transform,

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
+from loaders.options import OnError, Remainder
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pytorch.shared import check_room, share
 from loaders.pytorch.workers import (
@@ -25,11 +26,10 @@ from loaders.pytorch.workers import (
     explained,
     in_main_thread,
 )
-from loaders.shared.arguments import Remainder
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.files import encoded_bytes
 from loaders.shared.forking import gc_frozen
-from loaders.shared.processor import Collated, Failed, Loaded, OnError, SampleProcessor
+from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
 from loaders.shared.shares import Share
 
 __all__ = ["PyTorchLoader"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError
+from loaders.options import OnError, Remainder
 from loaders.pipeline import Item, StageTimes, Tensors
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.coordinator.engine import Engine, Policy
@@ -18,11 +19,10 @@ from loaders.sample_aware.policy.scheduler import Decision
 from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
 from loaders.sample_aware.workers.jobs import PipelineJob
 from loaders.sample_aware.workers.pool import start_context
-from loaders.shared.arguments import Remainder
-from loaders.shared.device_transfer import DeviceTransfer, InTransfer
+from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.files import encoded_bytes
-from loaders.shared.processor import Collated, Loaded, OnError, SampleProcessor
+from loaders.shared.processor import Collated, Loaded, SampleProcessor
 
 __all__ = ["SampleAwareLoader"]
 

@@ -10,9 +10,9 @@ from typing import Self
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderError
-from loaders.shared.arguments import Remainder
+from loaders.options import OnError, Remainder, check_on_error
 from loaders.shared.files import check_arguments
-from loaders.shared.processor import Failed, OnError, check_policy
+from loaders.shared.processor import Failed
 from loaders.shared.shares import Share, place_among_ranks
 
 __all__ = ["FileLoader"]
@@ -39,7 +39,7 @@ class FileLoader(ABC):
     ) -> None:
         """Check the arguments; raise LoaderConfigError. `least` is of the loader's own, see `check_arguments`."""
         self._device = check_arguments(samples, device, batch_size=(batch_size, 1), **least)
-        check_policy(on_error, sample_timeout_s)
+        check_on_error(on_error, sample_timeout_s)
         self._samples = samples
         self._batch_size = batch_size
         self._seed = seed

@@ -8,7 +8,7 @@ import torch
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError
-from loaders.shared.arguments import whole
+from loaders.shared.arguments import check_whole
 from loaders.shared.device import usable_device
 
 __all__ = ["check_arguments", "encoded_bytes"]
@@ -22,7 +22,7 @@ def check_arguments(samples: Samples, device: str, **least: tuple[int, int]) -> 
     if not len(samples):
         raise LoaderConfigError(f"no samples under {samples.root}: expected at least one")
     for name, (value, bound) in least.items():
-        whole(name, value, bound)
+        check_whole(name, value, bound)
     return usable_device(device)
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SampleError
-from loaders.shared.processor import Collated, Failed, Loaded, OnError, SampleProcessor
+from loaders.options import OnError
+from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
 

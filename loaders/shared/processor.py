@@ -5,21 +5,17 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.base import Samples
-from loaders.errors import LoaderConfigError, SampleError, SampleTimeoutError
+from loaders.errors import SampleError, SampleTimeoutError
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
-from loaders.shared.arguments import seconds
 from loaders.shared.stall_monitor import Stalled, StallMonitor
 
-__all__ = ["Collated", "Failed", "Failures", "Loaded", "OnError", "SampleProcessor", "check_policy"]
-
-OnError: TypeAlias = Literal["raise", "skip"]
-"""What becomes of a sample that fails: it ends the epoch, or is left out and counted."""
+__all__ = ["Collated", "Failed", "Failures", "Loaded", "SampleProcessor"]
 
 
 class Failed(NamedTuple):
@@ -112,11 +108,3 @@ class SampleProcessor:
             )
         ids = [item.id for item in items]
         return SampleError(f"samples {ids} failed in collate: {type(error).__name__}: {error}")
-
-
-def check_policy(on_error: str, sample_timeout_s: float | None) -> None:
-    """Refuse a policy that there is none of, or a limit that is no time; raises LoaderConfigError."""
-    if on_error not in get_args(OnError):
-        raise LoaderConfigError(f"on_error={on_error!r}: expected one of {', '.join(get_args(OnError))}")
-    if sample_timeout_s is not None:
-        seconds("sample_timeout_s", sample_timeout_s)

@@ -11,7 +11,7 @@ import torch.distributed
 
 from loaders.errors import LoaderConfigError
 from loaders.image import epoch_order
-from loaders.shared.arguments import Remainder, check_ranks
+from loaders.options import Remainder, check_ranks
 
 __all__ = ["Share", "in_process_group", "place_among_ranks"]
 

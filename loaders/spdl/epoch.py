@@ -14,9 +14,10 @@ import numpy.typing as npt
 from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
 
 from loaders.errors import LoaderError, SampleError
+from loaders.options import OnError
 from loaders.pipeline import Tensors
-from loaders.shared.device_transfer import DeviceTransfer, InTransfer
-from loaders.shared.processor import Failed, Failures, Loaded, OnError, SampleProcessor
+from loaders.shared.device import DeviceTransfer, InTransfer
+from loaders.shared.processor import Failed, Failures, Loaded, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, SampleTimeoutError
 from loaders.image import ImageTransform
+from loaders.options import OnError, Remainder
 from loaders.pipeline import Pipeline
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.arguments import Remainder
-from loaders.shared.device_transfer import DeviceTransfer
+from loaders.shared.device import DeviceTransfer
 from loaders.shared.files import encoded_bytes
-from loaders.shared.processor import OnError, SampleProcessor
+from loaders.shared.processor import SampleProcessor
 from loaders.shared.threaded_loader import ThreadedLoader
 from loaders.spdl.epoch import Made, SpdlEpoch
 

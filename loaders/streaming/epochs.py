@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from loaders.base import Batch
-from loaders.shared.device_transfer import DeviceTransfer, InTransfer
+from loaders.pipeline import StageTimes
+from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.processor import Failed
 from loaders.streaming.channel import Channel
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Decoder
@@ -21,20 +22,10 @@ from loaders.streaming.receiver.fetch import Fetch
 from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
 
-__all__ = ["Decoded", "Fetching", "Numbered", "Raw", "Running", "StageTimes"]
+__all__ = ["Decoded", "Fetching", "Numbered", "Raw", "Running"]
 
 _READY_BATCHES = 2
 """Decoded batches that wait for the training step."""
-
-
-@dataclass(slots=True)
-class StageTimes:
-    """Seconds that the stages between network and consumer took or waited."""
-
-    decode_wait_s: float = 0.0
-    """In which the next decoded batch was waited for."""
-    consumer_wait_s: float = 0.0
-    """In which decoded batches waited, and nothing else was done, because nobody took them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +39,8 @@ class Fetching:
     verify: bool
     events: TimestampLogger | None
     times: StageTimes
+    """`decode_wait`, in which the next decoded batch was waited for, and `consumer_wait`, in which decoded batches
+    waited, and nothing else was done, because nobody took them."""
 
     def start(self, schedule: Schedule) -> Fetch:
         """Start to fetch what is planned."""
@@ -154,10 +147,9 @@ class Decoded:
                 began = time.perf_counter_ns()
                 batch, failed = decoder.collect()
                 moving = None if batch is None else self._side.start(batch)
-                decoded = time.perf_counter_ns()
+                decoded = times.add("decode_wait", began)
                 wanted = self._ready.put((numbers.popleft(), moving, failed))
-                times.decode_wait_s += (decoded - began) * 1e-9
-                times.consumer_wait_s += (time.perf_counter_ns() - decoded) * 1e-9
+                times.add("consumer_wait", decoded)
                 if not wanted:
                     return
             elif not self.schedule.wait():

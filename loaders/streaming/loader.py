@@ -17,16 +17,16 @@ import numpy.typing as npt
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
+from loaders.options import OnError, Remainder
+from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.arguments import Remainder, whole
-from loaders.shared.device import usable_device
-from loaders.shared.device_transfer import DeviceTransfer
-from loaders.shared.processor import OnError
+from loaders.shared.arguments import check_whole
+from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit
 from loaders.streaming.checkpoint import Progress
 from loaders.streaming.decoding.engines import Engine, Policy, check_engine, make_decoder
-from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, StageTimes
+from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running
 from loaders.streaming.planner import EpochPlan, plan, share_records
 from loaders.streaming.protocol.messages import WireFormat
 from loaders.streaming.receiver.arrivals import Order
@@ -112,8 +112,11 @@ class StreamingLoader:
         where_from = endpoints if endpoint is None else endpoint
         if where_from is None or (endpoint is not None and endpoints is not None):
             raise LoaderConfigError("endpoint or endpoints: give one of the two")
-        num_threads, epochs_ahead = whole("num_threads", num_threads, 1), whole("epochs_ahead", epochs_ahead, 0)
-        epochs = None if epochs is None else whole("epochs", epochs, 1)
+        num_threads, epochs_ahead = (
+            check_whole("num_threads", num_threads, 1),
+            check_whole("epochs_ahead", epochs_ahead, 0),
+        )
+        epochs = None if epochs is None else check_whole("epochs", epochs, 1)
         for name, given in (("keys", keys), ("events", events)):
             if not isinstance(given, str | os.PathLike | None):
                 raise LoaderConfigError(f"{name}={given!r}: expected a path, or none")
@@ -123,7 +126,7 @@ class StreamingLoader:
         if not 0 <= part[0] < part[1]:
             raise LoaderConfigError(f"part={part}: expected (i, n) with i from 0 to n - 1")
         rank, world_size = place_among_ranks(rank, world_size)
-        batch_size, seed = whole("batch_size", batch_size, 1), whole("seed", seed, 0)
+        batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed, 0)
         self._settings: dict[str, Any] = {
             "seed": seed,
             "slice_records": SLICE_RECORDS if slice_records is None else slice_records,
@@ -243,7 +246,7 @@ class StreamingLoader:
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
         self._client.check_process()
-        epoch = whole("epoch", epoch, 0)
+        epoch = check_whole("epoch", epoch, 0)
         running = self._begin(epoch)
         planned = running.schedule.plan(epoch)
         progress, given = self._progress, self._given
@@ -336,7 +339,7 @@ class StreamingLoader:
         progress = self._progress
         if taken is None or progress is None:
             return progress
-        taken = whole("taken", taken, 0, len(self._given))
+        taken = check_whole("taken", taken, 0, len(self._given))
         delivered = progress.delivered.copy()
         for number in chain.from_iterable(self._given[taken:]):
             assert self._under_way is not None, "batches are of a plan"
@@ -354,7 +357,7 @@ class StreamingLoader:
         if begun is None or begun.epoch != epoch:
             begun = Progress(epoch, np.zeros(len(self), np.bool_))
         left = self._left(begun)
-        taken = whole("taken", taken, 0, len(left))
+        taken = check_whole("taken", taken, 0, len(left))
         delivered = begun.delivered.copy()
         delivered[left.positions(left.number, taken)] = True
         return Progress(epoch, delivered, begun.before)
@@ -395,11 +398,11 @@ class StreamingLoader:
         that were repeated after a lost connection, `moved` those taken to another daemon, `stale` the answers that
         came twice.
         """
-        traffic = self._client.traffic
+        traffic, waits = self._client.traffic, self._times.seconds()
         self._stats.details |= {
             "network_wait_s": traffic.wait_s,
-            "decode_wait_s": self._times.decode_wait_s,
-            "consumer_wait_s": self._times.consumer_wait_s,
+            "decode_wait_s": waits.get("decode_wait", 0.0),
+            "consumer_wait_s": waits.get("consumer_wait", 0.0),
             "verify_s": traffic.verify_s,
             "streams": self._client.streams,
             "wire_bytes": traffic.bytes,

@@ -15,7 +15,8 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from loaders.shared.arguments import Remainder, check_ranks, whole
+from loaders.options import Remainder, check_ranks
+from loaders.shared.arguments import check_whole
 from loaders.streaming.runs import Runs, joined
 
 __all__ = ["BatchPlan", "EpochPlan", "Slice", "plan", "share_places", "share_records"]
@@ -144,11 +145,11 @@ def plan(
 
     Raises LoaderConfigError for a number out of range.
     """
-    batch_size, slice_records = whole("batch_size", batch_size, 1), whole("slice_records", slice_records, 1)
-    seed, epoch = whole("seed", seed, 0), whole("epoch", epoch, 0)
-    shuffle_window = whole("shuffle_window", shuffle_window, 0)
+    batch_size, slice_records = check_whole("batch_size", batch_size, 1), check_whole("slice_records", slice_records, 1)
+    seed, epoch = check_whole("seed", seed, 0), check_whole("epoch", epoch, 0)
+    shuffle_window = check_whole("shuffle_window", shuffle_window, 0)
     check_ranks(rank, world_size, remainder)
-    limit = None if limit is None else whole("limit", limit, 1)
+    limit = None if limit is None else check_whole("limit", limit, 1)
     random = np.random.default_rng((seed, epoch))
     runs = _shuffled(np.asarray(shard_records, np.int64), slice_records, random)
     if shuffle_window > 1:

@@ -15,8 +15,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
+from loaders.options import check_ranks
 from loaders.pipeline import stage_name
-from loaders.shared.arguments import check_ranks, whole
+from loaders.shared.arguments import check_whole
 from loaders.shared.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import ended
 from loaders.streaming.iterations import Iterations, Worker
@@ -51,7 +52,7 @@ class StreamDataset(IterableDataset[Any]):
         """
         super().__init__()
         signature(StreamingLoader).bind(**arguments)  # TypeError names what is missing, or none of its arguments
-        whole("batch_size", arguments["batch_size"], 1)
+        check_whole("batch_size", arguments["batch_size"], 1)
         if batches not in get_args(Form):
             raise LoaderConfigError(f"batches={batches!r}: expected dict, tuple or batch")
         self._form: Form = batches
@@ -99,7 +100,7 @@ class StreamDataset(IterableDataset[Any]):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration; one that was loaded goes on where it was."""
-        self._iterations.choose(whole("epoch", epoch, 0))
+        self._iterations.choose(check_whole("epoch", epoch, 0))
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
         """Return how far the dataset has come; what was iterated up to now is not given again.

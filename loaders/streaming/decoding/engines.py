@@ -11,8 +11,8 @@ import torch
 
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
+from loaders.options import OnError, check_on_error
 from loaders.pipeline import Pipeline, stage_name
-from loaders.shared.processor import OnError, check_policy
 from loaders.streaming.decoding.decoder import Decoder
 from loaders.streaming.decoding.processes import ProcessDecoder
 from loaders.streaming.decoding.threads import TorchDecoder
@@ -45,7 +45,7 @@ def check_engine(name: str, pipeline: Pipeline, policy: Policy = _STRICT) -> Eng
     "auto" is "dali" for images where DALI is installed, unless the policy asks for what that cannot do, and "torch"
     otherwise. Raises LoaderConfigError for an engine that there is none of, or that cannot do what is asked.
     """
-    check_policy(policy.on_error, policy.timeout_s)
+    check_on_error(policy.on_error, policy.timeout_s)
     match name:
         case "auto":
             images = isinstance(pipeline, ImageTransform) and policy == _STRICT

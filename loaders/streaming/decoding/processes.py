@@ -20,8 +20,9 @@ import torch
 
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
+from loaders.options import OnError
 from loaders.pipeline import Pipeline, StageTimes, stage_name
-from loaders.shared.processor import Failed, Loaded, OnError, SampleProcessor
+from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome, pinned
 from loaders.streaming.decoding.memory import SharedMemory

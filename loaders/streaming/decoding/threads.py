@@ -12,8 +12,9 @@ import torch
 
 from loaders.base import Batch
 from loaders.errors import LoaderError, SampleError
+from loaders.options import OnError
 from loaders.pipeline import Pipeline
-from loaders.shared.processor import Failed, Loaded, OnError, SampleProcessor
+from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.threads import DaemonThreads, thread_number
 from loaders.streaming.decoding.decoder import Outcome, pinned
 from loaders.streaming.decoding.received import ReceivedSamples, received, rows_of

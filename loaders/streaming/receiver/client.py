@@ -21,7 +21,7 @@ from typing import Any, Self, TypeAlias
 import zmq
 
 from loaders.errors import LoaderConfigError, LoaderError, StreamError
-from loaders.shared.arguments import seconds, whole
+from loaders.shared.arguments import check_seconds, check_whole
 from loaders.streaming.errors import NoAnswerError
 from loaders.streaming.planner import BatchPlan, EpochPlan, plan
 from loaders.streaming.protocol.messages import WireFormat
@@ -98,8 +98,8 @@ class StreamClient:
         if not all(groups) or not groups or len(set(self.endpoints)) != len(self.endpoints):
             raise LoaderConfigError(f"endpoints={endpoints}: expected one or more, each once")
         check_streams(streams)
-        whole("warm_bytes", warm_bytes, 0, _MOST_WARM_BYTES)
-        timeout_s = seconds("timeout_s", timeout_s)
+        check_whole("warm_bytes", warm_bytes, 0, _MOST_WARM_BYTES)
+        timeout_s = check_seconds("timeout_s", timeout_s)
         if wire not in ("raw", "msgpack"):
             raise LoaderConfigError(f"wire={wire!r}: expected raw or msgpack")
         keep_freed_memory()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from loaders.errors import LoaderConfigError, StreamError
-from loaders.shared.arguments import whole
+from loaders.shared.arguments import check_whole
 from loaders.streaming.errors import WireError
 from loaders.streaming.planner import BatchPlan
 from loaders.streaming.protocol.messages import MAX_SLICES, BatchHeader, Damaged, Refusal
@@ -38,8 +38,8 @@ class Interrupted(Exception):
 
 def check_window(window: int, order: Order, step: int) -> None:
     """Raise LoaderConfigError for an argument of a fetch that is out of range."""
-    whole("prefetch_batches", window, 1, 256)
-    whole("prefetch_step", step, 0)
+    check_whole("prefetch_batches", window, 1, 256)
+    check_whole("prefetch_step", step, 0)
     if order not in ("arrival", "strict"):
         raise LoaderConfigError(f"order={order!r}: expected arrival or strict")
 

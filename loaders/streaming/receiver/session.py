@@ -14,7 +14,7 @@ from typing import Self
 import zmq
 
 from loaders.errors import StreamError
-from loaders.shared.arguments import seconds
+from loaders.shared.arguments import check_seconds
 from loaders.streaming.errors import NoAnswerError, WireError
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.planner import Slice
@@ -176,7 +176,7 @@ def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -
     Raises LoaderConfigError for an endpoint or a time that is none.
     """
     check_endpoint(endpoint)
-    seconds("timeout_s", timeout_s)
+    check_seconds("timeout_s", timeout_s)
     context: _Context = zmq.Context()
     try:
         with _control(context, endpoint, timeout_s, keys) as control:

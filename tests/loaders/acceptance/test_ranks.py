@@ -53,7 +53,7 @@ def test_ranks_of_torchruns_environment_share_every_epoch(any_loader, monkeypatc
         ({"world_size": 2}, "remainder: choose uneven, drop or pad for 2 ranks"),
         ({"world_size": 2, "rank": 2, "remainder": "pad"}, "rank=2: expected a whole number from 0 to 1"),
         ({"world_size": 0}, "world_size=0"),
-        ({"world_size": 2, "remainder": "split"}, "remainder='split': expected uneven, drop or pad"),
+        ({"world_size": 2, "remainder": "split"}, "remainder='split': expected one of uneven, drop, pad"),
     ],
 )
 def test_ranks_that_cannot_be_are_refused_by_name(any_loader, wrong, message):

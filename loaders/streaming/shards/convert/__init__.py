@@ -21,7 +21,7 @@ from loaders.streaming.shards.output import OutputError, output_errors
 
 if TYPE_CHECKING:
     from loaders.base import Samples
-    from loaders.shared.processor import OnError
+    from loaders.options import OnError
 
 __all__ = [
     "KINDS",

@@ -1,0 +1,112 @@
+"""The arguments that all loaders share, stated and checked once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar
+
+from loaders.errors import LoaderConfigError
+from loaders.shared.arguments import check_choice, check_seconds, check_whole
+
+__all__ = ["LoaderKeywords", "LoaderOptions", "OnError", "Remainder", "check_on_error", "check_ranks", "takes_options"]
+
+Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
+"""What happens to samples that cannot be shared equally: some ranks get one more, none does, or some come twice."""
+OnError: TypeAlias = Literal["raise", "skip"]
+"""What a sample that fails does: it ends the epoch, or it is left out and counted."""
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+class LoaderKeywords(TypedDict, total=False):
+    """The fields of LoaderOptions, as the keywords of a constructor."""
+
+    batch_size: Required[int]
+    seed: Required[int]
+    device: str
+    rank: int | None
+    world_size: int | None
+    remainder: Remainder | None
+    sample_timeout_s: float | None
+    on_error: OnError
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """What every loader of files takes; raises LoaderConfigError for a value out of range.
+
+    Args:
+        batch_size: samples of a batch; the last batch of an epoch may have fewer.
+        seed: of the order of an epoch and of all random numbers of its samples.
+        device: "cpu" or "cuda", where batches are (default "cpu").
+        rank: of this process; None takes it from torch.distributed, RANK, or 0 (default None).
+        world_size: number of ranks that share the samples; None as for `rank` (default None).
+        remainder: "uneven", "drop" or "pad" samples that cannot be shared equally; required for several ranks
+            (default None).
+        sample_timeout_s: seconds after which a sample that is not ready ends the epoch; None for no limit
+            (default None).
+        on_error: "raise" ends the epoch at a sample that fails, "skip" leaves it out and counts it in `stats`
+            (default "raise").
+    """
+
+    batch_size: int
+    seed: int
+    device: str = "cpu"
+    rank: int | None = None
+    world_size: int | None = None
+    remainder: Remainder | None = None
+    sample_timeout_s: float | None = None
+    on_error: OnError = "raise"
+
+    def __post_init__(self) -> None:
+        check_whole("batch_size", self.batch_size, 1)
+        check_on_error(self.on_error, self.sample_timeout_s)
+
+
+def check_on_error(on_error: str, sample_timeout_s: float | None) -> None:
+    """Raise LoaderConfigError for an unknown policy, or for a limit that is not a time in seconds."""
+    check_choice("on_error", on_error, OnError)
+    if sample_timeout_s is not None:
+        check_seconds("sample_timeout_s", sample_timeout_s)
+
+
+def check_ranks(rank: int, world_size: int, remainder: str | None) -> None:
+    """Raise LoaderConfigError for a rank out of range, and where several ranks need a `remainder`."""
+    check_whole("rank", rank, 0, check_whole("world_size", world_size, 1) - 1)
+    if remainder is not None:
+        check_choice("remainder", remainder, Remainder)
+    elif world_size > 1:
+        raise LoaderConfigError(
+            f"remainder: choose uneven, drop or pad for {world_size} ranks; DDP needs equal counts, so drop or pad; "
+            "rank=0, world_size=1 gives a rank all samples"
+        )
+
+
+def takes_options(*kinds: type) -> Callable[[F], F]:
+    """Decorate a constructor with `**keywords`: its signature and its help show the fields of option classes instead.
+
+    A field that the constructor names itself keeps the constructor's default. `help` and `inspect.signature` show
+    what is accepted, and the harness checks the keys of a configuration against it.
+    """
+
+    def decorate(init: F) -> F:
+        own = [each for each in inspect.signature(init).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        named = {each.name for each in own}
+        shared = [each for kind in kinds for each in _parameters(kind) if each.name not in named]
+        keywords = [each for each in (*own, *shared) if each.kind is each.KEYWORD_ONLY]
+        others = [each for each in own if each.kind is not each.KEYWORD_ONLY]
+        keywords.sort(key=lambda each: each.default is not each.empty)
+        init.__signature__ = inspect.Signature([*others, *keywords])  # type: ignore[attr-defined]
+        lists = "".join(inspect.cleandoc(kind.__doc__ or "").partition("Args:")[2].rstrip() for kind in kinds)
+        init.__doc__ = f"{inspect.cleandoc(init.__doc__ or '')}{lists}\n"
+        return init
+
+    return decorate
+
+
+def _parameters(kind: Any) -> Iterable[inspect.Parameter]:
+    for each in fields(kind):
+        default = inspect.Parameter.empty if each.default is MISSING else each.default
+        yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=each.type)
