@@ -23,8 +23,8 @@ from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.torch_data import StreamDataset
 
 ALL = list(range(61))
-README = Path(__file__).parents[3] / "README.md"
-STREAMING = README.parent / "docs/streaming.md"
+ROOT = Path(__file__).parents[3]
+STREAMING = ROOT / "docs/streaming.md"
 
 
 def _dataset(endpoint: str, **changed: object) -> StreamDataset:
@@ -375,7 +375,7 @@ def test_the_examples_of_the_frameworks_train_on_every_sample(daemon, tmp_path: 
         text=True,
         timeout=120,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(README.parent)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     given = json.loads(done.stdout.splitlines()[-1])
@@ -384,10 +384,9 @@ def test_the_examples_of_the_frameworks_train_on_every_sample(daemon, tmp_path: 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """The training script of the README, as a stranger would copy it."""
-    (text,) = (
-        code for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "StreamDataset" in code
-    )
+    """The training script of docs/streaming.md, as a user would copy it."""
+    section = STREAMING.read_text().partition("**4. Train.**")[2]
+    text = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     assert len([line for line in text.splitlines() if line]) <= 32
     path = tmp_path / "train.py"
     path.write_text(text)

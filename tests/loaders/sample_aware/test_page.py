@@ -1,4 +1,4 @@
-"""The README's example of swapping the import, as a stranger would copy it."""
+"""The example of docs/sample_aware.md of swapping the import, as a stranger would copy it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[3]
 IMPORT = re.compile(r"^from loaders import SampleAwareDataLoader as DataLoader  # before: (.+)$", re.MULTILINE)
 
 
-def test_the_readmes_training_script_runs_as_it_is_and_learns(tmp_path: Path) -> None:
+def test_the_pages_training_script_runs_as_it_is_and_learns(tmp_path: Path) -> None:
     (script,) = (
         code
-        for code in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        if "SampleAwareDataLoader" in code
+        for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "sample_aware.md").read_text(), re.DOTALL)
+        if "class Clips" in code
     )
     before = IMPORT.search(script)
     assert before is not None and before[1] == "from torch.utils.data import DataLoader"
