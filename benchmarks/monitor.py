@@ -44,7 +44,7 @@ BARE = """
 import sys, time
 from pathlib import Path
 from energymon.clock.monotonic import Clock, next_tick
-from energymon.ticker.compiled import ticker_library
+from energymon.ticker.ticker import ticker_library
 from energymon.sampling.priority import raise_priority
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.ticker.ticker import Ticker

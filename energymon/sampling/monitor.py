@@ -14,8 +14,7 @@ from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
 from energymon.sampling.edges import Listener
 from energymon.sampling.priority import raise_priority
 from energymon.sensors.base import Sensor
-from energymon.ticker.compiled import Library, ticker_library
-from energymon.ticker.ticker import Block, Operation, Reason, Taken, Ticker
+from energymon.ticker.ticker import Block, Library, Operation, Reason, Taken, Ticker, ticker_library
 
 __all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled", "SampledBlock"]
 

@@ -9,18 +9,40 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from energymon.clock.monotonic import NS, UNNOTICED_NS
-from energymon.ticker.compiled import Library
+from energymon.system.native import compiled
 
-__all__ = ["Answers", "Block", "Operation", "Reason", "Taken", "Ticker"]
+__all__ = ["Answers", "Block", "Library", "Operation", "Reason", "Taken", "Ticker", "ticker_library"]
+
+Library = ctypes.CDLL
+_SOURCE: Final = Path(__file__).with_name("ticker.c")
 
 _RING_NS: Final = 5 * NS
 """The ring holds the ticks of so long, and some at least."""
 _MIN_SLOTS: Final = 32
 _FOREVER: Final = 2**63 - 1
 _WORD: Final = 8
+
+
+@functools.cache
+def ticker_library() -> Library | str:
+    """Return the compiled ticker, or the reason why Python takes the ticks; ENERGYMON_COMPILED=0 is one."""
+    if os.environ.get("ENERGYMON_COMPILED") == "0":
+        return "ENERGYMON_COMPILED=0"
+    try:
+        with compiled(_SOURCE) as path:
+            library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return str(error)
+    library.run.argtypes = (ctypes.c_void_p,)
+    library.ring_end.argtypes = (ctypes.c_void_p,)
+    library.ring_end.restype = ctypes.c_int64
+    library.ring_free.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    library.ring_free.restype = None
+    return library
 
 
 class Operation(NamedTuple):

@@ -13,6 +13,7 @@ from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.coordinator.engine import Engine, Policy
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.coordinator.thread import Settings
+from loaders.sample_aware.ipc import nontemporal_copy
 from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.policy.scheduler import Decision
@@ -112,6 +113,8 @@ class SampleAwareLoader(FileLoader):
         self._timeout = SlowTimeout(warm_up=warm_up, fixed_s=slow_timeout_s)
         self._engine: Engine | None = None
         self._epochs = 0
+        # Compiled here, where it is outside of every epoch.
+        nontemporal_copy.library()
 
     @property
     def timeout_history(self) -> Sequence[TimeoutChange]:

@@ -10,8 +10,7 @@ from energymon.sensors import domains, nvml_board
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.perf import open_perf
-from energymon.ticker.compiled import ticker_library
-from energymon.ticker.ticker import Ticker
+from energymon.ticker.ticker import Ticker, ticker_library
 
 INTERVAL_NS = 5_000_000
 

@@ -26,7 +26,6 @@ from loaders.sample_aware.ipc.arena import Arena, Block
 from loaders.sample_aware.ipc.control_page import ControlPage, Roots, WorkerStatus
 from loaders.sample_aware.ipc.layout import Layout
 from loaders.sample_aware.ipc.messages import Report, ReportKind, Reports
-from loaders.sample_aware.ipc.nontemporal_copy import LEAST_BYTES
 from loaders.sample_aware.ipc.serialize import load, load_report
 from loaders.sample_aware.policy.pace import is_for_one, rest_s, tasks_ahead
 from loaders.sample_aware.policy.scheduler import Scheduler
@@ -275,10 +274,7 @@ class Coordinator:
 
     def _note_size(self, size: SizeGuess, report: Report, block: Block | None) -> None:
         if block is not None:
-            nbytes = report.offset + report.nbytes + 8 * report.samples - block.offset
-            size.learn(nbytes)
-            if nbytes >= LEAST_BYTES:
-                self._pool.speed_up_copies(self._control.set_can_copy)
+            size.learn(report.offset + report.nbytes + 8 * report.samples - block.offset)
 
     def _failure(self, report: Report, block: Block | None) -> Any:
         if block is None:

@@ -26,6 +26,7 @@ from loaders.sample_aware.coordinator.thread import Settings
 from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
 from loaders.sample_aware.drop_in.keys import Progress
 from loaders.sample_aware.drop_in.samplers import draws_again, noted
+from loaders.sample_aware.ipc import nontemporal_copy
 from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.policy.scheduler import Decision
@@ -125,6 +126,9 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         self._begin_figures()
 
     def _begin_figures(self) -> None:
+        if self.num_workers and not self._as_torch:
+            # Compiled here, where it is outside of every epoch.
+            nontemporal_copy.library()
         self._scheduler = (
             scheduler_of(
                 self.num_workers, self.min_workers, self.max_workers, alpha=self.alpha, beta=self.beta,

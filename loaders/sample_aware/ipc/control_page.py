@@ -28,7 +28,7 @@ NO_ROOTS: Final = Roots(0, 0, 0)
 
 MOST_STAGES: Final = 256
 MOST_WORKERS: Final = 4096
-_RUN, _TIMEOUT_NS, _MAY_PARK, _SPEC_BYTES, _CAN_COPY, _ROOTS = range(6)
+_RUN, _TIMEOUT_NS, _MAY_PARK, _SPEC_BYTES, _ROOTS = range(5)
 _REMAINING: Final = _ROOTS + len(NO_ROOTS)
 _CELLS: Final = _REMAINING + MOST_STAGES
 _SAMPLE, _STAGE, _SINCE, _OF_RUN, _CELL = range(5)
@@ -68,15 +68,6 @@ class ControlPage:
     @run.setter
     def run(self, number: int) -> None:
         self._numbers[_RUN] = number
-
-    @property
-    def can_copy(self) -> bool:
-        """Whether the library that copies past the caches is there."""
-        return bool(self._numbers[_CAN_COPY])
-
-    def set_can_copy(self) -> None:
-        """Tell that it is there."""
-        self._numbers[_CAN_COPY] = 1
 
     def set_timeout(self, timeout_ns: int) -> None:
         """Tell above which time a sample is slow; 0: none is."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.sample_aware.ipc.nontemporal_copy import LEAST_BYTES, Move
+from loaders.sample_aware.ipc.nontemporal_copy import MIN_BYTES, Move
 
 __all__ = ["Packed", "Spec", "copy_to", "load", "load_report", "offsets", "pack", "rows_of", "spec_of", "unpack"]
 
@@ -81,7 +81,7 @@ def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Any, nontemporal: 
     """Write a leaf's values to a place of the arena, given as bytes; with `nontemporal` where they are many."""
     if leaf.kind == _TENSOR and values.is_contiguous():
         # Without views, as torch's copy needs them.
-        move = nontemporal if leaf.nbytes >= LEAST_BYTES else ctypes.memmove
+        move = nontemporal if leaf.nbytes >= MIN_BYTES else ctypes.memmove
         move(whole.data_ptr() + at, values.data_ptr(), leaf.nbytes)
         return
     place = whole[at : at + leaf.nbytes]

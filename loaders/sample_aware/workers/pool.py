@@ -6,9 +6,8 @@ import multiprocessing
 import os
 import pickle
 import struct
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
@@ -19,7 +18,7 @@ import torch.multiprocessing
 
 from loaders.errors import LoaderConfigError, WorkerError
 from loaders.sample_aware.ipc.messages import ROW_BYTES, TASK_BYTES, RowToken, Task, TaskKind
-from loaders.sample_aware.ipc.nontemporal_copy import library
+from loaders.sample_aware.ipc.nontemporal_copy import open_library
 from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 from loaders.sample_aware.workers.worker import Descriptor, Ends, run_worker
 from loaders.shared.forking import gc_frozen
@@ -52,8 +51,7 @@ class Pool:
         self._rows_out, self._rows = os.pipe()
         self.reports, self._reports_in = os.pipe()
         self._tasks_back, self._rows_back = _twin(self._tasks_out), _twin(self._rows_out)
-        self._copy = os.memfd_create("sample-aware-copy", os.MFD_CLOEXEC)
-        self._copies = False
+        self._copy = open_library()
         self._members: dict[int, _Member] = {}
         self.processes: list[BaseProcess] = []
         """The workers that were not asked to stop, and where they have all ended those that were the last."""
@@ -142,12 +140,6 @@ class Pool:
         """Take back the rows that no worker has taken; return how many there were."""
         return len(_drain(self._rows_back, ROW_BYTES))
 
-    def speed_up_copies(self, then: Callable[[], None]) -> None:
-        """Compile what copies large tensors, once and beside all else; call `then` when the workers may use it."""
-        if not self._copies:
-            self._copies = True
-            threading.Thread(target=_compile, args=(os.dup(self._copy), then), name="sample-aware-compile").start()
-
     def shrink(self) -> None:
         """Ask whichever worker is idle first to stop."""
         self._working -= 1
@@ -208,17 +200,6 @@ def start_context(given: Any) -> BaseContext:
         raise LoaderConfigError(f"start_method={given!r}: expected one of {', '.join(methods)}")
     context: BaseContext = multiprocessing.get_context(given)
     return context
-
-
-def _compile(descriptor: int, then: Callable[[], None]) -> None:
-    """Put the library that copies past the caches into a file and close it; on a host without a compiler nothing."""
-    try:
-        content = library()
-        if content is not None:
-            os.write(descriptor, content)
-            then()
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(descriptor: int, records: Sequence[bytes]) -> None:

@@ -35,7 +35,7 @@ from loaders.sample_aware.ipc.messages import (
     room,
     unpack_key,
 )
-from loaders.sample_aware.ipc.nontemporal_copy import LateMove
+from loaders.sample_aware.ipc.nontemporal_copy import load_copy
 from loaders.sample_aware.ipc.serialize import Packed, Spec, copy_to, load, load_report, offsets, pack
 from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 
@@ -72,7 +72,7 @@ class Ends(NamedTuple):
     """This worker's own."""
     arena: Descriptor
     copy: Descriptor
-    """The library to copy with, once there is one."""
+    """The library to copy with; empty where there is none."""
     parent: int
     """Process id, with which the worker ends."""
 
@@ -108,8 +108,8 @@ class _Worker:
         self._bytes = self._memory.numpy()
         self._kept: dict[int, Any] = {}
         """What tells of samples that a collation has kept when they are gone, by their blocks' beginnings."""
-        self._control = control = ControlPage(self._map)
-        self._move = LateMove(ends.copy, lambda: control.can_copy)
+        self._control = ControlPage(self._map)
+        self._move = load_copy(ends.copy)
         self._rooted = False
         self._spec: Spec | None = None
         self._waiting = select.poll()

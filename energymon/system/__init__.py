@@ -1,0 +1,1 @@
+"""Parts that all packages of the project share: compiled C, child processes."""

@@ -1,0 +1,76 @@
+"""No C compiler runs while an epoch is measured, even where nothing is cached and no loader was warmed up."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+COMPILER = """#!/bin/sh
+echo "$(date +%s%N) $*" >>"$COMPILER_LOG"
+"$REAL_CC" "$@"
+status=$?
+date +%s%N >>"$COMPILER_LOG"
+exit $status
+"""
+
+DROP_IN = """
+import os, torch
+from pathlib import Path
+from torch.utils.data import TensorDataset
+from loaders.sample_aware import SampleAwareDataLoader
+
+runs = lambda: Path(os.environ["COMPILER_LOG"]).read_text().count(".so")
+loader = SampleAwareDataLoader(TensorDataset(torch.zeros(16, 1 << 16)), batch_size=4, num_workers=2)
+before = runs()
+assert sum(len(batch[0]) for batch in loader) == 16
+assert before == runs() == 1, (before, runs())
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Where every process has to compile for itself, and each run of the compiler is written down."""
+    real = shutil.which("cc")
+    if real is None:
+        pytest.skip("no C compiler on this host")
+    compiler = tmp_path / "bin" / "cc"
+    compiler.parent.mkdir()
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    (tmp_path / "no-folder").touch()
+    return {
+        **os.environ,
+        "PATH": f"{compiler.parent}:{os.environ['PATH']}",
+        "REAL_CC": real,
+        "COMPILER_LOG": str(tmp_path / "log"),
+        "XDG_CACHE_HOME": str(tmp_path / "no-folder"),
+    }
+
+
+def nanoseconds(utc: str) -> int:
+    return round(datetime.fromisoformat(utc).timestamp() * 1e9)
+
+
+def test_no_compiler_runs_in_an_epoch_of_a_cell(environment, tmp_path):
+    argv = [sys.executable, "-m", "harness", "+experiment=smoke", "~loaders.dali", "~loaders.streaming"]
+    argv += ["~loaders.pytorch", "+loader@loaders.sample_aware=sample_aware", "loaders.sample_aware.num_workers=2"]
+    argv += ["dataset.samples=16", "repeats=1", "warmup_samples=0", "workloads.resnet50.batch_size=4", "figures=[]"]
+    argv += ["testbed.caches=tree", f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    with (tmp_path / "results" / "latest" / "epochs.csv").open() as file:
+        epochs = [(nanoseconds(row["start_utc"]), nanoseconds(row["end_utc"])) for row in csv.DictReader(file)]
+    assert epochs, done.stderr
+    lines = Path(environment["COMPILER_LOG"]).read_text().splitlines()
+    assert any("nontemporal_copy" in line for line in lines), "the cell compiles for itself here"
+    for line in lines:
+        at = int(line.split()[0])
+        assert not any(start <= at <= end for start, end in epochs), line
+
+
+def test_no_compiler_runs_in_an_epoch_of_the_drop_in(environment):
+    subprocess.run([sys.executable, "-c", DROP_IN], env=environment, check=True, timeout=120)
