@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from energymon.agent.window import Agent, Window
+from energymon.analysis.attribution import (
+    Channels,
+    Component,
+    NodeEnergy,
+    best_sources,
+    channels_of,
+    energy_of,
+    series_of,
+)
 from energymon.analysis.baseline import NetEnergy, baseline_of
-from energymon.analysis.components import Component, best_sources
-from energymon.analysis.integrate import Energy, joules, missed_share
+from energymon.analysis.integrate import Energy, joules, missed_share, missed_ticks
 from energymon.analysis.query import WindowEnergy, query, total
 from energymon.analysis.restarts import bridged
 from energymon.analysis.tuples import EnergyTuple, stored_tuples, tuples
@@ -30,6 +38,7 @@ from energymon.reading import (
     START,
     Baseline,
     ClockOffset,
+    Domain,
     Event,
     Reading,
     Tick,
@@ -48,15 +57,18 @@ __all__ = [
     "AgentError",
     "Asker",
     "Baseline",
+    "Channels",
     "ClockError",
     "ClockOffset",
     "Component",
     "ConfigError",
+    "Domain",
     "Energy",
     "EnergyError",
     "EnergyTuple",
     "Event",
     "NetEnergy",
+    "NodeEnergy",
     "Reading",
     "SensorError",
     "Session",
@@ -71,12 +83,16 @@ __all__ = [
     "best_sources",
     "boot_ns",
     "bridged",
+    "channels_of",
+    "energy_of",
     "export",
     "joules",
     "missed_share",
+    "missed_ticks",
     "open_store",
     "query",
     "render",
+    "series_of",
     "stored_tuples",
     "total",
     "tuples",

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 from energymon.agent.event_loop import Loop
 from energymon.agent.liveness import own_name
 from energymon.agent.sender_process import SenderProcess
-from energymon.analysis.components import channels_of
+from energymon.analysis.attribution import channels_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
@@ -329,7 +329,7 @@ class _Agent:
             for at_ns in (start_ns, end_ns)
             for reading in store.readings(at_ns - margin_ns, at_ns + margin_ns, self._config.node)
         }
-        lags = channels_of(self._session).lags
+        lags = channels_of(self._session.description, self._config.node).lags
         for found in baseline_of(edges, start_ns, end_ns, self._config.interval_ns, lags=lags):
             self._writer.put(found)
 

@@ -16,7 +16,7 @@ from typing import Final, Self, cast
 
 from energymon.agent.liveness import lives
 from energymon.agent.process import AgentProcess, shared_agent
-from energymon.analysis.components import Component, channels_of
+from energymon.analysis.attribution import Component, channels_of
 from energymon.analysis.integrate import Energy
 from energymon.analysis.query import WindowEnergy, query
 from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
@@ -277,7 +277,7 @@ class Window:
         """Wait until every series that goes on has a reading past the end, or cannot be expected to."""
         interval_s = session.interval_ns / NS
         # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
-        lag_ns = round(max(channels_of(session).lags.values(), default=0.0) * NS)
+        lag_ns = round(max(channels_of(session.description, session.node).lags.values(), default=0.0) * NS)
         deadline_ns = self._ended_ns + round((interval_s + _WAIT_S) * NS)
         while True:
             if self._agent is not None:

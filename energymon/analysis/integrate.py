@@ -12,7 +12,7 @@ from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
 from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Tick
 
-__all__ = ["UNBOUNDED", "Energy", "Integral", "joules", "missed_share", "require_order"]
+__all__ = ["UNBOUNDED", "Energy", "Integral", "due_ticks", "joules", "missed_share", "missed_ticks", "require_order"]
 
 UNBOUNDED: Final = frozenset({"nvml-power", "nvml-power-average", ESTIMATE})
 """Sources that count nothing: between two samples of power it may have been anything."""
@@ -77,10 +77,10 @@ class Integral:
         self._lags = lags
         self._sums: dict[SeriesKey, _Sum] | None = None
 
-    def add(self, readings: Iterable[Reading], until_ns: int) -> None:
+    def add(self, series: Mapping[SeriesKey, Curve], until_ns: int) -> None:
         """Add what was used since the last stretch, UTC ns; a series that does not cover it is dropped."""
         added = {}
-        for key, curve in curves(readings).items():
+        for key, curve in series.items():
             if self._sums is not None and key not in self._sums:
                 continue
             found = self._stretch(key, curve, self._end_ns, until_ns)
@@ -160,7 +160,7 @@ def joules(
     """
     require_order(start_ns, end_ns)
     integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=lags)
-    integral.add(readings, end_ns)
+    integral.add(curves(readings), end_ns)
     return integral.energies()
 
 
@@ -176,12 +176,35 @@ def missed_share(ticks: Iterable[Tick], start_ns: int, end_ns: int, interval_ns:
     A tick that is not there at all is missed too, so an agent that came late or died early shows. `ticks` are
     those of one node; `interval_ns` is its session's.
     """
-    first = tick_at(start_ns + interval_ns - 1, interval_ns)
-    expected = len(range(first, end_ns, interval_ns))
-    if not expected:
+    due = due_ticks(start_ns, end_ns, interval_ns)
+    if not due:
         return 0.0
-    whole = {t.tick_ns for t in ticks if not t.missed and first <= t.tick_ns < end_ns}
-    return 1 - len(whole) / expected
+    whole = {t.tick_ns for t in ticks if not t.missed and t.tick_ns in due}
+    return 1 - len(whole) / len(due)
+
+
+def missed_ticks(
+    readings: Iterable[Reading],
+    series: Iterable[tuple[str, str, str]],
+    start_ns: int,
+    end_ns: int,
+    interval_ns: int,
+) -> tuple[int, int]:
+    """Return how many ticks the series with the most gaps lacks, and how many are due in [start, end), UTC ns.
+
+    `series` are the device, domain and source of each that is expected; one without any reading lacks all.
+    """
+    due = due_ticks(start_ns, end_ns, interval_ns)
+    seen: dict[tuple[str, str, str], set[int]] = {key: set() for key in series}
+    for r in readings:
+        if r.tick_ns in due and (ticks := seen.get((r.device, r.domain, r.source))) is not None:
+            ticks.add(r.tick_ns)
+    return max((len(due) - len(ticks) for ticks in seen.values()), default=0), len(due)
+
+
+def due_ticks(start_ns: int, end_ns: int, interval_ns: int) -> range:
+    """Return the ticks of the grid in [start, end), UTC ns."""
+    return range(tick_at(start_ns + interval_ns - 1, interval_ns), end_ns, interval_ns)
 
 
 def _joined(one: _Sum, then: _Sum) -> _Sum:

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal
 
+from energymon.analysis.attribution import Channels, Component, add_up, channels_of, energy_of
 from energymon.analysis.baseline import NetEnergy, baseline_of, baselines_at
-from energymon.analysis.baseline import net as net_of
-from energymon.analysis.components import Channels, Component, add_up, best_sources, channels_of, components
-from energymon.analysis.integrate import Energy, Integral, missed_share, require_order
+from energymon.analysis.integrate import Energy, missed_share, require_order
 from energymon.analysis.restarts import bridged, restarts
 from energymon.analysis.sessions import chunks, covered, known_nodes, session_spans
 from energymon.clock.monotonic import NS, utc_text
@@ -94,7 +93,7 @@ def query(
             continue
         alone = clock != "controller" or len(nodes) == 1
         own = [s for s in sessions if s.node == name]
-        asked = _Node(store, session, channels_of(session), told, alone, own, store.counters(name))
+        asked = _Node(store, session, channels_of(session.description, name), told, alone, own, store.counters(name))
         found.append(asked.window(start_ns, end_ns, _baselines(asked, baseline, start_ns) if net or baseline else None))
     return found
 
@@ -166,18 +165,24 @@ class _Node:
         start, end = self.told.own(start_ns, end_ns)
         own_start_ns, own_end_ns = start.t_ns, max(start.t_ns, end.t_ns)
         torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
-        energies = [] if torn else self._energies(own_start_ns, own_end_ns)
-        best = best_sources(energies)
-        nets = net_of(best, baselines, (own_end_ns - own_start_ns) / NS) if baselines is not None else []
-        known = components(best, self.channels, nets)
-        whole = bool(known) and known[-1].joules is not None
+        # An edge that the wall clock showed twice gives no figure.
+        found = energy_of(
+            [] if torn else self.readings,
+            self.channels,
+            own_start_ns,
+            own_end_ns,
+            self.session.interval_ns,
+            clock_error_ns=self.clock_error_ns,
+            baselines=baselines,
+        )
+        whole = found.total is not None and found.total.joules is not None
         parts = [] if whole or torn else self._parts(own_start_ns, own_end_ns)
         name, interval_ns = self.session.node, self.session.interval_ns
         return WindowEnergy(
             name,
             start_ns,
             end_ns,
-            tuple(energies),
+            found.energies,
             missed_share(self._ticks(own_start_ns, own_end_ns), own_start_ns, own_end_ns, interval_ns),
             (
                 *self._unreadable(start_ns),
@@ -185,9 +190,9 @@ class _Node:
                 *self._restarts(own_start_ns, own_end_ns),
                 *self._events(own_start_ns, own_end_ns),
             ),
-            tuple(best),
-            tuple(known),
-            tuple(nets),
+            found.best,
+            found.components,
+            found.net,
             "controller" if self.told.offsets else "own" if self.alone else "unknown",
             self.told.offsets[0].offset_ns if self.told.offsets else 0,
             self.clock_error_ns if self.told.offsets or self.alone else None,
@@ -258,19 +263,6 @@ class _Node:
             clock_error_ns=self.clock_error_ns,
             lags=self.channels.lags,
         )
-
-    def _energies(self, start_ns: int, end_ns: int) -> list[Energy]:
-        integral = Integral(
-            start_ns,
-            interval_ns=self.session.interval_ns,
-            clock_error_ns=self.clock_error_ns,
-            lags=self.channels.lags,
-        )
-        for begin, stop in chunks(start_ns, end_ns, self.session.interval_ns):
-            integral.add(self.readings(begin, stop), stop)
-            if integral.lost:
-                break
-        return integral.energies()
 
     def _ticks(self, start_ns: int, end_ns: int) -> Iterator[Tick]:
         """Yield the ticks that may be whole: none lies outside the agents' lives."""

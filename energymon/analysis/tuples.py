@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from energymon.analysis.components import channels_of, directness
+from energymon.analysis.attribution import channels_of, directness
 from energymon.analysis.curve import Curve, Place, curves
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
@@ -142,7 +142,7 @@ def stored_tuples(store: Store, start_ns: int, end_ns: int, node: str | None = N
     and WindowError.
     """
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):
-        devices = channels_of(session).devices
+        devices = channels_of(session.description, session.node).devices
         expected = {session.node: devices} if devices else None
         for begin, stop in chunks(tick_at(begins, session.interval_ns), ends, session.interval_ns):
             yield from tuples(store.readings(begin, stop, session.node), begin, stop, session.interval_ns, expected)

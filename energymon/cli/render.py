@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from energymon.analysis.components import Component, add_up
+from energymon.analysis.attribution import Component, add_up
 from energymon.analysis.integrate import Energy
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, Event

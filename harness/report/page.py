@@ -38,7 +38,7 @@ from harness.results.folder import resume_command, write_whole
 
 __all__ = ["write_page"]
 
-_VERDICTS = ("pass", "warn", "fail", "unknown")
+_VERDICTS = ("pass", "warn", "fail", "unknown", "not applicable")
 _MOST_CARDS = 6
 """More loaders than these, a sweep for one, are read in tables and figures."""
 _THEMED = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", GRID: "--grid", SURFACE: "--surface"}

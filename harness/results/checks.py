@@ -14,17 +14,20 @@ from typing import Any
 
 import numpy as np
 
+from energymon import missed_ticks
 from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.disturbance import Watched, others, watched
-from harness.results.epochs import CellData, EpochRow, epoch_edges, readings_ns
+from harness.results.epochs import CellData, EpochRow, epoch_edges, readings_ns, sampled
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 
-__all__ = ["Check", "LinkBound", "jittered", "judge", "link_bounds"]
+__all__ = ["ONE_CLOCK", "Check", "LinkBound", "jittered", "judge", "link_bounds"]
 
 # A rule that only warns says something of a group of rows; the rows themselves stay valid.
-PASS, WARN, FAIL, UNKNOWN = "pass", "warn", "fail", "unknown"
+PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE = "pass", "warn", "fail", "unknown", "not applicable"
+ONE_CLOCK = "one clock"
+"""What a cell stores of its clocks when both nodes are this machine."""
 CHANCE = 3.29
 """Standard errors of a normal distribution outside which lies one value in 1,000."""
 MEDIAN_ERROR = 1.2533
@@ -49,7 +52,7 @@ class Check:
     expected: str
     actual: str
     verdict: str
-    """pass, warn, fail, or unknown when what it needs was not measured."""
+    """pass, warn, fail, unknown when what it needs was not measured, or not applicable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,23 +246,18 @@ def _shuffled(data: CellData, row: EpochRow) -> Check:
 
 def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
-    interval_ns = int(data.cell["energy"]["interval_ms"] * 1e6)
-    start, end = epoch_edges(data.events)[row.epoch]
-    window = readings_ns(start, data.cell["energy"]), readings_ns(end, data.cell["energy"])
-    due = range(-(-window[0] // interval_ns) * interval_ns, window[1], interval_ns)
-    series = data.cell["energy"]["series"]
+    energy = data.cell["energy"]
+    start_ns, end_ns = (readings_ns(event, energy) for event in epoch_edges(data.events)[row.epoch])
+    series = sampled(data.readings, energy).series
+    missed, due = missed_ticks(data.readings, series, start_ns, end_ns, round(energy["interval_ms"] * 1e6))
     if not series:
         return _check(row, "missed_ticks", expected, "no sensor, so no energy to judge", PASS)
-    if len(due) == 0:
+    if not due:
         return _check(row, "missed_ticks", expected, "the epoch is shorter than a tick", PASS)
-    seen: dict[tuple[str, str, str], set[int]] = defaultdict(set)
-    for reading in data.readings:
-        seen[reading.device, reading.domain, reading.source].add(reading.tick_ns)
-    missed = max(len(set(due) - seen[s["device"], s["domain"], s["source"]]) for s in series)
-    share = 100 * missed / len(due)
+    share = 100 * missed / due
     # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
     fine = share < tolerances.missed_ticks_pct or missed <= 1
-    return _check(row, "missed_ticks", expected, f"{missed} of {len(due)} ticks ({share:.1f} %)", fine)
+    return _check(row, "missed_ticks", expected, f"{missed} of {due} ticks ({share:.1f} %)", fine)
 
 
 def _sensors(data: CellData, row: EpochRow) -> Check:
@@ -293,13 +291,18 @@ def _energy_events(data: CellData, row: EpochRow) -> list[Mapping[str, Any]]:
 
 
 def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+    """Judge the offset between the nodes' clocks; where both nodes are one machine there is one clock."""
     offset_ms = data.cell.get("clock_offset_ms")
+    # Cells of older runs store an offset of 0.0, which nothing measured, for their one clock.
+    one_clock = data.cell.get("clock") == ONE_CLOCK or offset_ms == 0.0
     expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
-    if offset_ms is None:
-        return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
     for event in _energy_events(data, row):
         if event["kind"] == "clock-step":
             return _check(row, "clock_offset", expected, event["message"], FAIL)
+    if one_clock:
+        return _check(row, "clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE)
+    if offset_ms is None:
+        return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
     return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
 
 

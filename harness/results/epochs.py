@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from energymon import Energy, Reading, best_sources, joules
+from energymon import Channels, Domain, Energy, NodeEnergy, Reading, channels_of, energy_of
 from harness.cell.resources import Resources
 from harness.testbed.link.watch import Ping
 
@@ -20,12 +21,16 @@ __all__ = [
     "EpochRow",
     "accelerator_utilisation",
     "epoch_edges",
+    "epoch_energy",
     "epoch_rows",
     "gpu_util",
     "link_joules",
     "readings_ns",
     "rows_within",
+    "sampled",
 ]
+
+_NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +170,7 @@ def link_joules(
     if start["link_cpu_s"] is None or end["link_cpu_s"] is None:
         return None
     busy_s = end["cpu_busy_s"] - start["cpu_busy_s"]
-    energies, lost = _energies(readings, start, end, energy)
-    cpu_j = None if "cpu" in lost else _sum(e.joules for e in energies if e.domain == "cpu")
+    cpu_j = epoch_energy(readings, start, end, energy).joules("cpu")
     if cpu_j is None or busy_s <= 0:
         return None
     return cpu_j * float(min(1.0, (end["link_cpu_s"] - start["link_cpu_s"]) / busy_s))
@@ -176,19 +180,12 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
     samples, nbytes = int(batches.samples.sum()), data.epoch_bytes(start["epoch"])
-    energies, lost = _energies(data.readings, start, end, cell["energy"])
+    # A board of this machine idles while another is emulated.
+    given: dict[Domain, Sequence[Energy]] = {}
     if cell["accelerator"]["emulated"]:
-        # A board of this machine idles meanwhile and is not what is emulated.
-        energies = [e for e in energies if e.domain != "gpu"]
-        energies += _published_energy(cell["accelerator"], batches, duration_s)
-        lost.discard("gpu")
-    energies = [e for e in energies if e.domain not in lost]
-    by_domain = {domain: _sum(e.joules for e in energies if e.domain == domain) for domain in ("cpu", "dram", "gpu")}
-    # A module's GPU counter contains the CPU and its memory.
-    module = any(s.get("module_power") for s in cell["energy"]["series"] if s["domain"] == "gpu")
-    summed = ("gpu",) if module and by_domain["gpu"] is not None else tuple(by_domain)
-    known = [] if lost else [j for domain in summed if (j := by_domain[domain]) is not None]
-    errors = [None] if lost else [e.error_j for e in energies if e.domain in summed]
+        given["gpu"] = _published_energy(cell["accelerator"], batches, duration_s)
+    energy = epoch_energy(data.readings, start, end, cell["energy"], given)
+    known = [c for c in energy.components if c.name != "total" and c.joules is not None]
     return EpochRow(
         cell_id=cell["cell_id"],
         workload=cell["workload"],
@@ -211,36 +208,34 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
         au=accelerator_utilisation(batches.wait_s, batches.step_s),
         cpu_util=_cpu_util(start, end),
         gpu_util=gpu_util(data, start, end),
-        cpu_j=by_domain["cpu"],
-        dram_j=by_domain["dram"],
-        gpu_j=by_domain["gpu"],
-        total_j=sum(known) if known else None,
-        energy_error_j=sum(e for e in errors if e is not None) if errors and None not in errors else None,
-        energy_source=";".join(sorted({f"{e.domain}={e.source}" for e in energies})),
+        cpu_j=energy.joules("cpu"),
+        dram_j=energy.joules("dram"),
+        gpu_j=energy.joules("gpu"),
+        total_j=energy.total.joules if energy.total else None,
+        energy_error_j=energy.total.error_j if energy.total else None,
+        energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
     )
 
 
-def _energies(
-    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], energy: Mapping[str, Any]
-) -> tuple[list[Energy], set[str]]:
-    """Return the best series of each device between two events, and the domains whose sum is unknown.
+def epoch_energy(
+    readings: Sequence[Reading],
+    start: Mapping[str, Any],
+    end: Mapping[str, Any],
+    energy: Mapping[str, Any],
+    given: Mapping[Domain, Sequence[Energy]] = _NOTHING_GIVEN,
+) -> NodeEnergy:
+    """Return what the host used between two events; `energy` is the cell's, of cell.json, and `given` as `energy_of`'s.
 
-    A domain of which one part is lost, or was never read, is unknown: what is left of it would pass for the whole.
+    Raises WindowError when the end is before the start.
     """
-    interval_ns = int(energy["interval_ms"] * 1e6)
-    lags = _lags(readings, energy["series"])
     span_ns = readings_ns(start, energy), readings_ns(end, energy)
-    energies = best_sources(joules(readings, *span_ns, interval_ns, lags=lags))
-    found = {(e.device, e.domain) for e in energies}
-    parts = [*energy["series"], *energy.get("unreadable", [])]
-    return energies, {part["domain"] for part in parts if (part["device"], part["domain"]) not in found}
+    return energy_of(readings, sampled(readings, energy), *span_ns, round(energy["interval_ms"] * 1e6), given=given)
 
 
-def _lags(readings: Sequence[Reading], series: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str, str], float]:
-    """Return how old a sensor's value may be, s, by series, for those that told when they were opened."""
-    told = {(s["device"], s["domain"], s["source"]): s.get("lag_s") for s in series}
-    nodes = {reading.node for reading in readings}
-    return {(node, *key): lag_s for key, lag_s in told.items() if lag_s is not None for node in nodes}
+def sampled(readings: Sequence[Reading], energy: Mapping[str, Any]) -> Channels:
+    """Return the series that the host's agent sampled; `energy` is the cell's, of cell.json."""
+    node = readings[0].node if readings else ""
+    return channels_of({"sensors": [{"channels": energy["series"]}], "unreadable": energy.get("unreadable", [])}, node)
 
 
 def _published_energy(accelerator: Mapping[str, Any], batches: EpochBatches, duration_s: float) -> list[Energy]:
@@ -267,11 +262,6 @@ def _cpu_util(start: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:
     if total <= 0:
         return None
     return float(max(0.0, min(1.0, (end["cpu_busy_s"] - start["cpu_busy_s"]) / total)))
-
-
-def _sum(values: Iterable[float]) -> float | None:
-    known = list(values)
-    return sum(known) if known else None
 
 
 def _utc(ns: int) -> str:

@@ -19,7 +19,7 @@ from harness.cell.skipped import skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Experiment
 from harness.errors import CellError
-from harness.results.checks import link_bounds
+from harness.results.checks import ONE_CLOCK, link_bounds
 from harness.results.epochs import epoch_edges, link_joules
 from harness.results.folder import Results, write_json
 from harness.results.manifest import MANIFEST, write_manifest
@@ -297,8 +297,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
             "accelerator": outcome.done["accelerator"],
             "sampler": outcome.sampler,
             "energy": energy,
-            # Both nodes are this machine: one clock.
-            "clock_offset_ms": 0.0,
+            "clock": ONE_CLOCK,
         },
     )
     for path in [*parts, partial / "events.jsonl", partial / _LOADER_EVENTS, *outcome.reached.events]:

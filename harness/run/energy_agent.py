@@ -19,7 +19,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon import NO_SENSOR, Event, Reading, SqliteStore, boot_ns, bridged
+from energymon import NO_SENSOR, Event, Reading, SqliteStore, boot_ns, bridged, series_of
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError, DiskError, HarnessError, TestbedError
 from harness.run.cell_process import first_line
@@ -109,17 +109,7 @@ class EnergyAgent:
     def series(self) -> list[dict[str, Any]]:
         """What is sampled: device, domain and source of each series, how old its value may be, s, and whether a GPU's
         covers its module."""
-        return [
-            {
-                "device": c["device"],
-                "domain": c["domain"],
-                "source": c.get("source", sensor.get("source", "")),
-                "lag_s": c.get("lag_s"),
-                "module_power": bool(c.get("module_power")),
-            }
-            for sensor in self.sensors
-            for c in sensor["channels"]
-        ]
+        return series_of(self.sensors)
 
     def _watch(self) -> None:
         """Start the agent again whenever it has died, until it is stopped."""

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energymon import START, Reading, SqliteStore, joules
+from energymon.analysis.curve import curves
 from energymon.analysis.integrate import Integral
 from energymon.analysis.tuples import stored_tuples, tuples
 from energymon.sensors.counter import Counter
@@ -94,7 +95,7 @@ def test_a_window_in_stretches_sums_to_the_whole_with_the_same_bound(run, cuts):
     edges = sorted(covered(run, cuts))
     integral = Integral(edges[0], interval_ns=TICK)
     for edge in edges[1:]:
-        integral.add(run.readings, edge)
+        integral.add(curves(run.readings), edge)
     (added,), (once,) = integral.energies(), joules(run.readings, edges[0], edges[-1], TICK)
     assert added.joules == pytest.approx(once.joules, rel=1e-9, abs=1e-12)
     assert added.error_j == pytest.approx(once.error_j, rel=1e-9)

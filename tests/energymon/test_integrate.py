@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from energymon import INTERPOLATED, START, Reading, Tick, WindowError, joules, missed_share
+from energymon.analysis.curve import curves
 from energymon.analysis.integrate import Integral
 
 MS = 1_000_000
@@ -156,7 +157,7 @@ def test_a_window_added_up_in_stretches_is_the_window_in_one():
     for cuts in ([450, 470, 900], [500], [150, 151, 1700], [650]):
         integral = Integral(150 * MS, interval_ns=100 * MS, clock_error_ns=MS)
         for cut in [*cuts, 1850]:
-            integral.add(holey, cut * MS)
+            integral.add(curves(holey), cut * MS)
         (once,) = joules(holey, 150 * MS, 1850 * MS, 100 * MS, clock_error_ns=MS)
         (added,) = integral.energies()
         assert added.joules == pytest.approx(once.joules, rel=1e-12)
@@ -165,8 +166,8 @@ def test_a_window_added_up_in_stretches_is_the_window_in_one():
 
 def test_a_series_that_lacks_one_stretch_has_no_figure():
     integral = Integral(0)
-    integral.add([*ramp(), *ramp(device="package-1")], S)
-    integral.add(ramp(), 2 * S)
+    integral.add(curves([*ramp(), *ramp(device="package-1")]), S)
+    integral.add(curves(ramp()), 2 * S)
     assert [e.device for e in integral.energies()] == ["package-0"]
     assert not integral.lost
 
@@ -174,9 +175,9 @@ def test_a_series_that_lacks_one_stretch_has_no_figure():
 def test_an_integral_is_lost_once_no_series_covers_a_stretch():
     integral = Integral(0)
     assert not integral.lost
-    integral.add(ramp(), S)
+    integral.add(curves(ramp()), S)
     assert not integral.lost
-    integral.add(ramp(), 3 * S)
+    integral.add(curves(ramp()), 3 * S)
     assert integral.lost
     assert integral.energies() == []
 

@@ -55,6 +55,7 @@ def test_a_good_row_is_valid(remote):
     valid, rules = verdicts(remote())
     assert valid == "valid"
     assert rules.pop("spread") == "warn"
+    assert rules.pop("clock_offset") == "not applicable"
     assert set(rules.values()) == {"pass"}
     assert {"rtt_before", "rtt_after", "rate_before", "rate_after", "no_drops", "bytes_received"} <= set(rules)
 
@@ -377,15 +378,28 @@ def test_a_sensor_that_is_expected_and_told_nothing_makes_the_row_invalid(stored
 
 def test_an_unknown_clock_offset_makes_the_row_invalid(stored):
     data = stored()
-    for offset, verdict in ((None, "unknown"), (1.5, "fail"), (-1.5, "fail"), (0.2, "pass")):
+    for offset, verdict in ((None, "unknown"), (1.5, "fail"), (-1.5, "fail"), (0.2, "pass"), (0.0, "not applicable")):
         cell = {**data.cell, "clock_offset_ms": offset}
         assert verdicts(replace(data, cell=cell))[1]["clock_offset"] == verdict
+
+
+def test_of_one_clock_the_offset_is_not_judged(stored):
+    data = stored()
+    cell = {key: value for key, value in data.cell.items() if key != "clock_offset_ms"} | {"clock": "one clock"}
+    rows, checks = judge([replace(data, cell=cell)], epoch_rows(data), Tolerances())
+    (check,) = [check for check in checks if check.rule == "clock_offset"]
+    assert (check.actual, check.verdict, rows[0].valid) == ("one clock", "not applicable", "valid")
 
 
 def test_a_clock_that_is_set_during_the_epoch_makes_the_row_invalid(stored):
     data = stored()
     start, end = (event["utc_ns"] for event in data.events)
-    for at, kind, verdict in ((start - 1, "clock-step", "pass"), (start + 1, "clock-step", "fail"), (end, "x", "pass")):
+    unjudged = "not applicable"
+    for at, kind, verdict in (
+        (start - 1, "clock-step", unjudged),
+        (start + 1, "clock-step", "fail"),
+        (end, "x", unjudged),
+    ):
         told = [{"t_ns": at, "node": "n", "kind": kind, "message": "the wall clock was set by +2 s"}]
         cell = {**data.cell, "energy": {**data.cell["energy"], "events": told}}
         assert verdicts(replace(data, cell=cell))[1]["clock_offset"] == verdict

@@ -89,7 +89,7 @@ def test_a_damaged_cell_is_named_with_its_file_and_the_others_are_judged(results
 
 
 def test_the_status_says_that_rows_are_invalid(results, capsys):
-    OmegaConf.save({"checks": {**LIMITS["checks"], "clock_offset_ms": 0}}, results.config)
+    OmegaConf.save({"checks": {**LIMITS["checks"], "steal_pct": -1000}}, results.config)
     assert main([str(results.folder)]) == 6
     assert "2 rows, 0 valid" in capsys.readouterr().out
 

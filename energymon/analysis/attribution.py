@@ -1,43 +1,56 @@
-"""From the energy of every series to that of a host's components: the best source of each device, summed."""
+"""Joules of a window by domain, from one node's readings: the best source of each device, summed."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, Literal, cast, get_args
 
-from energymon.analysis.baseline import NetEnergy
-from energymon.analysis.curve import SeriesKey
-from energymon.analysis.integrate import Energy
-from energymon.reading import DIRECTNESS, ESTIMATE, LAG_S, Domain
-from energymon.stores.base import Session
+from energymon.analysis.baseline import NetEnergy, net
+from energymon.analysis.curve import Curve, SeriesKey, curves
+from energymon.analysis.integrate import Energy, Integral, require_order
+from energymon.analysis.sessions import chunks
+from energymon.clock.monotonic import NS
+from energymon.reading import DIRECTNESS, ESTIMATE, LAG_S, Baseline, Domain, Reading
 
 __all__ = [
     "DOMAINS",
     "Channels",
     "Component",
+    "NodeEnergy",
+    "ReadingsAround",
     "add_up",
     "best_sources",
     "channels_of",
     "components",
     "directness",
+    "energy_of",
+    "series_of",
 ]
 
 DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
 
+ReadingsAround = Callable[[int, int], Iterable[Reading]]
+"""Returns a node's readings in [start, end], ns of their clock, and those around it that its error bound needs."""
+
+_NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What an agent said that it samples."""
+    """The series that an agent samples, as it described them when it started."""
 
     devices: frozenset[tuple[str, Domain]]
     """Devices that make up each domain, readable or not; without a domain's estimates where any of it is measured."""
     lags: Mapping[SeriesKey, float]
-    """Seconds, where a sensor's own period was probed."""
+    """How old the value that a sensor shows may be, s, where the sensor's own period was probed."""
     module: bool
     """Whether a GPU's counter covers the whole module, the CPU and its memory too, as on a GH200."""
     unreadable: Mapping[tuple[str, Domain], str] = field(default_factory=dict)
     """Devices that were found and could not be read when the agent started, and why; among `devices` too."""
+    series: frozenset[tuple[str, str, str]] = frozenset()
+    """Device, domain and source of every series that is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +79,84 @@ class Component:
     """Bound of the error of `net_j`."""
 
 
-def channels_of(session: Session | None) -> Channels:
-    """Return what the agent of a session samples; nothing when it is not known."""
-    said: list[Mapping[str, object]] = []
-    sensors = session.description.get("sensors") if session is not None else None
-    for sensor in cast(Sequence[Mapping[str, object]], sensors or ()):
-        for channel in cast(Sequence[Mapping[str, object]], sensor.get("channels") or ()):
-            said.append({"source": sensor.get("source"), "module_power": sensor.get("module_power"), **channel})
+@dataclass(frozen=True, slots=True)
+class NodeEnergy:
+    """What one node used in a window."""
+
+    energies: tuple[Energy, ...]
+    """Every series that covers the window; several may count the same joules."""
+    best: tuple[Energy, ...]
+    """The most direct series of every device."""
+    components: tuple[Component, ...]
+    """`best` by domain, and in total; empty when nothing is known or expected."""
+    net: tuple[NetEnergy, ...] = ()
+    """`best` net of the idle baselines, where these were given."""
+
+    @property
+    def total(self) -> Component | None:
+        """The total; None when nothing is known or expected."""
+        return self.components[-1] if self.components else None
+
+    def joules(self, domain: Domain) -> float | None:
+        """Return the joules of one domain; None when they are unknown."""
+        return next((c.joules for c in self.components if c.name == domain), None)
+
+
+def energy_of(
+    readings: Iterable[Reading] | ReadingsAround,
+    channels: Channels,
+    start_ns: int,
+    end_ns: int,
+    interval_ns: int,
+    *,
+    clock_error_ns: int = 0,
+    baselines: Sequence[Baseline] | None = None,
+    given: Mapping[Domain, Sequence[Energy]] = _NOTHING_GIVEN,
+) -> NodeEnergy:
+    """Return what a node used in a window by series, by domain and in total, with the bounds of the errors.
+
+    Every figure of joules that this project shows comes from here. A window of any length takes little memory when
+    `readings` is a function.
+
+    Args:
+        readings: The node's readings, in any order; or the function that returns those around a part of the window.
+        channels: The series that its agent samples: a domain that lacks a device of these is unknown.
+        start_ns: Start of the window, ns of the readings' clock.
+        end_ns: End of the window, ns of the readings' clock.
+        interval_ns: Time between two ticks, ns.
+        clock_error_ns: How far the readings' clock may be from the one that the window is given in, ns (0).
+        baselines: What each series draws when the node is idle; None for no net figures (None).
+        given: Energies that take the place of all readings and devices of a domain (empty).
+
+    Raises:
+        WindowError: The window ends before it starts.
+    """
+    require_order(start_ns, end_ns)
+    around = readings if callable(readings) else None
+    whole: Mapping[SeriesKey, Curve] = {} if callable(readings) else curves(readings)
+    integral = Integral(start_ns, interval_ns=interval_ns, clock_error_ns=clock_error_ns, lags=channels.lags)
+    for begin, stop in chunks(start_ns, end_ns, interval_ns):
+        integral.add(whole if around is None else curves(around(begin, stop)), stop)
+        if integral.lost:
+            break
+    energies = [energy for energy in integral.energies() if energy.domain not in given]
+    energies += [energy for instead in given.values() for energy in instead]
+    best = best_sources(energies)
+    nets = [] if baselines is None else net(best, baselines, (end_ns - start_ns) / NS)
+    if given:
+        expected = frozenset((device, domain) for device, domain in channels.devices if domain not in given)
+        channels = replace(channels, devices=expected, module=channels.module and "gpu" not in given)
+    return NodeEnergy(tuple(energies), tuple(best), tuple(components(best, channels, nets)), tuple(nets))
+
+
+def channels_of(description: Mapping[str, object], node: str) -> Channels:
+    """Return the series that an agent samples on a node, from its session's description.
+
+    An empty description gives no series, and a domain then consists of the devices that have readings.
+    """
+    said = series_of(cast(Sequence[Mapping[str, object]], description.get("sensors") or ()))
     measured = {c["domain"] for c in said if c["source"] != ESTIMATE}
-    node = session.node if session is not None else ""
-    gaps = cast(Sequence[Mapping[str, str]], (session.description.get("unreadable") if session else None) or ())
+    gaps = cast(Sequence[Mapping[str, str]], description.get("unreadable") or ())
     unreadable = {(gap["device"], cast(Domain, gap["domain"])): gap["reason"] for gap in gaps}
     return Channels(
         frozenset(unreadable)
@@ -87,11 +168,31 @@ def channels_of(session: Session | None) -> Channels:
         {
             (node, str(c["device"]), str(c["domain"]), str(c["source"])): float(cast(float, c["lag_s"]))
             for c in said
-            if c.get("lag_s") is not None and c["source"] in LAG_S
+            if c["lag_s"] is not None and c["source"] in LAG_S
         },
         any(c["domain"] == "gpu" and c["module_power"] for c in said),
         unreadable,
+        frozenset((str(c["device"]), str(c["domain"]), str(c["source"])) for c in said),
     )
+
+
+def series_of(sensors: Iterable[Mapping[str, object]]) -> list[dict[str, object]]:
+    """Return every series of sensors that describe themselves, as JSON types.
+
+    That is device, domain, source, lag_s, how old its value may be, s, or None, and module_power, whether a GPU's
+    counter covers its module.
+    """
+    return [
+        {
+            "device": channel["device"],
+            "domain": channel["domain"],
+            "source": channel.get("source", sensor.get("source", "")),
+            "lag_s": channel.get("lag_s"),
+            "module_power": bool(channel.get("module_power", sensor.get("module_power"))),
+        }
+        for sensor in sensors
+        for channel in cast(Sequence[Mapping[str, object]], sensor.get("channels") or ())
+    ]
 
 
 def directness(source: str) -> int:

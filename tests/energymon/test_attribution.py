@@ -1,4 +1,4 @@
-from energymon.analysis.components import Channels, add_up, best_sources, components
+from energymon.analysis.attribution import Channels, add_up, best_sources, components
 from energymon.analysis.integrate import Energy
 
 
