@@ -84,7 +84,7 @@ class Measured:
 
     @property
     def width(self) -> float:
-        """The bound, or without one the error itself, over what was used."""
+        """The bound, or without one the error itself, over the joules that were used."""
         return (abs(self.joules - self.truth_j) if self.error_j is None else self.error_j) / self.truth_j
 
 
@@ -118,17 +118,18 @@ class Rig:
         """Query random windows within a span of CLOCK_BOOTTIME; their lengths are spread by the logarithm.
 
         `wall` returns what the wall clock showed then, UTC ns; with it the windows are asked for by that clock.
+        Raises RuntimeError when a window has no figure, unless `may_be_unknown`.
         """
         dice = random.Random(SEED)
         offset_ns = self.offset_ns()
         clock: Literal["own", "readings"] = "readings" if wall is None else "own"
-        told = wall or (lambda boot_ns: boot_ns + offset_ns)
+        to_window_clock = wall or (lambda boot_ns: boot_ns + offset_ns)
         found = []
         with SqliteStore.open(self.agent.store) as store:
             for _ in range(windows):
                 length_ns = round(NS * math.exp(dice.uniform(*map(math.log, lengths_s))))
                 begin_ns = dice.randint(start_ns, end_ns - length_ns)
-                edges_ns = told(begin_ns), told(begin_ns + length_ns)
+                edges_ns = to_window_clock(begin_ns), to_window_clock(begin_ns + length_ns)
                 if edges_ns[1] < edges_ns[0]:
                     # The clock was set back in between; that is no window by it.
                     continue
@@ -170,7 +171,7 @@ class Rig:
 
 @dataclass(frozen=True)
 class Case:
-    """One fault that windows met, and what is asked of them."""
+    """One fault that windows meet, and the limits that they must keep."""
 
     name: str
     what: str
@@ -205,9 +206,20 @@ def sockets(
     store: Path | None = None,
     preload: dict[str, Path] | None = None,
 ) -> Iterator[Rig]:
-    """Sample sockets whose counters move every `update_ms`; so many more are there by name alone.
+    """Sample the counters of emulated RAPL sockets.
 
-    `preload` is added to the environment of the agent.
+    Args:
+        folder: where programs, counters and the store lie.
+        update_ms: milliseconds between two updates of a counter.
+        interval_ms: milliseconds between two ticks of the agent.
+        count: sockets; default 2.
+        watts: lowest and highest power of a socket; default 20 and 180.
+        wave_ms: milliseconds for which each of the two lasts; default 50.
+        limits_w: power limits that a zone states, W by file; default none.
+        range_uj: range of a counter, microjoules; default RANGE_UJ.
+        unreadable: further sockets that have a name and cannot be read; default 0.
+        store: the agent's store; default one in `folder`.
+        preload: further environment of the agent; default none.
     """
     program, _ = build(folder)
     files = []
@@ -257,7 +269,7 @@ def boards(
     update_ms: float = 20.0,
     counts: bool = True,
 ) -> Iterator[tuple[Rig, Callable[[float, bool], None]]]:
-    """Sample a board; what is yielded beside it has its calls take some ms from then on, the value taken late or not.
+    """Sample a board; the function beside it makes its calls take some ms, with a late value or an early one.
 
     The agent is given the fixture by its environment.
     """
@@ -492,7 +504,7 @@ def main() -> int:
             widths = [window.width for window in found]
             worst = f"{statistics.median(widths):.2%} {max(widths):.2%}"
             if any(window.error_j is None for window in found):
-                # Nothing bounds it; what is asked is that it is not off to one side.
+                # It has no bound; it must not be wrong to one side only.
                 off = sum(w.joules - w.truth_j for w in found) / sum(w.truth_j for w in found)
                 is_met = None if arguments.quick else abs(off) <= ASKED_OFF
                 yield Line(f"{case.what}: off on the whole", f"± {ASKED_OFF:.0%}", f"{off:+.2%}", is_met)

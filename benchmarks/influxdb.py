@@ -94,7 +94,10 @@ def fill(path: Path, tuples: int) -> Path:
 
 
 def bare(server: Server, path: Path) -> tuple[float, int]:
-    """Post lines that are ready, one request after the other; return seconds and lines."""
+    """Post lines that are ready, one request after the other; return seconds and lines.
+
+    Raises RuntimeError when the server refuses them.
+    """
     bodies: list[bytes] = []
     lines = 0
     with Spool(path) as spool:
@@ -116,7 +119,10 @@ def bare(server: Server, path: Path) -> tuple[float, int]:
 
 
 def drain(server: Server, path: Path) -> tuple[float, float]:
-    """Run the sender until the store is drained; return seconds and its peak of memory, MB."""
+    """Run the sender until the store is drained; return seconds and its peak of memory, MB.
+
+    Raises RuntimeError when the sender fails.
+    """
     peak_kb = 0
     started = time.perf_counter_ns()
     sender = subprocess.Popen(

@@ -47,7 +47,7 @@ class Bench:
     server: ProbeServer
 
     def run(self, argv: list[str]) -> str:
-        """Run a command on the compute side."""
+        """Run a command on the compute side; raise TestbedError when it fails."""
         command = ["nsenter", f"--net={self.compute}", "--", *argv]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -70,7 +70,7 @@ class Bench:
         return Kits19Like("bench_volumes", samples=8, scale=scale).open(self._cache, quietly).samples
 
     def order(self, arm: str) -> Order:
-        """Return what is asked of an arm: the same of each."""
+        """Return the arguments of an arm: the same for each."""
         return Order(arm, str(self.images), WORKERS)
 
 

@@ -82,7 +82,7 @@ def run_turn(epoch: Epoch, first: int, seconds: float) -> tuple[Turn, int]:
 def _seconds_per_image(sizes: list[int], arrivals: list[float]) -> float:
     """Return the slope of the line through the arrivals of an epoch's steady state.
 
-    Batches of several workers come in lumps, so the first and the last alone would tell it less well.
+    Batches of several workers come in lumps, so the first and the last alone would measure it less well.
     """
     done = np.cumsum(sizes)
     inner = slice(LEAD, -TAIL) if len(sizes) >= 2 * (LEAD + TAIL) else slice(None)

@@ -72,7 +72,7 @@ class Arm:
 
 @contextmanager
 def arms(orders: Sequence[Order]) -> Iterator[list[Arm]]:
-    """Start arms, all at a time; they are ready when they are handed out."""
+    """Start arms, all at a time; they are ready when they are returned."""
     with ExitStack() as stack:
         started = []
         for order in orders:

@@ -171,7 +171,7 @@ def every_core_busy() -> Iterator[None]:
 
 
 def forked(seconds: float) -> tuple[float, str]:
-    """Fork the paper's command every tick, or its equal; return the share of a core and what was run."""
+    """Fork the paper's command every tick, or its equal; return the share of a core and the command."""
     argv = ["perf", "stat", "-a", "-x,", "-e", "power/energy-pkg/,power/energy-ram/", "sleep", str(DELTA_S)]
     name = "perf stat a tick"
     if shutil.which("perf") is None:

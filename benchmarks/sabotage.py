@@ -177,7 +177,7 @@ def cell_killed(stage: Stage) -> None:
     if stage.in_epoch(process):
         children(process, "harness.cell")[0].kill()
     said = stage.ended(process, 3)
-    stage.expect("was killed by SIGKILL" in said, "the killed cell is not told")
+    stage.expect("was killed by SIGKILL" in said, "the killed cell is not named")
     stage.whole(1)
     stage.completed()
 
@@ -211,8 +211,8 @@ def agent_killed(stage: Stage) -> None:
             agent.kill()
     stage.ended(process, 0, 6)
     checks = json.loads((stage.folder / "checks.json").read_text())
-    told = [check for check in checks if check["rule"] == "energy_agent" and "died" in check["actual"]]
-    stage.expect(told, "no row tells of the agent's death")
+    deaths = [check for check in checks if check["rule"] == "energy_agent" and "died" in check["actual"]]
+    stage.expect(deaths, "no row has the agent's death")
 
 
 def agent_stopped(stage: Stage) -> None:
@@ -236,7 +236,7 @@ def cell_stopped(stage: Stage) -> None:
     if stage.in_epoch(process):
         children(process, "harness.cell")[0].suspend()
     said = stage.ended(process, 3)
-    stage.expect(re.search(r"no progress for 0\.5 min .* is stopped", said), "the stopped cell is not told")
+    stage.expect(re.search(r"no progress for 0\.5 min .* is stopped", said), "the stopped cell is not named")
     stage.whole(1)
     stage.completed()
 
@@ -247,7 +247,7 @@ def worker_stopped(stage: Stage) -> None:
     if stage.in_epoch(process) and (worker := worker_of(process)):
         worker.suspend()
     said = stage.ended(process, 3)
-    stage.expect("waiting for" in said, "the place is not told")
+    stage.expect("waiting for" in said, "the place is not named")
     stage.whole(1)
     stage.completed()
 
@@ -266,12 +266,12 @@ def damaged_cells(stage: Stage) -> None:
             stage.whole(1)
             shutil.copy2(path, cell / path.name)
     damage(cell / "batches.parquet", stage.random)
-    stage.expect("damaged cell" in stage.run("resume=latest"), "the damage is not told")
+    stage.expect("damaged cell" in stage.run("resume=latest"), "the damage is not named")
     stage.whole(2)
 
 
 def damaged_folder(stage: Stage) -> None:
-    """Damage each of the files that a resume reads: told in one line, or mended by it."""
+    """Damage each of the files that a resume reads: named in one line, or mended by it."""
     stage.run()
     kept = stage.results.with_name("kept_folder")
     shutil.copytree(stage.folder, kept, symlinks=True)
@@ -317,14 +317,14 @@ def latest_taken(stage: Stage) -> None:
     """Have a real folder named latest: it is left alone, and the run goes on."""
     (stage.results / "latest").mkdir(parents=True)
     said = stage.run()
-    stage.expect("is no symbolic link" in said, "the folder in the place of the link is not told")
+    stage.expect("is no symbolic link" in said, "the folder in the place of the link is not named")
     stage.whole(2)
 
 
 def tiny_disk(stage: Stage) -> None:
     """Give the results 40 kB: refused with the room that there is."""
     with disk(stage.results, "40k"):
-        stage.expect("disk is full" in stage.run(statuses=(5,)), "the full disk is not told")
+        stage.expect("disk is full" in stage.run(statuses=(5,)), "the full disk is not named")
 
 
 def full_disk(stage: Stage) -> None:
@@ -340,7 +340,7 @@ def full_disk(stage: Stage) -> None:
                     file.flush()
             except OSError:
                 pass
-        stage.expect("full" in stage.ended(process, 5), "the full disk is not told")
+        stage.expect("full" in stage.ended(process, 5), "the full disk is not named")
         filler.unlink()
         stage.completed()
 

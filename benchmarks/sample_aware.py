@@ -2,7 +2,7 @@
 
 The bound is what all samples took together in their transforms, in seconds, over the number of workers: no loader of
 as many workers is faster. Steps sleep, as `loaders.pipelines.pretended_work` says why, in a hundredth or two of the
-paper's times. `columns` tells which part of the paper's factors comes from better scheduling and which from more
+paper's times. `columns` shows which part of the paper's factors comes from better scheduling and which from more
 workers.
 The parts from `equal` to `burning_tiny` compare whole epochs with PyTorch's, in order and with `in_order=False`, where
 samples are small, large, of varying length, costly to collate, or busy on every core. Prints a line per demand (asked,
@@ -44,14 +44,14 @@ def bound(quick: bool) -> Iterator[Line]:
     }
     for name, (transforms, usual) in cases.items():
         count = usual // 2 if quick else usual
-        told_s = bound_s(transforms, count, WORKERS)
+        set_s = bound_s(transforms, count, WORKERS)
         ours, theirs = Arm(True, transforms, count).epoch(), Arm(False, transforms, count).epoch()
         ratio = WORKERS * ours.seconds / ours.work_s
         yield Line(
             f"{name}: epoch over the bound",
             f"<= {BOUND_MOST}",
-            f"{ratio:.3f} ({ours.seconds:.2f} s; over the steps' told times {ours.seconds / told_s:.3f}, "
-            f"PyTorch {theirs.seconds / told_s:.3f})",
+            f"{ratio:.3f} ({ours.seconds:.2f} s; over the steps' set times {ours.seconds / set_s:.3f}, "
+            f"PyTorch {theirs.seconds / set_s:.3f})",
             ratio <= BOUND_MOST,
         )
         yield Line(

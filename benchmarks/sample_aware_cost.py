@@ -74,7 +74,7 @@ def cost(quick: bool) -> Iterator[Line]:
 def resident_mb(pids: Sequence[int]) -> float:
     """Return what processes hold together: their own pages, their parts of common files, and all shared memory.
 
-    Shared memory is counted where it lies, for what is handed over belongs to no process meanwhile.
+    Shared memory is counted where it lies, because memory on its way belongs to no process.
     """
     own = 0
     for pid in pids:
@@ -93,7 +93,7 @@ def shared_mb() -> float:
 
 
 def memfd(descriptor: Path) -> os.stat_result | None:
-    """Return what is known of the memory behind a descriptor of this process, None where there is none."""
+    """Return the facts of the memory behind a descriptor of this process, None without one."""
     try:
         return descriptor.stat() if "memfd:" in str(descriptor.readlink()) else None
     except OSError:

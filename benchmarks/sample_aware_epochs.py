@@ -62,7 +62,7 @@ class Indices(Dataset[int]):
 
 
 def speech(heavy_s: float, scale: float, share: float = 0.2) -> list[Nap]:
-    """Speech as the paper has it: a light step for all, a heavy one for some, and what is done to the features."""
+    """Speech as the paper has it: a light step for all, a heavy one for some, and the transforms of the features."""
     light, heavy, last = LightStep(0.5, scale), HeavyStep(heavy_s, share, scale), LightStep(0.05, scale)
     return [Nap(light, "LightStep"), Nap(heavy, "HeavyStep"), Nap(last, "Features")]
 

@@ -65,7 +65,7 @@ class Pad:
 
 @dataclass(frozen=True)
 class Case:
-    """What is loaded, and how."""
+    """The dataset of a comparison, and how it is loaded."""
 
     what: str
     dataset: Tensors
@@ -107,7 +107,7 @@ def peers(case: Case) -> Callable[[bool], Iterator[Line]]:
     def measure(quick: bool) -> Iterator[Line]:
         ours: dict[str, Callable[..., Any]] = {"ours": SampleAwareDataLoader, "seed_samples=False": _UNSEEDED}
         arms = ours | {"PyTorch": DataLoader, "in_order=False": partial(DataLoader, in_order=False)}
-        _epoch_s(arms["ours"], case)  # what is imported and compiled once
+        _epoch_s(arms["ours"], case)  # imports and compiles once
         names = list(arms)
         rounds: list[dict[str, float]] = []
         cpu: list[dict[str, float]] = []

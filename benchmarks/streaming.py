@@ -92,7 +92,7 @@ class Bench:
 
 
 def window(rtt_ms: float, rate_gbit: float, batch_bytes: int) -> int:
-    """Return how many batches under way fill the link: two a stream, what is on it, twice that in queues."""
+    """Return how many batches under way fill the link: two a stream, the bytes on it, twice that in queues."""
     on_the_link = rate_gbit * 1e9 / 8 * rtt_ms / 1e3
     return min(256, 2 * STREAMS + round(3 * on_the_link / batch_bytes))
 
@@ -237,8 +237,8 @@ def distance_cpu(bench: Bench) -> Iterator[Line]:
 def cpu(bench: Bench) -> Iterator[Line]:
     """Compare the CPU's cost on plain loopback, where nothing else takes time, with iperf3's right after each.
 
-    A neighbour on the host moves either by a third from one second to the next: turns are short, and what is asked
-    for takes three times as many as what is only shown.
+    A neighbour on the host moves either by a third from one second to the next: turns are short, and a
+    demand takes three times as many as a figure without one.
     """
     ways: list[tuple[str, int, dict[str, object], Keys | None, float | None]] = [
         ("checksums", USUAL_STREAMS, {"verify": True}, None, 1.5),

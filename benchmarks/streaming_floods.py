@@ -107,7 +107,7 @@ def descriptors(folder: Path, turns: int) -> Iterator[Line]:
 
 
 def fuzzing(folder: Path, turns: int) -> Iterator[Line]:
-    """Serve an open client while one connection sends what is no request, or costly ones."""
+    """Serve an open client while one connection sends garbage, or costly requests."""
     shards = make_shards(folder, 100_000, 256_000_000)
     with ShardStore(shards.root) as store:
         fingerprint = store.catalog.fingerprint

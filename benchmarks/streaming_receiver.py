@@ -41,7 +41,7 @@ class Orders:
     seconds: float = 0.0
     """Receive epoch after epoch for so long, after `omit_s`; 0 for whole epochs."""
     omit_s: float = 0.0
-    """What is received in these first seconds is not counted."""
+    """Bytes of these first seconds are not counted."""
     epochs: int = 1
     verify: bool = False
     """Check both checksums of every record."""
@@ -55,7 +55,7 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What was measured."""
+    """The figures of one measurement."""
 
     seconds: float
     nbytes: int
@@ -124,7 +124,7 @@ def stop_reading(orders: Orders) -> Received:
 
 
 def receive(orders: Orders) -> Received:
-    """Do what is ordered."""
+    """Do one order."""
     if orders.stop_reading:
         return stop_reading(orders)
     me = [os.getpid()]

@@ -87,7 +87,7 @@ class Place:
     namespace: str | None = None
 
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Start a process here; what is measured goes before what else runs on the machine."""
+        """Start a process here; measured processes get a higher priority than others."""
         enter = ["nice", "-n", str(NICE), *(["nsenter", f"--net={self.namespace}", "--"] if self.namespace else [])]
         # In this order, for the scripts' folder has a file with the name of a package.
         environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
@@ -140,7 +140,7 @@ class Rig:
     ) -> Iterator[Daemon]:
         """Serve the shards on the storage side: encrypted to clients that have the key, or to anyone.
 
-        `descriptors` is the most that the daemon may open.
+        `descriptors` is the most that the daemon may open. Raises TestbedError when it ends early.
         """
         limited = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
         serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(shards.root)]
@@ -159,7 +159,7 @@ class Rig:
             process.wait()
 
     def receive(self, daemons: Sequence[Daemon], **orders: Any) -> Received:
-        """Receive on the compute side."""
+        """Receive on the compute side; raise TestbedError when the receiver fails."""
         keys = daemons[0].keys
         wanted = Orders(
             [each.endpoint for each in daemons],

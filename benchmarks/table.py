@@ -1,4 +1,4 @@
-"""The table that every benchmark prints: what was asked, what was measured, and whether it is met."""
+"""The table that every benchmark prints: the demand, the measured figure, and whether it is met."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Line:
 def show(lines: Iterable[Line], *, widths: tuple[int, int, int] = (58, 14, 46)) -> int:
     """Print each line as soon as it is measured; return how many fall short.
 
-    `widths` are the columns' in characters; what is longer pushes the rest of its line to the right.
+    `widths` are the columns' in characters; longer text pushes the rest of its line to the right.
     """
     columns = " ".join(f"{{:<{width}}}" for width in widths) + " {}"
     print(columns.format("demand", "asked", "measured", "verdict"), flush=True)
