@@ -147,7 +147,7 @@ def _spec(context: CellContext, cell: Cell, reached: Reached) -> dict[str, Any]:
         "out": str(out),
         "loader": {"target": loader.target, "params": dict(loader.params), "reads": loader.reads},
         "workload": {"target": workload.target, "params": dict(workload.params)},
-        "accelerator": asdict(experiment.accelerator),
+        "accelerator": experiment.accelerator.model_dump(),
         "samples": str(reached.samples_file),
         "data_root": str(reached.root) if reached.root else None,
         "endpoints": [daemon.endpoint for daemon in reached.daemons],
@@ -280,7 +280,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
         partial / "cell.json",
         {
             **asdict(cell),
-            "regime": asdict(regime),
+            "regime": regime.model_dump(),
             "status": "done",
             "manifest": MANIFEST,
             "provenance": context.session,

@@ -14,9 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from harness.config.keys import unknown_key
 from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
+from harness.config.validation import unknown_key
 from harness.errors import CellError, ConfigError, TestbedError
 from harness.run.cell_process import first_line
 from harness.system.process import end_group

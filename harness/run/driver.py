@@ -209,7 +209,7 @@ def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> 
         return
     partial.mkdir(exist_ok=True)
     regime = context.experiment.regimes[cell.regime]
-    content = {**asdict(cell), "regime": asdict(regime), "status": status, "failure": reason}
+    content = {**asdict(cell), "regime": regime.model_dump(), "status": status, "failure": reason}
     write_json(partial / "cell.json", content)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ SECURE = "--keys" in daemon_flags(MODULE)
 
 def loader(**daemon):
     options = {"module": MODULE, "threads": 1, "port": 0} | daemon
-    return LoaderSpec("streaming", "loaders.streaming.StreamingLoader", {}, "stream", options)
+    return LoaderSpec(key="streaming", target="loaders.streaming.StreamingLoader", reads="stream", daemon=options)
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +69,16 @@ def test_a_daemon_that_knows_no_keys_cannot_be_secure(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(ConfigError, match=r"loaders\.streaming\.secure=true: plain_daemon takes no --keys"):
-        check_daemon(replace(loader(), daemon={"module": "plain_daemon"}, secure=True))
+        check_daemon(loader().model_copy(update={"daemon": {"module": "plain_daemon"}, "secure": True}))
 
 
 @pytest.mark.parametrize(("secure", "encrypt"), [(True, False), (False, True)])
 def test_a_config_that_chose_sealing_or_encryption_by_itself_is_told_what_replaced_it(secure, encrypt):
     told = rf"daemon\.encrypt={encrypt}: secure alone decides now: loaders\.streaming\.secure=true encrypts"
     with pytest.raises(ConfigError, match=told):
-        check_daemon(replace(loader(encrypt=encrypt), secure=secure))
-    check_daemon(replace(loader(encrypt=encrypt), secure=encrypt))
-    check_daemon(replace(loader(encrypt=None), secure=secure))
+        check_daemon(loader(encrypt=encrypt).model_copy(update={"secure": secure}))
+    check_daemon(loader(encrypt=encrypt).model_copy(update={"secure": encrypt}))
+    check_daemon(loader(encrypt=None).model_copy(update={"secure": secure}))
 
 
 @pytest.mark.parametrize("value", [0, "many"])
@@ -92,7 +91,7 @@ def test_a_value_that_the_daemon_refuses_is_told_in_its_words(shards, value):
 
 
 def test_a_daemon_that_can_start_is_rehearsed_and_gone(shards):
-    with rehearsed_daemon(replace(loader(), secure=SECURE), shards) as reached:
+    with rehearsed_daemon(loader().model_copy(update={"secure": SECURE}), shards) as reached:
         assert len(reached["endpoints"]) == 1
         running = daemons()
     assert running and not daemons()

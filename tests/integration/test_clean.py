@@ -28,7 +28,7 @@ import json, subprocess, sys, time
 from pathlib import Path
 from harness.config.regime import Regime
 from harness.testbed import open_testbed
-near = Regime("near", 1.0, 10.0)
+near = Regime(name="near", rtt_ms=1.0, rate_gbit=10.0)
 testbed = open_testbed("netns", sys.argv[1], [near])
 testbed.set_regime(near)
 with testbed.mount(Path(sys.argv[2]), near) as mount:

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
 ]
 
-REGIME = Regime("near", rtt_ms=10.0, rate_gbit=0.5)
+REGIME = Regime(name="near", rtt_ms=10.0, rate_gbit=0.5)
 LOAD_S = 1.6
 
 

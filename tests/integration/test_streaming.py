@@ -74,7 +74,7 @@ def link() -> Iterator[Link]:
 
 @pytest.fixture
 def endpoint(shards: Path, link: Link) -> Iterator[str]:
-    link.set(Regime("wan_30ms", rtt_ms=30, rate_gbit=1))
+    link.set(Regime(name="wan_30ms", rtt_ms=30, rate_gbit=1))
     serve = [sys.executable, "-m", "loaders.streaming", "serve", "--root", str(shards), "--until-eof"]
     with subprocess.Popen(
         ["nsenter", f"--net=/run/netns/{STORAGE}", *serve, "--listen", f"{STORAGE_ADDRESS}:0", "--no-auth"],

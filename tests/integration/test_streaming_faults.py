@@ -395,7 +395,7 @@ def linked(number: int) -> Iterator[tuple[str, ...]]:
         except TestbedError as error:
             pytest.skip(str(error))
         with opened:
-            opened.set(Regime("wan_10ms", rtt_ms=10, rate_gbit=1))
+            opened.set(Regime(name="wan_10ms", rtt_ms=10, rate_gbit=1))
             yield paths
     finally:
         for name in names:

@@ -15,8 +15,8 @@ from harness.system.process import processes_of_run
 from harness.testbed import clean, open_testbed
 from harness.testbed.state import RunNames, state_root
 
-LOCAL = Regime("local", 0.0, None)
-WAN = Regime("wan", 30.0, 10.0)
+LOCAL = Regime(name="local")
+WAN = Regime(name="wan", rtt_ms=30.0, rate_gbit=10.0)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ HARNESS = """
 import sys
 from harness.config.regime import Regime
 from harness.testbed import open_testbed
-testbed = open_testbed("local", sys.argv[1], [Regime("local", 0.0, None)])
+testbed = open_testbed("local", sys.argv[1], [Regime(name="local")])
 print(testbed._lifetime.reaper_pid, flush=True)
 sys.stdin.read()
 """

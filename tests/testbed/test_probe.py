@@ -16,7 +16,7 @@ from harness.errors import TestbedError
 from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
 
 LOOPBACK = "127.0.0.1"
-NEAR = Regime("near", rtt_ms=0.1, rate_gbit=1.0)
+NEAR = Regime(name="near", rtt_ms=0.1, rate_gbit=1.0)
 
 
 def run_here(argv: list[str]) -> str:
@@ -67,7 +67,7 @@ def test_a_loaded_probe_times_round_trips_while_data_flows(server):
 
 def test_a_local_regime_is_refused(server):
     with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
-        probe(run_here, LOOPBACK, server.port, Regime("local", 0.0, None))
+        probe(run_here, LOOPBACK, server.port, Regime(name="local"))
 
 
 @needs_ping
