@@ -17,6 +17,8 @@ from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.datasets.synthetic import Synthetic
 from harness.errors import ConfigError, DatasetError, Interrupted
 
+pytestmark = pytest.mark.process
+
 SMALL = ImagenetLike("small", samples=24, classes=3, mean_kb=12)
 
 MAKE = """

@@ -14,6 +14,8 @@ import pytest
 
 from energymon import START, SqliteStore, joules, query
 
+pytestmark = pytest.mark.process
+
 MS = 1_000_000
 FOREVER = 2**62
 ESTIMATE = ("--estimate", "missing")

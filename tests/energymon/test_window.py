@@ -22,6 +22,8 @@ from energymon.agent.window import Agent, Window
 from energymon.clock.monotonic import utc_text
 from energymon.errors import AgentError
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 MS = 1_000_000
 S = 1000 * MS

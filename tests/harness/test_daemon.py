@@ -17,6 +17,8 @@ from harness.run.rehearsal import rehearsed_daemon
 from harness.testbed.base import Node
 from loaders.base import Samples
 
+pytestmark = pytest.mark.process
+
 MODULE = "loaders.streaming"
 SECURE = "--keys" in daemon_flags(MODULE)
 

@@ -16,6 +16,8 @@ from harness.errors import CellError
 from harness.run.energy_agent import EnergyAgent
 from tests.energymon import trees
 
+pytestmark = pytest.mark.process
+
 S = 1_000_000_000
 
 

@@ -15,6 +15,8 @@ from harness.testbed.local import LocalTestbed
 from harness.testbed.state import RunNames, state_root
 from loaders.base import Samples
 
+pytestmark = pytest.mark.process
+
 LOCAL = Regime(name="local")
 FILES = LoaderSpec(key="pytorch", target="loaders.pytorch.PyTorchLoader")
 STREAM = LoaderSpec(

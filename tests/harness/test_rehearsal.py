@@ -10,6 +10,8 @@ from harness.run.cli import main
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError
 
+pytestmark = pytest.mark.process
+
 SMALL = ["dataset.samples=24", "repeats=3", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
 OWN = "tests.harness.test_rehearsal"
 

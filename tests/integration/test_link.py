@@ -24,6 +24,7 @@ from harness.testbed.link.roundtrip import Pinger
 from harness.testbed.probe import ProbeResult, ProbeServer, probe
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
 ]

@@ -22,6 +22,7 @@ from harness.testbed.link.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
 from harness.testbed.probe import ProbeServer
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
 ]

@@ -21,6 +21,7 @@ from loaders.base import Samples
 from loaders.streaming.shards.convert import convert
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2"),

@@ -32,6 +32,8 @@ from loaders.base import Samples
 from loaders.streaming.keys import make_keys
 from loaders.streaming.shards.convert import convert
 
+pytestmark = pytest.mark.process
+
 SAMPLES, BATCH_SIZE, EPOCHS = 301, 8, 2
 BATCHES = EPOCHS * -(-SAMPLES // BATCH_SIZE)
 LAST_STRIKE = BATCHES // 2

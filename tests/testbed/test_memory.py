@@ -114,6 +114,7 @@ def test_another_failure_stays_what_it_was(run):
         raise CellError("no batch")
 
 
+@pytest.mark.process
 @real
 def test_the_group_of_a_killed_run_goes_with_what_is_in_it():
     run_id = f"k{uuid4().hex[:8]}"

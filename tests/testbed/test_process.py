@@ -14,6 +14,8 @@ from harness.errors import TestbedError
 from harness.system.process import RUN_VARIABLE, end_group, kill_all, processes_of_run
 from harness.testbed.base import Node
 
+pytestmark = pytest.mark.process
+
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
 
 
