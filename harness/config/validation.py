@@ -109,8 +109,8 @@ def _refusal(model: type[BaseModel], error: ErrorDetails, where: str) -> ConfigE
     if kind == "value_error" and isinstance(value, Mapping | BaseModel):
         # A rule over several keys of a section; its text begins with one of them.
         return ConfigError(f"{key}.{context['error']}" if key else str(context["error"]))
-    if field is not None and field.description:
-        expected = field.description
+    if field is not None and field.description and issubclass(section, Section):
+        expected = field.description  # of other models it says what the field is for
     elif kind == "model_type":
         expected = f"a section with {', '.join(_names(section, only_required=True)) or 'keys'}"
     elif kind == "literal_error":
