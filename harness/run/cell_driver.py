@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from energymon import save_readings
 from harness.cell.events import read_events, read_timestamps, save_events
 from harness.cell.resources import ResourceSampler
 from harness.cell.skipped import skipped_by_epoch
@@ -25,7 +26,7 @@ from harness.results.folder import Results, write_json
 from harness.results.manifest import MANIFEST, write_manifest
 from harness.run.cell_process import CellProcess
 from harness.run.data_access import DataOnNodes, Reached, reach
-from harness.run.energy_agent import EnergyAgent, save_readings
+from harness.run.energy_agent import EnergyAgent
 from harness.run.plan import Cell
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters

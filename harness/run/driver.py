@@ -159,7 +159,7 @@ def _run_cells(
         ledger.append("started", cell.cell_id)
         progress.cell_started(cell, context.datasets[cell.workload]["samples"])
         try:
-            if context.agent.restart_if_dead():
+            if context.agent.restart_if_failed():
                 ledger.append("note", message="the energy agent was started again")
             run_cell(context, cell, progress)
         except Interrupted as interrupt:

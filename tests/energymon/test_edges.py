@@ -150,7 +150,7 @@ def test_an_agent_of_a_store_that_is_named_is_asked_too(counting, tmp_path, star
 @pytest.mark.process
 def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_end(rapl, monkeypatch):
     """The readings that follow an edge at a fraction of the lag may show what is of before it."""
-    monkeypatch.setattr(energymon.agent.window, "_WAIT_S", 60.0)
+    monkeypatch.setattr(energymon.agent.process, "_COMMIT_S", 60.0)
     options = ["--sysfs", str(rapl.root), "--nvml", str(rapl.root / "none.so")]
     with rapl.running(), energymon.Agent(interval_ms=20, options=options) as agent:
         for _ in range(3):
