@@ -10,8 +10,6 @@ import pytest
 from energymon import open_store
 from tests.energymon.influx.server import ORG, Server, binary
 
-pytestmark = pytest.mark.process
-
 
 @pytest.fixture
 def server(tmp_path):

@@ -14,8 +14,6 @@ import pytest
 
 from loaders import LoaderError
 
-pytestmark = pytest.mark.process
-
 TRAINING = """
 import ctypes, importlib, json, os, signal, sys, time
 import psutil

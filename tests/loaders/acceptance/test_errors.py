@@ -13,8 +13,6 @@ import pytest
 
 from loaders import LoaderConfigError, SampleError, SampleTimeoutError, WorkerError
 
-pytestmark = pytest.mark.process
-
 VICTIM = 5
 
 

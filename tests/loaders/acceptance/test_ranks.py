@@ -8,8 +8,6 @@ import pytest
 
 from loaders import LoaderConfigError
 
-pytestmark = pytest.mark.process
-
 WORLD = 3
 
 

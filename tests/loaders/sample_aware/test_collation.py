@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from loaders import SampleAwareDataLoader
 
-pytestmark = pytest.mark.process
-
 COUNT, BATCH = 160, 4
 
 
