@@ -4,17 +4,22 @@ PYTHON := .venv/bin/python
 EXPERIMENT ?= wan30ms
 ARGS ?=
 TESTS ?= tests
+# As many workers as processors, four at most: tests wait for each other where their marker says so.
+WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help run test lint server tensorflow setup bench lock clean
+.PHONY: help run test test-fast gpu-smoke lint server tensorflow setup bench lock clean
 
 help:              ## list the targets
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
 
 test: setup lint server tensorflow ## set up, then lint and every test; TESTS=tests/loaders for some
-	playbooks/privileged.sh $(PYTHON) -m pytest $(TESTS) $(ARGS)
+	playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
+
+test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
+	$(PYTHON) -m pytest --fast $(WORKERS) $(TESTS) $(ARGS)
 
 lint: setup        ## ruff and mypy (strict)
 	$(PYTHON) -m ruff check .

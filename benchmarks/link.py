@@ -24,7 +24,6 @@ from table import Line, show
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.testbed.base import Node
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
 from harness.testbed.probe import ProbeResult, ProbeServer, loaded_probe, probe, rtt_probe
 
@@ -80,7 +79,10 @@ def open_bench(kind: str) -> Iterator[Bench]:
         storage, compute = (f"/run/netns/{name}" for name in names)
         link = stack.enter_context(open_link(storage, compute, kind=kind))
 
-        server = stack.enter_context(ProbeServer(Node("storage", run_id, STORAGE_ADDRESS, namespace=storage)))
+        def popen(argv: list[str], **keywords: object) -> subprocess.Popen[str]:
+            return subprocess.Popen(["nsenter", f"--net={storage}", "--", *argv], **keywords)
+
+        server = stack.enter_context(ProbeServer(popen, STORAGE_ADDRESS))
         yield Bench(link, storage, compute, server)
 
 
@@ -93,7 +95,7 @@ def spread(values: list[float], digits: int) -> str:
 def measure(bench: Bench, repeats: int) -> Iterator[Line]:
     """Yield every demand as soon as it is judged."""
     for rtt_ms in RTT_ASKED_MS:
-        regime = Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, IDLE_RATE_GBIT)
+        regime = Regime(name=f"rtt_{rtt_ms:g}ms", rtt_ms=rtt_ms, rate_gbit=IDLE_RATE_GBIT)
         bench.link.set(regime)
         values = [bench.idle_rtt(regime).rtt_ms_median for _ in range(repeats)]
         allowed = max(RTT_TOLERANCE_MS, RTT_TOLERANCE * rtt_ms)
@@ -101,7 +103,7 @@ def measure(bench: Bench, repeats: int) -> Iterator[Line]:
         yield Line("idle RTT, ms", f"{rtt_ms:g} ± {allowed:.2g}", spread(values, 3), met)
     for rtt_ms in RATE_AT_RTT_MS:
         for rate_gbit in RATE_ASKED_GBIT:
-            regime = Regime(f"rate_{rate_gbit:g}gbit", rtt_ms, rate_gbit)
+            regime = Regime(name=f"rate_{rate_gbit:g}gbit", rtt_ms=rtt_ms, rate_gbit=rate_gbit)
             bench.link.set(regime)
             values = [bench.full(regime).rate_gbit or 0.0 for _ in range(repeats)]
             met = abs(statistics.median(values) / rate_gbit - 1) <= RATE_TOLERANCE
@@ -110,7 +112,7 @@ def measure(bench: Bench, repeats: int) -> Iterator[Line]:
             )
     for rtt_ms in LOADED_ASKED_MS:
         for rate_gbit in RATE_ASKED_GBIT:
-            regime = Regime(f"loaded_{rtt_ms:g}ms", rtt_ms, rate_gbit)
+            regime = Regime(name=f"loaded_{rtt_ms:g}ms", rtt_ms=rtt_ms, rate_gbit=rate_gbit)
             bench.link.set(regime)
             values = [bench.loaded(regime).rtt_ms_median for _ in range(max(1, repeats - 2))]
             limit = LOADED_FACTOR * rtt_ms

@@ -132,7 +132,7 @@ class Rig:
     def set(self, rtt_ms: float, rate_gbit: float, loss_pct: float = 0.0) -> None:
         """Give the link a round trip, a cap, and a share of packets that are lost."""
         assert self.link is not None
-        self.link.set(Regime(f"rtt_{rtt_ms:g}ms", rtt_ms, rate_gbit, loss_pct=loss_pct))
+        self.link.set(Regime(name=f"rtt_{rtt_ms:g}ms", rtt_ms=rtt_ms, rate_gbit=rate_gbit, loss_pct=loss_pct))
 
     @contextlib.contextmanager
     def daemon(

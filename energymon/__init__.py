@@ -17,7 +17,7 @@ from energymon.analysis.integrate import Energy, joules, missed_share, missed_ti
 from energymon.analysis.query import WindowEnergy, query, total
 from energymon.analysis.restarts import bridged
 from energymon.analysis.tuples import EnergyTuple, stored_tuples, tuples
-from energymon.cli.export import export
+from energymon.cli.export import export, save_readings
 from energymon.cli.render import render
 from energymon.clock.monotonic import boot_ns
 from energymon.errors import (
@@ -26,6 +26,7 @@ from energymon.errors import (
     ClockError,
     ConfigError,
     EnergyError,
+    NoSensorError,
     SensorError,
     StoreError,
     WindowError,
@@ -68,6 +69,7 @@ __all__ = [
     "EnergyTuple",
     "Event",
     "NetEnergy",
+    "NoSensorError",
     "NodeEnergy",
     "Reading",
     "SensorError",
@@ -92,6 +94,7 @@ __all__ = [
     "open_store",
     "query",
     "render",
+    "save_readings",
     "series_of",
     "stored_tuples",
     "total",

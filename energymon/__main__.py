@@ -69,21 +69,25 @@ def _require_stdout() -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from energymon.agent.main import AgentConfig, run
+    from energymon.agent.main import AgentConfig, print_failure, run
 
-    return run(
-        AgentConfig(
-            store=options.store,
-            node=platform.node() if options.node is None else options.node,
-            interval_ms=options.interval_ms,
-            until_eof=options.until_eof,
-            sensors=_sensors(options),
-            idle_s=options.idle_s,
-            controller=options.controller,
-            influxdb=_influxdb(options),
-            spool_limit_mb=options.spool_limit_mb,
+    try:
+        return run(
+            AgentConfig(
+                store=options.store,
+                node=platform.node() if options.node is None else options.node,
+                interval_ms=options.interval_ms,
+                until_eof=options.until_eof,
+                sensors=_sensors(options),
+                idle_s=options.idle_s,
+                controller=options.controller,
+                influxdb=_influxdb(options),
+                spool_limit_mb=options.spool_limit_mb,
+            )
         )
-    )
+    except EnergyError as error:
+        print_failure(error)
+        raise
 
 
 def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 __all__ = [
     "NO_SENSOR",
@@ -11,25 +11,39 @@ __all__ = [
     "ConfigError",
     "CounterError",
     "EnergyError",
+    "NoSensorError",
     "SensorError",
     "StoreError",
     "WindowError",
 ]
 
 NO_SENSOR: Final = "no-sensor"
-"""What an agent's first line has as its error where nothing on the host measures energy."""
+"""Code of an agent's error where nothing on the host measures energy."""
 
 
 class EnergyError(Exception):
     """Base of every error that energymon raises on purpose."""
 
+    code: ClassVar[str] = "error"
+    """What an agent's line of JSON has as its `error`, for the program that started it."""
+
 
 class ConfigError(EnergyError):
     """An option of the agent or of a query has a value that cannot be used."""
 
+    code = "config"
+
 
 class SensorError(EnergyError):
     """No sensor, or not the one that was asked for, can be read on this host."""
+
+    code = "sensor"
+
+
+class NoSensorError(SensorError):
+    """Nothing on this host measures energy."""
+
+    code = NO_SENSOR
 
 
 class CounterError(EnergyError):
@@ -38,6 +52,8 @@ class CounterError(EnergyError):
 
 class StoreError(EnergyError):
     """A store cannot be opened, written or read."""
+
+    code = "store"
 
 
 class WindowError(EnergyError):

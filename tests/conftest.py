@@ -1,7 +1,122 @@
+"""What is true of every test: its signals, and the two groups that a marker makes.
+
+`process` marks tests that start processes, servers or namespaces, or take seconds: `--fast` leaves them out, and fails
+every other test that starts a process or connects to another host. `serial` marks tests that other tests would disturb:
+they count what is left in /dev/shm, or judge how long something took. With pytest-xdist such a test runs while no
+other test does.
+"""
+
 from __future__ import annotations
 
+import fcntl
+import os
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
 
 # A shell that starts something in the background has it ignore Ctrl-C, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
+# They ask about the checkout and the machine, and end at once.
+_QUERIES = {"git", "nvidia-smi", "systemd-detect-virt"}
+_HERE = ("127.", "::1", "localhost")
+
+
+class NotFastError(RuntimeError):
+    """A test without the marker `process` did what only a test with it may do."""
+
+
+def _is_another_host(address: object) -> bool:
+    return isinstance(address, tuple) and not str(address[0]).startswith(_HERE)
+
+
+class _Guard:
+    """Refuses processes and connections to other hosts, through Python's audit hooks, while a test runs."""
+
+    def __init__(self) -> None:
+        self._running = False
+        self._refused: list[str] = []
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if not self._running:
+            return
+        program = Path(str(arguments[0])).name if arguments else ""
+        if event in _STARTS and program not in _QUERIES:
+            self._refuse(f"started a process ({event}{f' {program}' if program else ''})")
+        elif event in {"socket.connect", "socket.sendto"} and _is_another_host(arguments[1]):
+            self._refuse(f"connected to {arguments[1]}")
+
+    def _refuse(self, deed: str) -> None:
+        self._refused.append(deed)
+        raise NotFastError(f"a test that {deed} needs the marker `process`")
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        self._running, self._refused = True, []
+        try:
+            yield
+        finally:
+            self._running = False
+        # The code under test may have caught the refusal.
+        if self._refused:
+            pytest.fail(f"this test {self._refused[0]}: give it the marker `process`", pytrace=False)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only tests that start no process and reach no other host")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        config.pluginmanager.register(_Fast())
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        config.pluginmanager.register(_Turns())
+
+
+class _Fast:
+    """Leaves out the tests with the marker `process` and guards the others."""
+
+    def __init__(self) -> None:
+        self._guard = _Guard()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [item for item in items if item.get_closest_marker("process") or item.get_closest_marker("serial")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        with self._guard.watch():
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        with self._guard.watch():
+            return (yield)
+
+
+class _Turns:
+    """Lets a test marked `serial` run while no other worker runs a test: a lock that all share, or one has alone."""
+
+    def __init__(self) -> None:
+        # While a worker waits for the room it keeps the door: a serial test need not wait until the others pause.
+        self._door, self._room = os.open(__file__, os.O_RDONLY), os.open(Path(__file__).parent, os.O_RDONLY)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        alone = item.get_closest_marker("serial") is not None
+        fcntl.flock(self._door, fcntl.LOCK_EX)
+        fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(self._door, fcntl.LOCK_UN)
+        try:
+            return (yield)
+        finally:
+            fcntl.flock(self._room, fcntl.LOCK_UN)

@@ -25,7 +25,7 @@ from energymon.analysis.attribution import channels_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
-from energymon.errors import NO_SENSOR, ConfigError, EnergyError, SensorError, StoreError
+from energymon.errors import ConfigError, EnergyError, NoSensorError, StoreError
 from energymon.influx.settings import InfluxSettings
 from energymon.reading import ClockOffset, Event
 from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
@@ -36,7 +36,7 @@ from energymon.sensors.discover import Found, SensorConfig, discover
 from energymon.stores.base import Session
 from energymon.stores.sqlite import SqliteStore
 
-__all__ = ["AgentConfig", "run"]
+__all__ = ["AgentConfig", "print_failure", "run"]
 
 _MIN_INTERVAL_MS: Final = 1
 _MAX_INTERVAL_MS: Final = 10_000
@@ -119,9 +119,12 @@ class _Signals:
 def run(config: AgentConfig) -> int:
     """Sample until SIGTERM, SIGINT or, if asked for, the end of stdin; return the exit status.
 
-    Prints one line of JSON: `"ready": true` when the first tick, and the idle baseline if asked for, is stored, or
-    `"ready": false` with an error code where nothing can be sampled. Raises ConfigError, SensorError and StoreError
-    before that, and StoreError at the end when readings could not be stored.
+    Prints one line of JSON, `"ready": true`, when the first tick, and the idle baseline if asked for, is stored.
+
+    Raises:
+        ConfigError: A setting of the sender cannot be used.
+        SensorError: A sensor that must be there is not; NoSensorError where there is none at all.
+        StoreError: The store cannot be written, or at the end: readings could not be stored.
     """
     if config.influxdb is not None:
         settings = InfluxSettings.from_environment({**os.environ, **config.influxdb})
@@ -132,16 +135,20 @@ def run(config: AgentConfig) -> int:
     found = discover(config.sensors, config.interval_ns)
     try:
         if not found.sensors:
-            told = "".join(f"\n  {gap}" for gap in found.missing)
-            _print({"ready": False, "error": NO_SENSOR})
-            raise SensorError(
-                f"nothing on this host measures energy:{told}\n"
+            gaps = "".join(f"\n  {gap}" for gap in found.missing)
+            raise NoSensorError(
+                f"nothing on this host measures energy:{gaps}\n"
                 "`--estimate missing` samples a labelled estimate of CPU energy instead"
             )
         with SqliteStore.create(config.store) as store:
             return _Agent(config, found, store, signals).run()
     finally:
         found.close()
+
+
+def print_failure(error: EnergyError) -> None:
+    """Print the line of JSON, `"ready": false`, by which a parent knows why there is no agent: code and message."""
+    _print({"ready": False, "error": error.code, "message": str(error)})
 
 
 class _Agent:

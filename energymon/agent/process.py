@@ -1,36 +1,51 @@
-"""An agent as a child of this program: started, waited for, and ended with it however it ends."""
+"""An agent as a child of this program: started, started again when it dies, and ended with the program."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import json
 import os
 import platform
 import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, cast
 from weakref import WeakSet
 
-from energymon.errors import NO_SENSOR, AgentError, SensorError
+from energymon.analysis.attribution import channels_of
+from energymon.analysis.restarts import bridged
+from energymon.clock.monotonic import NS, boot_ns
+from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
+from energymon.reading import Event, Reading
+from energymon.stores.base import Session, Store
+from energymon.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     import subprocess
 
-__all__ = ["AgentProcess", "shared_agent"]
+    from energymon.agent.temporary import TemporaryFolder
+
+__all__ = ["AgentProcess", "shared_agent", "wait_until_read"]
 
 _READY_S: Final = 30.0
 _STOP_S: Final = 5.0
+_SEND_S: Final = 20.0
+"""What an agent that sends its readings to a server may take longer; it gives its sender 15 s."""
 _MAX_IDLE_S: Final = 3600.0
-_FOLDER: Final = "energymon-"
-_LOCK: Final = "lock"
-"""File in the folder, locked by whoever made it for as long as that process lives, in whatever container."""
+_QUICK_S: Final = 5.0
+_MAX_QUICK: Final = 3
+"""An agent that dies so often within `_QUICK_S` of its start is not started again."""
+_COMMIT_S: Final = 3.0
+"""How long, beside an interval, a store may take to have what was sampled: an agent commits every two seconds unless
+it is asked to."""
+_POLL_S: Final = 0.02
+_MAX_POLL_S: Final = 0.25
 
 
 class _ReadsFigures(Protocol):
@@ -40,10 +55,11 @@ class _ReadsFigures(Protocol):
 
 
 class AgentProcess:
-    """Runs `python -m energymon run` for as long as the context, or this process, lasts.
+    """Runs `python -m energymon run` while the context, or this process, lasts.
 
     The agent ends at the end of its stdin, so it does not outlive a process that is killed. A process that forks
-    leaves it to the parent.
+    leaves it to the parent. With `on_restart` an agent that dies is started again at once; what was used meanwhile is
+    in the hardware's counters.
     """
 
     def __init__(
@@ -55,31 +71,56 @@ class AgentProcess:
         estimate: Literal["off", "missing"] = "off",
         sensors: Sequence[str] | str = (),
         options: Sequence[str] = (),
+        log: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_restart: Callable[[str], None] | None = None,
     ) -> None:
-        """Take where to (a temporary store, removed at the end), what and how often to sample.
+        """Take what to sample and where to; nothing starts yet.
 
-        `sensors` are those that must be there (whichever are), `estimate` is "missing" to estimate, labelled so, what
-        no sensor measures, and `options` are more of those of `energymon run`.
+        Args:
+            store: File that the agent writes (a temporary one, removed at the end).
+            node: Name of this host in the readings (the host name).
+            interval_ms: Time between two ticks, 1 to 10,000 ms (100).
+            estimate: "missing" to estimate, labelled so, the CPU energy that no sensor measures ("off").
+            sensors: Names of those that must be there (all that are there).
+            options: More options of `energymon run` (none).
+            log: File to which the agent's stderr is appended (a temporary one).
+            environment: Environment of the agent (this process's).
+            on_restart: Called with one line after each death of the agent, which is started again (it is not).
         """
         self._kept = store
         self._store: Path | None = None
         self.node = node or platform.node()
         self.owner = os.getpid()
         """Process id of the program whose agent this is: a fork has a copy of this object, but not the agent."""
+        self.interval_ms = float(interval_ms)
         names = sensors if isinstance(sensors, str) else ",".join(sensors)
         # Joined by "=", so that a value may begin with a dash.
-        self._options = [f"--node={self.node}", f"--interval-ms={float(interval_ms)!r}", f"--estimate={estimate}"]
-        self._options += [f"--sensors={names or 'auto'}", *options]
-        self._ready_s = _READY_S + _idle_s(options)
+        self.options = [f"--node={self.node}", f"--interval-ms={self.interval_ms!r}", f"--estimate={estimate}"]
+        self.options += [f"--sensors={names or 'auto'}", *options]
+        self._log = log
+        self._environment = environment
+        self._on_restart = on_restart
         self._windows: WeakSet[_ReadsFigures] = WeakSet()
         self._windows_lock = threading.Lock()
-        self._folder: Path | None = None
-        self._lock_fd: int | None = None
+        self._folder: TemporaryFolder | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        # Held while the process is started or ended.
+        self._changing = threading.Lock()
+        self._watcher: threading.Thread | None = None
+        self._restarts: list[Event] = []
+        self.failure: EnergyError | None = None
+        """Why the agent could not be started again after it had died."""
+        self.description: Mapping[str, object] = {}
+        """What the agent says of itself when it is ready: sensors, what cannot be read, clock."""
 
     @property
     def store(self) -> Path:
-        """The store that it writes; raises AgentError when it was never started."""
+        """The store that it writes.
+
+        Raises:
+            AgentError: The agent was never started.
+        """
         if self._store is None:
             raise AgentError("this agent was not started; use it in a `with` statement")
         return self._store
@@ -92,56 +133,56 @@ class AgentProcess:
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self.pid is not None
 
     @property
-    def said(self) -> str:
-        """What the agent has said on stderr."""
-        if self._folder is None or not (log := self._folder / "agent.log").exists():
-            return ""
-        return log.read_text(errors="replace").strip()
+    def pid(self) -> int | None:
+        """The agent's process id while it runs."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    @property
+    def ready_s(self) -> float:
+        """How long the agent may take until it is ready, s: the idle baseline that it records counts beside."""
+        return _READY_S + _idle_s(self.options)
+
+    @property
+    def stderr_text(self) -> str:
+        """What the agent has written on stderr."""
+        log = self._log_path
+        return log.read_text(errors="replace").strip() if log is not None and log.exists() else ""
+
+    @property
+    def offset_ns(self) -> int:
+        """The clock of the readings, which nobody sets, minus the monotonic clock, ns."""
+        return cast(int, self.description.get("boot_offset_ns", 0)) + boot_ns() - time.monotonic_ns()
 
     def start(self) -> None:
         """Start it and wait until its first tick is stored.
 
-        Raises SensorError when there is nothing to sample, and AgentError when it does not start for another reason
-        or was started already.
+        Raises:
+            NoSensorError: There is nothing to sample.
+            AgentError: It does not start for another reason, or was started already.
         """
-        if self._folder is not None:
+        if self._process is not None or self._folder is not None:
             raise AgentError("this agent was started already; stop it first, or make another one")
-        import subprocess
-        import tempfile
-
-        _remove_what_the_dead_left(Path(tempfile.gettempdir()))
         self.owner = os.getpid()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{self.owner}-"))
-        self._lock_fd = _lock_folder(self._folder)
-        self._store = self._kept or self._folder / "energy.sqlite"
-        # -P: a module of the program's folder that has the name of one of Python's own is not for the agent.
-        argv = [sys.executable, "-P", "-m", "energymon", "run", "--until-eof", f"--store={self._store}"]
-        with (self._folder / "agent.log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [*argv, *self._options],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=_environment(),
-                # Ctrl-C is for the program, which may want its windows' joules afterwards.
-                process_group=0,
-            )
+        self.failure = None
+        if self._kept is None or self._log is None:
+            from energymon.agent.temporary import TemporaryFolder
+
+            self._folder = TemporaryFolder()
+        self._store = self._kept or (self._folder.path / "energy.sqlite" if self._folder else None)
         _living.add(self)
-        ready = self._first_line()
-        if ready.get("ready") is not True:
-            if "error" in ready:
-                # It says why on stderr, and ends.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_STOP_S)
-            late = f"not ready within {self._ready_s:g} s" if self.alive else ""
-            said = self.said.removeprefix("energymon: ")
+        try:
+            with self._changing:
+                self._launch()
+        except EnergyError:
             self.remove()
-            if ready.get("error") == NO_SENSOR:
-                raise SensorError(f'{said}\nin a program: `with energymon.Agent(estimate="missing") as agent`')
-            raise AgentError(f"the agent did not start: {': '.join(filter(None, (late, said))) or 'it said nothing'}")
+            raise
+        if self._on_restart is not None:
+            self._watcher = threading.Thread(target=self._watch, name="energy agent", daemon=True)
+            self._watcher.start()
 
     def flush(self) -> None:
         """Have it commit now what it has sampled, which takes up to two seconds otherwise."""
@@ -150,6 +191,39 @@ class AgentProcess:
             # It may be gone, or be ended by another thread.
             with contextlib.suppress(OSError, ValueError):
                 os.write(process.stdin.fileno(), b"\n")
+
+    def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
+        """Return the readings around a span, ns of their clock, once the store has a reading past its end.
+
+        It waits for that no longer than an interval and three seconds. An agent that never was ready has none. The
+        joules of an agent that was started again go on from those of the agent before it.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        if not self.description:
+            return []
+        with self._changing:
+            # An agent that is being started again has the readings after the gap.
+            pass
+        margin_ns = round(3 * self.interval_ms * 1e6)
+        with SqliteStore.open(self.store) as store:
+            sessions = store.sessions()
+            wait_until_read(store, sessions[-1], end_ns, boot_ns(), self)
+            return bridged(store.readings(start_ns - margin_ns, end_ns + margin_ns), store.counters(), sessions)
+
+    def events(self, start_ns: int, end_ns: int) -> list[Event]:
+        """Return the agent's events in [start, end), ns of its readings' clock, its deaths among them, by time.
+
+        Raises:
+            StoreError: The store cannot be read.
+        """
+        if not self.description:
+            return []
+        with SqliteStore.open(self.store) as store:
+            stored = store.events(start_ns, end_ns)
+        restarts = [event for event in self._restarts if start_ns <= event.t_ns < end_ns]
+        return sorted(stored + restarts, key=lambda event: event.t_ns)
 
     def stop(self) -> None:
         """End it in order, its last tick stored, and remove its temporary store; may be called twice.
@@ -167,20 +241,35 @@ class AgentProcess:
 
     def end(self) -> None:
         """End the process in order; what it stored stays."""
-        process, self._process = self._process, None
-        if process is not None:
-            _end(process)
+        with self._changing:
+            process, self._process = self._process, None
+            if process is not None:
+                sends = any(option.startswith("--influxdb-url") for option in self.options)
+                _end(process, _STOP_S + _SEND_S if sends else _STOP_S)
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
 
     def remove(self) -> None:
         """End it and remove its temporary store, without a look at the windows whose figures are there alone."""
         _living.discard(self)
         self.end()
-        if self._folder is not None:
-            import shutil
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.remove()
 
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-        self._unlock()
+    def restart_if_failed(self) -> bool:
+        """Start the agent again where it died and could not be started; return whether that was so.
+
+        Raises:
+            NoSensorError: There is nothing to sample.
+            AgentError: It does not start for another reason.
+        """
+        if self.failure is None:
+            return False
+        self.stop()
+        self.start()
+        return True
 
     def serve(self, window: _ReadsFigures) -> None:
         """Take note of a window whose figures are in this agent's store."""
@@ -189,10 +278,10 @@ class AgentProcess:
 
     def forget(self) -> None:
         """Let go of a process that belongs to the parent of this one; called after a fork."""
-        process, self._process, self._folder = self._process, None, None
-        self._windows_lock = threading.Lock()
-        # The parent has the lock still: it goes with the last descriptor of it.
-        self._unlock()
+        process, self._process, folder, self._folder = self._process, None, self._folder, None
+        self._windows_lock, self._changing, self._watcher = threading.Lock(), threading.Lock(), None
+        if folder is not None:
+            folder.forget()
         if process is not None and process.stdin is not None:
             process.stdin.close()
             _forgotten.append(process)
@@ -206,28 +295,118 @@ class AgentProcess:
     ) -> None:
         self.stop()
 
-    def _unlock(self) -> None:
-        lock_fd, self._lock_fd = self._lock_fd, None
-        if lock_fd is not None:
-            os.close(lock_fd)
+    @property
+    def _log_path(self) -> Path | None:
+        return self._log or (self._folder.path / "agent.log" if self._folder is not None else None)
 
-    def _first_line(self) -> Mapping[str, object]:
-        """Return what its first line says, empty if none comes in time; nothing reads what follows."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        said = b""
-        deadline = time.monotonic() + self._ready_s
-        with self._process.stdout as stdout:
-            while b"\n" not in said:
+    def _launch(self) -> None:
+        """Start the process and wait until it is ready; raises as `start` does, and the process is ended then."""
+        import subprocess
+
+        assert self._log_path is not None
+        # -P: a module of the program's folder that has the name of one of Python's own is not for the agent.
+        argv = [sys.executable, "-P", "-m", "energymon", "run", "--until-eof", f"--store={self._store}", *self.options]
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=_environment(os.environ if self._environment is None else self._environment),
+                # Ctrl-C is for the program, which may want its windows' joules afterwards.
+                process_group=0,
+            )
+        ready = self._first_line(self._process)
+        if ready.get("ready") is True:
+            self.description = ready
+            return
+        late = f"not ready within {self.ready_s:g} s" if self.alive and not ready else ""
+        process, self._process = self._process, None
+        _end(process, _STOP_S)
+        message = str(ready.get("message") or self.stderr_text.rpartition("\n")[2])
+        if ready.get("error") == NO_SENSOR:
+            raise NoSensorError(f'{message}\nin a program: `with energymon.Agent(estimate="missing") as agent`')
+        raise AgentError(f"the agent did not start: {': '.join(filter(None, (late, message))) or 'it wrote nothing'}")
+
+    def _first_line(self, process: subprocess.Popen[bytes]) -> Mapping[str, object]:
+        """Return its first line of JSON, empty if none comes in time; nothing reads what follows."""
+        assert process.stdout is not None
+        received = b""
+        deadline = time.monotonic() + self.ready_s
+        with process.stdout as stdout:
+            while b"\n" not in received:
                 left_s = max(0.0, deadline - time.monotonic())
                 if not select.select([stdout], [], [], left_s)[0]:
                     return {}
                 part = os.read(stdout.fileno(), 65_536)
                 if not part:
-                    self._process.wait(_STOP_S)
+                    process.wait(_STOP_S)
                     return {}
-                said += part
-        return cast(Mapping[str, object], json.loads(said.partition(b"\n")[0]))
+                received += part
+        return cast(Mapping[str, object], json.loads(received.partition(b"\n")[0]))
+
+    def _watch(self) -> None:
+        """Start the agent again whenever it has died, until it is ended."""
+        quick = 0
+        while (process := self._process) is not None:
+            since_s = time.monotonic()
+            status = process.wait()
+            with self._changing:
+                if self._process is not process:
+                    return
+                quick = quick + 1 if time.monotonic() - since_s < _QUICK_S else 0
+                message = self._restart(process, status, quick)
+            assert self._on_restart is not None
+            self._on_restart(message)
+
+    def _restart(self, process: subprocess.Popen[bytes], status: int, quick: int) -> str:
+        """Start the agent again unless it died too often; return what has happened."""
+        died_ns = time.monotonic_ns() + self.offset_ns
+        message = f"the energy agent, process {process.pid}, died (status {status})"
+        _end(process, 0.0)
+        self._process = None
+        try:
+            if quick >= _MAX_QUICK:
+                log = f" (log: {self._log})" if self._log is not None else ""
+                raise AgentError(f"it died {quick} times within {_QUICK_S:g} s{log}")
+            self._launch()
+        except EnergyError as error:
+            self.failure = error
+            self._restarts.append(Event(died_ns, self.node, "agent-died", message))
+            return f"{message}: {error}"
+        message += "; it was started again"
+        now_ns = time.monotonic_ns() + self.offset_ns
+        back = f"the energy agent samples again, after {(now_ns - died_ns) / NS:.3f} s"
+        self._restarts.append(Event(died_ns, self.node, "agent-died", message))
+        self._restarts.append(Event(now_ns, self.node, "agent-back", back))
+        return message
+
+
+def wait_until_read(store: Store, session: Session, end_ns: int, since_ns: int, agent: AgentProcess | None) -> None:
+    """Wait until every series has a reading past the end of a window, or none can be expected any more.
+
+    `end_ns` is by the clock of the readings, and `since_ns` is the instant of `boot_ns` from which the store may take
+    an interval and three seconds. Raises StoreError.
+    """
+    interval_s = session.interval_ns / NS
+    # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
+    lag_ns = round(max(channels_of(session.description, session.node).lags.values(), default=0.0) * NS)
+    deadline_ns = since_ns + round((interval_s + _COMMIT_S) * NS)
+    while True:
+        if agent is not None:
+            agent.flush()
+        last: dict[tuple[str, str, str], int] = {}
+        for r in store.readings(end_ns, end_ns + lag_ns, session.node):
+            if r.t_ns >= session.start_ns:
+                key = (r.device, r.domain, r.source)
+                # What is shown after the end may be of before it.
+                last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
+        if last and min(last.values()) >= end_ns:
+            return
+        gone = agent is not None and agent.owner == os.getpid() and not agent.alive
+        if session.end_ns is not None or gone or boot_ns() >= deadline_ns:
+            return
+        time.sleep(min(max(interval_s / 2, _POLL_S), _MAX_POLL_S))
 
 
 _living: WeakSet[AgentProcess] = WeakSet()
@@ -241,7 +420,9 @@ _dead: list[AgentProcess] = []
 def shared_agent() -> AgentProcess:
     """Return the agent of this process, which is started when it is first asked for and again when it has died.
 
-    Raises SensorError and AgentError.
+    Raises:
+        NoSensorError: There is nothing to sample.
+        AgentError: It does not start for another reason.
     """
     global _shared  # noqa: PLW0603 - one a process is the point
     with _lock:
@@ -266,7 +447,7 @@ def _stop_shared() -> None:
 
 
 def _after_fork() -> None:
-    """In the child: agents are the parent's, and whoever held the lock is not here."""
+    """In the child: agents are the parent's, and the thread that held the lock is not here."""
     global _lock, _shared  # noqa: PLW0603
     _lock = threading.Lock()
     if _shared is not None:
@@ -281,23 +462,25 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End a process by the end of its stdin, and after that its group by SIGKILL."""
     from subprocess import TimeoutExpired
 
     if process.stdin is not None:
         process.stdin.close()
-    try:
-        process.wait(_STOP_S)
-    except TimeoutExpired:
-        process.kill()
-        process.wait()
+    with contextlib.suppress(TimeoutExpired):
+        process.wait(patience_s)
+    # A sender that it left behind is in its group.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
-def _environment() -> dict[str, str]:
-    """Return this environment, in which this very energymon is found."""
+def _environment(base: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which this very energymon is found."""
     here = str(Path(__file__).resolve().parents[2])
-    there = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*there, here])}
+    there = [part for part in base.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return {**base, "PYTHONPATH": os.pathsep.join([*there, here])}
 
 
 def _idle_s(options: Sequence[str]) -> float:
@@ -312,34 +495,3 @@ def _idle_s(options: Sequence[str]) -> float:
         # The agent refuses it, and says why.
         return 0.0
     return idle_s if 0 <= idle_s <= _MAX_IDLE_S else 0.0
-
-
-def _lock_folder(folder: Path) -> int | None:
-    """Lock a folder as one whose maker lives, until the descriptor is closed; None where files cannot be locked."""
-    new = folder / f"{_LOCK}.new"
-    lock_fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed when it is locked: nobody finds it unlocked while its maker lives.
-        new.rename(folder / _LOCK)
-    except OSError:
-        os.close(lock_fd)
-        return None
-    return lock_fd
-
-
-def _remove_what_the_dead_left(folder: Path) -> None:
-    """Remove the temporary stores of this user's processes that were killed."""
-    import shutil
-
-    for left in folder.glob(f"{_FOLDER}*-*"):
-        with contextlib.suppress(OSError):
-            if left.lstat().st_uid != os.getuid():
-                continue
-            lock_fd = os.open(left / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                # Held by its maker, who may be in another container and have any process id here.
-                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(lock_fd)

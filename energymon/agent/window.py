@@ -15,8 +15,8 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self, cast
 
 from energymon.agent.liveness import lives
-from energymon.agent.process import AgentProcess, shared_agent
-from energymon.analysis.attribution import Component, channels_of
+from energymon.agent.process import AgentProcess, shared_agent, wait_until_read
+from energymon.analysis.attribution import Component
 from energymon.analysis.integrate import Energy
 from energymon.analysis.query import WindowEnergy, query
 from energymon.clock.monotonic import NS, boot_id, boot_ns, utc_text
@@ -29,12 +29,6 @@ __all__ = ["STORE", "Agent", "Window"]
 
 STORE: Final = "ENERGYMON_STORE"
 """Environment variable that names the store of an agent that runs already: a file, or an InfluxDB server's URL."""
-
-_WAIT_S: Final = 3.0
-"""How long, beside an interval, the store may take to show what was sampled at the end of a window: an agent commits
-every two seconds unless it is asked to."""
-_LOOK_S: Final = 0.02
-_LOOK_MOST_S: Final = 0.25
 
 
 class Window:
@@ -188,7 +182,7 @@ class Window:
             self._agent = shared_agent()
         self._where = self._agent.store
         if self._is_agent_gone():
-            said = f"; it said: {self._agent.said}" if self._agent.said else ""
+            said = f"; it said: {self._agent.stderr_text}" if self._agent.stderr_text else ""
             raise WindowError(
                 f"{self._told()}: its agent is dead or was stopped, and samples nothing; start another one{said}"
             )
@@ -243,7 +237,7 @@ class Window:
         with _opened(self._where) as store:
             session, span = self._in_readings_time(store.sessions())
             start_ns, end_ns = span or (self._start_ns, self._end_ns)
-            self._wait(store, session, end_ns)
+            wait_until_read(store, session, end_ns, self._ended_ns, self._agent)
             (found,) = query(store, start_ns, end_ns, session.node, net=True, clock="readings" if span else "own")
             if not found.components or not found.energies:
                 raise self._uncovered(store, session, end_ns, found)
@@ -273,27 +267,6 @@ class Window:
         nodes = {s.node for s in sessions}
         return self._node or (nodes.pop() if len(nodes) == 1 else platform.node())
 
-    def _wait(self, store: Store, session: Session, end_ns: int) -> None:
-        """Wait until every series that goes on has a reading past the end, or cannot be expected to."""
-        interval_s = session.interval_ns / NS
-        # Readings follow an edge at a fraction of the lag, and what the nearest two show may be of before it.
-        lag_ns = round(max(channels_of(session.description, session.node).lags.values(), default=0.0) * NS)
-        deadline_ns = self._ended_ns + round((interval_s + _WAIT_S) * NS)
-        while True:
-            if self._agent is not None:
-                self._agent.flush()
-            last: dict[tuple[str, str, str], int] = {}
-            for r in store.readings(end_ns, end_ns + lag_ns, session.node):
-                if r.t_ns >= session.start_ns:
-                    key = (r.device, r.domain, r.source)
-                    # What is shown after the end may be of before it.
-                    last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
-            if last and min(last.values()) >= end_ns:
-                return
-            if session.end_ns is not None or self._is_agent_gone() or boot_ns() >= deadline_ns:
-                return
-            time.sleep(min(max(interval_s / 2, _LOOK_S), _LOOK_MOST_S))
-
     def _uncovered(self, store: Store, session: Session, end_ns: int, found: WindowEnergy) -> WindowError:
         before = [r.t_ns for r in store.readings(end_ns, end_ns, session.node) if r.t_ns <= end_ns]
         node = session.node
@@ -308,7 +281,7 @@ class Window:
         if self._agent is not None and self._agent.owner != os.getpid():
             said += f"\n{self._foreign(self._agent)}"
         elif self._agent is not None and self._is_agent_gone():
-            said += f"\nthe agent is gone; it said: {self._agent.said or 'nothing'}"
+            said += f"\nthe agent is gone; it said: {self._agent.stderr_text or 'nothing'}"
         return WindowError(
             f"{self._told()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
             f"{told}; expected an agent that samples throughout{said}"

@@ -26,7 +26,7 @@ from energymon.stores.base import Session, Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["READING_COLUMNS", "TUPLE_COLUMNS", "export"]
+__all__ = ["READING_COLUMNS", "TUPLE_COLUMNS", "export", "save_readings"]
 
 READING_COLUMNS: Final = {
     "tick_ns": "tick of the grid that the reading belongs to, UTC ns of the node",
@@ -101,6 +101,12 @@ def export(
             return _write_csv(_rows(store, what, start_ns, end_ns, node), text, columns)
         lines = _reading_lines if what == "readings" else _tuple_lines
         return _write_lines(lines(store, start_ns, end_ns, node), text)
+
+
+def save_readings(readings: Iterable[Reading], path: Path) -> None:
+    """Write readings as Parquet, a row each, in the columns of `export`; raises OSError."""
+    with path.open("wb") as file:
+        _write_parquet((astuple(reading) for reading in readings), file, READING_COLUMNS)
 
 
 def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Any, ...]]:

@@ -11,8 +11,8 @@ from hydra.errors import OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.config.keys import nearest, unknown_key
 from harness.config.targets import parameters
+from harness.config.validation import nearest, unknown_key
 from harness.errors import ConfigError
 
 __all__ = ["explained"]

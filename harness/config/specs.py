@@ -1,59 +1,150 @@
-"""The parts of an experiment as frozen data."""
+"""An experiment and its parts as frozen, checked data, in the form that the config has."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from harness.config.regime import Regime
+from harness.config.sweep import variants
+from harness.config.validation import Number, NumberAboveZero, Section, parse
+from harness.errors import ConfigError
 
 __all__ = [
     "AcceleratorSpec",
     "Component",
+    "DatasetSpec",
     "EnergySpec",
     "Experiment",
     "LoaderSpec",
     "StoreSpec",
     "TestbedSpec",
     "Tolerances",
+    "WorkloadSpec",
 ]
 
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """A class found by its import path, and the arguments that the config gives it."""
-
-    key: str
-    target: str
-    params: Mapping[str, Any]
+_Count = Annotated[int, Field(ge=1)]
+_NaturalNumber = Annotated[int, Field(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
+class Component(Section):
+    """A class found by its import path, and the arguments that the config gives it.
+
+    In a config the arguments stand beside `_target_` and the keys that are ours.
+    """
+
+    key: str = Field(default="", validation_alias="_key_")
+    target: str = Field(validation_alias="_target_", description="the import path of its class")
+    params: Mapping[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, section: object, info: ValidationInfo) -> object:
+        """Gather the arguments of the class; those that are checked here as well are in a field of their own, too."""
+        if not isinstance(section, Mapping) or ("target" in section and "_target_" not in section):
+            return section
+        ours, checked = cls._keys(section)
+        own = {name: value for name, value in section.items() if name in {"_key_", "_target_"} | ours}
+        params = {str(name): value for name, value in section.items() if name not in own}
+        missing = {"_target_": ""} if info.context and "_target_" not in own else {}
+        return {**{name: params[name] for name in checked & params.keys()}, **own, **missing, "params": params}
+
+    @classmethod
+    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
+        """Return the keys of a section that are ours, and the arguments that have a field of their own."""
+        return set(), set()
+
+
+class DatasetSpec(Component):
+    """A dataset that is generated; with a `tree` and its `root`, a real tree of files is read in its place."""
+
+    samples: _Count | None = None
+    seed: _NaturalNumber | None = None
+    tree: Component | None = None
+    """What reads a real tree. Without one, the keys below are arguments of the class."""
+    root: Annotated[str, Field(min_length=1)] | None = None
+    limit: _Count | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+
+    @classmethod
+    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
+        if section.get("tree") is None:
+            return {"tree"}, {"samples"}
+        return {"tree", "root", "limit", "on_error"}, {"samples", "seed"}
+
+    @model_validator(mode="after")
+    def _check_limit(self) -> Self:
+        if self.limit is not None and self.root is None:
+            raise ValueError(f"limit={self.limit}: belongs to a real tree, which root names; set samples here")
+        return self
+
+    def component(self, seed: int) -> Component:
+        """Return the class that makes or reads the samples; `seed` chooses among those of a tree by default."""
+        if self.tree is None or self.root is None:
+            return Component(key=str(self.params.get("name", "dataset")), target=self.target, params=self.params)
+        chosen = {"limit": self.limit, "seed": seed if self.seed is None else self.seed}
+        real = {"name": "tree", "root": self.root, "on_error": self.on_error, **chosen}
+        return Component(key="tree", target=self.tree.target, params={**self.tree.params, **real})
+
+
+class WorkloadSpec(Component):
+    """What is trained, and the dataset it has of its own, if any."""
+
+    batch_size: _Count | None = None
+    dataset: DatasetSpec | None = None
+
+    @classmethod
+    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
+        return {"dataset"}, {"batch_size"}
+
+
 class LoaderSpec(Component):
     """A loader and how it reaches the data."""
 
-    reads: str
+    reads: Literal["files", "stream"] = "files"
     """'files': the tree, over the mount when remote; 'stream': batches from the daemon on the storage node."""
-    daemon: Mapping[str, Any]
+    daemon: Mapping[str, Any] = Field(default_factory=dict)
     """Arguments of the daemon of a loader that is streamed to."""
     secure: bool = False
     """Whether the daemon and the loader know each other by keys that are made for the run."""
+    base: str = Field(default="", validation_alias="_base_")
+    """Key of the config's section; other than `key` where the section has a sweep."""
+    setting: Mapping[str, Any] = Field(default_factory=dict, validation_alias="_setting_")
+    """The arguments that the sweep sets; empty without one."""
+
+    @classmethod
+    def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
+        return {"reads", "daemon", "secure", "_base_", "_setting_"}, set()
+
+    @field_validator("daemon", mode="before")
+    @classmethod
+    def _fill_daemon(cls, value: object) -> object:
+        return {} if value is None else value
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Self:
+        for name, value in self.params.items():
+            if isinstance(value, int | float) and value < 0:
+                raise ValueError(f"{name}={value}: expected a number that is 0 or more")
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class AcceleratorSpec:
+class AcceleratorSpec(Section):
     """What runs the training step."""
 
-    kind: str = "auto"
+    kind: Literal["auto", "cuda", "cpu", "emulated", "none"] = "auto"
     model: str = "a100"
-    time_scale: float = 1.0
-    seconds_per_sample: float | Mapping[str, float] | None = None
+    time_scale: NumberAboveZero = 1.0
+    seconds_per_sample: NumberAboveZero | Mapping[str, NumberAboveZero] | None = Field(
+        default=None, description="a number above 0, or such numbers by workload"
+    )
     """The user's own assumption of an emulated step's duration; one for all workloads, or by a workload's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class TestbedSpec:
+class TestbedSpec(Section):
     """Where the experiment runs."""
 
     __test__ = False
@@ -63,27 +154,27 @@ class TestbedSpec:
     congestion: str = "cubic"
     """TCP's congestion control on both sides of a link, of those that the kernel has."""
     caches: Literal["all", "tree"] = "all"
-    """What the kernel forgets before an epoch: all its caches, or the pages of what the epoch reads alone."""
+    """What the kernel forgets before an epoch: all its caches, or only the pages of what the epoch reads."""
     cold: Literal["epoch", "cell"] = "epoch"
-    """When it does: before every epoch, or before a cell's first one alone."""
-    memory_mb: float | None = None
-    """Most memory of a cell's processes and daemons together, in 10^6 bytes, the page cache of what they read counted;
+    """When it does: before every epoch, or only before the first one of a cell."""
+    memory_mb: NumberAboveZero | None = None
+    """Maximum memory of a cell's processes and daemons together, in 10^6 bytes, with the page cache of what they read;
     None for no limit."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnergySpec:
+class EnergySpec(Section):
     """How the energy agents sample."""
 
-    interval_ms: float = 100.0
-    sensors: Any = "auto"
-    estimate: str = "missing"
-    cpu_tdp_w: float | None = None
-    cpu_idle_fraction: float = 0.12
+    interval_ms: Annotated[Number, Field(ge=1, le=10_000, description="1 to 10000 ms")] = 100.0
+    sensors: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = Field(
+        default="auto", description="auto, or a list of names such as [perf,nvml]"
+    )
+    estimate: Literal["off", "missing"] = "missing"
+    cpu_tdp_w: NumberAboveZero | None = None
+    cpu_idle_fraction: Annotated[Number, Field(le=1)] = 0.12
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSpec:
+class StoreSpec(Section):
     """Where energy readings go beside the results folder."""
 
     kind: Literal["sqlite", "influxdb"] = "sqlite"
@@ -92,61 +183,153 @@ class StoreSpec:
     bucket: str | None = None
     token_file: str | None = None
     ca: str | None = None
-    spool_limit_mb: float = 1024.0
+    spool_limit_mb: NumberAboveZero = 1024.0
 
 
-@dataclass(frozen=True, slots=True)
-class Tolerances:
+class Tolerances(Section):
     """What the validity checks allow."""
 
-    rtt_ms: float = 0.2
-    rtt_pct: float = 5.0
-    rate_pct: float = 10.0
-    jitter_pct: float = 10.0
-    missed_ticks_pct: float = 1.0
-    clock_offset_ms: float = 1.0
-    spread_pct: float = 10.0
-    others_cpu_pct: float = 10.0
-    others_cpus: float = 0.5
-    steal_pct: float = 5.0
-    link_pause_ms: float = 200.0
-    link_held_ms: float = 10.0
-    link_held_pct: float = 5.0
+    rtt_ms: Number = 0.2
+    rtt_pct: Number = 5.0
+    rate_pct: Number = 10.0
+    jitter_pct: Number = 10.0
+    missed_ticks_pct: Number = 1.0
+    clock_offset_ms: Number = 1.0
+    spread_pct: Number = 10.0
+    others_cpu_pct: Number = 10.0
+    others_cpus: Number = 0.5
+    steal_pct: Number = 5.0
+    link_pause_ms: Number = 200.0
+    link_held_ms: Number = 10.0
+    link_held_pct: Number = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Experiment:
+class Experiment(Section):
     """One question: loaders x workloads x regimes x repeats."""
 
-    name: str
-    description: str
-    workloads: Mapping[str, Component]
-    loaders: Mapping[str, LoaderSpec]
-    regimes: Mapping[str, Regime]
-    datasets: Mapping[str, Component]
-    """What each workload is trained on, by the workload's key; equal ones are one dataset."""
-    placement: str
+    name: str = Field(
+        pattern=r"^\w[\w.+-]{0,99}$",
+        description="up to 100 letters, digits, '_', '-', '+' and '.'; it names the results folder",
+    )
+    description: str = ""
+    scale: Literal["small", "full"] = "small"
+    sizes: Mapping[str, Any] = Field(default_factory=dict)
+    placement: Literal["remote", "half", "local"] = "remote"
     """Where the samples of a regime with a link lie: 'remote', 'half' (half of them on the compute node) or 'local'."""
-    accelerator: AcceleratorSpec
-    testbed: TestbedSpec
-    energy: EnergySpec
-    store: StoreSpec
-    checks: Tolerances
-    repeats: int
-    epochs: int
-    warmup_samples: int
-    seed: int
-    cell_timeout_s: float
-    cell_stall_min: float
-    figures: tuple[str, ...]
-    own_datasets: frozenset[str] = frozenset()
-    """The workloads that name a dataset of their own."""
+    dataset: DatasetSpec | None = None
+    """What the workloads without a dataset of their own are trained on."""
+    workloads: Mapping[str, WorkloadSpec] = Field(default_factory=dict)
+    loaders: Mapping[str, LoaderSpec] = Field(default_factory=dict)
+    """By key, with every sweep written out."""
+    regimes: Mapping[str, Regime] = Field(default_factory=dict)
+    accelerator: AcceleratorSpec = AcceleratorSpec()
+    testbed: TestbedSpec = TestbedSpec()
+    energy: EnergySpec = EnergySpec()
+    store: StoreSpec = StoreSpec()
+    checks: Tolerances = Tolerances()
+    repeats: _Count = 1
+    epochs: _Count = 1
+    warmup_samples: _NaturalNumber = 0
+    seed: _NaturalNumber = 0
+    cell_timeout_s: NumberAboveZero = 7200
+    cell_stall_min: NumberAboveZero = 10
+    figures: tuple[str, ...] = Field(default=(), strict=False, description="a list of names, such as [emlio_fig5]")
+    results_dir: str = Field(default="results", description="a folder")
+    cache_dir: str = Field(default="", description="a folder")
+    resume: str | None = None
+    resume_invalid: bool = False
+    resume_mixed: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], *, stored: bool = False) -> Experiment:
+        """Return the experiment of a composed config, or of the `config.yaml` of a results folder.
+
+        Args:
+            config: the config's keys and values, with its interpolations resolved.
+            stored: whether it comes from a results folder. Sections that an older version did not have take their
+                defaults, and keys that this version does not have are left out; default: False.
+
+        Raises:
+            ConfigError: a key or value is wrong, or a new experiment lacks a name, a dataset or one of the groups.
+        """
+        if not stored:
+            _check_chosen(config)
+        return parse(cls, config, stored=stored)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_entries(cls, config: object) -> object:
+        """Write the sweeps of loaders out, and give each entry of a group its key."""
+        if not isinstance(config, Mapping):
+            return config
+        named = {name: value for name, value in config.items() if value is not None or name not in _MAY_BE_NULL}
+        groups = {group: named[group] for group in _GROUPS if isinstance(named.get(group), Mapping)}
+        for group, key in (("workloads", "_key_"), ("regimes", "name")):
+            for name, section in groups.get(group, {}).items():
+                if isinstance(section, Mapping):
+                    groups[group] = {**groups[group], name: {**section, key: str(name)}}
+        if "loaders" in groups:
+            groups["loaders"] = {
+                key: {**one.section, "_key_": key, "_base_": one.base, "_setting_": one.setting}
+                if isinstance(one.section, Mapping)
+                else one.section
+                for key, one in variants(groups["loaders"]).items()
+            }
+        return {**named, **groups}
+
+    @model_validator(mode="after")
+    def _check_testbed(self) -> Self:
+        far = next((key for key, regime in self.regimes.items() if not regime.is_local), None)
+        if far is not None and self.testbed.kind == "local":
+            raise ValueError(
+                f"testbed=local: regimes.{far} has a link, and a local testbed has none; use testbed=netns, or leave "
+                f"the regime out ('~regimes.{far}')"
+            )
+        if far is not None and self.testbed.cold == "cell":
+            raise ValueError(
+                f"testbed.cold=cell: regimes.{far} has a link, and no row is valid whose bytes do not all come over "
+                "it; use cold=epoch, or only local regimes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_resume(self) -> Self:
+        for key in ("resume_invalid", "resume_mixed"):
+            if getattr(self, key) and not self.resume:
+                raise ValueError(f"{key}=true: expected only with resume=FOLDER")
+        return self
+
+    @cached_property
+    def datasets(self) -> Mapping[str, Component]:
+        """What each workload is trained on, by the workload's key; equal ones are one dataset."""
+        found = {key: workload.dataset or self.dataset for key, workload in self.workloads.items()}
+        return {key: dataset.component(self.seed) for key, dataset in found.items() if dataset is not None}
 
     def dataset_key(self, workload: str) -> str:
         """Return the config key of a workload's dataset."""
-        return f"workloads.{workload}.dataset" if workload in self.own_datasets else "dataset"
+        return "dataset" if self.workloads[workload].dataset is None else f"workloads.{workload}.dataset"
 
     @property
     def streams(self) -> bool:
         """Whether any loader is fed by the daemon, so that shards are needed."""
         return any(spec.reads == "stream" for spec in self.loaders.values())
+
+
+_GROUPS = ("workloads", "loaders", "regimes")
+_MAY_BE_NULL = frozenset({*_GROUPS, "description", "figures"})
+"""Keys of which null means the default."""
+
+
+def _check_chosen(config: Mapping[str, Any]) -> None:
+    """Refuse a new config in which something is still to be chosen."""
+    if not config.get("name"):
+        raise ConfigError(
+            "no experiment was chosen: add +experiment=NAME, such as +experiment=wan30ms "
+            "(python -m harness --help lists them)"
+        )
+    for group in _GROUPS:
+        if not config.get(group):
+            example = f"+{group[:-1]}@{group}.NAME=NAME"
+            raise ConfigError(f"{group} is empty: expected at least one entry, such as {example}")
+    if not config.get("dataset"):
+        raise ConfigError("dataset is missing: expected a section with _target_; dataset=NAME chooses one")

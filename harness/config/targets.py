@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.config.keys import unknown_key
+from harness.config.validation import unknown_key
 from harness.errors import ConfigError
 
 __all__ = ["check_arguments", "check_parts", "find", "instantiate", "parameters", "takes"]

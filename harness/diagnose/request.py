@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.composing import explained
 from harness.config.experiment import experiment_from
-from harness.config.keys import nearest
 from harness.config.shorthand import own_folder
 from harness.config.specs import Component, LoaderSpec
+from harness.config.validation import nearest
 from harness.errors import ConfigError
 from harness.run.components import check_dataset, check_loader, check_workload
 from harness.system.disk import folder_of
@@ -83,7 +83,7 @@ def request_from(argv: Sequence[str]) -> Request:
         workload=workload,
         loader=loader,
         dataset=dataset,
-        accelerator=asdict(experiment.accelerator),
+        accelerator=experiment.accelerator.model_dump(),
         workers=_workers(cfg),
         budget_s=_budget_s(cfg),
         seed=experiment.seed,

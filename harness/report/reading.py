@@ -13,7 +13,7 @@ import pyarrow as pa
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from harness.errors import HarnessError, ResultsError
+from harness.errors import ConfigError, HarnessError, ResultsError
 
 __all__ = ["CELL", "COLLECT", "mapping", "read_json", "reading"]
 
@@ -33,6 +33,8 @@ def reading(path: Path, remedy: str) -> Iterator[None]:
     """Raise ResultsError, which names the file and ends with `remedy`, where what it holds cannot be used."""
     try:
         yield
+    except ConfigError as error:
+        raise ResultsError(f"{path}: {error}; {remedy}") from error
     except HarnessError:
         raise
     except _DAMAGE as error:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from energymon import save_readings
 from harness.cell.events import read_events, read_timestamps, save_events
 from harness.cell.resources import ResourceSampler
 from harness.cell.skipped import skipped_by_epoch
@@ -25,7 +26,7 @@ from harness.results.folder import Results, write_json
 from harness.results.manifest import MANIFEST, write_manifest
 from harness.run.cell_process import CellProcess
 from harness.run.data_access import DataOnNodes, Reached, reach
-from harness.run.energy_agent import EnergyAgent, save_readings
+from harness.run.energy_agent import EnergyAgent
 from harness.run.plan import Cell
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters
@@ -147,7 +148,7 @@ def _spec(context: CellContext, cell: Cell, reached: Reached) -> dict[str, Any]:
         "out": str(out),
         "loader": {"target": loader.target, "params": dict(loader.params), "reads": loader.reads},
         "workload": {"target": workload.target, "params": dict(workload.params)},
-        "accelerator": asdict(experiment.accelerator),
+        "accelerator": experiment.accelerator.model_dump(),
         "samples": str(reached.samples_file),
         "data_root": str(reached.root) if reached.root else None,
         "endpoints": [daemon.endpoint for daemon in reached.daemons],
@@ -280,7 +281,7 @@ def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, p
         partial / "cell.json",
         {
             **asdict(cell),
-            "regime": asdict(regime),
+            "regime": regime.model_dump(),
             "status": "done",
             "manifest": MANIFEST,
             "provenance": context.session,

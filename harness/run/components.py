@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict
 from importlib import resources
 from typing import Any, Final
 
-from harness.config.keys import unknown_key
 from harness.config.specs import AcceleratorSpec, Component, Experiment, LoaderSpec
 from harness.config.sweep import variants
 from harness.config.targets import check_arguments, check_parts, find, instantiate, takes
+from harness.config.validation import unknown_key
 from harness.errors import ConfigError
 from harness.run.daemon import check_daemon
 from harness.workloads import Workload
@@ -51,7 +50,7 @@ def check_components(experiment: Experiment, loaders: Mapping[str, Any]) -> None
     for key, workload in experiment.workloads.items():
         made = check_workload(workload)
         names.add(made.name)
-        choose_kind(asdict(experiment.accelerator), made.name)
+        choose_kind(experiment.accelerator.model_dump(), made.name)
         check_dataset(experiment.dataset_key(key), experiment.datasets[key])
         _check_batch(key, made.batch_size, experiment.dataset_key(key), experiment.datasets[key])
         for loader in experiment.loaders.values():

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-import re
+import importlib
+import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from energymon.system.child import Child, ChildError
-from harness.config.keys import unknown_key
+from pydantic import BaseModel, Field
+
 from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
+from harness.config.validation import Section, parse, unknown_key
 from harness.errors import CellError, ConfigError, TestbedError
+from harness.run.cell_process import first_line
+from harness.system.process import end_group
 from harness.testbed.base import Node
+from loaders.errors import LoaderError
+from loaders.streaming.options import flags
 
-__all__ = ["Daemon", "Keys", "check_daemon", "daemon_flags", "make_keys", "serving"]
+__all__ = ["Daemon", "Keys", "check_daemon", "make_keys", "serving"]
 
 _READY_S = 30.0
-_GIVEN = {"--root", "--listen", "--until-eof", "--keys", "--no-auth", "--events", "--bandwidth-gbit", "--rtt-ms"}
-"""Flags that the harness sets; the config may not."""
+_GIVEN = frozenset({"root", "listen", "until_eof", "keys", "no_auth", "events", "bandwidth_gbit", "rtt_ms"})
+"""Options that the harness sets; the config may not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,59 +45,68 @@ class Daemon:
     """A daemon that is ready."""
 
     endpoint: str
-    child: Child
+    process: subprocess.Popen[bytes]
 
     def failure(self) -> str | None:
         """Say how the daemon ended, or None while it lives."""
-        return None if self.child.is_alive else f"the daemon at {self.endpoint} is gone: it {self.child.describe_end()}"
+        status = self.process.poll()
+        return None if status is None else f"the daemon at {self.endpoint} is gone (status {status})"
 
 
-@cache
-def daemon_flags(module: str) -> frozenset[str]:
-    """Return the flags that `python -m MODULE serve --help` lists; raises ConfigError when it cannot be asked."""
-    done = _command(module, "serve", "--help")
-    if done.returncode:
-        raise ConfigError(f"daemon.module={module}: `python -m {module} serve --help` says: {_last_line(done.stderr)}")
-    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", done.stdout))
+def _options(module: str) -> type[BaseModel]:
+    """Return the model of what a daemon's module takes; raises ConfigError when it has none."""
+    try:
+        found: type[BaseModel] = importlib.import_module(module).DaemonOptions
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"daemon.module={module}: {error}; expected a module with DaemonOptions, the pydantic model of the options "
+            f"of `python -m {module} serve`"
+        ) from error
+    return found
 
 
 def check_daemon(loader: LoaderSpec) -> None:
-    """Raise ConfigError for a key that a loader's daemon does not take, and for keys that it cannot keep safe with."""
-    where = f"loaders.{loader.key}.daemon"
-    module = loader.daemon.get("module")
+    """Raise ConfigError for a key or value that a loader's daemon does not take, and for keys without a use."""
+    where, module = f"loaders.{loader.key}.daemon", loader.daemon.get("module")
     if not isinstance(module, str):
         raise ConfigError(
             f"{where}.module={module!r}: expected the module that serves a loader that reads a stream, "
-            "for one loaders.streaming"
+            "such as loaders.streaming"
         )
-    known = daemon_flags(module)
-    for key in loader.daemon:
-        if key in ("module", "port"):
-            continue
-        if _flag(key) in _GIVEN:
+    options = _options(module)
+    known = options.model_fields.keys()
+    parse(_Address, {key: value for key, value in loader.daemon.items() if key == "port"}, where)
+    given = {key: value for key, value in loader.daemon.items() if key not in ("module", "port")}
+    for key in given:
+        if key in _GIVEN:
             raise ConfigError(f"{where}.{key}: is given by the harness")
-        if _flag(key) not in known:
-            takes = {"port", *(flag[2:].replace("-", "_") for flag in known - _GIVEN - {"--help"})}
+        if key not in known:
+            takes = {"port", *known} - _GIVEN
             raise unknown_key(f"{where}.{key}", takes, f"{module} takes no such key", "it takes")
-    encrypt = loader.daemon.get("encrypt")
+    if loader.secure and "keys" not in known:
+        raise ConfigError(f"loaders.{loader.key}.secure=true: {module} takes no keys; set it to false")
+    encrypt = given.pop("encrypt", None)
     if encrypt is not None and encrypt != loader.secure:
         raise ConfigError(
             f"{where}.encrypt={encrypt}: secure alone decides now: loaders.{loader.key}.secure=true encrypts and "
             "authenticates the whole stream, false nothing of it; leave encrypt out"
         )
-    port = loader.daemon.get("port", 0)
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
-        raise ConfigError(f"{where}.port={port!r}: expected 0 to 65535, 0 for any free one")
-    if loader.secure and "--keys" not in known:
-        raise ConfigError(f"loaders.{loader.key}.secure=true: {module} takes no --keys; set it to false")
+    parse(options, {key: value for key, value in given.items() if value is not None} | {"root": Path()}, where)
+
+
+class _Address(Section):
+    """Where a daemon listens on the host that the harness gives it."""
+
+    port: Annotated[int, Field(ge=0, le=65_535, description="0 to 65535, 0 for any free one")] = 0
 
 
 def make_keys(module: str, folder: Path) -> Keys:
     """Make a run's keys in `folder`, which only this user may look into; raises TestbedError when that fails."""
-    done = _command(module, "keygen", str(folder))
-    if done.returncode:
-        raise TestbedError(f"python -m {module} keygen: {_last_line(done.stderr)}")
-    return Keys(folder / "daemon", folder / "client")
+    try:
+        daemon, client = importlib.import_module(module).make_keys(folder)
+    except (AttributeError, LoaderError) as error:
+        raise TestbedError(f"the keys for {module}: {error}") from error
+    return Keys(daemon, client)
 
 
 @contextmanager
@@ -114,12 +128,22 @@ def serving(
     """
     given = _arguments(host, shards, params, keys=keys, events=events, regime=regime)
     argv = [sys.executable, "-m", params["module"], *given]
-    with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as child:
+    with log.open("ab") as file:
+        process = node.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
+    try:
+        line = first_line(process, _READY_S)
         try:
-            endpoint = str(child.ready(_READY_S)["endpoint"])
-        except ChildError as error:
-            raise CellError(f"the daemon on the {node.role} node did not start: it {error}") from error
-        yield Daemon(endpoint, child)
+            endpoint = json.loads(line)["endpoint"]
+        except (ValueError, KeyError) as error:
+            said = _last_line(log.read_text(errors="replace"))
+            raise CellError(f"the daemon on the {node.role} node did not start: {said}") from error
+        yield Daemon(endpoint, process)
+    finally:
+        if process.stdin is not None:
+            process.stdin.close()
+        end_group(process)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def _arguments(
@@ -130,38 +154,20 @@ def _arguments(
     keys: Keys | None = None,
     events: Path | None = None,
     regime: Regime | None = None,
-) -> Sequence[str]:
-    options = dict(params)
+) -> list[str]:
+    """Return the command line of a daemon: what its config sets, and what the harness gives it if it takes that."""
+    options = {key: value for key, value in params.items() if value is not None}
     module, port = options.pop("module"), options.pop("port", 0)
-    known = daemon_flags(module)
-    arguments = ["serve", "--until-eof", "--root", str(shards), "--listen", f"{host}:{port}"]
+    model = _options(module)
+    given: dict[str, Any] = {"root": shards, "listen": f"{host}:{port}", "until_eof": True, "events": events}
     if keys is not None:
-        arguments += ["--keys", str(keys.daemon)]
-    elif "--no-auth" in known and not ip_address(host).is_loopback:
-        arguments += ["--no-auth"]
-    if events is not None and "--events" in known:
-        arguments += ["--events", str(events)]
-    if regime is not None and regime.rate_gbit is not None and {"--bandwidth-gbit", "--rtt-ms"} <= known:
-        arguments += ["--bandwidth-gbit", f"{regime.rate_gbit:g}", "--rtt-ms", f"{regime.rtt_ms:g}"]
-    for key, value in options.items():
-        if isinstance(value, bool):
-            arguments += [_flag(key)] if value else []
-        elif value is not None:
-            arguments += [_flag(key), str(value)]
-    return arguments
-
-
-def _flag(key: str) -> str:
-    return f"--{key.replace('_', '-')}"
-
-
-def _command(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of a daemon's module on this host, its standard input at its end."""
-    argv = [sys.executable, "-m", module, *arguments]
-    try:
-        return subprocess.run(argv, input="", capture_output=True, text=True, timeout=_READY_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"daemon.module={module}: no end of `{' '.join(argv[1:])}` in {_READY_S:g} s") from error
+        given["keys"] = keys.daemon
+    elif not ip_address(host).is_loopback:
+        given["no_auth"] = True
+    if regime is not None and regime.rate_gbit is not None:
+        given |= {"bandwidth_gbit": regime.rate_gbit, "rtt_ms": regime.rtt_ms}
+    known = {key: value for key, value in given.items() if key in model.model_fields}
+    return ["serve", *flags(parse(model, {**options, **known}, "daemon"))]
 
 
 def _last_line(text: str) -> str:

@@ -22,7 +22,7 @@ from harness.testbed.state import RunNames, state_root
 
 __all__ = ["DataOnNodes", "Reached", "reach"]
 
-_HERE = Regime("local", 0.0, None)
+_HERE = Regime(name="local")
 
 
 @dataclass(frozen=True, slots=True)

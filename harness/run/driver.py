@@ -159,7 +159,7 @@ def _run_cells(
         ledger.append("started", cell.cell_id)
         progress.cell_started(cell, context.datasets[cell.workload]["samples"])
         try:
-            if context.agent.restart_if_dead():
+            if context.agent.restart_if_failed():
                 ledger.append("note", message="the energy agent was started again")
             run_cell(context, cell, progress)
         except Interrupted as interrupt:
@@ -209,7 +209,7 @@ def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> 
         return
     partial.mkdir(exist_ok=True)
     regime = context.experiment.regimes[cell.regime]
-    content = {**asdict(cell), "regime": asdict(regime), "status": status, "failure": reason}
+    content = {**asdict(cell), "regime": regime.model_dump(), "status": status, "failure": reason}
     write_json(partial / "cell.json", content)
 
 

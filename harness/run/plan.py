@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from harness.config.specs import Experiment
 
 __all__ = ["Cell", "plan"]
+
+_IDENTITY: Final = {"key", "target", "params"}
+"""What the id of a cell knows of a component."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,12 @@ def plan(experiment: Experiment) -> tuple[Cell, ...]:
 def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
     seed = experiment.seed + repeat - 1
     identity: dict[str, Any] = {
-        "loader": asdict(experiment.loaders[loader]),
-        "workload": asdict(experiment.workloads[workload]),
-        "regime": asdict(experiment.regimes[regime]),
-        "dataset": asdict(experiment.datasets[workload]),
-        "accelerator": asdict(experiment.accelerator),
-        "energy": asdict(experiment.energy),
+        "loader": experiment.loaders[loader].model_dump(include={*_IDENTITY, "reads", "daemon", "secure"}),
+        "workload": experiment.workloads[workload].model_dump(include=_IDENTITY),
+        "regime": experiment.regimes[regime].model_dump(),
+        "dataset": experiment.datasets[workload].model_dump(),
+        "accelerator": experiment.accelerator.model_dump(),
+        "energy": experiment.energy.model_dump(),
         "epochs": experiment.epochs,
         "warmup_samples": experiment.warmup_samples,
         "repeat": repeat,

@@ -6,8 +6,10 @@ import ctypes
 import os
 import re
 import select
+import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 __all__ = ["detach", "is_mounted", "mounts_below", "wait_mounted"]
 
@@ -27,13 +29,10 @@ def is_mounted(point: Path) -> bool:
     return point in mounts_below(point)
 
 
-def wait_mounted(point: Path, server_pid: int, timeout_s: float) -> bool:
-    """Wait until something is mounted at `point`; False when its server ended or the time is up.
-
-    The server is a child of this process that was not waited for.
-    """
+def wait_mounted(point: Path, server: subprocess.Popen[Any], timeout_s: float) -> bool:
+    """Wait until something is mounted at `point`; False when its server ended or the time is up."""
     deadline = time.monotonic() + timeout_s
-    ended = os.pidfd_open(server_pid)
+    ended = os.pidfd_open(server.pid)
     try:
         with MOUNT_TABLE.open() as table:
             waiting = select.poll()
@@ -42,8 +41,9 @@ def wait_mounted(point: Path, server_pid: int, timeout_s: float) -> bool:
             waiting.register(ended, select.POLLIN)
             while not is_mounted(point):
                 left_ms = (deadline - time.monotonic()) * 1e3
-                if left_ms <= 0 or ended in [descriptor for descriptor, _ in waiting.poll(left_ms)]:
-                    return is_mounted(point)
+                if server.poll() is not None or left_ms <= 0:
+                    return False
+                waiting.poll(left_ms)
         return True
     finally:
         os.close(ended)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from loaders.streaming.daemon.daemon import Daemon
     from loaders.streaming.errors import ShardError, WireError
+    from loaders.streaming.keys import make_keys
     from loaders.streaming.loader import StreamingLoader
+    from loaders.streaming.options import DaemonOptions
     from loaders.streaming.planner import BatchPlan, EpochPlan, Slice, plan
     from loaders.streaming.receiver.batch import RawBatch
     from loaders.streaming.receiver.client import StreamClient
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchPlan",
     "Daemon",
+    "DaemonOptions",
     "EpochPlan",
     "Fetch",
     "RawBatch",
@@ -34,6 +37,7 @@ __all__ = [
     "TimestampLogger",
     "WireError",
     "health",
+    "make_keys",
     "plan",
 ]
 
@@ -41,6 +45,7 @@ __all__ = [
 _MODULES: Final = {
     "BatchPlan": "planner",
     "Daemon": "daemon.daemon",
+    "DaemonOptions": "options",
     "EpochPlan": "planner",
     "Fetch": "receiver.fetch",
     "RawBatch": "receiver.batch",
@@ -54,6 +59,7 @@ _MODULES: Final = {
     "TimestampLogger": "timestamps",
     "WireError": "errors",
     "health": "receiver.session",
+    "make_keys": "keys",
     "plan": "planner",
 }
 

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoaderError, StreamError
 from loaders.streaming.daemon.log import log
+from loaders.streaming.options import LISTEN, DaemonOptions, add_flags, read_flags
 from loaders.streaming.shards.commands import add_commands
 
 if TYPE_CHECKING:
     from loaders.streaming.daemon.listener import Listener
     from loaders.streaming.daemon.store import ShardStore
     from loaders.streaming.keys import KeyPair
-
-_LISTEN = "127.0.0.1:5557"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -54,58 +53,7 @@ def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
         description="Serve a shard folder until SIGTERM or Ctrl-C. A JSON line on standard output says when it is "
         "ready and at which endpoint; the log goes to standard error, one JSON object a line.",
     )
-    serve.add_argument("--root", type=Path, required=True, metavar="DIR", help="shard folder, as `convert` makes it")
-    serve.add_argument(
-        "--links-into",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="folder into which links among the shards may lead, as `index --out` makes them; may be repeated",
-    )
-    serve.add_argument(
-        "--listen",
-        default=_LISTEN,
-        metavar="HOST:PORT",
-        help="address to listen on, * for every IPv4 address; port 0 is any free one (default: %(default)s)",
-    )
-    trust = serve.add_mutually_exclusive_group()
-    trust.add_argument(
-        "--keys",
-        type=Path,
-        metavar="DIR",
-        help="the daemon's half of what `keygen` made; only its client is served, and everything is encrypted and "
-        "authenticated (CURVE)",
-    )
-    trust.add_argument(
-        "--no-auth",
-        action="store_true",
-        help="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
-    )
-    serve.add_argument(
-        "--encrypt",
-        action="store_true",
-        help="of older command lines, and changes nothing: --keys alone encrypts everything",
-    )
-    serve.add_argument(
-        "--threads", type=int, default=1, metavar="N", help="threads that move bytes, 1 to 64 (default: %(default)s)"
-    )
-    serve.add_argument(
-        "--bandwidth-gbit",
-        type=float,
-        metavar="GBIT",
-        help="of the link, in Gbit/s; with --rtt-ms makes a connection's send buffer as large as the two ask for, "
-        "where TCP would not make it so itself",
-    )
-    serve.add_argument("--rtt-ms", type=float, metavar="MS", help="round-trip time of the link, in ms")
-    serve.add_argument(
-        "--congestion",
-        metavar="NAME",
-        help="TCP's congestion control of the connections, of those that the kernel has: bbr keeps a lossy link busy "
-        "where cubic does not (default: the kernel's)",
-    )
-    serve.add_argument("--events", type=Path, metavar="FILE", help="append a JSON line for every batch that is sent")
-    serve.add_argument("--until-eof", action="store_true", help="stop as well when standard input ends")
+    add_flags(serve, DaemonOptions)
     serve.set_defaults(run=_serve)
 
 
@@ -118,7 +66,7 @@ def _add_health(commands: argparse._SubParsersAction[Any]) -> None:
         "it answers and 1 when it does not.",
     )
     health.add_argument(
-        "--endpoint", default=f"tcp://{_LISTEN}", metavar="tcp://HOST:PORT", help="where it is (default: %(default)s)"
+        "--endpoint", default=f"tcp://{LISTEN}", metavar="tcp://HOST:PORT", help="where it is (default: %(default)s)"
     )
     health.add_argument("--keys", type=Path, metavar="DIR", help="the client's half of what `keygen` made")
     health.add_argument(
@@ -146,24 +94,21 @@ def _serve(arguments: argparse.Namespace) -> int:
     from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
 
-    host, port = _address(arguments.listen)
-    if not 1 <= arguments.threads <= 64:
-        raise StreamError(f"--threads {arguments.threads}: expected 1 to 64")
-    if arguments.encrypt and arguments.keys is None:
-        raise StreamError("--encrypt needs --keys DIR, which alone encrypts everything")
-    keys = load_daemon_keys(arguments.keys) if arguments.keys is not None else None
-    buffer = send_buffer(arguments.bandwidth_gbit, arguments.rtt_ms)
-    listener = Listener(host, port, send_buffer=buffer, congestion=arguments.congestion)
-    with ShardStore(arguments.root, arguments.links_into) as store:
+    options = read_flags(vars(arguments))
+    host, port = _address(options.listen)
+    keys = load_daemon_keys(options.keys) if options.keys is not None else None
+    buffer = send_buffer(options.bandwidth_gbit, options.rtt_ms)
+    listener = Listener(host, port, send_buffer=buffer, congestion=options.congestion)
+    with ShardStore(options.root, options.links_into) as store:
 
         def serve(is_restart: bool) -> int:
-            return _status(lambda: _serve_once(arguments, store, host, listener, keys, buffer, is_restart=is_restart))
+            return _status(lambda: _serve_once(options, store, host, listener, keys, buffer, is_restart=is_restart))
 
         return supervise(serve, store.find_unreadable, log)
 
 
 def _serve_once(
-    arguments: argparse.Namespace,
+    options: DaemonOptions,
     store: ShardStore,
     host: str,
     listener: Listener,
@@ -177,15 +122,15 @@ def _serve_once(
     from loaders.streaming.daemon.server_socket import is_loopback
     from loaders.streaming.timestamps import TimestampLogger
 
-    events = TimestampLogger(arguments.events, daemon=arguments.listen) if arguments.events is not None else None
+    events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
     with Daemon(
         store,
         host,
         listener,
         log=log,
-        threads=arguments.threads,
+        threads=options.threads,
         keys=keys,
-        no_auth=arguments.no_auth,
+        no_auth=options.no_auth,
         events=events,
     ) as daemon:
         served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
@@ -207,7 +152,7 @@ def _serve_once(
             **served,
             shards=len(store.catalog.shards),
             keys=keys is not None,
-            threads=arguments.threads,
+            threads=options.threads,
             send_buffer=buffer or "tuned by TCP",
             congestion=daemon.congestion,
             max_clients=daemon.max_connections,
@@ -215,7 +160,7 @@ def _serve_once(
         if not is_restart:
             sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
             sys.stdout.flush()
-        why = daemon.serve(until_eof=sys.stdin.fileno() if arguments.until_eof else None)
+        why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
         log("stopping", reason=why)
     log("stopped", **asdict(daemon.served))
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (REPO / "benchmarks").glob("*.py") if "ArgumentParser(" in path.read_text())
 

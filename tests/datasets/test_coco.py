@@ -70,6 +70,7 @@ class Broken:
         return CocoTree("tree", str(self.root), **options).open(self.folder / "cache", lambda *_: None)
 
 
+@pytest.mark.process
 def test_pycocotools_reads_the_annotations_and_finds_every_picture(made, official):
     assert sorted(official.getCatIds()) == list(CATEGORY_IDS)
     assert len(CATEGORY_IDS) == 80

@@ -119,6 +119,7 @@ def test_sixteen_bits_are_scaled_to_eight_not_cut_off():
     assert np.abs(whole - np.asarray(picture("L").convert("RGB"), int)).max() <= 1
 
 
+@pytest.mark.process
 def test_damaged_exif_data_fill_no_log_with_warnings(tmp_path):
     path = tmp_path / "damaged.JPEG"
     path.write_bytes(ODDITIES["damaged_exif.JPEG"]())

@@ -16,6 +16,8 @@ from harness.diagnose import judge, read_diagnosis
 from harness.diagnose.cli import main
 from harness.errors import ResultsError
 
+pytestmark = pytest.mark.process
+
 SMALL = ["workload.batch_size=4", "workload.image_size=32", "dataset.samples=24", "dataset.mean_kb=10"]
 
 

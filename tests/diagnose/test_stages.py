@@ -74,6 +74,7 @@ def test_samples_are_repeated_with_all_that_is_known_of_them(samples):
     assert repeated(samples, 3) is samples
 
 
+@pytest.mark.process
 def test_samples_that_share_one_slot_are_loaded_one_after_the_other_by_all_workers(samples):
     pipeline, began = TimedPipeline(0.05, at_once=1), time.monotonic()
     with PyTorchLoader(samples=samples, transform=pipeline, batch_size=1, seed=0, num_workers=3) as loader:

@@ -14,6 +14,8 @@ import pytest
 
 from energymon import START, SqliteStore, joules, query
 
+pytestmark = pytest.mark.process
+
 MS = 1_000_000
 FOREVER = 2**62
 ESTIMATE = ("--estimate", "missing")
@@ -150,7 +152,7 @@ def test_a_killed_agent_leaves_a_store_that_reads_and_takes_the_next_agent(rapl,
 def test_a_second_agent_on_one_store_is_refused_and_the_first_goes_on(start_agent):
     first = start_agent(*ESTIMATE)
     second = start_agent(*ESTIMATE)
-    assert second.ready is None
+    assert second.ready["error"] == "store"
     assert second.process.wait(10) == 2
     assert "another agent is writing it" in second.process.stderr.read()
     before = count(first.store)
@@ -286,7 +288,7 @@ def test_a_window_that_ended_before_the_agent_was_stopped_is_covered(start_agent
 
 def test_a_host_without_sensors_is_refused_with_reasons_and_a_way_out(tmp_path, start_agent):
     agent = start_agent("--sysfs", str(tmp_path), "--nvml", "no-such-library")
-    assert agent.ready == {"ready": False, "error": "no-sensor"}
+    assert (agent.ready["ready"], agent.ready["error"]) == (False, "no-sensor")
     assert agent.process.wait(10) == 2
     said = agent.process.stderr.read()
     for part in ("nothing on this host measures energy", "no RAPL zones", "no-such-library", "--estimate missing"):

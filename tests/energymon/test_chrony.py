@@ -6,6 +6,8 @@ import pytest
 
 from energymon.clock.chrony import clock_state, ntp_offset
 
+pytestmark = pytest.mark.process
+
 SYNCHRONISED = (
     "7F000001,127.0.0.1,2,1795259132.884047702,0.250021040,0.000000500,0.000015130,-0.542,-0.011,7.403,"
     "0.003983518,0.007836212,1.0,Normal"

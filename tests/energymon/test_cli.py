@@ -31,6 +31,7 @@ def shell(line):
     return subprocess.run(["sh", "-c", line], cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("stdout", [">/dev/full", ">&-"])
 @pytest.mark.parametrize(
     "command",
@@ -48,12 +49,14 @@ def test_output_that_cannot_be_written_is_one_line_of_stderr_and_status_2(store,
     assert line.startswith("energymon: ")
 
 
+@pytest.mark.process
 def test_a_file_is_exported_without_a_stdout(store, tmp_path):
     done = shell(f"{RUN} export --store {store} --format csv --out {tmp_path}/out.csv >&-")
     assert (done.returncode, done.stderr) == (0, "")
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 51
 
 
+@pytest.mark.process
 def test_an_error_without_a_stderr_is_not_said_on_stdout():
     done = shell(f"{RUN} query --store /no/such --start 0 --end 1 2>&-")
     assert (done.returncode, done.stdout) == (2, "")
@@ -101,6 +104,7 @@ def test_an_address_to_listen_on_that_is_none_is_refused(capsys, listen):
     assert "expected ADDRESS or ADDRESS:PORT" in line
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:0", "[::1]:0"])
 def test_the_address_that_the_clock_prints_is_one_to_measure_against(listen):
     from energymon.clock.sync import measure
@@ -145,6 +149,7 @@ def test_an_agent_writes_to_no_device_and_no_fifo(tmp_path, capsys):
         assert capsys.readouterr().err.splitlines()[-1] == f"energymon: {path}: is no regular file; name another store"
 
 
+@pytest.mark.process
 def test_a_store_on_a_full_disk_is_read(store, tmp_path):
     (disk := tmp_path / "full").mkdir()
     line = (

@@ -11,6 +11,8 @@ import pytest
 
 from energymon import SqliteStore, query
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 S = 1_000_000_000
 

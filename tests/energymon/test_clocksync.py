@@ -85,6 +85,7 @@ def test_the_bound_holds_however_unequal_the_ways_are(there_s, back_s):
     assert abs(found.offset_ns - S) <= found.error_ns + CLOCKS_NS
 
 
+@pytest.mark.process
 def test_the_quickest_exchange_is_taken():
     delays = [0.05, 0.03, 0.0, 0.04]
     with Responder("127.0.0.1") as responder, relay(responder.port, lambda n: delays[n]) as port:
@@ -92,6 +93,7 @@ def test_the_quickest_exchange_is_taken():
     assert found.error_ns < 15 * MS
 
 
+@pytest.mark.process
 def test_lost_packets_cost_an_attempt_each():
     with (
         Responder("127.0.0.1") as responder,

@@ -114,6 +114,7 @@ def test_what_follows_an_edge_reaches_past_the_lag_of_each_counter_that_is_quick
     assert max(follow) == 125_000_000
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("compiled", ["0", "1"])
 def test_a_window_has_readings_at_its_edges_and_a_bound_of_an_update_or_two(counting, compiled, monkeypatch):
     """20 ms of 150 W are 3 J: at ticks of half a second alone the bound would be 75 J."""
@@ -135,6 +136,7 @@ def test_a_window_has_readings_at_its_edges_and_a_bound_of_an_update_or_two(coun
     assert not any(t.tick_ns % 500_000_000 for t in ticks)
 
 
+@pytest.mark.process
 def test_an_agent_of_a_store_that_is_named_is_asked_too(counting, tmp_path, start_agent, monkeypatch):
     agent = start_agent("--sysfs", str(counting), "--interval-ms", "500")
     monkeypatch.setenv("ENERGYMON_STORE", str(agent.store))
@@ -145,9 +147,10 @@ def test_an_agent_of_a_store_that_is_named_is_asked_too(counting, tmp_path, star
     assert not socket_path(agent.store).exists()
 
 
+@pytest.mark.process
 def test_the_figures_are_there_as_soon_as_a_reading_shows_what_was_used_by_the_end(rapl, monkeypatch):
     """The readings that follow an edge at a fraction of the lag may show what is of before it."""
-    monkeypatch.setattr(energymon.agent.window, "_WAIT_S", 60.0)
+    monkeypatch.setattr(energymon.agent.process, "_COMMIT_S", 60.0)
     options = ["--sysfs", str(rapl.root), "--nvml", str(rapl.root / "none.so")]
     with rapl.running(), energymon.Agent(interval_ms=20, options=options) as agent:
         for _ in range(3):

@@ -217,6 +217,7 @@ def test_what_a_link_leads_to_is_written_and_the_link_stays(store, tmp_path):
     assert list(target.parent.iterdir()) == [target]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("out", ["stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_stdout_by_name_is_written_behind_what_is_there(path, tmp_path, out):
     # A link such as /dev/stdout, which is the machine's and would be gone where this fails.

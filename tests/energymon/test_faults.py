@@ -18,6 +18,8 @@ import pytest
 from energymon import START, SqliteStore, StoreError
 from energymon.reading import Reading
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 S = 1_000_000_000
 

@@ -43,6 +43,7 @@ def sources(sensor):
     return [channel.source for channel in sensor.channels]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("library", ["fake", pytest.param("real", marks=pytest.mark.gpu)])
 def test_what_holds_for_any_board_holds(library, boards, request):
     argv = [sys.executable, HERE / "nvml" / "any_board.py"]
@@ -279,6 +280,7 @@ def test_a_library_that_is_no_nvml_is_told(opened):
     assert "not what this process has loaded as libnvidia-ml.so.1" in gap.reason
 
 
+@pytest.mark.process
 def test_pynvml_is_not_imported_where_no_driver_is(tmp_path):
     code = (
         "import sys; from pathlib import Path; from energymon.sensors.nvml import open_nvml;"

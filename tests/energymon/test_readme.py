@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 TRAIN = "def train_one_epoch():\n    sum(range(1_000_000))\n"
 

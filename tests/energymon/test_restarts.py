@@ -102,6 +102,7 @@ def kill(agent):
     agent.remove()
 
 
+@pytest.mark.process
 def test_a_window_across_an_agent_that_was_killed_and_another_one_has_its_joules(rapl, tmp_path):
     store = tmp_path / "energy.sqlite"
     watts = sum(zone.watts for zone in (*rapl.packages, *rapl.drams))
@@ -127,6 +128,7 @@ def test_a_window_across_an_agent_that_was_killed_and_another_one_has_its_joules
     assert "agent-restart" in [event.kind for event in found.events]
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("perf_allowed")
 def test_perf_which_counts_from_its_opening_is_bridged_by_powercap(plant, tmp_path):
     tree, store = plant("intel-one-socket"), tmp_path / "energy.sqlite"
@@ -163,6 +165,7 @@ def test_powercaps_microjoules_are_taken_for_what_perf_counts_of_the_same_regist
         Reference(tmp_path)
 
 
+@pytest.mark.process
 def test_a_window_across_a_restart_of_another_boot_is_unknown_with_the_reason(rapl, tmp_path):
     import sqlite3
 

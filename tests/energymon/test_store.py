@@ -139,6 +139,7 @@ def test_a_reader_sees_what_was_committed_while_the_agent_writes(store):
         assert reader.readings(0, 10**12) == rows()
 
 
+@pytest.mark.process
 def test_a_second_writer_is_refused_and_the_first_goes_on(store):
     code = f"from energymon import SqliteStore; from pathlib import Path; SqliteStore.create(Path({str(store.path)!r}))"
     second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

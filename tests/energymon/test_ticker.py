@@ -271,6 +271,7 @@ def fresh(monkeypatch, tmp_path):
     ticker_library.cache_clear()
 
 
+@pytest.mark.process
 def test_it_is_built_once_for_a_user(fresh, monkeypatch):
     assert not isinstance(ticker_library(), str)
     (built,) = fresh.iterdir()
@@ -280,6 +281,7 @@ def test_it_is_built_once_for_a_user(fresh, monkeypatch):
     assert built.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.process
 def test_what_others_can_write_is_not_loaded(fresh):
     ticker_library()
     (built,) = fresh.iterdir()
@@ -295,6 +297,7 @@ def test_what_others_can_write_is_not_loaded(fresh):
     assert not isinstance(ticker_library(), str), "and here without the cache"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "said"), [("", "there is no C compiler (cc)"), ("broken", "ticker.c cannot be compiled")]
 )

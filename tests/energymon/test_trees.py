@@ -13,6 +13,7 @@ from energymon.sensors.powercap import domains
 TREES = Path(__file__).with_name("trees.py")
 
 
+@pytest.mark.process
 def test_as_a_program_a_tree_counts_until_its_stdin_ends(tmp_path):
     root = tmp_path / "sys"
     argv = [sys.executable, TREES, "--root", root, "--tree", "intel-two-sockets", "--step-ms", "5"]

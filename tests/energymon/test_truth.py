@@ -8,6 +8,8 @@ import pytest
 
 from tests.energymon.nvml import fake
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 
 

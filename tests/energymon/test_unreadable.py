@@ -36,6 +36,7 @@ def measure(store, *options):
         return window
 
 
+@pytest.mark.process
 def test_a_socket_that_cannot_be_read_leaves_cpu_and_total_unknown(rapl, hide, tmp_path):
     hide(rapl.packages[1])
     store = tmp_path / "energy.sqlite"
@@ -59,6 +60,7 @@ def test_a_socket_that_cannot_be_read_leaves_cpu_and_total_unknown(rapl, hide, t
     assert all(t.memory_energy is not None for t in tuples)
 
 
+@pytest.mark.process
 def test_a_board_that_is_lost_before_the_start_leaves_gpu_and_total_unknown(rapl, boards, nvml_library, tmp_path):
     boards(2, lost=[1])
     with rapl.running():
@@ -69,6 +71,7 @@ def test_a_board_that_is_lost_before_the_start_leaves_gpu_and_total_unknown(rapl
         assert window.joules
 
 
+@pytest.mark.process
 def test_the_agents_status_names_what_it_cannot_read(rapl, hide, start_agent, tmp_path):
     hide(rapl.drams[0])
     with rapl.running():

@@ -18,9 +18,12 @@ import pytest
 
 from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError
 from energymon.agent import process as agent_process
+from energymon.agent.temporary import remove_abandoned
 from energymon.agent.window import Agent, Window
 from energymon.clock.monotonic import utc_text
 from energymon.errors import AgentError
+
+pytestmark = pytest.mark.process
 
 REPO = Path(__file__).parents[2]
 MS = 1_000_000
@@ -112,7 +115,7 @@ def test_windows_of_several_threads_are_their_own(shared):
             with Window() as window:
                 time.sleep(0.02)
             found.append(window.joules)
-            pids.add(window._agent._process.pid)
+            pids.add(window._agent.pid)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -210,7 +213,7 @@ def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it
 
 def test_an_agent_that_was_killed_is_told_and_the_next_window_has_another(shared):
     with Window("first") as first:
-        os.kill(first._agent._process.pid, signal.SIGKILL)
+        os.kill(first._agent.pid, signal.SIGKILL)
         first._agent._process.wait()
         time.sleep(0.05)
     with pytest.raises(WindowError, match="the agent is gone"):
@@ -326,7 +329,7 @@ def program(code, **environment):
 
 
 def test_the_agent_ends_with_the_program_and_leaves_nothing(bare, temporary_folder):
-    code = "with Window() as window: time.sleep(0.05)\nprint(window.joules > 0, window._agent._process.pid)\n"
+    code = "with Window() as window: time.sleep(0.05)\nprint(window.joules > 0, window._agent.pid)\n"
     with program(code, OPTIONS=json.dumps(bare)) as process:
         said = process.communicate(timeout=30)[0].split()
     assert (process.returncode, said[0]) == (0, "True")
@@ -337,7 +340,7 @@ def test_the_agent_ends_with_the_program_and_leaves_nothing(bare, temporary_fold
 def test_the_agent_of_a_program_that_is_killed_ends_and_what_it_left_is_removed_by_the_next(
     bare, estimating, temporary_folder
 ):
-    code = "with Window() as window:\n    print(window._agent._process.pid, flush=True)\n    time.sleep(60)\n"
+    code = "with Window() as window:\n    print(window._agent.pid, flush=True)\n    time.sleep(60)\n"
     with program(code, OPTIONS=json.dumps(bare)) as process:
         pid = process.stdout.readline().strip()
         process.kill()
@@ -352,16 +355,16 @@ def test_the_agent_of_a_program_that_is_killed_ends_and_what_it_left_is_removed_
 def test_a_forked_process_starts_its_own_agent_and_leaves_its_parents_alone(bare):
     code = (
         "with Window() as before: time.sleep(0.02)\n"
-        "mine = before._agent._process.pid\n"
+        "mine = before._agent.pid\n"
         "child = os.fork()\n"
         "with Window() as window: time.sleep(0.05)\n"
-        "told = [window._agent._process.pid == mine, window.joules > 0]\n"
+        "told = [window._agent.pid == mine, window.joules > 0]\n"
         "if not child:\n"
         "    agent_process._stop_shared()\n"
         "    os._exit(0 if told == [False, True] else 1)\n"
         "print(*told, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
         "with Window() as after: time.sleep(0.05)\n"
-        "print(after.joules > 0, after._agent._process.pid == mine)\n"
+        "print(after.joules > 0, after._agent.pid == mine)\n"
     )
     with program(code, OPTIONS=json.dumps(bare)) as process:
         said = process.communicate(timeout=30)[0].split()
@@ -371,7 +374,7 @@ def test_a_forked_process_starts_its_own_agent_and_leaves_its_parents_alone(bare
 def test_nothing_of_an_agent_that_was_stopped_stays(estimating, temporary_folder):
     agent = estimating()
     with agent:
-        pid = agent._process.pid
+        pid = agent.pid
         assert runs(pid)
     assert not runs(pid)
     assert not agent.alive
@@ -399,7 +402,7 @@ def test_windows_that_ended_before_the_shared_agent_died_stay_readable(shared, t
     first._agent.flush()
     with SqliteStore.open(first._agent.store) as store:
         wait_for(lambda: any(r.t_ns > first.end_ns for r in store.readings(first.end_ns, 2**62)))
-    os.kill(first._agent._process.pid, signal.SIGKILL)
+    os.kill(first._agent.pid, signal.SIGKILL)
     first._agent._process.wait()
     with Window("second") as second:
         time.sleep(0.05)
@@ -414,25 +417,25 @@ def test_the_store_of_a_living_process_that_cannot_be_seen_is_left_alone(estimat
     with estimating() as agent:
         # A process of another container: its id is nobody's here.
         other = temporary_folder / "energymon-999999999-abc"
-        agent._folder.rename(other)
+        agent._folder.path.rename(other)
         try:
-            agent_process._remove_what_the_dead_left(temporary_folder)
+            remove_abandoned(temporary_folder)
             assert (other / "energy.sqlite").exists()
         finally:
-            other.rename(agent._folder)
+            other.rename(agent._folder.path)
 
 
 def test_what_a_dead_process_left_is_removed_though_its_id_is_anothers_now(temporary_folder):
     left = temporary_folder / f"energymon-{os.getpid()}-abc"
     left.mkdir()
-    os.close(agent_process._lock_folder(left))
-    agent_process._remove_what_the_dead_left(temporary_folder)
+    (left / "lock").touch()
+    remove_abandoned(temporary_folder)
     assert not left.exists()
 
 
 def test_an_agent_is_started_once_at_a_time(estimating):
     with estimating() as agent:
-        pid = agent._process.pid
+        pid = agent.pid
         with pytest.raises(AgentError, match="started already"):
             agent.start()
         assert runs(pid)
@@ -443,7 +446,7 @@ def test_an_agent_is_started_once_at_a_time(estimating):
 
 def test_values_reach_the_agent_as_they_were_given(bare, tmp_path):
     agent = Agent(node="-x", interval_ms=100 / 3, estimate="missing", sensors="perf", options=bare)
-    assert "--sensors=perf" in agent._options
+    assert "--sensors=perf" in agent.options
     with Agent(node="-x", interval_ms=100 / 3, estimate="missing", options=bare) as agent:
         with SqliteStore.open(agent.store) as store:
             (session,) = store.sessions()
@@ -452,8 +455,8 @@ def test_values_reach_the_agent_as_they_were_given(bare, tmp_path):
 
 @pytest.mark.parametrize("options", [("--idle-s", "7"), ("--idle-s=7",)])
 def test_an_agent_that_records_a_baseline_is_waited_for_that_much_longer(options):
-    assert Agent(options=options)._ready_s == agent_process._READY_S + 7
-    assert Agent(options=("--idle-s", "x"))._ready_s == agent_process._READY_S
+    assert Agent(options=options).ready_s == agent_process._READY_S + 7
+    assert Agent(options=("--idle-s", "x")).ready_s == agent_process._READY_S
 
 
 def test_an_agent_that_is_not_ready_in_time_is_told_so(estimating, monkeypatch, temporary_folder):

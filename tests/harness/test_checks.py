@@ -128,8 +128,10 @@ def test_a_link_that_does_not_lose_or_jitter_as_asked_makes_the_row_invalid(chan
 
 
 def test_jitter_moves_a_round_trip_only_where_a_delay_would_be_below_zero():
-    assert jittered(Regime("far", 57.0, 1.0, 5.0)) == pytest.approx((57.0, 5.0), rel=1e-3)
-    median_ms, jitter_ms = jittered(Regime("near", 10.0, 1.0, 5.0))
+    assert jittered(Regime(name="far", rtt_ms=57.0, rate_gbit=1.0, jitter_ms=5.0)) == pytest.approx(
+        (57.0, 5.0), rel=1e-3
+    )
+    median_ms, jitter_ms = jittered(Regime(name="near", rtt_ms=10.0, rate_gbit=1.0, jitter_ms=5.0))
     drawn = np.maximum(0, np.random.default_rng(1).normal(5.0, 5.0, (2, 200_000))).sum(axis=0)
     assert median_ms == pytest.approx(np.median(drawn), rel=0.01)
     assert jitter_ms < 4.9

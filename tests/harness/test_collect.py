@@ -8,13 +8,13 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
+from energymon import save_readings
 from harness.cell.events import save_events
 from harness.cell.main import BatchRecord, save_batches
 from harness.collect import collect, invalid_cells, main, read_cells
 from harness.errors import ResultsError
 from harness.results.folder import Results, write_json
 from harness.results.manifest import write_manifest
-from harness.run.energy_agent import save_readings
 
 LIMITS = {"checks": {"others_cpu_pct": 100, "others_cpus": 100}}
 

@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_module
 from hydra.errors import HydraException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 import conf
 from harness.config.experiment import config_hash, experiment_from
+from harness.config.specs import Experiment
 from harness.errors import ConfigError
 
 EXPERIMENTS = Path(conf.__file__).parent / "experiment"
@@ -35,6 +37,36 @@ def test_the_paper_s_figures_ask_what_they_ask():
     assert [e.loaders["streaming"].daemon["threads"] for e in (one, two)] == [1, 2]
     assert {e.datasets["resnet50"].key for e in (one, two)} == {"synthetic_2mb"}
     assert (one.placement, two.placement, half.placement) == ("remote", "remote", "half")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXPERIMENTS.glob("*.yaml")))
+def test_the_config_that_a_run_stores_makes_the_experiment_that_ran(name):
+    cfg = composed(f"+experiment={name}")
+    written = yaml.safe_load(OmegaConf.to_yaml(cfg, resolve=True))
+    assert Experiment.from_config(written, stored=True) == experiment_from(cfg)
+
+
+def test_an_older_run_lacks_what_is_new_and_has_what_is_gone():
+    stored = {
+        "name": "old",
+        "workloads": {"resnet50": {"batch_size": 32}},
+        "loaders": {"pytorch": {"sweep": {"num_workers": [1, 2]}}},
+        "accelerator": {"kind": "cpu", "gone": 4},
+        "gone": {"too": 1},
+    }
+    experiment = Experiment.from_config(stored, stored=True)
+    assert (experiment.accelerator.kind, experiment.testbed.kind, experiment.datasets) == ("cpu", "auto", {})
+    assert [(one.base, one.setting) for one in experiment.loaders.values()] == [
+        ("pytorch", {"num_workers": 1}),
+        ("pytorch", {"num_workers": 2}),
+    ]
+    with pytest.raises(ConfigError, match="dataset is missing"):
+        Experiment.from_config({**stored, "regimes": {"local": {"rtt_ms": 0}}})
+
+
+def test_a_stored_config_with_a_wrong_value_is_refused_by_its_key():
+    with pytest.raises(ConfigError, match=r"^regimes\.far\.rtt_ms='x': expected a number"):
+        Experiment.from_config({"name": "old", "regimes": {"far": {"rtt_ms": "x"}}}, stored=True)
 
 
 def test_any_part_is_one_override_away():

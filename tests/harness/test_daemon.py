@@ -1,8 +1,6 @@
 """The daemon's config is refused before anything starts, in the words of its own command line."""
 
-import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +11,19 @@ from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import open_shards
 from harness.errors import CellError, ConfigError
-from harness.run.daemon import check_daemon, daemon_flags, make_keys, serving
+from harness.run.daemon import check_daemon, make_keys, serving
 from harness.run.rehearsal import rehearsed_daemon
 from harness.testbed.base import Node
 from loaders.base import Samples
 
+pytestmark = pytest.mark.process
+
 MODULE = "loaders.streaming"
-SECURE = "--keys" in daemon_flags(MODULE)
 
 
 def loader(**daemon):
     options = {"module": MODULE, "threads": 1, "port": 0} | daemon
-    return LoaderSpec("streaming", "loaders.streaming.StreamingLoader", {}, "stream", options)
+    return LoaderSpec(key="streaming", target="loaders.streaming.StreamingLoader", reads="stream", daemon=options)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +49,8 @@ def shards(tmp_path_factory):
         ({"no_auth": True}, r"daemon\.no_auth: is given by the harness"),
         ({"port": "x"}, r"daemon\.port='x'"),
         ({"port": 70000}, r"daemon\.port=70000"),
+        ({"threads": 0}, r"daemon\.threads=0"),
+        ({"threads": "many"}, r"daemon\.threads='many'"),
         ({"module": None}, r"daemon\.module=None: expected the module"),
         ({"module": "loaders.tape"}, r"daemon\.module=loaders\.tape: .*No module named"),
     ],
@@ -63,36 +64,52 @@ def test_every_key_of_the_shipped_config_passes():
     check_daemon(loader())
 
 
-def test_a_daemon_that_knows_no_keys_cannot_be_secure(tmp_path, monkeypatch):
+@pytest.fixture
+def plain_daemon(tmp_path, monkeypatch):
+    """A daemon of one's own, which takes fewer options."""
     (tmp_path / "plain_daemon.py").write_text(
-        "import argparse\np = argparse.ArgumentParser()\n"
-        "s = p.add_subparsers().add_parser('serve')\ns.add_argument('--root')\np.parse_args()\n"
+        "from pathlib import Path\nfrom pydantic import BaseModel\n"
+        "class DaemonOptions(BaseModel):\n    root: Path\n    depth: int = 1\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with pytest.raises(ConfigError, match=r"loaders\.streaming\.secure=true: plain_daemon takes no --keys"):
-        check_daemon(replace(loader(), daemon={"module": "plain_daemon"}, secure=True))
+    monkeypatch.syspath_prepend(tmp_path)
+    return {"module": "plain_daemon", "depth": 3}
+
+
+def test_a_daemon_of_one_s_own_is_checked_by_its_own_model(plain_daemon):
+    check_daemon(loader().model_copy(update={"daemon": plain_daemon}))
+    with pytest.raises(ConfigError, match=r"daemon\.depth='deep': expected"):
+        check_daemon(loader().model_copy(update={"daemon": plain_daemon | {"depth": "deep"}}))
+
+
+def test_a_daemon_that_knows_no_keys_cannot_be_secure(plain_daemon):
+    with pytest.raises(ConfigError, match=r"loaders\.streaming\.secure=true: plain_daemon takes no keys"):
+        check_daemon(loader().model_copy(update={"daemon": plain_daemon, "secure": True}))
+
+
+def test_a_module_without_a_model_of_its_options_is_refused():
+    with pytest.raises(ConfigError, match=r"daemon\.module=loaders\.fixed: .*DaemonOptions"):
+        check_daemon(loader(module="loaders.fixed"))
 
 
 @pytest.mark.parametrize(("secure", "encrypt"), [(True, False), (False, True)])
 def test_a_config_that_chose_sealing_or_encryption_by_itself_is_told_what_replaced_it(secure, encrypt):
     told = rf"daemon\.encrypt={encrypt}: secure alone decides now: loaders\.streaming\.secure=true encrypts"
     with pytest.raises(ConfigError, match=told):
-        check_daemon(replace(loader(encrypt=encrypt), secure=secure))
-    check_daemon(replace(loader(encrypt=encrypt), secure=encrypt))
-    check_daemon(replace(loader(encrypt=None), secure=secure))
+        check_daemon(loader(encrypt=encrypt).model_copy(update={"secure": secure}))
+    check_daemon(loader(encrypt=encrypt).model_copy(update={"secure": encrypt}))
+    check_daemon(loader(encrypt=None).model_copy(update={"secure": secure}))
 
 
-@pytest.mark.parametrize("value", [0, "many"])
-def test_a_value_that_the_daemon_refuses_is_told_in_its_words(shards, value):
+def test_what_only_the_daemon_can_know_is_told_in_its_words(shards):
     with (
-        pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: the daemon .* did not start: .*threads"),
-        rehearsed_daemon(loader(threads=value), shards),
+        pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: the daemon .* did not start: .*congestion none"),
+        rehearsed_daemon(loader(congestion="none"), shards),
     ):
         pass
 
 
 def test_a_daemon_that_can_start_is_rehearsed_and_gone(shards):
-    with rehearsed_daemon(replace(loader(), secure=SECURE), shards) as reached:
+    with rehearsed_daemon(loader().model_copy(update={"secure": True}), shards) as reached:
         assert len(reached["endpoints"]) == 1
         running = daemons()
     assert running and not daemons()
@@ -106,13 +123,12 @@ def daemons():
 def test_a_daemon_that_does_not_start_fails_with_what_it_said(shards, tmp_path):
     node = Node("storage", "test")
     with (
-        pytest.raises(CellError, match=r"storage node did not start: .*threads"),
-        serving(node, "127.0.0.1", shards, loader(threads=0).daemon, tmp_path / "log"),
+        pytest.raises(CellError, match=r"storage node did not start: .*congestion none"),
+        serving(node, "127.0.0.1", shards, loader(congestion="none").daemon, tmp_path / "log"),
     ):
         pass
 
 
-@pytest.mark.skipif(not SECURE, reason="the daemon knows no keys")
 def test_keys_are_the_user_s_alone_and_each_side_has_its_own_half(tmp_path):
     keys = make_keys(MODULE, tmp_path / "keys")
     for path in (tmp_path / "keys", keys.daemon, keys.client):
@@ -125,10 +141,9 @@ def test_keys_are_the_user_s_alone_and_each_side_has_its_own_half(tmp_path):
 
 
 def test_options_are_flags_and_what_is_off_is_left_out(shards, tmp_path):
-    flag = next((name for name in ("encrypt",) if f"--{name}" in daemon_flags(MODULE)), None)
-    options = loader(**({flag: False} if flag else {})).daemon
+    options = loader(threads=2, encrypt=None, congestion=None).daemon
     with serving(Node("storage", "test"), "127.0.0.1", shards, options, tmp_path / "log") as daemon:
-        argv = Path(f"/proc/{daemon.child.pid}/cmdline").read_bytes().split(b"\0")
-        assert b"False" not in argv and b"--threads" in argv
+        argv = Path(f"/proc/{daemon.process.pid}/cmdline").read_bytes().split(b"\0")
+        assert b"None" not in argv and b"--congestion" not in argv and b"--threads" in argv
         assert daemon.failure() is None
-    assert not daemon.child.is_alive
+    assert daemon.process.returncode is not None

@@ -23,6 +23,7 @@ def read_only(tmp_path):
     subprocess.run(["umount", tmp_path], check=True)
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_made(read_only):
     with pytest.raises(DiskError, match=rf"^results_dir={read_only}/a/b: {read_only} cannot be written \("):
         check_writable("results_dir", read_only / "a" / "b")
@@ -39,6 +40,7 @@ def test_a_folder_that_can_be_made_is_not_made_yet(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_disk_that_is_too_small_for_any_run_is_refused_with_its_room(tmp_path):
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", tmp_path], check=True)

@@ -34,6 +34,7 @@ def idler():
     process.communicate()
 
 
+@pytest.mark.process
 def test_a_process_that_is_not_of_the_run_is_others_and_one_of_the_run_is_not(hog, idler):
     ours, strange = CellCounters(None, None), CellCounters(None, None, run_pid=idler.pid)
     # The hog is a child of this process, and none of the idler.

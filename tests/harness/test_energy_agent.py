@@ -16,16 +16,9 @@ from harness.errors import CellError
 from harness.run.energy_agent import EnergyAgent
 from tests.energymon import trees
 
+pytestmark = pytest.mark.process
+
 S = 1_000_000_000
-
-
-class TreeAgent(EnergyAgent):
-    """An agent that samples a tree."""
-
-    options: tuple[str, ...] = ()
-
-    def _sending(self):
-        return [*super()._sending(), *self.options]
 
 
 @pytest.fixture
@@ -41,10 +34,10 @@ def agent(tree, tmp_path):
     """A running agent; `told` are the messages about its deaths."""
     told = []
     spec = EnergySpec(interval_ms=20, estimate="off")
-    made = TreeAgent(
+    made = EnergyAgent(
         tmp_path / "e.sqlite", spec, node="n", run_id="test", log=tmp_path / "e.log", on_restart=told.append
     )
-    made.options = ("--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so"))
+    made.options += ["--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so")]
     made.told = told
     with made:
         yield made
@@ -87,16 +80,16 @@ def test_a_dead_agent_is_noticed_at_once_and_started_again_and_its_energy_is_kep
 
 
 def test_an_agent_that_cannot_be_started_again_fails_the_cell_with_the_reason(agent):
-    options, agent.options = agent.options, ("--interval-ms", "0.001")
+    options, agent.options = agent.options, [*agent.options, "--interval-ms", "0.001"]
     os.kill(agent.pid, signal.SIGKILL)
     wait_for(lambda: agent.told)
     with pytest.raises(CellError, match=r"could not be started again.*--interval-ms 0\.001"):
         agent.require()
     agent.options = options
-    assert agent.restart_if_dead()
+    assert agent.restart_if_failed()
     agent.require()
     assert agent.pid is not None
-    assert not agent.restart_if_dead()
+    assert not agent.restart_if_failed()
 
 
 def test_an_agent_that_is_stopped_is_not_started_again(agent):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from energymon import Reading, SqliteStore, Window, WindowError
 from energymon.__main__ import main
+from energymon.agent import process as process_module
 from energymon.agent import window as window_module
 from energymon.analysis.attribution import series_of
 from harness.results.epochs import epoch_rows
@@ -75,7 +76,7 @@ def windowed(path, start_ns, end_ns):
     now = iter([start_ns, end_ns])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(window_module, "time", SimpleNamespace(time_ns=lambda: next(now), sleep=lambda s: None))
-        patch.setattr(window_module, "_WAIT_S", -1.0)
+        patch.setattr(process_module, "_COMMIT_S", -1.0)
         with Window("epoch", store=path) as window:
             pass
         with contextlib.suppress(WindowError):

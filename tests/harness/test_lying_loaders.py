@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from energymon import save_readings
 from harness.cell.counters import CellCounters
 from harness.cell.events import EventLog, read_events, save_events
 from harness.cell.main import measured_epoch, save_batches
@@ -16,7 +17,6 @@ from harness.errors import CellError
 from harness.results.checks import judge
 from harness.results.epochs import epoch_rows
 from harness.results.folder import write_json
-from harness.run.energy_agent import save_readings
 from loaders.base import Batch, Samples
 from loaders.image import epoch_order
 

@@ -15,10 +15,15 @@ from harness.testbed.local import LocalTestbed
 from harness.testbed.state import RunNames, state_root
 from loaders.base import Samples
 
-LOCAL = Regime("local", 0.0, None)
-FILES = LoaderSpec("pytorch", "loaders.pytorch.PyTorchLoader", {}, "files", {})
+pytestmark = pytest.mark.process
+
+LOCAL = Regime(name="local")
+FILES = LoaderSpec(key="pytorch", target="loaders.pytorch.PyTorchLoader")
 STREAM = LoaderSpec(
-    "streaming", "loaders.streaming.StreamingLoader", {}, "stream", {"module": "loaders.streaming", "threads": 1}
+    key="streaming",
+    target="loaders.streaming.StreamingLoader",
+    reads="stream",
+    daemon={"module": "loaders.streaming", "threads": 1},
 )
 
 

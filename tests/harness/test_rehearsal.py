@@ -10,6 +10,8 @@ from harness.run.cli import main
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError
 
+pytestmark = pytest.mark.process
+
 SMALL = ["dataset.samples=24", "repeats=3", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
 OWN = "tests.harness.test_rehearsal"
 
@@ -44,7 +46,7 @@ def refused(tmp_path, cache, monkeypatch, capfd):
         ("+loaders.pytorch.on_error=ignore", "loaders.pytorch with workloads.resnet50: on_error='ignore': expected"),
         ("loaders.streaming.wire=xml", "loaders.streaming with workloads.resnet50: wire='xml': expected"),
         ("loaders.streaming.decode=raw", "decode=raw: nothing is trained on encoded samples"),
-        ("loaders.streaming.daemon.threads=0", "loaders.streaming.daemon: "),
+        ("loaders.streaming.daemon.threads=0", "loaders.streaming.daemon.threads=0: expected"),
         ("workload@workloads.resnet50=unet3d", "workloads.resnet50 cannot be trained on its dataset (dataset): sample"),
         (f"+loaders.own={{_target_: {OWN}.Picky}}", "loaders.own with workloads.resnet50: it is never content"),
         (

@@ -15,6 +15,8 @@ from harness.cell.resources import ResourceSampler
 from harness.system.procfs import cpu_s, disk_bytes, family, nic_bytes, pss_bytes, rss_bytes
 from tests.energymon.nvml import fake
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 # A parent that holds 64 MB, and a forked child that shares them and works.
 CELL = """

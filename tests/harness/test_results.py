@@ -69,6 +69,7 @@ with Results(Path(sys.argv[1])).locked():
 """
 
 
+@pytest.mark.process
 def test_a_folder_is_locked_until_its_process_is_dead(tmp_path):
     results = planned(tmp_path)
     owner = subprocess.Popen([sys.executable, "-c", LOCKS, results.folder], stdout=subprocess.PIPE)

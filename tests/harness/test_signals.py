@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import sys, time
 from harness.system.signals import run_program

@@ -10,6 +10,8 @@ from harness.errors import CellError
 from harness.run.cell_process import CellProcess
 from harness.testbed.base import Node
 
+pytestmark = pytest.mark.process
+
 HANGS = """
 import time
 from pathlib import Path

@@ -20,6 +20,7 @@ from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = netns_obstacles()
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),
 ]
@@ -28,13 +29,13 @@ import json, subprocess, sys, time
 from pathlib import Path
 from harness.config.regime import Regime
 from harness.testbed import open_testbed
-near = Regime("near", 1.0, 10.0)
+near = Regime(name="near", rtt_ms=1.0, rate_gbit=10.0)
 testbed = open_testbed("netns", sys.argv[1], [near])
 testbed.set_regime(near)
 with testbed.mount(Path(sys.argv[2]), near) as mount:
     read = "setsid sleep 92 & exec 3<.; while :; do cat */* >/dev/null; done"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    cell = testbed.compute.start(["sh", "-c", read], cwd=mount.path, **quiet)
+    cell = testbed.compute.popen(["sh", "-c", read], cwd=mount.path, **quiet)
     print(json.dumps({"reaper": testbed._lifetime.reaper_pid, "relay": testbed.link.pid}), flush=True)
     time.sleep(600)
 """

@@ -10,6 +10,8 @@ import pytest
 from energymon import open_store
 from tests.energymon.influx.server import ORG, Server, binary
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def server(tmp_path):

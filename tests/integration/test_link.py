@@ -18,21 +18,21 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.errors import TestbedError
 from harness.results.checks import link_bounds
-from harness.testbed.base import Node
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
 from harness.testbed.link.namespace import inside, run_in
 from harness.testbed.link.roundtrip import Pinger
 from harness.testbed.probe import ProbeResult, ProbeServer, probe
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
 ]
 
-NEAR = Regime("near", rtt_ms=1.0, rate_gbit=1.0)
+NEAR = Regime(name="near", rtt_ms=1.0, rate_gbit=1.0)
 BUSY = {"rtt", "rate", "jitter"}
 """What a busy host may spoil of a link that is right; it never changes how many packets are lost."""
-FAR = Regime("far", rtt_ms=40.0, rate_gbit=1.0)
+FAR = Regime(name="far", rtt_ms=40.0, rate_gbit=1.0)
 
 
 @pytest.fixture
@@ -68,7 +68,10 @@ def measured_rate_gbit(namespaces: tuple[str, str], regime: Regime) -> float | N
 def probed(namespaces: tuple[str, str], regime: Regime) -> ProbeResult:
     storage, compute = namespaces
 
-    with ProbeServer(Node("storage", "linktest", STORAGE_ADDRESS, namespace=storage)) as server:
+    def popen(argv, **keywords):
+        return subprocess.Popen(["nsenter", f"--net={storage}", "--", *argv], **keywords)
+
+    with ProbeServer(popen, STORAGE_ADDRESS) as server:
         return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, server.port, regime)
 
 
@@ -127,7 +130,7 @@ def test_saturating_flows_lose_nothing_and_are_counted(link, namespaces):
 
 def test_without_tbf_the_relay_caps_the_rate_itself(namespaces, monkeypatch):
     monkeypatch.setattr(relay_link, "kernel_has", lambda *_: False)
-    slow = Regime("slow", rtt_ms=2.0, rate_gbit=0.1)
+    slow = Regime(name="slow", rtt_ms=2.0, rate_gbit=0.1)
     with open_link(*namespaces, kind="relay") as link:
         link.set(slow)
         before = link.counters().bytes
@@ -140,7 +143,7 @@ def test_without_tbf_the_relay_caps_the_rate_itself(namespaces, monkeypatch):
 
 
 def test_wanted_losses_are_lost_and_are_no_drops(link, namespaces):
-    link.set(Regime("lossy", rtt_ms=0.5, rate_gbit=1.0, loss_pct=20.0))
+    link.set(Regime(name="lossy", rtt_ms=0.5, rate_gbit=1.0, loss_pct=20.0))
     with inside(namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as pinger:
         answered = len(pinger.ping(1.0, most=100))
     assert 30 < answered < 95
@@ -148,10 +151,10 @@ def test_wanted_losses_are_lost_and_are_no_drops(link, namespaces):
 
 
 def test_a_link_with_loss_and_jitter_is_found_to_do_as_asked_and_one_that_does_not_is_not(link, namespaces):
-    asked = Regime("far", rtt_ms=30.0, rate_gbit=0.1, jitter_ms=2.0, loss_pct=1.0)
+    asked = Regime(name="far", rtt_ms=30.0, rate_gbit=0.1, jitter_ms=2.0, loss_pct=1.0)
     link.set(asked)
     assert unkept(namespaces, asked) <= BUSY
-    link.set(Regime("other", rtt_ms=30.0, rate_gbit=0.05, loss_pct=2.0))
+    link.set(Regime(name="other", rtt_ms=30.0, rate_gbit=0.05, loss_pct=2.0))
     assert unkept(namespaces, asked) >= {"jitter", "rate", "loss_to_compute", "loss_to_storage"}
     assert link.counters().drops == 0
 
@@ -169,7 +172,7 @@ def test_provenance_tells_what_the_link_is_made_of(link):
 
 def test_a_local_regime_is_refused(link):
     with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
-        link.set(Regime("local", 0.0, None))
+        link.set(Regime(name="local"))
 
 
 def test_a_namespace_that_is_missing_is_named(namespaces):

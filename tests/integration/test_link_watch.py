@@ -16,18 +16,18 @@ import pytest
 from harness.config.regime import Regime
 from harness.results.disturbance import watched
 from harness.results.epochs import CellData
-from harness.testbed.base import Node
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
 from harness.testbed.probe import ProbeServer
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
 ]
 
-REGIME = Regime("near", rtt_ms=10.0, rate_gbit=0.5)
+REGIME = Regime(name="near", rtt_ms=10.0, rate_gbit=0.5)
 LOAD_S = 1.6
 
 
@@ -50,7 +50,10 @@ def link(namespaces):
 
 @pytest.fixture(scope="module")
 def server(namespaces):
-    with ProbeServer(Node("storage", "linktest", STORAGE_ADDRESS, namespace=namespaces[0])) as running:
+    def popen(argv, **keywords):
+        return subprocess.Popen(["nsenter", f"--net={namespaces[0]}", "--", *argv], **keywords)
+
+    with ProbeServer(popen, STORAGE_ADDRESS) as running:
         yield running
 
 

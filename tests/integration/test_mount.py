@@ -18,11 +18,12 @@ from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = netns_obstacles()
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),
 ]
-LOCAL = Regime("local", 0.0, None)
-NEAR = Regime("near", 1.0, 10.0)
+LOCAL = Regime(name="local")
+NEAR = Regime(name="near", rtt_ms=1.0, rate_gbit=10.0)
 CONTENT = os.urandom(100_000)
 
 
@@ -93,10 +94,11 @@ def test_missing_directory_is_named(testbed, tmp_path):
 
 def test_mount_is_taken_away_while_a_process_still_reads_it(testbed, tree):
     with testbed.mount(tree, NEAR) as mount:
-        reader = testbed.compute.start(["sleep", "93"], cwd=mount.path)
+        reader = testbed.compute.popen(["sleep", "93"], cwd=mount.path)
         point = mount.path
     assert mounts_below(point) == []
-    reader.stop()
+    reader.kill()
+    reader.wait()
 
 
 def test_killed_mount_gives_an_error_to_its_reader_and_the_next_mount_works(testbed, tree):

@@ -17,11 +17,12 @@ from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = netns_obstacles()
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no testbed with a link here: {'; '.join(OBSTACLES)}"),
 ]
-LOCAL = Regime("local", 0.0, None)
-NEAR = Regime("near", 1.0, 10.0)
+LOCAL = Regime(name="local")
+NEAR = Regime(name="near", rtt_ms=1.0, rate_gbit=10.0)
 
 
 @pytest.fixture

@@ -22,6 +22,8 @@ from harness.results.folder import Results, write_json
 from harness.run.cli import main
 from harness.testbed.state import RunState
 
+pytestmark = pytest.mark.process
+
 # Small enough for a test: few images, one repeat, steps of no length.
 SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
 SMALL += ["testbed.caches=tree"]  # or every process would be read from disk anew

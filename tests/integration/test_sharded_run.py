@@ -22,6 +22,7 @@ SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_
 
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]

@@ -21,6 +21,7 @@ from loaders.base import Samples
 from loaders.streaming.shards.convert import convert
 
 pytestmark = [
+    pytest.mark.process,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2"),
@@ -74,7 +75,7 @@ def link() -> Iterator[Link]:
 
 @pytest.fixture
 def endpoint(shards: Path, link: Link) -> Iterator[str]:
-    link.set(Regime("wan_30ms", rtt_ms=30, rate_gbit=1))
+    link.set(Regime(name="wan_30ms", rtt_ms=30, rate_gbit=1))
     serve = [sys.executable, "-m", "loaders.streaming", "serve", "--root", str(shards), "--until-eof"]
     with subprocess.Popen(
         ["nsenter", f"--net=/run/netns/{STORAGE}", *serve, "--listen", f"{STORAGE_ADDRESS}:0", "--no-auth"],

@@ -32,6 +32,8 @@ from loaders.base import Samples
 from loaders.streaming.keys import make_keys
 from loaders.streaming.shards.convert import convert
 
+pytestmark = pytest.mark.process
+
 SAMPLES, BATCH_SIZE, EPOCHS = 301, 8, 2
 BATCHES = EPOCHS * -(-SAMPLES // BATCH_SIZE)
 LAST_STRIKE = BATCHES // 2
@@ -395,7 +397,7 @@ def linked(number: int) -> Iterator[tuple[str, ...]]:
         except TestbedError as error:
             pytest.skip(str(error))
         with opened:
-            opened.set(Regime("wan_10ms", rtt_ms=10, rate_gbit=1))
+            opened.set(Regime(name="wan_10ms", rtt_ms=10, rate_gbit=1))
             yield paths
     finally:
         for name in names:

@@ -27,6 +27,8 @@ from loaders.streaming.shards.indexer import Features, index_folder
 from loaders.streaming.shards.tfrecord import read_records
 from loaders.streaming.shards.verify import verify_folder
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 PICTURES = 9
 

@@ -29,6 +29,7 @@ def forbidden(tmp_path, monkeypatch):
     monkeypatch.setattr(caches, "DROP_CACHES", tmp_path / "absent" / "drop_caches")
 
 
+@pytest.mark.process
 def test_fadvise_is_used_where_the_kernel_forbids_dropping_all(tmp_path, forbidden):
     (tmp_path / "class").mkdir()
     file = tmp_path / "class" / "a.jpg"
@@ -57,6 +58,7 @@ def test_all_caches_are_dropped_where_permitted(tmp_path):
     assert drop_caches(tmp_path) == "vm.drop_caches"
 
 
+@pytest.mark.process
 def test_the_tree_alone_is_forgotten_when_that_is_asked_for(tmp_path):
     for name in ("tree", "beside"):
         (tmp_path / name).mkdir()

@@ -15,8 +15,10 @@ from harness.system.process import processes_of_run
 from harness.testbed import clean, open_testbed
 from harness.testbed.state import RunNames, state_root
 
-LOCAL = Regime("local", 0.0, None)
-WAN = Regime("wan", 30.0, 10.0)
+pytestmark = pytest.mark.process
+
+LOCAL = Regime(name="local")
+WAN = Regime(name="wan", rtt_ms=30.0, rate_gbit=10.0)
 
 
 @pytest.fixture
@@ -51,8 +53,8 @@ def test_mount_of_a_missing_directory_names_it(run_id, tmp_path):
 
 def test_closing_ends_processes_and_removes_the_record(run_id):
     testbed = open_testbed("local", run_id, [LOCAL])
-    with testbed.compute.start(["sh", "-c", "setsid sh -c 'echo up; exec sleep 94' &"], stdout=-1) as child:
-        assert child.read_line(10) == b"up"
+    with testbed.compute.popen(["sh", "-c", "setsid sh -c 'echo up; exec sleep 94' &"], stdout=-1) as process:
+        assert process.stdout.readline() == b"up\n"
     testbed.close()
     testbed.close()
     assert not processes_of_run(run_id)
@@ -78,7 +80,7 @@ HARNESS = """
 import sys
 from harness.config.regime import Regime
 from harness.testbed import open_testbed
-testbed = open_testbed("local", sys.argv[1], [Regime("local", 0.0, None)])
+testbed = open_testbed("local", sys.argv[1], [Regime(name="local")])
 print(testbed._lifetime.reaper_pid, flush=True)
 sys.stdin.read()
 """

@@ -13,11 +13,10 @@ import pytest
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.testbed.base import Node
 from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
 
 LOOPBACK = "127.0.0.1"
-NEAR = Regime("near", rtt_ms=0.1, rate_gbit=1.0)
+NEAR = Regime(name="near", rtt_ms=0.1, rate_gbit=1.0)
 
 
 def run_here(argv: list[str]) -> str:
@@ -42,7 +41,7 @@ needs_ping = pytest.mark.skipif(not may_ping(), reason="needs CAP_NET_RAW or net
 
 @pytest.fixture
 def server():
-    with ProbeServer(Node("storage", "probetest")) as running:
+    with ProbeServer(subprocess.Popen, LOOPBACK) as running:
         yield running
 
 
@@ -68,9 +67,10 @@ def test_a_loaded_probe_times_round_trips_while_data_flows(server):
 
 def test_a_local_regime_is_refused(server):
     with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
-        probe(run_here, LOOPBACK, server.port, Regime("local", 0.0, None))
+        probe(run_here, LOOPBACK, server.port, Regime(name="local"))
 
 
+@pytest.mark.process
 @needs_ping
 def test_a_server_that_is_not_there_is_named():
     with socket.create_server((LOOPBACK, 0)) as taken:
@@ -79,11 +79,13 @@ def test_a_server_that_is_not_there_is_named():
         probe(run_here, LOOPBACK, port, NEAR)
 
 
+@pytest.mark.process
 def test_a_server_on_an_address_that_is_not_here_says_so():
     with pytest.raises(TestbedError, match=r"192\.0\.2\.1"):
-        ProbeServer(Node("storage", "probetest", "192.0.2.1"))
+        ProbeServer(subprocess.Popen, "192.0.2.1")
 
 
+@pytest.mark.process
 def test_the_server_ends_with_its_standard_input():
     process = start_server()
     process.stdin.close()
@@ -91,6 +93,7 @@ def test_the_server_ends_with_its_standard_input():
     process.stdout.close()
 
 
+@pytest.mark.process
 def test_the_server_ends_when_its_parent_is_killed():
     parent = subprocess.Popen(
         [

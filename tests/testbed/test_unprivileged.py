@@ -16,6 +16,8 @@ from harness.testbed.unprivileged import (
     user_namespace_obstacles,
 )
 
+pytestmark = pytest.mark.process
+
 
 def test_process_that_may_make_namespaces_goes_on_as_it_is(monkeypatch):
     monkeypatch.setattr(unprivileged, "namespace_obstacles", list)

@@ -161,6 +161,7 @@ def test_an_assumption_for_one_workload_is_none_for_another():
         choose_kind({"kind": "emulated", "seconds_per_sample": {"rnnt": -1}}, "resnet50")
 
 
+@pytest.mark.process
 def test_a_real_step_trains_and_the_same_seed_has_the_same_weights():
     steps = [make_step(TINY, {"kind": "cpu"}, seed=seed) for seed in (1, 1, 2)]
     weights = [next(step._model.parameters()).detach().clone() for step in steps]

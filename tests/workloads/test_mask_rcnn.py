@@ -45,6 +45,7 @@ def test_the_batch_is_table_3s():
     assert MaskRCNN(min_size=400).transform.max_size == 666
 
 
+@pytest.mark.process
 def test_the_loss_falls_on_a_tiny_set_through_the_pytorch_loader(samples):
     step = make_step(TINY, {"kind": "cpu"}, seed=0)
     with PyTorchLoader(

@@ -67,6 +67,7 @@ def only_cell(folder):
     return json.loads((cell / "cell.json").read_text())
 
 
+@pytest.mark.process
 def test_the_page_s_class_and_yaml_are_trained_by_the_page_s_command(folder):
     row = only_row(folder)
     assert (row["workload"], row["loader"]) == ("small_cnn", "pytorch")

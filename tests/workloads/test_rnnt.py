@@ -174,6 +174,7 @@ def test_forget_gates_begin_open():
     assert both[3:6].tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.process
 def test_the_loss_falls_on_generated_speech(tmp_path):
     samples = LibriSpeechLike("speech", samples=12, scale=0.05).open(tmp_path, lambda *said: None).samples
     step = make_step(SMALL, {"kind": "cpu"}, seed=0)

@@ -15,6 +15,8 @@ from harness.workloads.classification import Classification
 from harness.workloads.training import TrainingStep
 from loaders import PyTorchLoader, SampleAwareLoader, Samples
 
+pytestmark = pytest.mark.process
+
 CLASSES, COUNT, EPOCHS, SEEDS = 3, 60, 3, range(5)
 
 

@@ -18,6 +18,8 @@ from harness.workloads.classification import Classification
 from harness.workloads.training import TrainingStep
 from loaders import Samples
 
+pytestmark = pytest.mark.process
+
 LOADERS = {
     "pytorch": ("loaders.PyTorchLoader", {"num_workers": 2}),
     "dali": ("loaders.DaliLoader", {}),

@@ -67,6 +67,7 @@ def test_a_class_that_is_not_there_and_not_predicted_counts_as_found():
     assert dice_and_cross_entropy(sure, labels) < 1e-4
 
 
+@pytest.mark.process
 def test_the_loss_falls_on_made_up_volumes_through_a_loader(samples):
     step = make_step(TINY, {"kind": "cpu"}, seed=0)
     step.warm_up()

@@ -20,7 +20,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import TypeVar
 
-from harness.config.keys import nearest
+from harness.config.validation import nearest
 from harness.errors import HarnessError, Interrupted, ResultsError
 from harness.report.figures.tables import FigureTable
 from harness.report.folder import Results

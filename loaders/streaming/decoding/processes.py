@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,6 @@ import msgpack
 import numpy as np
 import torch
 
-from energymon.system.child import Child
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.options import OnError
@@ -32,6 +32,8 @@ from loaders.streaming.receiver.batch import RawBatch
 
 __all__ = ["ProcessDecoder"]
 
+_GRACE_S: Final = 5.0
+"""How long a worker may take for what it is at when it is asked to end."""
 _POLLS: Final = 4
 """How often within `timeout_s` the workers are looked at."""
 
@@ -44,18 +46,24 @@ class _Worker:
         self._items = [SharedMemory() for _ in records]
         memory = [watch, *(each for pair in zip(records, self._items, strict=True) for each in pair)]
         descriptors = [each.descriptor for each in memory]
-        self._child = Child(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", "loaders.streaming.decoding.worker", *map(str, descriptors)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
             pass_fds=descriptors,
             # It has to find what this process finds, wherever that was started.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            # Ctrl-C is for the process that was started by hand.
+            start_new_session=True,
         )
         self.send(told)
 
     def send(self, message: bytes) -> None:
         """Send a message; raise WorkerError when the process is gone."""
+        assert self._process.stdin is not None
         try:
-            write_message(self._child.input_fd, message)
+            write_message(self._process.stdin.fileno(), message)
         except BrokenPipeError as error:
             raise self._dead() from error
 
@@ -64,7 +72,8 @@ class _Worker:
 
         Raises LoaderError when it cannot be done, WorkerError when the process is gone.
         """
-        pipe = self._child.output_fd
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
 
         def wait() -> None:
             while timeout_s is not None and not select.select([pipe], [], [], timeout_s / _POLLS)[0]:
@@ -80,21 +89,28 @@ class _Worker:
         return done
 
     def _dead(self) -> WorkerError:
-        return WorkerError(
-            f"the streaming loader's decoding process (pid {self._child.pid}) {self._child.describe_end()}"
-        )
+        code = self._process.wait()
+        end = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
+        return WorkerError(f"the streaming loader's decoding process (pid {self._process.pid}) {end}")
 
     def kill(self) -> None:
         """Make the process end, whatever it is at."""
-        self._child.signal(signal.SIGKILL)
+        self._process.kill()
 
     def hang_up(self) -> None:
         """Ask the process to end."""
-        self._child.hang_up()
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdout.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def join(self) -> None:
         """Wait for its end."""
-        self._child.stop(term_s=0)
+        try:
+            self._process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         for memory in self._items:
             memory.close()
 

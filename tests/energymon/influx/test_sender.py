@@ -19,6 +19,8 @@ from energymon.sender.sender import backoff_s
 from tests.energymon.influx.server import REPO, SenderProcess, Server, drain, free_port
 from tests.energymon.influx.stores import STEP, T0, append, assert_whole
 
+pytestmark = pytest.mark.process
+
 
 def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(
     server, bucket, make_store, start_sender

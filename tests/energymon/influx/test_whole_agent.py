@@ -13,6 +13,8 @@ from energymon import SqliteStore, query
 from energymon.influx.store import InfluxStore
 from tests.energymon.influx.server import ORG
 
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[3]
 FOREVER = 2**62
 

@@ -14,6 +14,8 @@ import pytest
 
 from loaders import LoaderError
 
+pytestmark = pytest.mark.process
+
 TRAINING = """
 import ctypes, importlib, json, os, signal, sys, time
 import psutil

@@ -14,6 +14,8 @@ from loaders import Batch, ImageTransform, LoaderError
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.speech import SpeechPipeline
 
+pytestmark = pytest.mark.process
+
 
 def ids_of(batches: list[Batch]) -> list[int]:
     return [int(sample_id) for batch in batches for sample_id in batch.ids]

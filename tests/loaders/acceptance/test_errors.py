@@ -13,6 +13,8 @@ import pytest
 
 from loaders import LoaderConfigError, SampleError, SampleTimeoutError, WorkerError
 
+pytestmark = pytest.mark.process
+
 VICTIM = 5
 
 

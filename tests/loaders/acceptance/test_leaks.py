@@ -9,8 +9,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
+import pytest
 
 from loaders import Loader
+
+pytestmark = pytest.mark.process
 
 EPOCHS = 50
 SETTLED = 10

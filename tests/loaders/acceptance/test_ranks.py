@@ -8,6 +8,8 @@ import pytest
 
 from loaders import LoaderConfigError
 
+pytestmark = pytest.mark.process
+
 WORLD = 3
 
 

@@ -49,6 +49,7 @@ def eight(texts: Any) -> Any:
     return texts(10, 900, 20, 30, 800, 40, 50, 60)
 
 
+@pytest.mark.process
 def test_large_files_come_together_and_everything_once(eight: Any, Pipeline: Any) -> None:
     with make(eight, Pipeline(())) as loader:
         for epoch in (0, 1):
@@ -73,6 +74,7 @@ def test_background_workers_are_given_by_the_bytes_that_they_read_or_as_asked(ei
         make(eight, Pipeline(()), percentile=101)
 
 
+@pytest.mark.process
 def test_transforms_are_reordered_where_asked(eight: Any, Pipeline: Any, Times: Any) -> None:
     pipeline = Pipeline((Times(2, "Grow", frozenset({"Same"})), Times(1, "Same")))
     with make(eight, pipeline, reorder_transforms=True) as loader:
@@ -80,6 +82,7 @@ def test_transforms_are_reordered_where_asked(eight: Any, Pipeline: Any, Times: 
         assert sum(len(batch) for batch in loader.epoch(0)) == 8
 
 
+@pytest.mark.process
 def test_a_sample_that_fails_in_either_lane_is_named_or_left_out(eight: Any, Pipeline: Any) -> None:
     eight.path(4).unlink()
     with make(eight, Pipeline(())) as loader, pytest.raises(SampleError, match="sample 4 "):

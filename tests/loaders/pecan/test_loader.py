@@ -12,6 +12,7 @@ from loaders import LoaderConfigError, PecanLoader, PyTorchLoader, Samples
 from loaders.pipelines.speech import SpeechPipeline
 
 
+@pytest.mark.process
 def test_batches_are_pytorch_s_and_the_order_is_told_and_logged(
     recordings: Samples, caplog: pytest.LogCaptureFixture
 ) -> None:

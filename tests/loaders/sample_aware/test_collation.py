@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from loaders import SampleAwareDataLoader
 
+pytestmark = pytest.mark.process
+
 COUNT, BATCH = 160, 4
 
 

@@ -1,0 +1,122 @@
+"""The options of the daemon: flags of `serve`, and keys of the `daemon` section of a loader in an experiment."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from loaders.errors import LoaderConfigError
+
+__all__ = ["LISTEN", "DaemonOptions", "add_flags", "flag_of", "flags", "read_flags"]
+
+LISTEN = "127.0.0.1:5557"
+
+
+class DaemonOptions(BaseModel):
+    """What a daemon serves, on which address, to whom and how. A field's title is the value that its flag takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+    root: Path = Field(title="DIR", description="shard folder, as `convert` makes it")
+    links_into: tuple[Path, ...] = Field(
+        default=(),
+        title="DIR",
+        description="folder into which links among the shards may lead, as `index --out` makes them; may be repeated",
+    )
+    listen: str = Field(
+        default=LISTEN,
+        title="HOST:PORT",
+        description=f"address to listen on, * for every IPv4 address; port 0 is any free one (default: {LISTEN})",
+    )
+    keys: Path | None = Field(
+        default=None,
+        title="DIR",
+        description="the daemon's half of what `keygen` made; only its client is served, and everything is encrypted "
+        "and authenticated (CURVE)",
+    )
+    no_auth: bool = Field(
+        default=False,
+        description="serve anyone who can reach an address that is not loopback; nothing is encrypted or authenticated",
+    )
+    encrypt: bool = Field(
+        default=False,
+        description="of older command lines, and changes nothing: --keys alone encrypts everything",
+    )
+    threads: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1, title="N", description="threads that move bytes, 1 to 64 (default: 1)"
+    )
+    bandwidth_gbit: float | None = Field(
+        default=None,
+        title="GBIT",
+        description="bandwidth of the link, in Gbit/s; with --rtt-ms it makes a connection's send buffer as large as "
+        "the two need, where TCP would not make it so itself",
+    )
+    rtt_ms: float | None = Field(default=None, title="MS", description="round-trip time of the link, in ms")
+    congestion: str | None = Field(
+        default=None,
+        title="NAME",
+        description="TCP's congestion control of the connections, of those that the kernel has: bbr keeps a lossy link "
+        "busy where cubic does not (default: the kernel's)",
+    )
+    events: Path | None = Field(
+        default=None, title="FILE", description="append a JSON line for every batch that is sent"
+    )
+    until_eof: bool = Field(default=False, description="stop as well when standard input ends")
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> Self:
+        if self.keys is not None and self.no_auth:
+            raise ValueError("--keys and --no-auth exclude each other")
+        if self.encrypt and self.keys is None:
+            raise ValueError("--encrypt needs --keys DIR, which alone encrypts everything")
+        return self
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of an option: --rtt-ms of rtt_ms."""
+    return f"--{name.replace('_', '-')}"
+
+
+def add_flags(parser: argparse.ArgumentParser, options: type[BaseModel]) -> None:
+    """Give a command a flag for each option; `read_flags` checks their values."""
+    for name, field in options.model_fields.items():
+        about = (field.description or "").replace("%", "%%")
+        if field.annotation is bool:
+            parser.add_argument(flag_of(name), action="store_true", default=argparse.SUPPRESS, help=about)
+            continue
+        parser.add_argument(
+            flag_of(name),
+            action="append" if field.annotation == tuple[Path, ...] else "store",
+            default=argparse.SUPPRESS,
+            required=field.is_required(),
+            metavar=field.title,
+            help=about,
+        )
+
+
+def read_flags(given: Mapping[str, object]) -> DaemonOptions:
+    """Return the options of a command line; raises LoaderConfigError, which names the flag, for a wrong one."""
+    try:
+        return DaemonOptions.model_validate({name: given[name] for name in DaemonOptions.model_fields if name in given})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "value_error":
+            raise LoaderConfigError(str(first["ctx"]["error"])) from error
+        expected = first["msg"].replace("Input should be", "expected")
+        raise LoaderConfigError(f"{flag_of(str(first['loc'][0]))} {first['input']}: {expected}") from error
+
+
+def flags(options: BaseModel) -> Sequence[str]:
+    """Return the command line of the options that differ from their defaults."""
+    argv: list[str] = []
+    for name, value in options.model_dump(exclude_defaults=True).items():
+        if value is True:
+            argv.append(flag_of(name))
+        else:
+            for one in value if isinstance(value, tuple) else (value,):
+                argv += [flag_of(name), str(one)]
+    return argv
