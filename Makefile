@@ -10,7 +10,7 @@ WORKERS := -n logical --maxprocesses 4 --dist worksteal
 .PHONY: help run test test-fast gpu-smoke lint server tensorflow setup bench lock clean
 
 help:              ## list the targets
-	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
@@ -20,6 +20,9 @@ test: setup lint server tensorflow ## set up, then lint and every test; TESTS=te
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
 	$(PYTHON) -m pytest --fast $(WORKERS) $(TESTS) $(ARGS)
+
+gpu-smoke: setup   ## a short check of all that needs an NVIDIA GPU; refuses to run without one
+	playbooks/gpu_smoke.sh
 
 lint: setup        ## ruff and mypy (strict)
 	$(PYTHON) -m ruff check .

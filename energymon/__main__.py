@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 from energymon.errors import ConfigError, EnergyError
 from energymon.sensors.discover import SENSORS, SensorConfig
 from energymon.sensors.estimate import IDLE_FRACTION, TDP_W_PER_CPU
+from energymon.system.version import PrintVersion
 
 _STATUS_ERROR = 2
 _STATUS_INTERRUPTED = 130
@@ -209,6 +210,7 @@ def _sensors(options: argparse.Namespace) -> SensorConfig:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="energymon", description="Joules of this host, tick by tick.")
+    parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_query(commands)

@@ -51,9 +51,9 @@ def run_program(program: Callable[[], int | None], nothing_done: str) -> NoRetur
 
 
 def _version() -> int:
-    from importlib.metadata import version
+    from energymon.system.version import version_text
 
-    print(f"joulefeed {version('joulefeed')}")
+    print(version_text())
     return 0
 
 

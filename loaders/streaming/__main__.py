@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from energymon.system.version import PrintVersion
 from loaders.errors import LoaderError, StreamError
 from loaders.streaming.daemon.log import log
 from loaders.streaming.options import LISTEN, DaemonOptions, add_flags, read_flags
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit status: 0 when done, 1 for no health, 2 after an error, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m loaders.streaming", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_serve(commands)
     _add_health(commands)
