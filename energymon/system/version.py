@@ -22,4 +22,6 @@ class PrintVersion(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help="print joulefeed's version")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.exit(message=f"{version_text()}\n")
+        """Print the version and end the program."""
+        print(version_text())
+        parser.exit()
