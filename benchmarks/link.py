@@ -24,6 +24,7 @@ from table import Line, show
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
+from harness.testbed.base import Node
 from harness.testbed.link import STORAGE_ADDRESS, Link, open_link
 from harness.testbed.probe import ProbeResult, ProbeServer, loaded_probe, probe, rtt_probe
 
@@ -79,10 +80,7 @@ def open_bench(kind: str) -> Iterator[Bench]:
         storage, compute = (f"/run/netns/{name}" for name in names)
         link = stack.enter_context(open_link(storage, compute, kind=kind))
 
-        def popen(argv: list[str], **keywords: object) -> subprocess.Popen[str]:
-            return subprocess.Popen(["nsenter", f"--net={storage}", "--", *argv], **keywords)
-
-        server = stack.enter_context(ProbeServer(popen, STORAGE_ADDRESS))
+        server = stack.enter_context(ProbeServer(Node("storage", run_id, STORAGE_ADDRESS, namespace=storage)))
         yield Bench(link, storage, compute, server)
 
 

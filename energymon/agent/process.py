@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import platform
-import select
-import signal
 import sys
 import threading
 import time
@@ -27,9 +24,8 @@ from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    import subprocess
-
     from energymon.agent.temporary import TemporaryFolder
+    from energymon.system.child import Child
 
 __all__ = ["AgentProcess", "shared_agent", "wait_until_read"]
 
@@ -104,7 +100,7 @@ class AgentProcess:
         self._windows: WeakSet[_ReadsFigures] = WeakSet()
         self._windows_lock = threading.Lock()
         self._folder: TemporaryFolder | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
         # Held while the process is started or ended.
         self._changing = threading.Lock()
         self._watcher: threading.Thread | None = None
@@ -138,8 +134,8 @@ class AgentProcess:
     @property
     def pid(self) -> int | None:
         """The agent's process id while it runs."""
-        process = self._process
-        return process.pid if process is not None and process.poll() is None else None
+        child = self._child
+        return child.pid if child is not None and child.is_alive else None
 
     @property
     def ready_s(self) -> float:
@@ -164,7 +160,7 @@ class AgentProcess:
             NoSensorError: There is nothing to sample.
             AgentError: It does not start for another reason, or was started already.
         """
-        if self._process is not None or self._folder is not None:
+        if self._child is not None or self._folder is not None:
             raise AgentError("this agent was started already; stop it first, or make another one")
         self.owner = os.getpid()
         self.failure = None
@@ -186,11 +182,11 @@ class AgentProcess:
 
     def flush(self) -> None:
         """Have it commit now what it has sampled, which takes up to two seconds otherwise."""
-        process = self._process
-        if process is not None and process.stdin is not None:
+        child = self._child
+        if child is not None:
             # It may be gone, or be ended by another thread.
             with contextlib.suppress(OSError, ValueError):
-                os.write(process.stdin.fileno(), b"\n")
+                os.write(child.input_fd, b"\n")
 
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
         """Return the readings around a span, ns of their clock, once the store has a reading past its end.
@@ -242,10 +238,11 @@ class AgentProcess:
     def end(self) -> None:
         """End the process in order; what it stored stays."""
         with self._changing:
-            process, self._process = self._process, None
-            if process is not None:
+            child, self._child = self._child, None
+            if child is not None:
                 sends = any(option.startswith("--influxdb-url") for option in self.options)
-                _end(process, _STOP_S + _SEND_S if sends else _STOP_S)
+                # A sender that it left behind is in its group.
+                child.stop(eof_s=_STOP_S + _SEND_S if sends else _STOP_S, term_s=0)
         if self._watcher is not None:
             self._watcher.join()
             self._watcher = None
@@ -278,13 +275,13 @@ class AgentProcess:
 
     def forget(self) -> None:
         """Let go of a process that belongs to the parent of this one; called after a fork."""
-        process, self._process, folder, self._folder = self._process, None, self._folder, None
+        child, self._child, folder, self._folder = self._child, None, self._folder, None
         self._windows_lock, self._changing, self._watcher = threading.Lock(), threading.Lock(), None
         if folder is not None:
             folder.forget()
-        if process is not None and process.stdin is not None:
-            process.stdin.close()
-            _forgotten.append(process)
+        if child is not None:
+            child.hang_up()
+            _forgotten.append(child)
 
     def __enter__(self) -> Self:
         self.start()
@@ -301,70 +298,48 @@ class AgentProcess:
 
     def _launch(self) -> None:
         """Start the process and wait until it is ready; raises as `start` does, and the process is ended then."""
-        import subprocess
+        from energymon.system.child import Child, ChildError
 
         assert self._log_path is not None
         # -P: a module of the program's folder that has the name of one of Python's own is not for the agent.
         argv = [sys.executable, "-P", "-m", "energymon", "run", "--until-eof", f"--store={self._store}", *self.options]
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                argv,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=_environment(os.environ if self._environment is None else self._environment),
-                # Ctrl-C is for the program, which may want its windows' joules afterwards.
-                process_group=0,
-            )
-        ready = self._first_line(self._process)
+        environment = _environment(os.environ if self._environment is None else self._environment)
+        child = self._child = Child(argv, env=environment, stderr=self._log_path)
+        try:
+            ready = child.ready(self.ready_s)
+        except ChildError as error:
+            self._child = None
+            child.stop(eof_s=_STOP_S, term_s=0)
+            raise AgentError(f"the agent did not start: it {error}") from error
         if ready.get("ready") is True:
             self.description = ready
             return
-        late = f"not ready within {self.ready_s:g} s" if self.alive and not ready else ""
-        process, self._process = self._process, None
-        _end(process, _STOP_S)
+        self._child = None
+        child.stop(eof_s=_STOP_S, term_s=0)
         message = str(ready.get("message") or self.stderr_text.rpartition("\n")[2])
         if ready.get("error") == NO_SENSOR:
             raise NoSensorError(f'{message}\nin a program: `with energymon.Agent(estimate="missing") as agent`')
-        raise AgentError(f"the agent did not start: {': '.join(filter(None, (late, message))) or 'it wrote nothing'}")
-
-    def _first_line(self, process: subprocess.Popen[bytes]) -> Mapping[str, object]:
-        """Return its first line of JSON, empty if none comes in time; nothing reads what follows."""
-        assert process.stdout is not None
-        received = b""
-        deadline = time.monotonic() + self.ready_s
-        with process.stdout as stdout:
-            while b"\n" not in received:
-                left_s = max(0.0, deadline - time.monotonic())
-                if not select.select([stdout], [], [], left_s)[0]:
-                    return {}
-                part = os.read(stdout.fileno(), 65_536)
-                if not part:
-                    process.wait(_STOP_S)
-                    return {}
-                received += part
-        return cast(Mapping[str, object], json.loads(received.partition(b"\n")[0]))
+        raise AgentError(f"the agent did not start: {message or 'it wrote nothing'}")
 
     def _watch(self) -> None:
         """Start the agent again whenever it has died, until it is ended."""
         quick = 0
-        while (process := self._process) is not None:
+        while (child := self._child) is not None:
             since_s = time.monotonic()
-            status = process.wait()
+            child.process.wait()
             with self._changing:
-                if self._process is not process:
+                if self._child is not child:
                     return
                 quick = quick + 1 if time.monotonic() - since_s < _QUICK_S else 0
-                message = self._restart(process, status, quick)
+                message = self._restart(child, quick)
             assert self._on_restart is not None
             self._on_restart(message)
 
-    def _restart(self, process: subprocess.Popen[bytes], status: int, quick: int) -> str:
+    def _restart(self, child: Child, quick: int) -> str:
         """Start the agent again unless it died too often; return what has happened."""
         died_ns = time.monotonic_ns() + self.offset_ns
-        message = f"the energy agent, process {process.pid}, died (status {status})"
-        _end(process, 0.0)
-        self._process = None
+        message = f"the energy agent, process {child.pid}, died (status {child.stop(eof_s=0, term_s=0)})"
+        self._child = None
         try:
             if quick >= _MAX_QUICK:
                 log = f" (log: {self._log})" if self._log is not None else ""
@@ -410,7 +385,7 @@ def wait_until_read(store: Store, session: Session, end_ns: int, since_ns: int, 
 
 
 _living: WeakSet[AgentProcess] = WeakSet()
-_forgotten: list[subprocess.Popen[bytes]] = []
+_forgotten: list[Child] = []
 _lock = threading.Lock()
 _shared: AgentProcess | None = None
 _dead: list[AgentProcess] = []
@@ -460,20 +435,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End a process by the end of its stdin, and after that its group by SIGKILL."""
-    from subprocess import TimeoutExpired
-
-    if process.stdin is not None:
-        process.stdin.close()
-    with contextlib.suppress(TimeoutExpired):
-        process.wait(patience_s)
-    # A sender that it left behind is in its group.
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _environment(base: Mapping[str, str]) -> dict[str, str]:

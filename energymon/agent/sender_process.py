@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from energymon.agent.event_loop import Loop
 from energymon.reading import Event
+from energymon.system.child import Child
 
 __all__ = ["SenderProcess"]
 
@@ -44,37 +45,35 @@ class SenderProcess:
         self._now_ns = now_ns
         self._heard = b""
         self._restart_s = _RESTART_S
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: Child | None = None
 
     def start(self) -> None:
         """Start the process and listen to it in the loop; it is started again when it dies."""
-        self._process = subprocess.Popen(
-            self._argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self._environment
-        )
-        assert self._process.stdout is not None
-        self._loop.on_readable(self._process.stdout.fileno(), self._listen)
+        # In the agent's process group: a signal that ends the agent ends its sender.
+        self._child = Child(self._argv, env=self._environment, own_group=False)
+        self._loop.on_readable(self._child.output_fd, self._listen)
 
     def stop(self) -> list[str]:
         """Let the sender send the rest and end it; return what it said last."""
-        if self._process is None:
+        if self._child is None:
             # It may have been in another's way a moment ago.
             self.start()
-        process = self._process
-        assert process is not None
-        try:
-            said, _ = process.communicate(timeout=_LEAVE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            said, _ = process.communicate()
+        assert self._child is not None
+        with self._child as child:
+            said = child.finish(_LEAVE_S)
+            if said is None:
+                child.signal(signal.SIGKILL)
+                said = child.finish(_RESTART_S) or b""
         return [message for _, message in map(_state, (self._heard + said).splitlines())]
 
     def _listen(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        said = os.read(self._process.stdout.fileno(), 65_536)
+        assert self._child is not None
+        said = os.read(self._child.output_fd, 65_536)
         if not said:
-            self._loop.forget(self._process.stdout.fileno())
-            status = self._end()
+            self._loop.forget(self._child.output_fd)
+            # Its stdout has ended.
+            status = self._child.stop()
+            self._child = None
             # Settings that are refused are no better in five seconds; another sender on the store is gone by then.
             self._loop.later(self._restart_s, self.start)
             self._restart_s = min(2 * self._restart_s, _MAX_RESTART_S) if status == _REFUSED else _RESTART_S
@@ -84,19 +83,6 @@ class SenderProcess:
         *lines, self._heard = (self._heard + said).split(b"\n")
         for line in lines:
             self._told(*_state(line))
-
-    def _end(self) -> int | None:
-        """Reap a sender whose stdout has ended."""
-        process, self._process = self._process, None
-        assert process is not None
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            return process.wait(_RESTART_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return process.wait()
 
     def _told(self, kind: str, message: str) -> None:
         self._tell(Event(self._now_ns(), self._node, kind, message))

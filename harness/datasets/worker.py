@@ -10,19 +10,21 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from harness.datasets.cache import storage_errors
 from harness.datasets.generate import GeneratedDataset, write_file
 from harness.errors import DatasetError
+
+if TYPE_CHECKING:
+    from energymon.system.child import Child
 
 __all__ = ["made_by_workers", "main"]
 
@@ -39,7 +41,7 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
     A result has `id` and `files`, the size in bytes and the SHA-256 of each by its path. Raises DatasetError when the
     disk is full or a process dies.
     """
-    from harness.system.process import dying_with_parent, end_group  # the workers do not need it
+    from energymon.system.child import Child
 
     cores = len(os.sched_getaffinity(0))
     count = max(1, min(cores, _MAX_WORKERS, dataset.samples, needed_bytes // _MIN_SHARE_BYTES))
@@ -48,20 +50,14 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
     reader, writer = os.pipe()
     with ExitStack() as stack:
         lines = stack.enter_context(os.fdopen(reader, "rb"))
-        workers: list[subprocess.Popen[bytes]] = []
+        workers: list[Child] = []
         try:
             ids = os.memfd_create("sample-ids", os.MFD_CLOEXEC)
             stack.callback(os.close, ids)
             os.pwrite(ids, np.arange(dataset.samples, dtype=_ID).tobytes(), 0)
             for _ in range(count):
-                worker = subprocess.Popen(
-                    dying_with_parent([sys.executable, "-m", "harness.datasets.worker", job]),
-                    stdin=ids,
-                    stdout=writer,
-                    start_new_session=True,  # Ctrl-C is for the parent to handle
-                )
-                stack.callback(end_group, worker)
-                workers.append(worker)
+                argv = [sys.executable, "-m", "harness.datasets.worker", job]
+                workers.append(stack.enter_context(Child(argv, stdin=ids, stdout=writer, killed_with_parent=True)))
         finally:
             os.close(writer)
         for line in lines:
@@ -71,17 +67,17 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
                     raise OSError(result["errno"], os.strerror(result["errno"]), result["path"])
             yield result
             for worker in workers:
-                if worker.poll() not in {None, 0}:
+                if worker.process.poll() not in {None, 0}:
                     raise _died(worker, dataset.name)
         for worker in workers:
-            if worker.wait():
+            if worker.process.wait():
                 raise _died(worker, dataset.name)
 
 
-def _died(worker: subprocess.Popen[bytes], name: str) -> DatasetError:
-    status = worker.returncode
-    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return DatasetError(f"process {worker.pid}, which makes {name}, {how}; is there enough memory? Run again")
+def _died(worker: Child, name: str) -> DatasetError:
+    return DatasetError(
+        f"process {worker.pid}, which makes {name}, {worker.describe_end()}; is there enough memory? Run again"
+    )
 
 
 def main() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,12 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
+from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.config.validation import Section, parse, unknown_key
 from harness.errors import CellError, ConfigError, TestbedError
-from harness.run.cell_process import first_line
-from harness.system.process import end_group
 from harness.testbed.base import Node
 from loaders.errors import LoaderError
 from loaders.streaming.options import flags
@@ -45,12 +43,11 @@ class Daemon:
     """A daemon that is ready."""
 
     endpoint: str
-    process: subprocess.Popen[bytes]
+    child: Child
 
     def failure(self) -> str | None:
         """Say how the daemon ended, or None while it lives."""
-        status = self.process.poll()
-        return None if status is None else f"the daemon at {self.endpoint} is gone (status {status})"
+        return None if self.child.is_alive else f"the daemon at {self.endpoint} is gone: it {self.child.describe_end()}"
 
 
 def _options(module: str) -> type[BaseModel]:
@@ -128,22 +125,12 @@ def serving(
     """
     given = _arguments(host, shards, params, keys=keys, events=events, regime=regime)
     argv = [sys.executable, "-m", params["module"], *given]
-    with log.open("ab") as file:
-        process = node.popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file)
-    try:
-        line = first_line(process, _READY_S)
+    with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as child:
         try:
-            endpoint = json.loads(line)["endpoint"]
-        except (ValueError, KeyError) as error:
-            said = _last_line(log.read_text(errors="replace"))
-            raise CellError(f"the daemon on the {node.role} node did not start: {said}") from error
-        yield Daemon(endpoint, process)
-    finally:
-        if process.stdin is not None:
-            process.stdin.close()
-        end_group(process)
-        if process.stdout is not None:
-            process.stdout.close()
+            endpoint = str(child.ready(_READY_S)["endpoint"])
+        except ChildError as error:
+            raise CellError(f"the daemon on the {node.role} node did not start: it {error}") from error
+        yield Daemon(endpoint, child)
 
 
 def _arguments(

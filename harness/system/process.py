@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import harness
 
 __all__ = [
-    "PROCESS_GRACE_S",
     "REAPER_VARIABLE",
     "RUN_VARIABLE",
     "children_marked",
-    "dying_with_parent",
-    "end_group",
     "kill_all",
     "processes_of_run",
     "run_environment",
@@ -30,20 +25,10 @@ RUN_VARIABLE = "JOULEFEED_RUN"
 """Environment variable by which the processes of a run are found, however often they forked."""
 REAPER_VARIABLE = "JOULEFEED_REAPER"
 """The same for the run's reaper, which outlives the run's processes."""
-PROCESS_GRACE_S = 5.0
-"""Time between SIGTERM and SIGKILL."""
 KILL_PATIENCE_S = 10.0
 SURE_LOOKS = 2
 LOOK_AGAIN_S = 0.02
 _PROC = Path("/proc")
-
-
-def dying_with_parent(argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` so that the kernel kills it when its parent thread dies."""
-    # setpriv and not preexec_fn: the latter can deadlock in a parent with threads. A parent that died before the
-    # kernel was told is noticed by the shell: its child has another one by then.
-    unless_orphaned = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
-    return ["setpriv", "--pdeathsig", "KILL", "--", *unless_orphaned, *argv]
 
 
 def run_environment(run_id: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -67,19 +52,6 @@ def children_marked(run_id: str) -> Iterator[None]:
         os.environ.pop(RUN_VARIABLE)
         if before is not None:
             os.environ[RUN_VARIABLE] = before
-
-
-def end_group(process: subprocess.Popen[Any], *, grace_s: float = PROCESS_GRACE_S) -> None:
-    """End a child that leads a process group: SIGTERM, after `grace_s` SIGKILL, to the whole group."""
-    if process.poll() is None and grace_s > 0:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(grace_s)
-    # What the child left in its group is killed even when the child itself is gone.
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def processes_of_run(run_id: str, namespaces: Iterable[Path] = ()) -> list[int]:

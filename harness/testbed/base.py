@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
+from energymon.system.child import Child
 from harness.errors import TestbedError
-from harness.system.process import PROCESS_GRACE_S, dying_with_parent, end_group, run_environment
+from harness.system.process import run_environment
 from harness.testbed.state import RunNames, state_root
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Mount", "Node", "Testbed"]
 
 LOOPBACK = "127.0.0.1"
+_MAX_ERROR_LINES = 20
 _JOIN = 'echo $$ >"$0" && exec "$@"'
 """Before anything else, so that all that the process allocates is counted where it belongs."""
 
@@ -43,27 +45,48 @@ class Node:
     memory_group: Path | None = None
     """Control group that its processes start in; None for the caller's."""
 
-    def popen(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
-    ) -> subprocess.Popen[Any]:
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int | None = None,
+        stderr: Path | int | None = None,
+        keep_stderr: bool = False,
+    ) -> Child:
         """Start a process on this node, in a process group of its own; it is killed when the caller dies.
 
-        The kernel takes the calling thread for the parent: call from one that lives as long as the process.
+        The kernel takes the calling thread for the parent: call from a thread that lives as long as the process. A
+        missing command is an exit status of 127.
 
         Args:
             argv: command and arguments.
-            env: its environment instead of the caller's; the run's id is added.
-            options: further keywords of `subprocess.Popen`; standard input is empty unless given.
+            env: its environment, to which the run's id is added; the caller's by default.
+            cwd: its working directory; the caller's by default.
+            stdin: as `Child` takes it; empty by default.
+            stdout: the same; the caller's by default.
+            stderr: the same; the caller's by default.
+            keep_stderr: whether stderr goes to a temporary file, for messages; false by default.
 
         Raises:
-            TestbedError: a tool that starts it is not installed. A missing command is told by exit status 127.
+            TestbedError: a tool that starts it is not installed.
         """
         join = ["sh", "-c", _JOIN, str(self.memory_group / "cgroup.procs")] if self.memory_group else []
         enter = ["nsenter", f"--net={self.namespace}", "--"] if self.namespace else []
-        options.setdefault("stdin", subprocess.DEVNULL)
-        command = [*join, *enter, *dying_with_parent(argv)]
         try:
-            return subprocess.Popen(command, env=self._environment(env), process_group=0, **options)
+            return Child(
+                argv,
+                prefix=[*join, *enter],
+                env=self._environment(env),
+                cwd=cwd,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                keep_stderr=keep_stderr,
+                killed_with_parent=True,
+            )
         except FileNotFoundError as error:
             raise TestbedError(
                 f"{error.filename} is not there, so nothing can be started on the {self.role} node: "
@@ -86,18 +109,14 @@ class Node:
         Raises:
             TestbedError: it failed or took longer than `timeout_s`; the message holds its standard error.
         """
-        process = self.popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         what = f"{shlex.join(argv)} on the {self.role} node"
-        try:
-            out, said = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise TestbedError(f"{what}: no end within {timeout_s:g} s") from error
-        finally:
-            end_group(process, grace_s=PROCESS_GRACE_S if process.poll() is None else 0.0)
-        if process.returncode:
-            reason = said.strip() or f"exit status {process.returncode}"
-            raise TestbedError(f"{what}: {reason}")
-        return str(out)
+        with self.start(argv, stdout=subprocess.PIPE, keep_stderr=True) as child:
+            output = child.finish(timeout_s)
+            if output is None:
+                raise TestbedError(f"{what}: no end within {timeout_s:g} s")
+            if status := child.process.returncode:
+                raise TestbedError(f"{what}: {child.stderr_lines(_MAX_ERROR_LINES) or f'exit status {status}'}")
+            return output.decode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,8 @@ import ctypes
 import os
 import re
 import select
-import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 __all__ = ["detach", "is_mounted", "mounts_below", "wait_mounted"]
 
@@ -29,10 +27,13 @@ def is_mounted(point: Path) -> bool:
     return point in mounts_below(point)
 
 
-def wait_mounted(point: Path, server: subprocess.Popen[Any], timeout_s: float) -> bool:
-    """Wait until something is mounted at `point`; False when its server ended or the time is up."""
+def wait_mounted(point: Path, server_pid: int, timeout_s: float) -> bool:
+    """Wait until something is mounted at `point`; False when its server ended or the time is up.
+
+    The server is a child of this process that was not waited for.
+    """
     deadline = time.monotonic() + timeout_s
-    ended = os.pidfd_open(server.pid)
+    ended = os.pidfd_open(server_pid)
     try:
         with MOUNT_TABLE.open() as table:
             waiting = select.poll()
@@ -41,9 +42,8 @@ def wait_mounted(point: Path, server: subprocess.Popen[Any], timeout_s: float) -
             waiting.register(ended, select.POLLIN)
             while not is_mounted(point):
                 left_ms = (deadline - time.monotonic()) * 1e3
-                if server.poll() is not None or left_ms <= 0:
-                    return False
-                waiting.poll(left_ms)
+                if left_ms <= 0 or ended in [descriptor for descriptor, _ in waiting.poll(left_ms)]:
+                    return is_mounted(point)
         return True
     finally:
         os.close(ended)

@@ -105,7 +105,7 @@ class NetnsTestbed:
         """Measure the idle link's round trip and rate; None for a local regime."""
         if regime.is_local:
             return None
-        with ProbeServer(self.storage.popen, self.storage.address) as server:
+        with ProbeServer(self.storage) as server:
             return probe(self.compute.run, self.storage.address, server.port, regime)
 
     @contextmanager

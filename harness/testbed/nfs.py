@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from energymon.system.child import ChildError
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
-from harness.system.process import end_group
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted
 from harness.testbed.unprivileged import outer_identity
@@ -24,6 +24,7 @@ KERNEL_PARTS = (("nfs4", "nfsv4", "client"), ("nfsd", "nfsd", "server"))
 """File system, module and role of each half."""
 THREADS = 8
 """The default of nfs-utils."""
+SERVER_START_S = 60.0
 MOUNT_BASE_S = 60.0
 MOUNT_ROUND_TRIPS = 60
 OPTIONS = "ro,vers=4.2,proto=tcp,nosharecache,actimeo=604800,softerr,timeo=150,retrans=3,retry=0"
@@ -130,29 +131,23 @@ class NfsMounter:
     @contextmanager
     def _server(self, root: Path) -> Iterator[None]:
         arguments = [str(root), str(self._exported), self._compute.address, self._storage.address, str(THREADS)]
-        server = self._storage.popen(
-            ["unshare", "--mount", "--", "sh", "-eu", "-c", SERVE, "sh", *arguments],
-            env={**os.environ, "PATH": _search_path()},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        try:
-            assert server.stdout is not None
-            said: list[str] = []
-            for line in server.stdout:
-                if line == "ready\n":
-                    break
-                said.append(line.strip())
-            else:
-                raise MountError(f"the NFS server of {root} did not start: {'; '.join(said) or 'it said nothing'}")
-            yield
-        finally:
-            if problem := stop_nfs_server(Path(str(self._storage.namespace))):
-                raise MountError(problem)
-            end_group(server)
-            if server.stdout is not None:
-                server.stdout.close()
+        argv = ["unshare", "--mount", "--", "sh", "-eu", "-c", SERVE, "sh", *arguments]
+        environment = {**os.environ, "PATH": _search_path()}
+        with self._storage.start(argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+            try:
+                lines: list[str] = []
+                try:
+                    while (line := server.read_line(SERVER_START_S)) != b"ready":
+                        if line is None:
+                            raise MountError(f"the NFS server of {root} was not ready within {SERVER_START_S:g} s")
+                        lines.append(line.decode(errors="replace").strip())
+                except ChildError as error:
+                    reason = "; ".join(lines) or error
+                    raise MountError(f"the NFS server of {root} did not start: {reason}") from error
+                yield
+            finally:
+                if problem := stop_nfs_server(Path(str(self._storage.namespace))):
+                    raise MountError(problem)
 
 
 def stop_nfs_server(namespace: Path) -> str | None:

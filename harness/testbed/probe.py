@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from energymon.system.child import ChildError
 from harness.errors import TestbedError
 from harness.testbed.link.base import MTU
 from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
@@ -32,11 +33,13 @@ from harness.testbed.link.train import TrainControl, answer_train, carried_gbit,
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime
+    from harness.testbed.base import Node
 
 __all__ = ["ProbeResult", "ProbeServer", "loaded_probe", "main", "probe", "rtt_probe"]
 
 MODULE = ["-m", "harness.testbed.probe"]
 CONNECT_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 60.0
 RTT_SHARE = 0.25
 """Share of the time that goes to round trips; the rest goes to the rate."""
 LOADED_FLOWS = 4
@@ -73,32 +76,24 @@ class ProbeServer:
     """The probe's server on the storage node, as a child process.
 
     Args:
-        popen: starts a process on the storage node, with the keywords of `subprocess.Popen`.
-        host: address to listen on.
+        storage: the node whose address the server listens on.
 
     Raises:
         TestbedError: the server did not start.
     """
 
-    def __init__(self, popen: Callable[..., subprocess.Popen[str]], host: str) -> None:
-        self._process = popen(
-            [sys.executable, *MODULE, "serve", "--host", host],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            _, said = self._process.communicate()
-            raise TestbedError(f"the probe's server on {host} did not start: {said.strip() or 'it said nothing'}")
-        self.port: int = json.loads(line)["port"]
+    def __init__(self, storage: Node) -> None:
+        argv = [sys.executable, *MODULE, "serve", "--host", storage.address]
+        self._child = storage.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True)
+        try:
+            self.port = int(str(self._child.ready(START_TIMEOUT_S)["port"]))
+        except ChildError as error:
+            self._child.stop()
+            raise TestbedError(f"the probe's server on {storage.address} did not start: {error}") from error
 
     def close(self) -> None:
         """End the server; closing twice is harmless."""
-        # The end of standard input ends it.
-        self._process.communicate(timeout=CONNECT_TIMEOUT_S)
+        self._child.stop()
 
     def __enter__(self) -> Self:
         return self

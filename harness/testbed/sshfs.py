@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import pwd
-import select
 import shutil
+import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from energymon.system.child import GRACE_S, Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import MountError
-from harness.system.process import end_group
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted, wait_mounted
 from harness.testbed.unprivileged import outer_identity
@@ -101,19 +100,17 @@ class SshfsMounter:
             config = self._client_config(port)
             argv = ["sshfs", "-f", "-F", str(config), "-o", _options(self.options()), f"storage:{root}", str(point)]
             log_path = self._folder / f"sshfs-{port}.log"
-            with log_path.open("wb") as log:
-                client = self._compute.popen(argv, stdout=log, stderr=log)
-            try:
-                patience_s = CONNECT_BASE_S + CONNECT_ROUND_TRIPS * regime.rtt_ms / 1e3
-                if not wait_mounted(point, client, patience_s):
-                    said = log_path.read_text(errors="replace").strip() or f"not up in {patience_s:g} s"
-                    raise MountError(f"sshfs of {root} in regime {regime.name}: {said}")
-                yield
-            finally:
-                if is_mounted(point):
-                    detach(point)
-                # Without its mount it ends by itself; the signal is for one that hangs.
-                end_group(client)
+            with self._compute.start(argv, stdout=subprocess.DEVNULL, stderr=log_path) as client:
+                try:
+                    timeout_s = CONNECT_BASE_S + CONNECT_ROUND_TRIPS * regime.rtt_ms / 1e3
+                    if not wait_mounted(point, client.pid, timeout_s):
+                        reason = client.stderr_lines(5) or f"not up in {timeout_s:g} s"
+                        raise MountError(f"sshfs of {root} in regime {regime.name}: {reason}")
+                    yield
+                finally:
+                    # Without its mount the client ends by itself; the signal is for one that hangs.
+                    if is_mounted(point):
+                        detach(point)
 
     def options(self) -> Mapping[str, str | None]:
         """Return the options of the mount, as `sshfs -o` takes them."""
@@ -156,15 +153,16 @@ class SshfsMounter:
             uid, gid = outer_identity()
             contain += ["--user", f"--map-user={uid}", f"--map-group={gid}"]
         argv = [*contain, "--", sshd, "-D", "-e", "-f", str(config)]
-        server = self._storage.popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        server = self._storage.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             _wait_listening(server, self._storage.address)
             yield
         finally:
             # At SIGTERM the listener ends first and takes the process namespace, sessions included, with it.
-            end_group(server)
-            # Each of its processes holds the other end: the pipe's end is that of the last one.
-            server.communicate()
+            server.signal(signal.SIGTERM)
+            # Each of its processes has the other end of the pipe: it ends with the last of them.
+            server.finish(GRACE_S)
+            server.stop()
 
     def _server_config(self, port: int) -> str:
         folder = self._folder
@@ -232,19 +230,19 @@ def _is_locked(user: str) -> bool:
     return any(entry.startswith(f"{user}:!") for entry in entries)
 
 
-def _wait_listening(server: subprocess.Popen[Any], address: str) -> None:
-    assert server.stderr is not None
-    deadline = time.monotonic() + SERVER_START_S
-    said = b""
-    waiting = select.poll()
-    waiting.register(server.stderr, select.POLLIN | select.POLLHUP)
-    while b"Server listening on" not in said:
-        left_ms = (deadline - time.monotonic()) * 1e3
-        chunk = os.read(server.stderr.fileno(), 4096) if left_ms > 0 and waiting.poll(left_ms) else b""
-        if not chunk:
-            reason = said.decode(errors="replace").strip() or f"no word within {SERVER_START_S:g} s"
-            raise MountError(f"the SSH server of the mount on {address} did not start: {reason}")
-        said += chunk
+def _wait_listening(server: Child, address: str) -> None:
+    lines: list[str] = []
+    try:
+        while not lines or "Server listening on" not in lines[-1]:
+            line = server.read_line(SERVER_START_S)
+            lines.append(f"not up in {SERVER_START_S:g} s" if line is None else line.decode(errors="replace").strip())
+            if line is None:
+                break
+        else:
+            return
+    except ChildError as error:
+        lines = lines or [str(error)]
+    raise MountError(f"the SSH server of the mount on {address} did not start: {'; '.join(lines)}")
 
 
 def _version(argv: list[str]) -> str:

@@ -173,7 +173,7 @@ def test_a_killed_worker_is_named(tmp_path):
         if done == 3:
             os.kill(workers_of(os.getpid())[0], signal.SIGKILL)
 
-    with pytest.raises(DatasetError, match=r"process \d+, which makes small, was killed by signal 9"):
+    with pytest.raises(DatasetError, match=r"process \d+, which makes small, was killed by SIGKILL"):
         ImagenetLike("small", samples=400, classes=3, mean_kb=12).open(tmp_path, kill)
     assert left_beside(tmp_path) == []
 

@@ -97,8 +97,8 @@ def run(sysfs, store, *options):
 
 
 def kill(agent):
-    agent._process.kill()
-    agent._process.wait()
+    agent._child.process.kill()
+    agent._child.process.wait()
     agent.remove()
 
 

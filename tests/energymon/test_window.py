@@ -214,7 +214,7 @@ def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it
 def test_an_agent_that_was_killed_is_told_and_the_next_window_has_another(shared):
     with Window("first") as first:
         os.kill(first._agent.pid, signal.SIGKILL)
-        first._agent._process.wait()
+        first._agent._child.process.wait()
         time.sleep(0.05)
     with pytest.raises(WindowError, match="the agent is gone"):
         assert first.joules
@@ -225,8 +225,8 @@ def test_an_agent_that_was_killed_is_told_and_the_next_window_has_another(shared
 
 def test_a_window_notices_on_entry_that_its_agent_is_dead(estimating):
     with estimating() as agent:
-        agent._process.kill()
-        agent._process.wait()
+        agent._child.process.kill()
+        agent._child.process.wait()
         with pytest.raises(WindowError, match="'epoch': its agent is dead"), agent.window("epoch"):
             pass
 
@@ -237,8 +237,8 @@ def test_a_window_notices_on_entry_that_the_agent_of_the_store_that_is_named_is_
         monkeypatch.setenv("ENERGYMON_STORE", str(store))
         with Window():
             pass
-        agent._process.kill()
-        agent._process.wait()
+        agent._child.process.kill()
+        agent._child.process.wait()
         with pytest.raises(WindowError, match=r"the agent of this-host, process \d+, is dead"), Window():
             pass
 
@@ -403,7 +403,7 @@ def test_windows_that_ended_before_the_shared_agent_died_stay_readable(shared, t
     with SqliteStore.open(first._agent.store) as store:
         wait_for(lambda: any(r.t_ns > first.end_ns for r in store.readings(first.end_ns, 2**62)))
     os.kill(first._agent.pid, signal.SIGKILL)
-    first._agent._process.wait()
+    first._agent._child.process.wait()
     with Window("second") as second:
         time.sleep(0.05)
     assert second._agent is not first._agent

@@ -143,7 +143,7 @@ def test_keys_are_the_user_s_alone_and_each_side_has_its_own_half(tmp_path):
 def test_options_are_flags_and_what_is_off_is_left_out(shards, tmp_path):
     options = loader(threads=2, encrypt=None, congestion=None).daemon
     with serving(Node("storage", "test"), "127.0.0.1", shards, options, tmp_path / "log") as daemon:
-        argv = Path(f"/proc/{daemon.process.pid}/cmdline").read_bytes().split(b"\0")
+        argv = Path(f"/proc/{daemon.child.pid}/cmdline").read_bytes().split(b"\0")
         assert b"None" not in argv and b"--congestion" not in argv and b"--threads" in argv
         assert daemon.failure() is None
-    assert daemon.process.returncode is not None
+    assert not daemon.child.is_alive

@@ -35,7 +35,7 @@ testbed.set_regime(near)
 with testbed.mount(Path(sys.argv[2]), near) as mount:
     read = "setsid sleep 92 & exec 3<.; while :; do cat */* >/dev/null; done"
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    cell = testbed.compute.popen(["sh", "-c", read], cwd=mount.path, **quiet)
+    cell = testbed.compute.start(["sh", "-c", read], cwd=mount.path, **quiet)
     print(json.dumps({"reaper": testbed._lifetime.reaper_pid, "relay": testbed.link.pid}), flush=True)
     time.sleep(600)
 """

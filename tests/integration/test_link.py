@@ -18,6 +18,7 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.errors import TestbedError
 from harness.results.checks import link_bounds
+from harness.testbed.base import Node
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
 from harness.testbed.link.namespace import inside, run_in
 from harness.testbed.link.roundtrip import Pinger
@@ -68,10 +69,7 @@ def measured_rate_gbit(namespaces: tuple[str, str], regime: Regime) -> float | N
 def probed(namespaces: tuple[str, str], regime: Regime) -> ProbeResult:
     storage, compute = namespaces
 
-    def popen(argv, **keywords):
-        return subprocess.Popen(["nsenter", f"--net={storage}", "--", *argv], **keywords)
-
-    with ProbeServer(popen, STORAGE_ADDRESS) as server:
+    with ProbeServer(Node("storage", "linktest", STORAGE_ADDRESS, namespace=storage)) as server:
         return probe(lambda argv: run_in(compute, argv), STORAGE_ADDRESS, server.port, regime)
 
 

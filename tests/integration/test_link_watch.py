@@ -16,6 +16,7 @@ import pytest
 from harness.config.regime import Regime
 from harness.results.disturbance import watched
 from harness.results.epochs import CellData
+from harness.testbed.base import Node
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.watch import INTERVAL_S, LinkWatch, Ping, ping_bytes
@@ -50,10 +51,7 @@ def link(namespaces):
 
 @pytest.fixture(scope="module")
 def server(namespaces):
-    def popen(argv, **keywords):
-        return subprocess.Popen(["nsenter", f"--net={namespaces[0]}", "--", *argv], **keywords)
-
-    with ProbeServer(popen, STORAGE_ADDRESS) as running:
+    with ProbeServer(Node("storage", "linktest", STORAGE_ADDRESS, namespace=namespaces[0])) as running:
         yield running
 
 

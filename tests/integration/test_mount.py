@@ -94,11 +94,10 @@ def test_missing_directory_is_named(testbed, tmp_path):
 
 def test_mount_is_taken_away_while_a_process_still_reads_it(testbed, tree):
     with testbed.mount(tree, NEAR) as mount:
-        reader = testbed.compute.popen(["sleep", "93"], cwd=mount.path)
+        reader = testbed.compute.start(["sleep", "93"], cwd=mount.path)
         point = mount.path
     assert mounts_below(point) == []
-    reader.kill()
-    reader.wait()
+    reader.stop()
 
 
 def test_killed_mount_gives_an_error_to_its_reader_and_the_next_mount_works(testbed, tree):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 import time
 
 import pytest
 
+from harness.testbed.base import Node
 from harness.testbed.link.train import Train, TrainControl, TrainCounter, carried_gbit, full_train, loss_train
 from harness.testbed.probe import ProbeServer
 
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 
 @pytest.fixture
 def control():
-    with ProbeServer(subprocess.Popen, LOOPBACK) as server:
+    with ProbeServer(Node("storage", "probetest")) as server:
         yield TrainControl(LOOPBACK, server.port)
 
 

@@ -53,8 +53,8 @@ def test_mount_of_a_missing_directory_names_it(run_id, tmp_path):
 
 def test_closing_ends_processes_and_removes_the_record(run_id):
     testbed = open_testbed("local", run_id, [LOCAL])
-    with testbed.compute.popen(["sh", "-c", "setsid sh -c 'echo up; exec sleep 94' &"], stdout=-1) as process:
-        assert process.stdout.readline() == b"up\n"
+    with testbed.compute.start(["sh", "-c", "setsid sh -c 'echo up; exec sleep 94' &"], stdout=-1) as child:
+        assert child.read_line(10) == b"up"
     testbed.close()
     testbed.close()
     assert not processes_of_run(run_id)

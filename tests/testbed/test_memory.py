@@ -11,7 +11,6 @@ from uuid import uuid4
 import pytest
 
 from harness.errors import CellError, MemoryLimitError, TestbedError
-from harness.system.process import end_group
 from harness.testbed.base import Node
 from harness.testbed.cgroups import memory_parent
 from harness.testbed.clean import tear_down
@@ -32,7 +31,7 @@ lifetime = Lifetime(sys.argv[1])
 lifetime.wait_guarded()
 with limited_memory(lifetime.names, 40.0, "a-cell") as group:
     # Of another run, and a grandchild, so that only the group tells whose it is.
-    group.node(Node("compute", "another")).popen(["sh", "-c", "sleep 60 & wait"])
+    group.node(Node("compute", "another")).start(["sh", "-c", "sleep 60 & wait"])
     while len(members := (group.path / "cgroup.procs").read_text().split()) < 2:
         time.sleep(0.01)
     print(group.path, *members, flush=True)
@@ -49,12 +48,9 @@ def run():
 
 
 def _hoard(node: Node, nbytes: int) -> tuple[int, bytes]:
-    process = node.popen([sys.executable, "-c", HOARD, str(nbytes)], stdout=subprocess.PIPE)
-    try:
-        return process.wait(10), process.stdout.read()
-    finally:
-        end_group(process)
-        process.stdout.close()
+    with node.start([sys.executable, "-c", HOARD, str(nbytes)], stdout=subprocess.PIPE) as child:
+        output = child.finish(10)
+        return child.process.returncode, output
 
 
 def _lines(path: Path) -> list[int]:
@@ -69,14 +65,14 @@ def test_processes_of_a_node_share_the_limit_and_the_group_goes_with_the_cell(ru
         assert 10e6 < group.describe()["peak_bytes"] <= LIMIT_MB * 1e6
         assert group.describe()["limit_bytes"] == LIMIT_MB * 1e6
         # What a process starts is in it too.
-        shell = node.popen(["sh", "-c", "sleep 30 & cat"], stdin=subprocess.PIPE)
+        shell = node.start(["sh", "-c", "sleep 30 & cat"], stdin=subprocess.PIPE)
         deadline = time.monotonic() + 5
         while len(_lines(group.path)) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert len(_lines(group.path)) == 3
     # Whoever was still in it was ended.
-    assert shell.wait(5) == -9
-    shell.stdin.close()
+    assert shell.process.wait(5) == -9
+    shell.stop()
     assert not group.path.exists()
     assert remove_memory_group(run.folder) is None
 
@@ -89,8 +85,8 @@ def test_what_is_read_counts_and_makes_way(run, tmp_path):
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with limited_memory(run, LIMIT_MB, "a-cell") as group:
-        reader = group.node(Node("compute", run.run_id)).popen(["cat", str(data)], stdout=subprocess.DEVNULL)
-        assert reader.wait(10) == 0
+        reader = group.node(Node("compute", run.run_id)).start(["cat", str(data)], stdout=subprocess.DEVNULL)
+        assert reader.process.wait(10) == 0
         assert 30e6 < group.describe()["peak_bytes"] <= LIMIT_MB * 1e6
         assert group.kills() == 0
 

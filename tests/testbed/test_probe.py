@@ -13,6 +13,7 @@ import pytest
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
+from harness.testbed.base import Node
 from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
 
 LOOPBACK = "127.0.0.1"
@@ -41,7 +42,7 @@ needs_ping = pytest.mark.skipif(not may_ping(), reason="needs CAP_NET_RAW or net
 
 @pytest.fixture
 def server():
-    with ProbeServer(subprocess.Popen, LOOPBACK) as running:
+    with ProbeServer(Node("storage", "probetest")) as running:
         yield running
 
 
@@ -82,7 +83,7 @@ def test_a_server_that_is_not_there_is_named():
 @pytest.mark.process
 def test_a_server_on_an_address_that_is_not_here_says_so():
     with pytest.raises(TestbedError, match=r"192\.0\.2\.1"):
-        ProbeServer(subprocess.Popen, "192.0.2.1")
+        ProbeServer(Node("storage", "probetest", "192.0.2.1"))
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from harness.errors import TestbedError
-from harness.system.process import RUN_VARIABLE, end_group, kill_all, processes_of_run
+from harness.system.process import RUN_VARIABLE, kill_all, processes_of_run
 from harness.testbed.base import Node
 
 pytestmark = pytest.mark.process
@@ -68,14 +68,14 @@ def test_process_leads_a_group_of_its_own_and_carries_the_run(node):
 
 
 def test_process_finds_the_packages_of_its_parent_from_any_directory(node, tmp_path):
-    process = node.popen([sys.executable, "-c", "import harness.testbed"], cwd=tmp_path)
-    assert process.wait(20) == 0
+    process = node.start([sys.executable, "-c", "import harness.testbed"], cwd=tmp_path)
+    assert process.process.wait(20) == 0
 
 
 def test_process_dies_with_a_killed_parent(node):
     script = (
         "from harness.testbed.base import Node; import time\n"
-        f"print(Node('compute', {node.run_id!r}).popen(['sleep', '97']).pid, flush=True); time.sleep(99)"
+        f"print(Node('compute', {node.run_id!r}).start(['sleep', '97']).pid, flush=True); time.sleep(99)"
     )
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
@@ -84,17 +84,15 @@ def test_process_dies_with_a_killed_parent(node):
     assert _eventually(lambda: _is_gone(child))
 
 
-def test_end_group_kills_what_ignores_the_signal_to_end(node):
-    process = node.popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
-    process.stdout.readline()
-    end_group(process, grace_s=0.2)
-    assert process.returncode == -signal.SIGKILL
-    process.stdout.close()
+def test_a_child_that_ignores_the_signal_to_end_is_killed(node):
+    child = node.start([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
+    child.read_line(10)
+    assert child.stop(term_s=0.2) == -signal.SIGKILL
 
 
 def test_kill_all_finds_a_grandchild_that_left_its_session_and_parent(node):
-    process = node.popen(["sh", "-c", "setsid sleep 96 & exit 0"])
-    process.wait()
+    process = node.start(["sh", "-c", "setsid sleep 96 & exit 0"])
+    process.process.wait()
     assert _eventually(lambda: len(processes_of_run(node.run_id)) == 1)
     (orphan,) = processes_of_run(node.run_id)
     assert kill_all(node.run_id) == [orphan]
@@ -103,7 +101,7 @@ def test_kill_all_finds_a_grandchild_that_left_its_session_and_parent(node):
 
 def test_kill_all_leaves_other_runs_alone(node):
     other = Node("compute", f"o{uuid4().hex[:8]}")
-    process = other.popen(["sleep", "95"])
+    process = other.start(["sleep", "95"])
     kill_all(node.run_id)
-    assert process.poll() is None
-    end_group(process, grace_s=0.0)
+    assert process.is_alive
+    process.stop(term_s=0)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import select
-import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import harness
+from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import INTERFACE, LinkCounters
@@ -45,14 +42,8 @@ class RelayLink(ManagedLink):
         self._rate_gbit: float | None = None
         source_root = str(Path(harness.__file__).parents[1])
         search_path = os.pathsep.join(filter(None, (source_root, os.environ.get("PYTHONPATH"))))
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.testbed.link.relay", storage_namespace, compute_namespace],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": search_path},
-            # Ctrl-C on the terminal is for the harness, which still needs the link to clean up.
-            start_new_session=True,
-        )
+        argv = [sys.executable, "-m", "harness.testbed.link.relay", storage_namespace, compute_namespace]
+        self._relay = Child(argv, env={**os.environ, "PYTHONPATH": search_path})
         try:
             self._priority = self._answer()["priority"]
             self._bring_up()
@@ -63,7 +54,7 @@ class RelayLink(ManagedLink):
     @property
     def pid(self) -> int | None:
         """Process id of the relay."""
-        return self._process.pid
+        return self._relay.pid
 
     def _cap(self, rate_gbit: float) -> None:
         if self._kernel_caps and rate_gbit != self._rate_gbit:
@@ -104,46 +95,32 @@ class RelayLink(ManagedLink):
         return {**super().describe(), "relay": relay}
 
     def _remove(self) -> None:
-        # The end of standard input ends the relay, and its descriptors' end removes both devices.
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
-        try:
-            self._process.wait(ANSWER_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # The end of the relay's descriptors removes both devices.
+        self._relay.stop()
 
     def _ask(self, command: dict[str, object]) -> dict[str, Any]:
-        assert self._process.stdin is not None
+        if self._closed:
+            raise TestbedError("the link is closed")
         try:
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
-        except (BrokenPipeError, ValueError) as error:
-            raise self._gone() from error
+            self._relay.send(json.dumps(command).encode() + b"\n")
+        except ChildError as error:
+            raise self._gone(error) from error
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        ready, _, _ = select.select((self._process.stdout,), (), (), ANSWER_TIMEOUT_S)
-        line = self._process.stdout.readline() if ready else b""
-        if not line:
-            raise self._gone()
+        try:
+            line = self._relay.read_line(ANSWER_TIMEOUT_S)
+        except ChildError as error:
+            raise self._gone(error) from error
+        if line is None:
+            raise self._gone(f"does not answer within {ANSWER_TIMEOUT_S:g} s")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise TestbedError(str(answer["error"]))
         return answer
 
-    def _gone(self) -> TestbedError:
-        if self._closed:
-            return TestbedError("the link is closed")
-        # A process that has just died may not be waited for yet.
-        deadline = time.monotonic() + 1.0
-        while (status := self._process.poll()) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        how = f"does not answer within {ANSWER_TIMEOUT_S:g} s" if status is None else f"ended with status {status}"
-        return TestbedError(f"the link's relay (pid {self._process.pid}) {how}; nothing passes between the nodes")
+    def _gone(self, how: object) -> TestbedError:
+        return TestbedError(f"the link's relay (pid {self._relay.pid}) {how}; nothing passes between the nodes")
 
 
 def _device_drops(namespace: str) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import select
-import subprocess
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ import msgpack
 import numpy as np
 import torch
 
+from energymon.system.child import Child
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.options import OnError
@@ -32,8 +32,6 @@ from loaders.streaming.receiver.batch import RawBatch
 
 __all__ = ["ProcessDecoder"]
 
-_GRACE_S: Final = 5.0
-"""How long a worker may take for what it is at when it is asked to end."""
 _POLLS: Final = 4
 """How often within `timeout_s` the workers are looked at."""
 
@@ -46,24 +44,18 @@ class _Worker:
         self._items = [SharedMemory() for _ in records]
         memory = [watch, *(each for pair in zip(records, self._items, strict=True) for each in pair)]
         descriptors = [each.descriptor for each in memory]
-        self._process = subprocess.Popen(
+        self._child = Child(
             [sys.executable, "-m", "loaders.streaming.decoding.worker", *map(str, descriptors)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
             pass_fds=descriptors,
             # It has to find what this process finds, wherever that was started.
             env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-            # Ctrl-C is for the process that was started by hand.
-            start_new_session=True,
         )
         self.send(told)
 
     def send(self, message: bytes) -> None:
         """Send a message; raise WorkerError when the process is gone."""
-        assert self._process.stdin is not None
         try:
-            write_message(self._process.stdin.fileno(), message)
+            write_message(self._child.input_fd, message)
         except BrokenPipeError as error:
             raise self._dead() from error
 
@@ -72,8 +64,7 @@ class _Worker:
 
         Raises LoaderError when it cannot be done, WorkerError when the process is gone.
         """
-        assert self._process.stdout is not None
-        pipe = self._process.stdout.fileno()
+        pipe = self._child.output_fd
 
         def wait() -> None:
             while timeout_s is not None and not select.select([pipe], [], [], timeout_s / _POLLS)[0]:
@@ -89,28 +80,21 @@ class _Worker:
         return done
 
     def _dead(self) -> WorkerError:
-        code = self._process.wait()
-        end = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
-        return WorkerError(f"the streaming loader's decoding process (pid {self._process.pid}) {end}")
+        return WorkerError(
+            f"the streaming loader's decoding process (pid {self._child.pid}) {self._child.describe_end()}"
+        )
 
     def kill(self) -> None:
         """Make the process end, whatever it is at."""
-        self._process.kill()
+        self._child.signal(signal.SIGKILL)
 
     def hang_up(self) -> None:
         """Ask the process to end."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdout.close()
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._child.hang_up()
 
     def join(self) -> None:
         """Wait for its end."""
-        try:
-            self._process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.stop(term_s=0)
         for memory in self._items:
             memory.close()
 

@@ -1,0 +1,257 @@
+"""A child process: started, waited for until it is ready, spoken to by lines, and ended with its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+__all__ = ["GRACE_S", "Child", "ChildError"]
+
+GRACE_S: Final = 5.0
+"""How long a child may take to end before it is signalled, and again before it is killed."""
+_CHUNK_BYTES: Final = 1 << 16
+_MAX_WORDS_BYTES: Final = 1 << 16
+
+
+class ChildError(Exception):
+    """A child did not start, did not answer in time, or ended; the message says which, as `exited with status 1: …`."""
+
+
+class Child:
+    """A child process in a process group of its own; it is stopped when the context is left.
+
+    Ctrl-C on a terminal does not reach its group: the parent ends it.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: int = subprocess.PIPE,
+        stdout: int | None = subprocess.PIPE,
+        stderr: Path | int | None = None,
+        keep_stderr: bool = False,
+        pass_fds: Sequence[int] = (),
+        own_group: bool = True,
+        killed_with_parent: bool = False,
+    ) -> None:
+        """Start it.
+
+        Args:
+            argv: command and arguments.
+            prefix: a command that starts the child, such as `nsenter`, with its arguments; none by default.
+            env: its environment; the caller's by default.
+            cwd: its working directory; the caller's by default.
+            stdin: a descriptor or a constant of `subprocess`; a pipe by default, whose end asks the child to end.
+            stdout: the same, or None for the caller's; a pipe by default, which `ready` and `read_line` read.
+            stderr: the same, or a file that is appended to; the caller's by default.
+            keep_stderr: whether stderr goes to a temporary file, for messages; false by default.
+            pass_fds: descriptors that the child inherits; none by default.
+            own_group: whether it leads a process group, all of which `stop` signals; true by default.
+            killed_with_parent: whether the kernel kills it when the thread that starts it ends; false by default, for
+                a child that ends at the end of its stdin.
+
+        Raises:
+            OSError: the command, `setpriv` where it is needed, or the file of stderr cannot be used.
+        """
+        self._buffer = b""
+        self._own_group = own_group
+        self._stderr: IO[bytes] | None = None
+        if isinstance(stderr, Path) or keep_stderr:
+            # Closed by `stop`.
+            self._stderr = stderr.open("ab+") if isinstance(stderr, Path) else tempfile.TemporaryFile()  # noqa: SIM115
+            stderr = self._stderr.fileno()
+        self._stderr_start = self._stderr.tell() if self._stderr is not None else 0
+        try:
+            self.process: subprocess.Popen[bytes] = subprocess.Popen(
+                [*prefix, *(_killed_with_parent(argv) if killed_with_parent else argv)],
+                env=env,
+                cwd=cwd,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                bufsize=0,
+                pass_fds=pass_fds,
+                process_group=0 if own_group else None,
+            )
+        except BaseException:
+            self._close_files()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+    @property
+    def input_fd(self) -> int:
+        """Descriptor of the pipe to its stdin."""
+        assert self.process.stdin is not None
+        return self.process.stdin.fileno()
+
+    @property
+    def output_fd(self) -> int:
+        """Descriptor of the pipe from its stdout."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    def ready(self, timeout_s: float) -> dict[str, object]:
+        """Wait for its first line, a JSON object, and return it; raises ChildError where none comes in time."""
+        line = self.read_line(timeout_s)
+        if line is None:
+            raise ChildError(_with_words(f"was not ready within {timeout_s:g} s", self.stderr_lines(1)))
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ChildError(f"expected a line of JSON from it, got {line[:200]!r}")
+        return answer
+
+    def read_line(self, timeout_s: float) -> bytes | None:
+        """Return its next line; None when none comes in time. Raises ChildError when its stdout has ended."""
+        deadline, poller = time.monotonic() + timeout_s, self._output_poller()
+        while b"\n" not in self._buffer:
+            if (chunk := self._read_chunk(poller, deadline)) is None:
+                return None
+            if not chunk:
+                raise ChildError(self.describe_end())
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return line
+
+    def send(self, message: bytes) -> None:
+        """Write to its stdin; raises ChildError when it is gone."""
+        view = memoryview(message)
+        try:
+            while view:
+                view = view[os.write(self.input_fd, view) :]
+        except (BrokenPipeError, ValueError) as error:
+            raise ChildError(self.describe_end()) from error
+
+    def describe_end(self, timeout_s: float = GRACE_S) -> str:
+        """Say how it ended, with the last line of its stderr; waits for its end for up to `timeout_s`."""
+        try:
+            status = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return _with_words("closed its output and runs on", self.stderr_lines(1))
+        if status >= 0:
+            return _with_words(f"exited with status {status}", self.stderr_lines(1))
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        hint = " (out of memory? see dmesg)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+
+    def stderr_lines(self, count: int) -> str:
+        """Return the last lines that it wrote to stderr, where that is a file; empty lines are left out."""
+        if self._stderr is None or self._stderr.closed:
+            return ""
+        end = os.fstat(self._stderr.fileno()).st_size
+        start = max(self._stderr_start, end - _MAX_WORDS_BYTES)
+        text = os.pread(self._stderr.fileno(), end - start, start).decode(errors="replace")
+        return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+    def finish(self, timeout_s: float) -> bytes | None:
+        """Close its stdin, wait for its end and return the rest of its stdout; None when that takes too long."""
+        with suppress(BrokenPipeError):
+            if self.process.stdin is not None:
+                self.process.stdin.close()
+        deadline, poller = time.monotonic() + timeout_s, self._output_poller()
+        rest = [self._buffer]
+        while chunk := self._read_chunk(poller, deadline):
+            rest.append(chunk)
+        self._buffer = b"".join(rest)
+        is_whole = chunk is not None and self._ends_within(max(0.0, deadline - time.monotonic()))
+        return self._buffer if is_whole else None
+
+    def hang_up(self) -> None:
+        """Close both pipes, which asks it to end; it need not be waited for yet."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and the rest of its group, if they are there."""
+        with suppress(ProcessLookupError):
+            if self._own_group:
+                os.killpg(self.pid, number)
+            elif self.is_alive:
+                os.kill(self.pid, number)
+
+    def stop(self, *, eof_s: float = GRACE_S, term_s: float = GRACE_S) -> int:
+        """End it and return its exit status: end of stdin, after `eof_s` SIGTERM, after `term_s` more SIGKILL.
+
+        The signals go to its whole group, and what it left in its group is killed even when it has ended itself. A
+        child without a pipe to its stdin gets SIGTERM at once. May be called twice.
+        """
+        has_input = self.process.stdin is not None
+        self.hang_up()
+        if not (has_input and self._ends_within(eof_s)):
+            if self.is_alive and term_s > 0:
+                self.signal(signal.SIGTERM)
+            self._ends_within(term_s)
+        self.signal(signal.SIGKILL)
+        status = self.process.wait()
+        self._close_files()
+        return status
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _output_poller(self) -> select.poll:
+        poller = select.poll()
+        poller.register(self.output_fd, select.POLLIN)
+        return poller
+
+    def _read_chunk(self, poller: select.poll, deadline: float) -> bytes | None:
+        """Return what its stdout has, at least a byte; nothing at its end, None when the time is up."""
+        if not poller.poll(1e3 * max(0.0, deadline - time.monotonic())):
+            return None
+        return os.read(self.output_fd, _CHUNK_BYTES)
+
+    def _ends_within(self, timeout_s: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout_s)
+        return not self.is_alive
+
+    def _close_files(self) -> None:
+        if self._stderr is not None:
+            self._stderr.close()
+
+
+def _killed_with_parent(argv: Sequence[str]) -> list[str]:
+    """Return the command that runs `argv` so that the kernel kills it when its parent thread ends."""
+    # setpriv and not preexec_fn: the latter can deadlock in a parent with threads. The shell notices a parent that
+    # died before the kernel knew: its child has another parent by then.
+    unless_orphaned = ["sh", "-c", '[ "$PPID" = "$0" ] && exec "$@"', str(os.getpid())]
+    return ["setpriv", "--pdeathsig", "KILL", "--", *unless_orphaned, *argv]
+
+
+def _with_words(what: str, words: str) -> str:
+    return f"{what}: {words}" if words else what
