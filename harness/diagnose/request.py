@@ -10,14 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_module
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.composing import explained
+from harness.config.command_line import compose_config, split
 from harness.config.experiment import experiment_from
-from harness.config.shorthand import own_folder
 from harness.config.specs import Component, LoaderSpec
 from harness.config.validation import nearest
 from harness.errors import ConfigError
@@ -54,13 +50,10 @@ def workload_datasets() -> dict[str, str]:
 
 def request_from(argv: Sequence[str]) -> Request:
     """Compose and check what the arguments ask for; raises ConfigError naming the key."""
-    folder, asked = own_folder(argv)
-    overrides = spelled_out(asked)
-    try:
-        with initialize_config_module("conf", version_base="1.3"):
-            cfg = compose("diagnose", overrides=[*folder, *overrides])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise explained(error) from error
+    arguments = split(argv)
+    if arguments.needs_hydra_main:
+        raise ConfigError(f"{arguments.flags[0]}: no such flag; --help shows what can be given")
+    cfg = compose_config("diagnose", spelled_out(arguments.overrides), arguments.folder)
     if OmegaConf.is_dict(cfg.regimes):  # a link would be refused for another reason
         _check_alone("regimes", cfg.regimes, "local files, and so the regime local")
     experiment = experiment_from(cfg)
@@ -105,8 +98,6 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
     rest: list[str] = []
     for argument in argv:
         group, equals, value = argument.partition("=")
-        if argument.startswith("-"):
-            raise ConfigError(f"{argument}: no such option; --help tells what can be given")
         if equals and group in chosen:
             chosen[group] = value
         else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from harness.config.composing import explained
-from harness.config.shorthand import expand, split
+from harness.config.command_line import Arguments, compose_config, expand, split
+from harness.config.hydra_errors import to_config_error
 from harness.config.sweep import Job
 from harness.errors import (
     BROKEN_FIGURE,
@@ -80,28 +81,28 @@ exit status
 """
 
 
+INHERITED = "JOULEFEEDINHERITED"
+"""The descriptor of the config that a process composed before it started again in a user namespace."""
+
+
 def main() -> int:
     """Run `python -m harness`; returns the exit status."""
     argv = sys.argv[1:]
     if not argv or "--help" in argv or "-h" in argv:
         print(_usage())
         return 0 if argv else 2
-    # Else Hydra prints what is wrong with an override in its own way.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         with signals_raise():
+            if (composed := _composed_before()) is not None:
+                return _job(*composed).status
             arguments = split(argv)
-            sys.argv[1:] = expand(arguments)
-            try:
-                return _compose_and_run(multirun=arguments.read.multirun)
-            except (HydraException, OmegaConfBaseException) as error:
-                raise explained(error) from error
-            except ValueError as error:
-                if not str(error).startswith("Config group override"):  # Hydra's own, of dataset=7 for one
-                    raise
-                raise explained(error) from error
+            overrides = expand(arguments)
+            if arguments.needs_hydra_main:
+                return _run_hydra_main(arguments, overrides)
+            cfg = compose_config("config", overrides, arguments.folder)
+            return _job(cfg, tuple(overrides)).status
     except Interrupted:
-        raise  # told by run_program
+        raise  # run_program says so
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -121,33 +122,38 @@ def _usage() -> str:
     return _USAGE.format(experiments="\n".join(experiments), groups="\n".join(groups))
 
 
-def _compose_and_run(*, multirun: bool) -> int:
-    """Have Hydra compose the experiment, or each of a sweep, and run them; returns the exit status."""
+def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
+    """Have Hydra compose and run the jobs of a sweep, or show what a flag asks for; returns the exit status."""
     jobs: list[Job] = []
-    if multirun:
-        # Before the first job, because this process begins again where it needs a user namespace.
-        _reexec_unprivileged()
+    is_sweep = arguments.read.multirun
+    sys.argv[1:] = [*arguments.flags, *overrides]
+    # Hydra prints what is wrong with an override in its own way otherwise.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    if is_sweep:
+        # Before the first job, because this process starts again where it needs a user namespace.
+        _enter_user_namespace()
 
     @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-    def compose_and_run(cfg: DictConfig) -> None:
-        hydra_config = HydraConfig.get()
-        if multirun and cfg.resume is not None:
+    def run_job(cfg: DictConfig) -> None:
+        job, task = HydraConfig.get().job, tuple(HydraConfig.get().overrides.task)
+        if cfg.resume is not None:
             raise ConfigError(f"resume={cfg.resume}: goes on with one run; leave --multirun out")
-        if multirun:
-            what = f"job {hydra_config.job.num + 1}: {' '.join(hydra_config.overrides.task)}"
-            Console(stderr=True).print(what, style="bold", markup=False, highlight=False, soft_wrap=True)
-        jobs.append(_job(cfg, tuple(hydra_config.overrides.task)))
+        title = f"job {job.num + 1}: {' '.join(task)}"
+        Console(stderr=True).print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+        jobs.append(_job(cfg, task))
         if jobs[-1].was_interrupted:
             sys.exit(jobs[-1].status)
 
     try:
-        compose_and_run()
+        run_job()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise to_config_error(error) from error
     finally:
-        if multirun and jobs:
+        if is_sweep and jobs:
             from harness.report import print_jobs
 
             print_jobs(jobs, Console())
-    # There is none where a flag only shows something.
+    # There is no job where a flag only shows something.
     return max((job.status for job in jobs), default=0, key=_severity)
 
 
@@ -166,7 +172,7 @@ def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
         where = {key: folder_of(key, cfg[key]) for key in ("results_dir", "cache_dir")}
         check_writable("results_dir", where["results_dir"])
         with disk_errors(where):
-            status = _run(_stored_if_resumed_alone(cfg), console, folders.append)
+            status = _run(_stored_if_resumed_alone(cfg, overrides), overrides, console, folders.append)
     except Interrupted as error:
         said, status = str(error), error.exit_status
         text = f"{error}; {_how_to_go_on(cfg, folders)}"
@@ -179,19 +185,19 @@ def _job(cfg: DictConfig, overrides: tuple[str, ...]) -> Job:
     return Job(overrides, folders[-1] if folders else None, status, said)
 
 
-def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -> int:
+def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder: Callable[[Path], None]) -> int:
     from harness.config.experiment import experiment_from
     from harness.run.progress import Progress
 
     experiment = experiment_from(cfg)
     needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
     if needs_link and experiment.testbed.kind != "local":
-        _reexec_unprivileged()
+        _enter_user_namespace(cfg, overrides)
     from harness.report import print_table
     from harness.run.driver import run
 
     with Progress(console) as progress:
-        command = shlex.join(["python", "-m", "harness", *HydraConfig.get().overrides.task])
+        command = shlex.join(["python", "-m", "harness", *overrides])
         outcome = run(experiment, cfg, progress, command, on_folder)
     print_table(outcome.folder, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
@@ -210,15 +216,34 @@ def _run(cfg: DictConfig, console: Console, on_folder: Callable[[Path], None]) -
     return INVALID_ROWS if outcome.invalid else BROKEN_FIGURE if outcome.broken else 0
 
 
-def _reexec_unprivileged() -> None:
+def _enter_user_namespace(cfg: DictConfig | None = None, overrides: Sequence[str] = ()) -> None:
+    """Start this program again as root of a user namespace, where it needs that, with the config that is composed."""
     from harness.testbed.unprivileged import reexec_unprivileged
 
-    reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
+    with os.fdopen(os.memfd_create("joulefeed-config"), "wb") as file:
+        if cfg is not None:
+            file.write(json.dumps({"config": OmegaConf.to_yaml(cfg), "overrides": list(overrides)}).encode())
+            file.flush()
+            os.set_inheritable(file.fileno(), True)
+            os.environ[INHERITED] = str(file.fileno())
+        reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
+        os.environ.pop(INHERITED, None)
 
 
-def _stored_if_resumed_alone(cfg: DictConfig) -> DictConfig:
+def _composed_before() -> tuple[DictConfig, tuple[str, ...]] | None:
+    """Return the config and the overrides of the process that this one replaced; None in a first process."""
+    if (descriptor := os.environ.pop(INHERITED, None)) is None:
+        return None
+    with os.fdopen(int(descriptor), "rb") as file:
+        file.seek(0)
+        handed_on = json.load(file)
+    cfg = OmegaConf.create(handed_on["config"])
+    assert isinstance(cfg, DictConfig)
+    return cfg, tuple(handed_on["overrides"])
+
+
+def _stored_if_resumed_alone(cfg: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """With `resume=` as the only override, take the run's own config."""
-    overrides = HydraConfig.get().overrides.task
     own = ("resume", "resume_invalid", "resume_mixed", "results_dir", "cache_dir")
     given = [override.lstrip("+").partition("=")[0] for override in overrides]
     if cfg.resume is None or not set(given) <= set(own):

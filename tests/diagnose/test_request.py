@@ -49,7 +49,7 @@ def test_workloads_with_datasets_are_there(workload):
         ("+regime@regimes.wan=wan_30ms", "regimes local, wan: a diagnosis is of local files"),
         ("workload=resnet5", "workload=resnet5 (did you mean resnet50?)"),
         ("loader.num_wokers=2", "did you mean num_workers?"),
-        ("--nonsense", "--nonsense: no such option"),
+        ("--nonsense", "--nonsense: no such flag"),
         ("results_dir=null", "results_dir=None: expected a folder"),
         ("dataset=", "dataset=: there is no such dataset"),
         ("diagnose.budget_s=soon", "diagnose.budget_s='soon'"),

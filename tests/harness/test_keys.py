@@ -2,10 +2,9 @@
 
 import pytest
 from hydra import compose, initialize_config_module
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from harness.config.composing import explained
+from harness.config.command_line import compose_config
 from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
 from harness.run.components import check_components
@@ -13,12 +12,8 @@ from harness.run.components import check_components
 
 def refusal(*overrides):
     """Return what is said of overrides that cannot be."""
-    with pytest.raises(ConfigError) as error, initialize_config_module("conf", version_base="1.3"):
-        try:
-            cfg = compose("config", overrides=["+experiment=wan30ms", *overrides])
-        except HydraException as failed:
-            raise explained(failed) from failed
-        experiment_from(cfg)
+    with pytest.raises(ConfigError) as error:
+        experiment_from(compose_config("config", ["+experiment=wan30ms", *overrides]))
     said = str(error.value)
     assert "\n" not in said
     return said

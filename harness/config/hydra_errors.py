@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf say is wrong with an override, as one line that names the key and what there is."""
+"""Errors of Hydra and OmegaConf as one line each that names the key and what exists."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.config.targets import parameters
 from harness.config.validation import nearest, unknown_key
 from harness.errors import ConfigError
 
-__all__ = ["explained"]
+__all__ = ["to_config_error"]
 
 _SECTIONS: Final = {"workload": "workloads", "loader": "loaders", "regime": "regimes"}
 """Groups of which an experiment has several, and the sections in which they stand."""
 
 
-def explained(error: Exception) -> ConfigError:
+def to_config_error(error: Exception) -> ConfigError:
     """Return the error of composing a config as ours: the key, what exists there and the nearest spelling."""
     cause = error.__cause__
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and cause.full_key:
