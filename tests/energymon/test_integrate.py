@@ -39,7 +39,8 @@ def test_any_split_of_an_interval_sums_to_the_whole(powers, cuts):
 
 
 @pytest.mark.parametrize(("source", "lag_ms"), [("rapl-powercap", 1), ("nvml-counter", 100)])
-@pytest.mark.parametrize("seed", range(20))
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 2**32))
 def test_the_error_bound_holds_for_a_counter_that_lags_behind_bursts_of_power(source, lag_ms, seed):
     dice = random.Random(seed)
     # True energy, ms by ms.
@@ -56,7 +57,8 @@ def test_the_error_bound_holds_for_a_counter_that_lags_behind_bursts_of_power(so
         assert abs(energy.joules - (true[b] - true[a])) <= energy.error_j + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(300))
+@settings(deadline=None, max_examples=300)
+@given(seed=st.integers(0, 2**32))
 def test_the_error_bound_holds_for_bursts_shorter_than_the_lag(seed):
     dice = random.Random(seed)
     lag, tick, shift = dice.choice([20, 60, 100]), dice.choice([10, 50, 100]), dice.randrange(100)
@@ -74,7 +76,8 @@ def test_the_error_bound_holds_for_bursts_shorter_than_the_lag(seed):
 
 
 @pytest.mark.parametrize("tick_ms", [1, 10, 20])
-@pytest.mark.parametrize("seed", range(10))
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 2**32))
 def test_the_error_bound_holds_for_a_counter_that_is_read_more_often_than_it_is_updated(tick_ms, seed):
     dice = random.Random(seed)
     true, power = [0.0], 0.0
@@ -132,7 +135,8 @@ def test_the_clocks_error_is_each_nodes_own():
     assert [(e.node, e.clock_error_j) for e in found] == [("m", pytest.approx(1.0)), ("n", 0.0)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@settings(deadline=None, max_examples=10)
+@given(seed=st.integers(0, 2**32))
 def test_the_bound_holds_for_a_window_told_by_a_clock_that_is_off(seed):
     dice = random.Random(seed)
     true = [0.0]

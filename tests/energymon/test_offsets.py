@@ -1,6 +1,8 @@
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from energymon import ClockOffset
 from energymon.clock.offsets import Instant, at_wall, offset_at, wall_at
@@ -32,7 +34,8 @@ def test_between_two_measurements_the_offset_is_interpolated():
     assert found.error_ns == pytest.approx(80_000 + 100_000, abs=2000)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 2**32))
 def test_the_bound_holds_for_a_clock_that_drifts_by_less_than_100_ppm(seed):
     dice = random.Random(seed)
     true_ns, offsets = dice.randint(-20 * MS, 20 * MS), []
