@@ -15,7 +15,9 @@ def checked(*overrides):
             "config",
             overrides=["+experiment=smoke", "~loaders.dali", "~loaders.pytorch", "accelerator=cpu", *overrides],
         )
-    check_components(experiment_from(cfg), OmegaConf.to_container(cfg.loaders))
+    experiment = experiment_from(cfg)
+    check_components(experiment, OmegaConf.to_container(cfg.loaders))
+    return experiment
 
 
 UNET = ("~workloads.resnet50", "+workload@workloads.unet3d=unet3d", "dataset=kits19_small")
@@ -23,7 +25,8 @@ UNET = ("~workloads.resnet50", "+workload@workloads.unet3d=unet3d", "dataset=kit
 
 def test_every_workload_is_streamed_by_default():
     for name, dataset in (("unet3d", "kits19_small"), ("mask_rcnn", "coco_small"), ("rnnt", "librispeech_small")):
-        checked("~workloads.resnet50", f"+workload@workloads.{name}={name}", f"dataset={dataset}")
+        experiment = checked("~workloads.resnet50", f"+workload@workloads.{name}={name}", f"dataset={dataset}")
+        assert list(experiment.workloads) == [name]
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,12 @@ def test_a_daemon_that_stays_away_is_named(start_daemon: Callable[..., object], 
 def test_close_does_not_wait_for_a_daemon_that_is_gone(start_daemon: Callable[..., object], shards: Path) -> None:
     daemon = start_daemon(shards)
     loader = _loader(daemon.endpoint, decode="torch", batch_size=2, prefetch_batches=2, timeout_s=120)
+    threads = threading.active_count()
     next(loader.epoch(0))
     daemon.kill()
     time.sleep(0.2)
     loader.close()  # or the test's own limit of time is reached
+    assert threading.active_count() <= threads
 
 
 @pytest.fixture

@@ -79,5 +79,5 @@ def test_a_port_is_free_for_the_next_daemon_once_one_was_killed(
     daemon = start_daemon(large_shards)
     daemon.process.kill()  # type: ignore[attr-defined]
     again = start_daemon(large_shards, port=daemon.port)  # type: ignore[attr-defined]
-    with StreamClient(again.endpoint, streams=1, timeout_s=10):  # type: ignore[attr-defined]
-        pass
+    with StreamClient(again.endpoint, streams=1, timeout_s=10) as client:  # type: ignore[attr-defined]
+        assert len(client.catalog.shard_records) == 4
