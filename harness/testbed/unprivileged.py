@@ -13,8 +13,8 @@ __all__ = ["namespace_obstacles", "outer_identity", "reexec_unprivileged", "user
 INSIDE_VARIABLE = "JOULEFEED_USER_NAMESPACE"
 """Set inside, so that a namespace that turns out to be of no use is not nested for ever."""
 UNSHARE = ["unshare", "-Urnm", "--map-root-user", "--propagation", "slave"]
-# `ip netns` and the run's state need a writable /run; the host's is not ours.
-SET_UP = 'mount -t tmpfs -o mode=755 tmpfs /run && exec "$@"'
+# `ip netns` and the run's state need a writable /run; a daemon is tried on the loopback interface.
+SET_UP = 'mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && exec "$@"'
 DEVICES = (Path("/dev/net/tun"), Path("/dev/fuse"))
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}  # linux/capability.h
 
