@@ -64,7 +64,7 @@ def plain_dali(kind: str, samples: Samples, workers: int, batch_size: int) -> It
     from nvidia.dali import fn, pipeline_def, types
 
     from loaders import ImageTransform
-    from loaders.dali.image import dali_transform
+    from loaders.shared.dali_images import dali_transform
 
     transform = ImageTransform()
 

@@ -50,6 +50,10 @@ class Samples:
         """Return such a file whole, from the disk or as it came over a wire; raises OSError."""
         return self.path(sample_id, column).read_bytes()
 
+    def encoded_bytes(self, ids: npt.NDArray[np.int64]) -> int:
+        """Return the stored size of these samples together, in bytes."""
+        return int(self.sizes[ids].sum())
+
     def at(self, root: Path) -> Samples:
         """Return the same samples as seen under another root, a mount for one."""
         return replace(self, root=root)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
-from loaders.base import Batch, LoaderStats, Samples
+from loaders.base import Batch, Samples
 from loaders.errors import LoaderError, SampleError
-from loaders.image import epoch_order
-from loaders.pipeline import Pipeline, load_item
-from loaders.shared.files import check_arguments, encoded_bytes
+from loaders.options import LoaderOptions
+from loaders.pipeline import Pipeline, Tensors, load_item
+from loaders.shared.file_loader import FileLoader
 
 __all__ = ["FixedBatchLoader"]
 
 
-class FixedBatchLoader:
-    """Reads and transforms one batch when it is made, and gives it as that of every step of every epoch.
+class FixedBatchLoader(FileLoader):
+    """Reads and transforms one batch when it is made, and yields it at every step of every epoch.
 
-    Batches carry the ids, and count the bytes, that another loader's would; their data are those of the first samples.
+    Batches have the ids and the byte counts of another loader's batches; their data are those of the first samples.
     """
 
     notes: tuple[str, ...] = (
@@ -33,51 +28,30 @@ class FixedBatchLoader:
         self, *, samples: Samples, transform: Pipeline, batch_size: int, seed: int, device: str = "cpu"
     ) -> None:
         """Make the batch; raise LoaderConfigError for an argument, SampleError for a sample that cannot be loaded."""
-        self._device = check_arguments(samples, device, batch_size=(batch_size, 1))
-        self._samples = samples
-        self._batch_size = batch_size
-        self._seed = seed
-        self._stats = LoaderStats()
+        super().__init__(samples, LoaderOptions(batch_size, seed, device, rank=0, world_size=1))
         size = min(batch_size, len(samples))
-        self._whole = self._made(transform, size)
+        self._whole = self._load(transform, size)
         rest = len(samples) % batch_size
-        self._last = self._made(transform, rest) if 0 < rest < size else self._whole
-        self._closed = False
+        self._last = self._load(transform, rest) if 0 < rest < size else self._whole
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the batch as often as an epoch has batches; raise LoaderError once closed."""
-        order = epoch_order(len(self._samples), seed=self._seed, epoch=epoch)
-        for start in range(0, len(order), self._batch_size):
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        order, size = self._share.order(epoch), self._options.batch_size
+        for start in range(0, len(order), size):
             if self._closed:
                 raise LoaderError("the loader is closed: make a new one")
-            ids: npt.NDArray[np.int64] = order[start : start + self._batch_size]
-            made = self._whole if len(ids) == len(self._whole) else self._last
-            batch = Batch(ids, made.data, made.labels, encoded_bytes(self._samples, ids), made.extra)
-            self._stats.count(batch)
-            yield batch
-
-    def stats(self) -> LoaderStats:
-        """Return the counts so far."""
-        return self._stats
+            ids = order[start : start + size]
+            yield self._batch(ids, self._whole if start + size <= len(order) else self._last)
 
     def close(self) -> None:
         """End the epoch that is under way."""
         self._closed = True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _made(self, transform: Pipeline, size: int) -> Batch:
-        items = [load_item(transform, self._samples, i, seed=self._seed, epoch=0) for i in range(size)]
+    def _load(self, transform: Pipeline, size: int) -> Tensors:
+        seed = self._options.seed
+        items = [load_item(transform, self._samples, i, seed=seed, epoch=0) for i in range(size)]
         try:
-            tensors = transform.collate(items)
+            data, labels, extra = transform.collate(items)
         except Exception as error:
             raise SampleError(f"samples 0 to {size - 1} cannot be collated: {error}") from error
-        extra = {name: tensor.to(self._device) for name, tensor in tensors.extra.items()}
-        data, labels = tensors.data.to(self._device), tensors.labels.to(self._device)
-        return Batch(np.arange(size), data, labels, 0, extra)
+        on_device = {name: tensor.to(self._device) for name, tensor in extra.items()}
+        return Tensors(data.to(self._device), labels.to(self._device), on_device)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar
+from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar, cast
 
 from loaders.errors import LoaderConfigError
 from loaders.shared.arguments import check_choice, check_seconds, check_whole
 
-__all__ = ["LoaderKeywords", "LoaderOptions", "OnError", "Remainder", "check_on_error", "check_ranks", "takes_options"]
+__all__ = [
+    "LoaderKeywords", "LoaderOptions", "OnError", "Remainder", "check_empty", "check_on_error", "check_ranks", "pick",
+    "takes_options",
+]  # fmt: skip
 
 Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
 """What happens to samples that cannot be shared equally: some ranks get one more, none does, or some come twice."""
@@ -18,6 +21,7 @@ OnError: TypeAlias = Literal["raise", "skip"]
 """What a sample that fails does: it ends the epoch, or it is left out and counted."""
 
 F = TypeVar("F", bound=Callable[..., None])
+T = TypeVar("T")
 
 
 class LoaderKeywords(TypedDict, total=False):
@@ -84,6 +88,19 @@ def check_ranks(rank: int, world_size: int, remainder: str | None) -> None:
         )
 
 
+def pick(kind: type[T], keywords: dict[str, object]) -> T:
+    """Take the fields of an option class out of `keywords`; return the class made of them."""
+    found = {each.name: keywords.pop(each.name) for each in fields(cast(Any, kind)) if each.name in keywords}
+    return kind(**found)
+
+
+def check_empty(keywords: dict[str, object], owner: str, renamed: Mapping[str, str]) -> None:
+    """Raise TypeError for a keyword that no option class took, and say its new name where it was renamed."""
+    for name in keywords:
+        hint = f"; it is named {renamed[name]} now" if name in renamed else ""
+        raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{hint}")
+
+
 def takes_options(*kinds: type) -> Callable[[F], F]:
     """Decorate a constructor with `**keywords`: its signature and its help show the fields of option classes instead.
 
@@ -99,7 +116,8 @@ def takes_options(*kinds: type) -> Callable[[F], F]:
         others = [each for each in own if each.kind is not each.KEYWORD_ONLY]
         keywords.sort(key=lambda each: each.default is not each.empty)
         init.__signature__ = inspect.Signature([*others, *keywords])  # type: ignore[attr-defined]
-        lists = "".join(inspect.cleandoc(kind.__doc__ or "").partition("Args:")[2].rstrip() for kind in kinds)
+        classes = [each for kind in kinds for each in reversed(kind.__mro__) if "__doc__" in vars(each)]
+        lists = "".join(inspect.cleandoc(each.__doc__ or "").partition("\nArgs:")[2].rstrip() for each in classes)
         init.__doc__ = f"{inspect.cleandoc(init.__doc__ or '')}{lists}\n"
         return init
 

@@ -22,6 +22,7 @@ __all__ = [
     "Tensors",
     "Transform",
     "UndecodableError",
+    "WrappedPipeline",
     "load_item",
     "read_file",
     "sample_error",
@@ -101,6 +102,30 @@ class Pipeline(Protocol):
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Join transformed items, in their order; the tensors share no memory with them."""
         ...
+
+
+@dataclass(frozen=True)
+class WrappedPipeline:
+    """A pipeline that does what another one does; a subclass replaces some of its parts."""
+
+    of: Pipeline
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The steps of the other pipeline."""
+        return self.of.transforms
+
+    def read(self, samples: Samples, sample_id: int) -> Any:
+        """Return one sample as it is stored; raises OSError."""
+        return self.of.read(samples, sample_id)
+
+    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+        """Return data and target of what was read; raises UndecodableError."""
+        return self.of.decode(encoded, samples, sample_id)
+
+    def collate(self, items: Sequence[Item]) -> Tensors:
+        """Join transformed items."""
+        return self.of.collate(items)
 
 
 @dataclass(slots=True)

@@ -20,7 +20,6 @@ import torch
 from nvidia.dali import fn
 
 from loaders.dali.plan import DataNode, NoOperatorsError
-from loaders.dali.spectrum import first_frames, has_operators, log_mel, power_spectrum
 from loaders.pipeline import Item, Transform
 from loaders.pipelines.audio import (
     LEAST_DEVIATION,
@@ -108,7 +107,7 @@ class _SpecAugmentPart:
         masked, kept = (fed[f"{self.name} {what}"] for what in ("masked", "kept"))
         if device == "cuda":
             masked, kept = masked.gpu(), kept.gpu()
-        logarithms = dali_math.log(first_frames(power, fed[f"{self.name} frames"]) + TINY)
+        logarithms = dali_math.log(_first_frames(power, fed[f"{self.name} frames"]) + TINY)
         usual = dali_math.exp(fn.reductions.mean(logarithms, axes=0, keep_dims=True))
         return power * kept + usual * masked
 
@@ -134,11 +133,11 @@ class _FilterBankPart:
 
     def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
         power = _power(data, self.step.spectrum, fed, self.name) if self.of_wave else data
-        speech = first_frames(power, fed[f"{self.name} frames"])
-        logarithms = log_mel(speech, self.step.spectrum, self.step.channels)
+        speech = _first_frames(power, fed[f"{self.name} frames"])
+        logarithms = _log_mel(speech, self.step.spectrum, self.step.channels)
         # From their first: a channel that never changes, as one that is masked, is then 0 with no rounding that the
         # division would make large.
-        features = logarithms - first_frames(logarithms, 1)
+        features = logarithms - _first_frames(logarithms, 1)
         mean = fn.reductions.mean(features, axes=0, keep_dims=True)
         deviation = fn.reductions.std_dev(features, mean, axes=0, keep_dims=True)
         return fn.pad((features - mean) / (deviation + LEAST_DEVIATION), axes=(0,), shape=fed[f"{self.name} total"])
@@ -219,7 +218,7 @@ def parts_of(steps: Sequence[Transform]) -> tuple[list[Part], list[Transform]]:
 
 def _takes(spectrum: Spectrum, channels: int, time: int) -> bool:
     """Tell whether a step takes data like these: a waveform, of which it takes its spectrum, or such a spectrum."""
-    return (not channels and has_operators(spectrum)) or (channels == spectrum.bins and time == 1)
+    return (not channels and _has_operators(spectrum)) or (channels == spectrum.bins and time == 1)
 
 
 def _with_frames(item: Item, spectrum: Spectrum, name: str) -> Item:
@@ -232,9 +231,57 @@ def _with_frames(item: Item, spectrum: Spectrum, name: str) -> Item:
 
 
 def _power(wave: DataNode, spectrum: Spectrum, fed: Mapping[str, DataNode], name: str) -> DataNode:
-    return power_spectrum(wave, spectrum, fed[f"{name} samples and one"], fed[f"{name} total"])
+    return _power_spectrum(wave, spectrum, fed[f"{name} samples and one"], fed[f"{name} total"])
 
 
 def _one(number: int) -> npt.NDArray[np.int32]:
     """Return a number as DALI takes the shape of one dimension."""
     return np.array([number], np.int32)
+
+
+def _has_operators(spectrum: Spectrum) -> bool:
+    """Tell whether DALI can take such a spectrum: windows of even length, so that both centre them alike, of 2^n
+    points, which its transform on the CPU asks for.
+    """
+    return spectrum.window % 2 == 0 and spectrum.n_fft & (spectrum.n_fft - 1) == 0
+
+
+def _power_spectrum(wave: DataNode, spectrum: Spectrum, samples_and_one: DataNode, frames: DataNode) -> DataNode:
+    """Return what `Spectrum.of` does of a waveform, float32 of shape (frames, bins).
+
+    `samples_and_one` and `frames`, int32 of shape (1,) in host memory, are the waveform's length and 1, and
+    ceil(length / hop).
+    """
+    # The silence beyond the end is lifted too: what follows a last sample y is -0.97 y.
+    longer = fn.pad(wave, axes=(0,), shape=samples_and_one)
+    power = fn.spectrogram(
+        fn.preemphasis_filter(longer, preemph_coeff=spectrum.preemphasis, border="zero"),
+        nfft=spectrum.n_fft,
+        window_length=spectrum.window,
+        window_step=spectrum.hop,
+        # DALI's own is periodic.
+        window_fn=torch.hann_window(spectrum.window, periodic=False).tolist(),
+        center_windows=True,
+        reflect_padding=False,
+        power=2,
+        layout="tf",
+    )
+    # A frame more than needed comes of a whole number of hops.
+    return _first_frames(power, frames)
+
+
+def _log_mel(power: DataNode, spectrum: Spectrum, channels: int) -> DataNode:
+    """Return the logarithms of mel channels as FilterBank takes them, float32 of shape (frames, channels)."""
+    sums = fn.mel_filter_bank(
+        fn.reshape(power, layout="tf"),
+        nfilter=channels,
+        sample_rate=float(spectrum.sample_rate),
+        mel_formula="slaney",
+        normalize=True,
+    )
+    return dali_math.log(sums + TINY)
+
+
+def _first_frames(spectrum: DataNode, frames: DataNode | int) -> DataNode:
+    """Return as many frames of (T, channels); `frames` is a number, or int32 of shape (1,) in host memory."""
+    return fn.slice(spectrum, start=(0,), shape=frames, axes=(0,))

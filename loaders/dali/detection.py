@@ -9,14 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from nvidia.dali import fn, types
 from PIL import Image
 
 from loaders.base import Samples
-from loaders.dali.plan import DataNode, Fed, Feed, scalar
+from loaders.dali.plan import DataNode, Fed, Plan, scalar
 from loaders.image import decode
-from loaders.pipeline import Item, Pipeline, Tensors, Transform
+from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.detection_transforms import packed_masks
 
@@ -27,7 +26,7 @@ MEAN_GREY_LEVELS: Final = 0.5
 does not. 0.1 to 0.2 are usual."""
 
 
-class DetectionPlan:
+class DetectionPlan(Plan):
     """Decoding and every step of the picture in DALI, and of boxes and outlines, which are numbers, in Python.
 
     What the steps do to a picture's things is told by the steps themselves: they are given a stand-in that notes what
@@ -41,19 +40,13 @@ class DetectionPlan:
         "masks) and all random numbers"
     )
 
+    decodes = True
+
     def __init__(self, pipeline: DetectionPipeline) -> None:
         """Run this pipeline."""
-        self.ahead: Pipeline = _Ahead(pipeline)
-        self.decodes, self.python_only = True, False
-        self.conditional = False
-        self.layouts: Mapping[str, str] = {}
+        self.ahead = _Ahead(pipeline)
         self._mean = [255 * mean for mean in pipeline.mean]
         self._std = [255 * std for std in pipeline.std]
-
-    def feed(self, tensors: Tensors) -> Feed:
-        """Return files, sizes and flips."""
-        assert isinstance(tensors, Fed)
-        return tensors.feed
 
     def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
         """Return pictures, float32 of shape (3, H, W), padded to the batch's largest."""
@@ -75,12 +68,6 @@ class DetectionPlan:
             output_layout="CHW",
         )
         return [fn.pad(planes, axes=(1, 2))]
-
-    def tensors(self, outputs: Sequence[torch.Tensor], collated: Tensors) -> Tensors:
-        """Return the batch, with things that were collated in Python."""
-        device = outputs[0].device
-        extra = {name: tensor.to(device) for name, tensor in collated.extra.items()}
-        return Tensors(outputs[0], collated.labels.to(device), extra)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +92,14 @@ class _Picture:
         return replace(self, mirrored=not self.mirrored)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ahead:
+@dataclass(frozen=True)
+class _Ahead(WrappedPipeline):
     of: DetectionPipeline
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
         resize, flip, *_ = self.of.transforms
         return resize, flip, _Masks()
-
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
-        return self.of.read(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: Samples, sample_id: int) -> tuple[_Picture, dict[str, Any]]:
         try:

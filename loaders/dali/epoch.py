@@ -12,16 +12,18 @@ import torch
 from nvidia.dali import fn, pipeline_def
 
 from loaders.base import Samples
-from loaders.dali.image import dali_transform
 from loaders.errors import LoaderError
 from loaders.image import ImageTransform
+from loaders.options import LoaderOptions
+from loaders.shared.compat import end_pipeline
+from loaders.shared.dali_images import dali_transform, device_index
 
 if TYPE_CHECKING:
     from nvidia.dali.pipeline import Pipeline
 else:
     Pipeline = Any
 
-__all__ = ["READER_DEPTH", "DaliEpoch", "device_index", "end_pipeline"]
+__all__ = ["READER_DEPTH", "DaliEpoch"]
 
 READER_DEPTH: Final = 1
 """Batches that the file reader holds ready beside those under way in the pipeline; DALI's default."""
@@ -45,15 +47,27 @@ class DaliEpoch:
         order: npt.NDArray[np.int64],
         *,
         transform: ImageTransform,
-        batch_size: int,
-        seed: int,
+        options: LoaderOptions,
         epoch: int,
         device: torch.device,
         num_threads: int,
         prefetch_queue_depth: int,
         mmap: bool,
     ) -> None:
-        """Build the pipeline and start it; raises LoaderError where the root of the samples cannot be opened."""
+        """Build the pipeline and start it; raise LoaderError where the root of the samples cannot be opened.
+
+        Args:
+            samples: the files.
+            order: ids of the epoch's samples in their order, shape (n,).
+            transform: what the graph does to an image.
+            options: the loader's; of these the batch size and the seed.
+            epoch: its number.
+            device: where images are in the end.
+            num_threads: threads that decode.
+            prefetch_queue_depth: batches under way at once.
+            mmap: whether files are mapped into memory, and not read.
+        """
+        batch_size, seed = options.batch_size, options.seed
         self._device = device
         self._pipeline: Pipeline | None = None
         try:
@@ -127,16 +141,3 @@ class DaliEpoch:
         os.close(self._root)
         os.close(self._padding)
         self._root = -1
-
-
-def end_pipeline(pipeline: Pipeline | None) -> None:
-    """End a pipeline and its threads now: a Ctrl-C that came while its `__del__` does so would be lost."""
-    if pipeline is not None:
-        pipeline._shutdown()
-
-
-def device_index(device: torch.device) -> int | None:
-    """Return the number by which DALI knows a device, None for the CPU."""
-    if device.type == "cpu":
-        return None
-    return torch.cuda.current_device() if device.index is None else device.index

@@ -1,4 +1,4 @@
-"""Which sample it was that a pipeline of DALI's operators stopped at, for DALI seldom names it."""
+"""Finds the sample at which a pipeline of DALI's operators stopped: DALI seldom names it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from loaders.base import Samples
 from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import Pipeline, sample_error
 
-__all__ = ["PipelineFailure", "explained"]
+__all__ = ["PipelineFailure", "find_bad_sample"]
 
 _SEARCHERS: Final = 16
-"""Threads that read suspects anew; far storage answers many reads as fast as one."""
+"""Threads that read suspects again; far storage answers many reads as fast as one."""
 
 
 class PipelineFailure(LoaderError):
@@ -25,8 +25,8 @@ class PipelineFailure(LoaderError):
         self.message, self.batches = message, batches
 
 
-def explained(failure: PipelineFailure, samples: Samples, pipeline: Pipeline) -> LoaderError:
-    """Return the error of the sample that DALI's operators failed at, as the pipeline's own decoder tells it."""
+def find_bad_sample(failure: PipelineFailure, samples: Samples, pipeline: Pipeline) -> LoaderError:
+    """Return the error of the sample that DALI's operators failed at, in the words of the pipeline's own decoder."""
     position = re.search(r"[Ff]ailed to decode sample #(\d+)", failure.message)
     at = int(position[1]) if position else None
     window = [sample_id for batch in failure.batches for sample_id in batch]
@@ -56,7 +56,7 @@ def _first_bad(samples: Samples, pipeline: Pipeline, suspects: Iterable[int]) ->
             encoded = pipeline.read(samples, sample_id)
             stage = "decode"
             pipeline.decode(encoded, samples, sample_id)
-        except Exception as error:  # noqa: BLE001 - whatever reading and decoding raise is told of the sample
+        except Exception as error:  # noqa: BLE001 - whatever reading and decoding raise is the sample's error
             return sample_error(samples, sample_id, stage, error)
         return None
 

@@ -11,11 +11,12 @@ import numpy.typing as npt
 import torch
 from nvidia.dali import fn, pipeline_def, types
 
-from loaders.dali.epoch import end_pipeline
 from loaders.dali.failure import PipelineFailure
 from loaders.dali.plan import Feed, Plan
 from loaders.errors import LoaderError
 from loaders.pipeline import Tensors
+from loaders.shared.compat import end_pipeline
+from loaders.shared.dali_images import device_index
 from loaders.shared.prefetcher import Prefetcher
 from loaders.shared.processor import Collated, Failures
 
@@ -50,16 +51,15 @@ class DaliFedEpoch:
         batch_size: int,
         num_threads: int,
         device: torch.device,
-        device_id: int | None,
         prefetch_queue_depth: int,
     ) -> None:
         self.failed = Failures()
         self._ahead, self._plan = ahead, plan
         self._batch_size, self._num_threads = batch_size, num_threads
-        self._device, self._device_id, self._depth = device, device_id, prefetch_queue_depth
+        self._device, self._depth = device, prefetch_queue_depth
         self._under_way: deque[Collated] = deque()
         self._pipeline: Pipeline | None = None
-        self._begun = self._closed = False
+        self._is_built = self._closed = False
 
     def next(self) -> tuple[npt.NDArray[np.int64], Tensors, npt.NDArray[np.float64] | None] | None:
         """Return ids, tensors on the device, and the seconds of every sample if they are known; None after the last.
@@ -69,8 +69,8 @@ class DaliFedEpoch:
         """
         if self._closed:
             raise LoaderError("this epoch was closed, or another one was begun")
-        if not self._begun:
-            self._begun = True
+        if not self._is_built:
+            self._is_built = True
             self._build()
         if self._pipeline is None:
             return None
@@ -84,7 +84,7 @@ class DaliFedEpoch:
         else:
             collated = self._under_way.popleft()
             made = [torch.utils.dlpack.from_dlpack(output.as_tensor()) for output in outputs]
-            # What DALI's operators take of a sample is not told.
+            # DALI does not say how long its operators take for a sample.
             work_s = collated.work_s if self._plan.python_only else None
             return collated.ids, self._plan.tensors(made, collated.tensors), work_s
         # Out of the handler, whose traceback would keep the pipeline and its threads alive.
@@ -140,7 +140,7 @@ class DaliFedEpoch:
         pipeline = graph(
             batch_size=1 if plan.python_only else self._batch_size,
             num_threads=1 if plan.python_only else self._num_threads,
-            device_id=self._device_id,
+            device_id=device_index(self._device),
             prefetch_queue_depth=self._depth,
         )
         pipeline.build()

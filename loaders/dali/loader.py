@@ -4,29 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, Literal, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from loaders.base import Batch, Samples
-from loaders.dali.choose import Operators, plan_of
-from loaders.dali.epoch import READER_DEPTH, DaliEpoch, device_index
-from loaders.dali.failure import PipelineFailure, explained
+from loaders.dali.detection import DetectionPlan
+from loaders.dali.epoch import READER_DEPTH, DaliEpoch
+from loaders.dali.failure import PipelineFailure, find_bad_sample
 from loaders.dali.fed import DaliFedEpoch
-from loaders.dali.plan import Plan
-from loaders.errors import SampleTimeoutError
+from loaders.dali.plan import NoOperatorsError, Plan, PythonPlan
+from loaders.dali.segmentation import SegmentationPlan
+from loaders.dali.speech import SpeechPlan
+from loaders.errors import LoaderConfigError, SampleTimeoutError
 from loaders.image import ImageTransform
-from loaders.options import OnError, Remainder
+from loaders.options import LoaderKeywords, LoaderOptions, takes_options
+from loaders.pipeline import Pipeline, Tensors
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.files import encoded_bytes
+from loaders.pipelines.detection import DetectionPipeline
+from loaders.pipelines.segmentation import SegmentationPipeline
+from loaders.pipelines.speech import SpeechPipeline
+from loaders.shared.arguments import check_choice
+from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.prefetcher import Prefetcher
 from loaders.shared.processor import SampleProcessor
-from loaders.shared.threaded_loader import ThreadedLoader
 
-__all__ = ["DaliLoader"]
+__all__ = ["DaliLoader", "Operators"]
 
+Operators: TypeAlias = Literal["native", "python"]
+"""Whose operators run a pipeline: DALI's own wherever there are any, or Python's alone."""
+
+_PLANS: Final[dict[type, Callable[[Any], Plan]]] = {
+    SegmentationPipeline: SegmentationPlan,
+    DetectionPipeline: DetectionPlan,
+    SpeechPipeline: SpeechPlan,
+}
 _IMAGE_NOTE: Final = (
     "DALI's operators run every step; only the crop of an image is decoded, and resized in floating point: pixels "
     "differ from PIL's by 0.2 of 255 grey levels on average"
@@ -45,59 +59,45 @@ class DaliLoader(ThreadedLoader):
 
     _name = "dali-loader"
 
+    @takes_options(LoaderOptions)
     def __init__(
         self,
         *,
         samples: Samples,
         transform: AnyTransform,
-        batch_size: int,
-        seed: int,
-        device: str = "cpu",
         num_threads: int = 2,
         prefetch_queue_depth: int = 2,
         mmap: bool = True,
         operators: Operators = "native",
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: Remainder | None = None,
-        sample_timeout_s: float | None = None,
-        on_error: OnError = "raise",
+        **keywords: Unpack[LoaderKeywords],
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
-        `num_threads` of DALI run its operators; one more reads images, and as many of this loader run Python operators
-        and read whatever else. `prefetch_queue_depth` batches are under way at once, in each of the two where both are
-        at work. `mmap` maps image files into memory, DALI's default, so that the decoding threads fetch their pages;
-        without it the one reading thread copies file after file. `operators` "python" has threads run the whole of any
-        pipeline. `rank`, `world_size` and `remainder` share the samples among ranks, see `Share`.
+        Of images, `sample_timeout_s` and on_error "skip" need operators "python": a read of DALI's own cannot be given
+        up, and its pipeline ends with the first file that fails. Of detection and speech, on_error "skip" makes all
+        operators Python's, as `notes` says.
 
-        `sample_timeout_s` is as `SpdlLoader` has it; of images it needs operators "python", for a read of DALI's own
-        cannot be given up. So does on_error "skip", for where DALI decodes a pipeline ends with the first file that
-        fails: of detection and speech it is what makes all operators Python's, which `notes` says.
+        Args:
+            samples: the files.
+            transform: a pipeline, or a callable on the decoded sample.
+            num_threads: threads of DALI that run its operators; one more reads images, and as many of this loader run
+                Python operators and read everything else (default 2).
+            prefetch_queue_depth: batches under way at once, in each of the two where both are at work (default 2).
+            mmap: whether image files are mapped into memory, so that the decoding threads fetch their pages, or copied
+                by the one reading thread (default True).
+            operators: "native", DALI's own wherever there are any, or "python", by which threads run the whole of any
+                pipeline (default "native").
         """
-        transform = as_pipeline(transform)
-        super().__init__(
-            samples,
-            device,
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            remainder=remainder,
-            sample_timeout_s=sample_timeout_s,
-            on_error=on_error,
-            num_threads=num_threads,
-            prefetch_queue_depth=(prefetch_queue_depth, 1),
-        )
-        self._transform = transform
-        self._depth = prefetch_queue_depth
-        self._mmap = mmap
+        options = LoaderOptions(**keywords)
+        super().__init__(samples, options, num_threads=num_threads, prefetch_queue_depth=(prefetch_queue_depth, 1))
+        self._transform = transform = as_pipeline(transform)
+        self._depth, self._mmap = prefetch_queue_depth, mmap
         self._end: Callable[[], None] | None = None
         self._plan: tuple[Plan, SampleProcessor] | None = None
         self.notes: tuple[str, ...] = (_IMAGE_NOTE,)
-        plan = plan_of(transform, operators, on_error, sample_timeout_s)
+        plan = _plan_of(transform, operators, options)
         if plan is not None:
-            self._plan = plan, SampleProcessor(samples, plan.ahead, seed, workers=num_threads, processes=False)
+            self._plan = plan, SampleProcessor(samples, plan.ahead, options.seed, workers=num_threads, processes=False)
             self.notes = (plan.note,)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
@@ -119,8 +119,7 @@ class DaliLoader(ThreadedLoader):
             self._samples,
             order,
             transform=self._transform,
-            batch_size=self._batch_size,
-            seed=self._seed,
+            options=self._options,
             epoch=epoch,
             device=self._device,
             num_threads=self._num_threads,
@@ -129,7 +128,7 @@ class DaliLoader(ThreadedLoader):
         )
         self._end = running.close
         try:
-            for start in range(0, len(order), self._batch_size):
+            for start in range(0, len(order), self._options.batch_size):
                 yield self._next(running, order, start)
         finally:
             running.close()
@@ -140,15 +139,15 @@ class DaliLoader(ThreadedLoader):
         except RuntimeError as error:
             failure = str(error)
         else:
-            count = min(self._batch_size, len(order) - start)
+            count = min(self._options.batch_size, len(order) - start)
             ids, data = ids[:count], data[:count]
             labels = torch.from_numpy(self._samples.labels[ids]).to(self._device)
-            return Batch(ids, data, labels, encoded_bytes(self._samples, ids))
+            return self._batch(ids, Tensors(data, labels, {}))
         # Out of the handler, whose traceback would keep the pipeline and its threads alive.
         running.close()
-        ends = [start + batch * self._batch_size for batch in range(1 + self._depth + READER_DEPTH + 1)]
+        ends = [start + batch * self._options.batch_size for batch in range(1 + self._depth + READER_DEPTH + 1)]
         batches = [order[first:beyond].tolist() for first, beyond in pairwise(ends)]
-        raise explained(PipelineFailure(failure, batches), self._samples, self._transform)
+        raise find_bad_sample(PipelineFailure(failure, batches), self._samples, self._transform)
 
     def _fed(self, plan: Plan, work: SampleProcessor, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
         """Yield batches of samples that this loader's threads read."""
@@ -156,31 +155,27 @@ class DaliLoader(ThreadedLoader):
             work,
             order,
             epoch=epoch,
-            batch_size=self._batch_size,
+            options=self._options,
             depth=self._depth,
             threads=self._own_threads(),
             stages=self._stages,
-            on_error=self._on_error,
-            timeout_s=self._timeout_s,
         )
         running = DaliFedEpoch(
             ahead,
             plan,
-            batch_size=self._batch_size,
+            batch_size=self._options.batch_size,
             num_threads=self._num_threads,
             device=self._device,
-            device_id=device_index(self._device),
             prefetch_queue_depth=self._depth,
         )
         self._end = running.close
         try:
             while True:
                 made = running.next()
-                self._skip(running.failed.untold())
+                self._skip(running.failed.take_new())
                 if made is None:
                     return
-                ids, tensors, work_s = made
-                yield Batch(ids, tensors.data, tensors.labels, encoded_bytes(self._samples, ids), tensors.extra, work_s)
+                yield self._batch(*made)
         except SampleTimeoutError:
             self.close()
             raise
@@ -188,4 +183,35 @@ class DaliLoader(ThreadedLoader):
             failure = error
         finally:
             running.close()
-        raise explained(failure, self._samples, self._transform)
+        raise find_bad_sample(failure, self._samples, self._transform)
+
+
+def _plan_of(pipeline: Pipeline, operators: Operators, options: LoaderOptions) -> Plan | None:
+    """Return how to run a pipeline that is fed from outside; None for images, which DALI reads by itself.
+
+    Raises LoaderConfigError for unknown operators, and for options that DALI's image pipeline cannot keep.
+    """
+    check_choice("operators", operators, Operators)
+    if operators == "python":
+        return PythonPlan(pipeline, "operators=python asks for them")
+    if isinstance(pipeline, ImageTransform):
+        if options.on_error == "skip":
+            raise LoaderConfigError(
+                "on_error=skip: DALI's image pipeline ends with a sample that fails; use raise, or operators=python"
+            )
+        if options.sample_timeout_s is not None:
+            raise LoaderConfigError(
+                "sample_timeout_s: a read of DALI's image pipeline cannot be given up; use null, operators=python, or "
+                "another loader"
+            )
+        return None
+    build = _PLANS.get(type(pipeline))
+    if build is None:
+        return PythonPlan(pipeline, f"there is no graph of DALI's operators for a {type(pipeline).__name__}")
+    try:
+        plan = build(pipeline)
+    except NoOperatorsError as error:
+        return PythonPlan(pipeline, str(error))
+    if plan.decodes and options.on_error == "skip":
+        return PythonPlan(pipeline, "on_error=skip: a pipeline in which DALI decodes ends with a sample that fails")
+    return plan

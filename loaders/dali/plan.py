@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.errors import LoaderConfigError
 from loaders.pipeline import Pipeline, Tensors
 
 if TYPE_CHECKING:
@@ -16,12 +19,16 @@ if TYPE_CHECKING:
 else:
     DataNode = Any
 
-__all__ = ["DataNode", "Fed", "Feed", "NoOperatorsError", "Plan", "scalar"]
+__all__ = ["DataNode", "Fed", "Feed", "NoOperatorsError", "Plan", "PythonPlan", "scalar"]
 
 Feed: TypeAlias = Mapping[str, Sequence[npt.NDArray[Any]]]
-"""What a batch hands to DALI's external sources: arrays by the source's name, one a sample."""
+"""What a batch feeds to DALI's external sources: arrays by the source's name, one a sample."""
 
 _NOT_MADE_YET = torch.empty(0)
+_TAKEN: Final = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+     torch.bool}
+)  # fmt: skip
 
 
 class NoOperatorsError(Exception):
@@ -41,33 +48,68 @@ class Fed(Tensors):
         return made
 
 
-class Plan(Protocol):
+class Plan(ABC):
     """How a pipeline is run through DALI."""
 
     ahead: Pipeline
     """What Python runs, in the loader's threads: reading, some of the steps, and the draws of the others."""
     note: str
     """Which steps run where, and why."""
-    decodes: bool
+    decodes: bool = False
     """Whether DALI decodes files, so that a damaged one ends its pipeline."""
-    python_only: bool
+    python_only: bool = False
     """Whether Python runs every step, and DALI takes each batch as one sample."""
-    conditional: bool
+    conditional: bool = False
     """Whether the graph has conditionals (`if` of what is fed), by which some samples pass operators by."""
-    layouts: Mapping[str, str]
+    layouts: Mapping[str, str] = MappingProxyType({})
     """DALI's names of the dimensions of what is fed, where an operator asks for them."""
 
     def feed(self, tensors: Tensors) -> Feed:
         """Return what the graph is fed of a batch that `ahead` collated; equal names, types and ranks every time."""
-        ...
+        assert isinstance(tensors, Fed)
+        return tensors.feed
 
+    @abstractmethod
     def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
         """Return the outputs, on the device: "cpu" or "cuda"."""
-        ...
 
     def tensors(self, outputs: Sequence[torch.Tensor], collated: Tensors) -> Tensors:
         """Return the batch, on the outputs' device; `collated` is what the graph was fed of."""
-        ...
+        device = outputs[0].device
+        extra = {name: tensor.to(device) for name, tensor in collated.extra.items()}
+        return Tensors(outputs[0], collated.labels.to(device), extra)
+
+
+class PythonPlan(Plan):
+    """Any pipeline with Python operators: threads run all of it, and DALI takes in each batch as one sample.
+
+    The tensors of a batch may differ in their first dimensions, so they cannot be a batch of DALI's.
+    """
+
+    python_only = True
+
+    def __init__(self, pipeline: Pipeline, reason: str) -> None:
+        """Run this pipeline; `reason` says why not with DALI's operators."""
+        self.ahead = pipeline
+        steps = ", ".join(("reading", "decoding", *(step.name for step in pipeline.transforms), "collation"))
+        self.note = f"Python operators, for {reason}: threads run {steps} and hand batches to DALI's external_source"
+
+    def feed(self, tensors: Tensors) -> Feed:
+        """Return every tensor as one array; raise LoaderConfigError for a type that DALI has not."""
+        named = {"data": tensors.data, "labels": tensors.labels, **{f"extra {k}": t for k, t in tensors.extra.items()}}
+        for tensor in named.values():
+            if tensor.dtype not in _TAKEN:
+                raise LoaderConfigError(f"DALI takes no tensors of {tensor.dtype}: have the pipeline yield others")
+        return {name: [tensor.numpy()] for name, tensor in named.items()}
+
+    def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
+        """Return what is fed, on the device."""
+        return [node.gpu() if device == "cuda" else node for node in fed.values()]
+
+    def tensors(self, outputs: Sequence[torch.Tensor], collated: Tensors) -> Tensors:
+        """Return the batch."""
+        data, labels, *extra = (output.squeeze(0) for output in outputs)
+        return Tensors(data, labels, dict(zip(collated.extra, extra, strict=True)))
 
 
 def scalar(value: float, kind: type[np.generic]) -> npt.NDArray[Any]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from nvidia.dali import fn
 
-from loaders.base import Samples
-from loaders.dali.plan import DataNode, Fed, Feed, NoOperatorsError, scalar
-from loaders.pipeline import Item, Pipeline, Tensors, Transform
+from loaders.dali.plan import DataNode, Fed, NoOperatorsError, Plan, scalar
+from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
 from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.segmentation import SegmentationPipeline
@@ -22,7 +21,7 @@ __all__ = ["SegmentationPlan"]
 _NO_NOISE: Final = np.zeros((1, 1, 1, 1), np.float32)
 
 
-class SegmentationPlan:
+class SegmentationPlan(Plan):
     """RandomFlip, RandomBrightness, GaussianNoise and collation in DALI; voxels equal the pipeline's own, bit by bit.
 
     Cast has nothing to do: DALI is fed float32 and uint8, as the pipeline decodes to.
@@ -34,21 +33,16 @@ class SegmentationPlan:
         "connected parts of labels, and once the cube is cut the map of the volume can go) and all random numbers"
     )
 
+    conditional = True
+    layouts: Mapping[str, str] = {"volume": "CDHW", "label": "CDHW"}
+
     def __init__(self, pipeline: SegmentationPipeline) -> None:
         """Run this pipeline; raises NoOperatorsError where a step of it is not the project's own."""
         known_steps = (RandomCrop, RandomFlip, RandomBrightness, GaussianNoise, Cast)
         for step, known in zip(pipeline.transforms, known_steps, strict=True):
             if type(step) is not known:
                 raise NoOperatorsError(f"its step {step.name} is none of this project's")
-        self.ahead: Pipeline = _Ahead(pipeline)
-        self.decodes, self.python_only = False, False
-        self.conditional = True
-        self.layouts: Mapping[str, str] = {"volume": "CDHW", "label": "CDHW"}
-
-    def feed(self, tensors: Tensors) -> Feed:
-        """Return cubes and draws."""
-        assert isinstance(tensors, Fed)
-        return tensors.feed
+        self.ahead = _Ahead(pipeline)
 
     def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
         """Return volumes, float32, and labels, uint8, both (1, edge, edge, edge) a sample."""
@@ -72,19 +66,13 @@ class SegmentationPlan:
         return Tensors(outputs[0], outputs[1], {})
 
 
-@dataclass(frozen=True, slots=True)
-class _Ahead:
+@dataclass(frozen=True)
+class _Ahead(WrappedPipeline):
     of: SegmentationPipeline
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
         return self.of.crop, _Draws(self.of)
-
-    def read(self, samples: Samples, sample_id: int) -> Any:
-        return self.of.read(samples, sample_id)
-
-    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        return self.of.decode(encoded, samples, sample_id)
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         names = ("label", "mirrored", "flipped", "factor", "brightened", "noise", "noisy")

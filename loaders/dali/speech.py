@@ -14,8 +14,8 @@ from nvidia.dali import fn, types
 
 from loaders.base import Samples
 from loaders.dali.audio import FEED, parts_of
-from loaders.dali.plan import DataNode, Fed, Feed
-from loaders.pipeline import Item, Pipeline, Tensors, Transform
+from loaders.dali.plan import DataNode, Fed, Plan
+from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.speech import SpeechPipeline, waveform
 
 __all__ = ["MOST_DIFFERENCE", "SpeechPlan"]
@@ -29,16 +29,15 @@ _ENCODED: Final = "encoded"
 _NO_FEATURES: Final = torch.empty(0, 1)
 
 
-class SpeechPlan:
+class SpeechPlan(Plan):
     """Decoding and every step in DALI, but for those that only pass time; lengths, masks and labels in Python."""
+
+    decodes = True
 
     def __init__(self, pipeline: SpeechPipeline) -> None:
         """Run this pipeline; raises NoOperatorsError for steps, or an order of them, that there is no graph of."""
         self._parts, waits = parts_of(pipeline.transforms)
-        self.ahead: Pipeline = _Ahead(pipeline, (*self._parts, *waits))
-        self.decodes, self.python_only = True, False
-        self.conditional = False
-        self.layouts: Mapping[str, str] = {}
+        self.ahead = _Ahead(pipeline, (*self._parts, *waits))
         steps = ", ".join(part.name for part in self._parts)
         others = "".join(f", {step.name} (it changes nothing of a sample, so it may stand before)" for step in waits)
         self.note = (
@@ -46,11 +45,6 @@ class SpeechPlan:
             f"{MOST_DIFFERENCE:g} at most, which is rounding; Python operators run reading, transcripts (DALI has none "
             f"for text){others} and all random numbers"
         )
-
-    def feed(self, tensors: Tensors) -> Feed:
-        """Return files, lengths and masks."""
-        assert isinstance(tensors, Fed)
-        return tensors.feed
 
     def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
         """Return features, float32 of shape (T, F), padded to the batch's longest."""
@@ -61,20 +55,15 @@ class SpeechPlan:
             data = part.graph(data, fed, device)
         return [fn.pad(data, axes=(0,))]
 
-    def tensors(self, outputs: Sequence[torch.Tensor], collated: Tensors) -> Tensors:
-        """Return the batch, with labels and lengths that were collated in Python."""
-        device = outputs[0].device
-        extra = {name: tensor.to(device) for name, tensor in collated.extra.items()}
-        return Tensors(outputs[0], collated.labels.to(device), extra)
 
-
-@dataclass(frozen=True, slots=True)
-class _Ahead:
+@dataclass(frozen=True)
+class _Ahead(WrappedPipeline):
     of: SpeechPipeline
-    transforms: tuple[Transform, ...]
+    steps: tuple[Transform, ...]
 
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
-        return self.of.read(samples, sample_id)
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        return self.steps
 
     def decode(
         self, encoded: bytes | memoryview, samples: Samples, sample_id: int

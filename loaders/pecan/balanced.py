@@ -10,156 +10,113 @@ that takes long holds up the quick ones: that is what the paper shows of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Final, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.base import Batch, LoaderStats, Samples
+from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.options import OnError, Remainder, check_on_error
-from loaders.pecan.lanes import Lane, Lanes, due
-from loaders.pecan.loader import chosen_order, notes_of
+from loaders.options import takes_options
+from loaders.pecan.choice import choose_order, notes_of
 from loaders.pecan.reorder import reorder
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.files import check_arguments
-from loaders.shared.shares import Share, place_among_ranks
+from loaders.shared.file_loader import FileLoader
+from loaders.shared.shares import Share
+from loaders.shared.torch_loader import TorchBatches, TorchKeywords, TorchOptions
 
-__all__ = ["SizeBalancedLoader"]
+__all__ = ["SizeBalancedLoader", "SizeClasses", "interleave"]
 
 _PERCENTILE: Final = 75.0
 
 
-class SizeBalancedLoader:
-    """Two PyTorch loaders, one of the quick samples and one of those with large files, whose batches take turns.
+class SizeBalancedLoader(FileLoader):
+    """Two DataLoaders, one of the quick samples and one of those with large files, whose batches take turns.
 
-    Batches are of quick or of slow samples alone. The slow ones come evenly among the others, each as late as that
-    allows: its workers have had the time of the quick batches before it. The order is settled before the epoch, and
-    a batch that is not ready when it is due is waited for.
+    A batch has only quick or only slow samples. The slow batches come evenly among the others, each as late as that
+    allows: its workers have had the time of the quick batches before it. The order is fixed before the epoch, and the
+    consumer waits for a batch that is not ready when it is due.
     """
 
     notes: tuple[str, ...]
 
+    @takes_options(TorchOptions)
     def __init__(
         self,
         *,
         samples: Samples,
         transform: AnyTransform,
-        batch_size: int,
-        seed: int,
-        device: str = "cpu",
-        num_workers: int = 4,
-        prefetch_factor: int = 2,
-        persistent_workers: bool = True,
-        pin_memory: bool | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: Remainder | None = None,
-        sample_timeout_s: float | None = None,
-        on_error: OnError = "raise",
         percentile: float = _PERCENTILE,
         background_workers: int | None = None,
         reorder_transforms: bool = False,
         profile_samples: int = 5,
+        **keywords: Unpack[TorchKeywords],
     ) -> None:
         """Check the arguments and split the samples; raise LoaderConfigError.
 
-        Samples whose files are above the `percentile` of all sizes are slow. `background_workers` of the `num_workers`
-        are theirs; None gives them the share that the slow samples have of all bytes, which is what the heuristic takes
-        for the work. With `reorder_transforms` the transforms are in AutoOrder's order, chosen from `profile_samples`
-        samples: the paper's other heuristic. The other arguments are PyTorchLoader's.
+        Args:
+            samples: the files.
+            transform: a pipeline, or a callable on the decoded sample.
+            percentile: of all sizes, 0 to 100; samples with larger files are slow (default 75).
+            background_workers: those of `num_workers` that load the slow samples; None gives them the share that the
+                slow samples have of all bytes, by which the heuristic estimates the work (default None).
+            reorder_transforms: whether the transforms are in AutoOrder's order, the paper's other heuristic
+                (default False).
+            profile_samples: samples from which AutoOrder chooses (default 5).
         """
-        transform = as_pipeline(transform)
-        check_arguments(samples, device, batch_size=(batch_size, 1), num_workers=(num_workers, 2))
-        check_on_error(on_error, sample_timeout_s)
+        options, pipeline = TorchOptions(**keywords), as_pipeline(transform)
+        super().__init__(samples, options, num_workers=(options.num_workers, 2))
         if not 0 <= percentile <= 100:
             raise LoaderConfigError(f"percentile={percentile}: expected 0 to 100")
         threshold = float(np.percentile(samples.sizes, percentile))
         slow = samples.sizes > threshold
-        background = _background(samples.sizes, slow, num_workers, background_workers)
+        background = _background(samples.sizes, slow, options.num_workers, background_workers)
         self.notes = (
             f"samples above {threshold:,.0f} bytes, the {percentile:g}th percentile, are in batches of their own, "
-            f"which {background} of {num_workers} workers prepare",
+            f"which {background} of {options.num_workers} workers prepare",
         )
         if reorder_transforms:
-            order = chosen_order(
-                transform,
-                samples,
-                profile_samples=profile_samples,
-                seed=seed,
-                num_workers=num_workers,
-                sample_timeout_s=sample_timeout_s,
-            )
+            order = choose_order(pipeline, samples, options, profile_samples=profile_samples)
             self.notes += notes_of(order)
-            transform = reorder(transform, order)
-        share = Share(len(samples), seed, *place_among_ranks(rank, world_size), remainder)
-        self._lanes = Lanes(share, samples.sizes, slow, batch_size)
-        common: dict[str, Any] = {
-            "samples": samples,
-            "transform": transform,
-            "batch_size": batch_size,
-            "seed": seed,
-            "device": device,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "pin_memory": pin_memory,
-            "sample_timeout_s": sample_timeout_s,
-            "on_error": on_error,
-            # A lane takes its samples from the share above.
-            "rank": 0,
-            "world_size": 1,
-        }
-        self._quick = Lane(self._lanes.quick, num_workers=num_workers - background, **common)
-        self._slow = Lane(self._lanes.slow, num_workers=background, **common)
-        self._stats = LoaderStats()
-        self._epochs = 0
-
-    def __len__(self) -> int:
-        """Return the number of this rank's samples in an epoch."""
-        return len(self._lanes.share)
-
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches; raise SampleError naming a sample, WorkerError naming a worker's pid."""
-        self._epochs += 1
-        this = self._epochs
-        # Both begin to work before the first batch is waited for.
-        lanes = [lane.started(epoch) for lane in (self._quick, self._slow)]
-        for turn in due(self._lanes.quick.batches(epoch), self._lanes.slow.batches(epoch)):
-            if this != self._epochs:
-                raise LoaderError("another epoch was begun: its batches are not this one's")
-            try:
-                batch = next(lanes[turn], None)
-            except LoaderError:
-                self.close()
-                raise
-            if batch is not None:  # of a batch of which nothing could be loaded nothing comes
-                self._stats.count(batch)
-                yield batch
-
-    def stats(self) -> LoaderStats:
-        """Return the counts of both loaders; `wait_s` is the time spent waiting for workers of either."""
-        for lane in (self._quick.stats(), self._slow.stats()):
-            self._stats.skipped.update(lane.skipped)
-        for key in ("wait_s", "skipped_samples"):
-            values = [lane.stats().details.get(key) for lane in (self._quick, self._slow)]
-            if any(value is not None for value in values):
-                self._stats.details[key] = sum(value or 0.0 for value in values)
-        return self._stats
+            pipeline = reorder(pipeline, order)
+        self._classes = classes = SizeClasses(self._share, samples.sizes, slow, options.batch_size)
+        self._quick, self._slow = (
+            TorchBatches(
+                samples,
+                pipeline,
+                options,
+                num_workers=workers,
+                device=self._device,
+                order=ids,
+                skip=self._skip,
+            )
+            for ids, workers in ((classes.quick, options.num_workers - background), (classes.slow, background))
+        )
 
     def close(self) -> None:
         """End the workers, in the middle of a read too."""
+        self._closed = True
         self._quick.close()
         self._slow.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        counts = [math.ceil(len(ids) / self._options.batch_size) for ids in self._classes.split(epoch)]
+        try:
+            # Both start to work before the first batch is waited for. A class without samples starts no workers.
+            classes = [
+                batches.start(epoch) if count else iter(())
+                for batches, count in zip((self._quick, self._slow), counts, strict=True)
+            ]
+            for turn in interleave(*counts):
+                batch = next(classes[turn], None)
+                if batch is not None:  # nothing comes of a batch whose samples have all failed
+                    yield batch
+        except LoaderError:
+            self.close()
+            raise
 
 
 def _background(sizes: npt.NDArray[np.int64], slow: npt.NDArray[np.bool_], num_workers: int, wanted: int | None) -> int:
@@ -172,3 +129,54 @@ def _background(sizes: npt.NDArray[np.int64], slow: npt.NDArray[np.bool_], num_w
             "is left for the quick samples"
         )
     return wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SizeClasses:
+    """How the samples of a rank's epochs are divided between quick and slow ones."""
+
+    share: Share
+    sizes: npt.NDArray[np.int64]
+    """Of every sample's file in bytes, shape (n,)."""
+    is_slow: npt.NDArray[np.bool_]
+    """Shape (n,)."""
+    batch_size: int
+
+    def split(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the ids of the quick and of the slow samples, each in the epoch's order.
+
+        The quick ones fill whole batches, so that an epoch has no more batches than its samples need: those of them
+        that would be left over are counted as slow, the largest first.
+        """
+        order = self.share.order(epoch)
+        slow = self.is_slow[order]
+        if slow.any():
+            quick = np.flatnonzero(~slow)
+            left_over = len(quick) % self.batch_size
+            largest = np.argsort(self.sizes[order[quick]], kind="stable")[len(quick) - left_over :]
+            slow[quick[largest]] = True
+        return order[~slow], order[slow]
+
+    def quick(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the ids of the quick samples in the order of one epoch."""
+        return self.split(epoch)[0]
+
+    def slow(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the ids of the slow samples in the order of one epoch."""
+        return self.split(epoch)[1]
+
+
+def interleave(quick: int, slow: int) -> Iterator[Literal[0, 1]]:
+    """Yield 0 for a quick batch and 1 for a slow one, in the order in which an epoch yields them.
+
+    The slow ones lie evenly among the others, each at the end of its part; so an epoch's last batch is slow if any is.
+    """
+    given = 0
+    for turn in range(1, slow + 1):
+        until = math.ceil(turn * quick / slow)
+        for _ in range(given, until):
+            yield 0
+        given = until
+        yield 1
+    for _ in range(given, quick):
+        yield 0

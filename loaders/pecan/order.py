@@ -11,13 +11,34 @@ from enum import StrEnum
 from typing import Final
 
 from loaders.pecan.declared import Resizing, commute, is_barrier
-from loaders.pecan.flow import Flow, Measured
 from loaders.pipeline import Transform
 
-__all__ = ["Kind", "Order", "Placed", "auto_order"]
+__all__ = ["Flow", "Kind", "Measured", "Order", "Placed", "auto_order"]
 
 _SLACK: Final = 1e-3
 """A transform that changes the bytes by no more than this share does not count as changing them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What goes through one transform, of the measured samples together."""
+
+    bytes_in: int
+    """Data and target of the item before."""
+    bytes_out: int
+    enlarged: int = 0
+    """Samples that had more bytes after than before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The flows of a pipeline's transforms, in their order."""
+
+    flows: tuple[Flow, ...]
+    samples: int
+    """How many were measured; 0 where none could be, and then there are no flows."""
+    failure: str = ""
+    """Why the rest of the samples, or all of them, could not be measured."""
 
 
 class Kind(StrEnum):

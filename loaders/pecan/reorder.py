@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from loaders.base import Samples
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.pecan.declared import Resizing
 from loaders.pecan.order import Order
-from loaders.pipeline import Item, Pipeline, Tensors, Transform
+from loaders.pipeline import Item, Pipeline, Transform, WrappedPipeline
 
 __all__ = ["Reordered", "reorder"]
 
 
-@dataclass(frozen=True, slots=True)
-class Reordered:
-    """Another pipeline's reading, decoding and collation, with its transforms in an order of their own."""
+@dataclass(frozen=True)
+class Reordered(WrappedPipeline):
+    """Another pipeline's reading, decoding and collation, with its transforms in another order."""
 
-    of: Pipeline
-    transforms: tuple[Transform, ...]
+    steps: tuple[Transform, ...]
 
-    def read(self, samples: Samples, sample_id: int) -> Any:
-        """Return one sample as it is stored; raises OSError."""
-        return self.of.read(samples, sample_id)
-
-    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        """Return data and target of what was read; raises UndecodableError."""
-        return self.of.decode(encoded, samples, sample_id)
-
-    def collate(self, items: Sequence[Item]) -> Tensors:
-        """Join transformed items."""
-        return self.of.collate(items)
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The steps in their new order."""
+        return self.steps
 
 
 def reorder(pipeline: Pipeline, order: Order) -> Pipeline:

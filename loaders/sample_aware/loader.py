@@ -3,133 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.errors import LoaderError
-from loaders.options import OnError, Remainder
+from loaders.options import LoaderKeywords, LoaderOptions, check_empty, pick, takes_options
 from loaders.pipeline import Item, StageTimes, Tensors
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.sample_aware.coordinator.engine import Engine, Policy
+from loaders.sample_aware.coordinator.collator import Collate
+from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import Stats
-from loaders.sample_aware.coordinator.thread import Settings
 from loaders.sample_aware.ipc import nontemporal_copy
-from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
+from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions, ShowsHistory
 from loaders.sample_aware.policy.balancer import Order
-from loaders.sample_aware.policy.scheduler import Decision
-from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
 from loaders.sample_aware.workers.jobs import PipelineJob
 from loaders.sample_aware.workers.pool import start_context
+from loaders.shared.arguments import check_choice
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.file_loader import FileLoader
-from loaders.shared.files import encoded_bytes
 from loaders.shared.processor import Collated, Loaded, SampleProcessor
 
 __all__ = ["SampleAwareLoader"]
 
 
-class SampleAwareLoader(FileLoader):
+class SampleAwareKeywords(LoaderKeywords, PolicyKeywords, total=False):
+    """The keywords of SampleAwareLoader that other loaders have too."""
+
+
+class SampleAwareLoader(ShowsHistory, FileLoader):
     """MinatoLoader's design (its paper, sections 4.1 to 4.3) in worker processes.
 
     A sample over its timeout is slow: it makes way for new ones between two transforms, others go on with it later,
     and no transform is run twice.
     """
 
+    @takes_options(LoaderOptions, PolicyOptions)
     def __init__(
         self,
         *,
         samples: Samples,
         transform: AnyTransform,
-        batch_size: int,
-        seed: int,
-        device: str = "cpu",
         num_workers: int = 4,
         prefetch_factor: int = 2,
         order: Order = "arrival",
-        slow_timeout_s: float | None = None,
-        warm_up: int = 32,
-        min_workers: int | None = None,
-        max_workers: int | None = None,
-        alpha: float = 2.0,
-        beta: float = 1.0,
-        theta_c: float = 0.7,
-        most_bytes: int = DEFAULT_BYTES,
         start_method: str | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: Remainder | None = None,
-        sample_timeout_s: float | None = None,
-        on_error: OnError = "raise",
+        **keywords: Unpack[SampleAwareKeywords],
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
-        `num_workers` processes work on up to `prefetch_factor` batches for each of them, which all of them fill
-        together, within `most_bytes` of shared memory. `order` is "arrival", first come, first used, or "strict", the
-        epoch's own order. `slow_timeout_s` sets the timeout that is else profiled over the first `warm_up` samples and
-        adjusted. `min_workers` and `max_workers` let the scheduler change the number of workers, by formulas 1 and 2
-        of the paper with their `alpha`, `beta` and `theta_c`. `start_method` is fork, spawn or forkserver, None for the
-        usual one. `rank`, `world_size` and `remainder` share the samples among
-        ranks, see `Share`. A sample that is at work for more than `sample_timeout_s` seconds ends the epoch and the
-        loader. With on_error "skip" a sample that fails is left out and told in `stats`; another takes its place.
+        With on_error "skip" another sample takes the place of one that fails.
+
+        Args:
+            samples: the files.
+            transform: a pipeline, or a callable on the decoded sample.
+            num_workers: processes that load samples (default 4).
+            prefetch_factor: batches for each worker, which all workers fill together (default 2).
+            order: "arrival", first come, first used, or "strict", the epoch's own order (default "arrival").
+            start_method: fork, spawn or forkserver; None for the usual one (default None).
         """
+        given: dict[str, object] = {**keywords}
+        options, policy = pick(LoaderOptions, given), pick(PolicyOptions, given)
+        check_empty(given, "SampleAwareLoader", RENAMED)
         transform = as_pipeline(transform)
-        super().__init__(
-            samples,
-            device,
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            remainder=remainder,
-            sample_timeout_s=sample_timeout_s,
-            on_error=on_error,
-            num_workers=(num_workers, 1),
-            prefetch_factor=(prefetch_factor, 1),
-            warm_up=(warm_up, 1),
-            most_bytes=(most_bytes, 1),
-        )
-        check_order(order)
+        super().__init__(samples, options, num_workers=(num_workers, 1), prefetch_factor=(prefetch_factor, 1))
+        check_choice("order", order, Order)
         start_context(start_method)
-        self._job = PipelineJob(samples, transform, seed)
+        self._job = PipelineJob(samples, transform, options.seed)
         self.notes = _notes(len(transform.transforms), order)
-        work = SampleProcessor(samples, transform, seed, workers=1, processes=False)
+        work = SampleProcessor(samples, transform, options.seed, workers=1, processes=False)
+        self._collate = _Collate(work, options.seed, DeviceTransfer(self._device))
         # A pipeline of the user's own may do anything with the samples.
-        in_place = str(transform.collate.__module__).startswith("loaders.")
-        self._collate = _Collate(work, seed, DeviceTransfer(self._device), in_place=in_place)
-        ahead = ahead_of(num_workers, prefetch_factor)
-        self._settings: dict[str, Any] = {
-            "workers": num_workers,
-            "policy": Policy(order, ahead),
-            "settings": Settings(
-                most_bytes,
-                sample_timeout_s,
-                scheduler_of(num_workers, min_workers, max_workers, alpha=alpha, beta=beta, theta_c=theta_c),
-                queue_size=ahead,
-                on_error=on_error,
-            ),
-            "start_method": start_method,
-        }
-        self._details = Stats(self._job.stages)
-        self._timeout = SlowTimeout(warm_up=warm_up, fixed_s=slow_timeout_s)
+        self._collate.in_place = str(transform.collate.__module__).startswith("loaders.")
+        self._settings = policy.settings(
+            num_workers, prefetch_factor, order, options.on_error, sample_timeout_s=options.sample_timeout_s
+        )
+        self._start_method = start_method
+        self._run_stats = Stats(self._job.stages)
+        self._slow_timeout = policy.timeout()
         self._engine: Engine | None = None
-        self._epochs = 0
         # Compiled here, where it is outside of every epoch.
         nontemporal_copy.library()
-
-    @property
-    def timeout_history(self) -> Sequence[TimeoutChange]:
-        """The timeouts above which samples were slow, from the end of the warm-up on."""
-        return tuple(self._timeout.history)
-
-    @property
-    def decisions(self) -> Sequence[Decision]:
-        """Everything that the scheduler has decided."""
-        return tuple(self._details.decisions)
-
-    @property
-    def workers_over_time(self) -> Sequence[tuple[float, int]]:
-        """Seconds since the loader was made, and their number from then on."""
-        return tuple(self._details.workers)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.
@@ -153,20 +105,20 @@ class SampleAwareLoader(FileLoader):
         """Make the epoch's batches; raises SampleError naming a sample, WorkerError naming a worker's pid."""
         if self._engine is None:
             self._engine = Engine(
-                self._job, self._collate, timeout=self._timeout, stats=self._details, **self._settings
+                self._job,
+                self._collate,
+                self._settings,
+                timeout=self._slow_timeout,
+                stats=self._run_stats,
+                start_method=self._start_method,
             )
         engine = self._engine
-        self._epochs += 1
-        this = self._epochs
-        order = self._share.order(epoch).tolist()
-        size = self._batch_size
+        order, size = self._share.order(epoch).tolist(), self._options.batch_size
         running = engine.epoch(
             [(epoch, sample_id) for sample_id in order[start : start + size]] for start in range(0, len(order), size)
         )
         try:
             while True:
-                if this != self._epochs:
-                    raise LoaderError("another epoch was begun: its batches are not this one's")
                 try:
                     built = running.next()
                 except BaseException:
@@ -176,11 +128,8 @@ class SampleAwareLoader(FileLoader):
                 if built is None:
                     return
                 collated, copied = built.value
-                data, labels, extra = copied.wait()
-                batch = Batch(
-                    collated.ids, data, labels, encoded_bytes(self._samples, collated.ids), extra, collated.work_s
-                )
-                del built, collated, copied, data, labels, extra
+                batch = self._batch(collated.ids, copied.wait(), collated.work_s)
+                del built, collated, copied
                 yield batch
                 del batch
         finally:
@@ -191,41 +140,31 @@ class SampleAwareLoader(FileLoader):
         while failed:
             (_, sample_id), why = failed.popleft()
             self._stats.skip(sample_id, why)
-        found = self._details.details()
+        found = self._run_stats.details()
         # What is counted of all loaders has the start of an epoch in it.
         del found["wait_s"]
         self._stats.details.update(found)
-        if self._timeout.history:
-            latest = self._timeout.history[-1]
+        if self._slow_timeout.history:
+            latest = self._slow_timeout.history[-1]
             self._stats.details["timeout_s"] = latest.timeout_s
             self._stats.details["timeout_percentile"] = float(latest.percentile or 0)
 
 
-class _Collate:
-    """The pipeline's collation, and the beginning of the batch's way to the device; knows nothing of the loader."""
+class _Collate(Collate):
+    """The pipeline's collation, and the start of the batch's way to the device; does not refer to the loader."""
 
-    def __init__(self, work: SampleProcessor, seed: int, side: DeviceTransfer, *, in_place: bool) -> None:
-        self._work, self._seed, self._side, self.in_place = work, seed, side, in_place
-        """Whether a batch may share memory with its samples."""
+    def __init__(self, work: SampleProcessor, seed: int, transfer: DeviceTransfer) -> None:
+        self._work, self._seed, self._transfer = work, seed, transfer
 
     def __call__(
-        self, keys: Sequence[tuple[int, int]], samples: Sequence[Any], work_ns: Sequence[int]
+        self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]
     ) -> tuple[Collated, InTransfer[Tensors]]:
         loaded = [
             Loaded(Item(sample_id, self._seed, epoch, *sample), ns, StageTimes())
             for (epoch, sample_id), sample, ns in zip(keys, samples, work_ns, strict=True)
         ]
         collated = self._work.collate(0, loaded)
-        return collated, self._side.start(collated.tensors)
-
-    @property
-    def finishes(self) -> bool:
-        """No."""
-        return False
-
-    def finish(self, batch: tuple[Collated, InTransfer[Tensors]]) -> tuple[Collated, InTransfer[Tensors]]:
-        """Return it as it is."""
-        return batch
+        return collated, self._transfer.start(collated.tensors)
 
 
 def _notes(transforms: int, order: Order) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the loaders of files have in common: checked arguments, a share of the samples, counts, an end."""
+"""The common part of the loaders of files: checked arguments, a share of the samples, counts, an end."""
 
 from __future__ import annotations
 
@@ -6,47 +6,46 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from loaders.base import Batch, LoaderStats, Samples
-from loaders.errors import LoaderError
-from loaders.options import OnError, Remainder, check_on_error
-from loaders.shared.files import check_arguments
+from loaders.errors import LoaderConfigError, LoaderError
+from loaders.options import LoaderOptions
+from loaders.pipeline import Tensors
+from loaders.shared.arguments import check_whole
+from loaders.shared.device import usable_device
 from loaders.shared.processor import Failed
 from loaders.shared.shares import Share, place_among_ranks
+from loaders.shared.stage_table import StageTable
+from loaders.shared.threads import DaemonThreads, close_at_exit
 
-__all__ = ["FileLoader"]
+__all__ = ["FileLoader", "ThreadedLoader"]
 
 
 class FileLoader(ABC):
-    """Counts the batches that what derives from it makes, and what was waited for them."""
+    """Counts the batches that a subclass makes in `_batches`, and the time that the consumer waits for them."""
 
     notes: tuple[str, ...] = ()
 
-    def __init__(
-        self,
-        samples: Samples,
-        device: str,
-        *,
-        batch_size: int,
-        seed: int,
-        rank: int | None,
-        world_size: int | None,
-        remainder: Remainder | None,
-        sample_timeout_s: float | None,
-        on_error: OnError,
-        **least: tuple[int, int],
-    ) -> None:
-        """Check the arguments; raise LoaderConfigError. `least` is of the loader's own, see `check_arguments`."""
-        self._device = check_arguments(samples, device, batch_size=(batch_size, 1), **least)
-        check_on_error(on_error, sample_timeout_s)
-        self._samples = samples
-        self._batch_size = batch_size
-        self._seed = seed
-        self._share = Share(len(samples), seed, *place_among_ranks(rank, world_size), remainder)
-        self._timeout_s = sample_timeout_s
-        self._on_error = on_error
+    def __init__(self, samples: Samples, options: LoaderOptions, **minima: tuple[int, int]) -> None:
+        """Check the arguments; raise LoaderConfigError.
+
+        `minima` maps the name of each whole number that is an argument of the subclass to its value and the least
+        value allowed.
+        """
+        if not len(samples):
+            raise LoaderConfigError(f"no samples under {samples.root}: expected at least one")
+        for name, (value, minimum) in minima.items():
+            check_whole(name, value, minimum)
+        self._device = usable_device(options.device)
+        self._samples, self._options = samples, options
+        ranks = place_among_ranks(options.rank, options.world_size)
+        self._share = Share(len(samples), options.seed, *ranks, options.remainder)
         self._stats = LoaderStats(details={"wait_s": 0.0})
+        self._epochs = 0
         self._closed = False
 
     def __len__(self) -> int:
@@ -54,9 +53,27 @@ class FileLoader(ABC):
         return len(self._share)
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches; raise SampleError naming a sample, WorkerError naming a worker."""
-        self._check_open()
-        yield from self._counted(self._batches(epoch))
+        """Yield the epoch's batches, and end the epoch before it.
+
+        Raises SampleError naming a sample, WorkerError naming a worker, LoaderError once the loader is closed or
+        another epoch was started.
+        """
+        if self._closed:
+            raise LoaderError("the loader is closed: make a new one")
+        self._epochs += 1
+        this, batches = self._epochs, self._batches(epoch)
+        while True:
+            if this != self._epochs:
+                raise LoaderError("another epoch was started: its batches are not this one's")
+            began = time.perf_counter_ns()
+            batch = next(batches, None)
+            self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
+            if batch is None:
+                return
+            self._stats.count(batch)
+            yield batch
+            # While the next one is made, its memory is the consumer's to keep or to give back.
+            del batch
 
     def stats(self) -> LoaderStats:
         """Return the counts so far; `wait_s` is the time spent waiting for batches, the start of an epoch included."""
@@ -78,24 +95,55 @@ class FileLoader(ABC):
     def _batches(self, epoch: int) -> Iterator[Batch]:
         """Make the epoch's batches."""
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise LoaderError("the loader is closed: make a new one")
-
-    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Count batches, and what is waited for them."""
-        while True:
-            began = time.perf_counter_ns()
-            batch = next(batches, None)
-            self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
-            if batch is None:
-                return
-            self._stats.count(batch)
-            yield batch
-            # While the next one is made, its memory is the consumer's to keep or to give back.
-            del batch
+    def _batch(
+        self, ids: npt.NDArray[np.int64], tensors: Tensors, work_s: npt.NDArray[np.float64] | None = None
+    ) -> Batch:
+        data, labels, extra = tensors
+        return Batch(ids, data, labels, self._samples.encoded_bytes(ids), extra, work_s)
 
     def _skip(self, failed: Iterable[Failed]) -> None:
-        """Tell of samples that are left out."""
+        """Count samples that are left out."""
         for one in failed:
             self._stats.skip(one.sample_id, one.why)
+
+
+class ThreadedLoader(FileLoader):
+    """A loader with threads, from the first epoch that needs them to its end, and with times of every stage."""
+
+    _name: ClassVar[str]
+    """The threads' names begin with it."""
+
+    def __init__(
+        self, samples: Samples, options: LoaderOptions, *, num_threads: int, **minima: tuple[int, int]
+    ) -> None:
+        """Check the arguments as FileLoader does; raise LoaderConfigError."""
+        super().__init__(samples, options, num_threads=(num_threads, 1), **minima)
+        self._num_threads = num_threads
+        self._stages = StageTable()
+        self._threads: DaemonThreads | None = None
+        close_at_exit(self)
+
+    def stats(self) -> LoaderStats:
+        """Return the counts so far; `wait_s` is the time spent waiting for the engine.
+
+        Of every stage that threads of the loader run: STAGE_count, STAGE_mean_s, STAGE_p99_s (of the last 10 000).
+        """
+        self._stats.details |= self._stages.figures()
+        return self._stats
+
+    def close(self) -> None:
+        """End the pipeline and its threads; may be called twice."""
+        self._closed = True
+        self._stop()
+        if self._threads is not None:
+            self._threads.shutdown()
+            self._threads = None
+
+    @abstractmethod
+    def _stop(self) -> None:
+        """End the epoch that is running, if one is."""
+
+    def _own_threads(self) -> DaemonThreads:
+        if self._threads is None:
+            self._threads = DaemonThreads(self._num_threads, self._name)
+        return self._threads

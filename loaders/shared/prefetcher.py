@@ -1,4 +1,4 @@
-"""Batches made ahead by a pool of threads, in order; for engines that are handed whole batches."""
+"""Batches made ahead by a pool of threads, in order; for engines that take whole batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SampleError
-from loaders.options import OnError
+from loaders.options import LoaderOptions
 from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
@@ -40,16 +40,15 @@ class Prefetcher:
         ids: npt.NDArray[np.int64],
         *,
         epoch: int,
-        batch_size: int,
+        options: LoaderOptions,
         depth: int,
         threads: Executor,
         stages: StageTable,
-        on_error: OnError,
-        timeout_s: float | None,
     ) -> None:
         self._work, self._epoch, self._threads, self._stages = work, epoch, threads, stages
-        self._on_error, self._timeout_s = on_error, timeout_s
-        self._left = deque(ids[start : start + batch_size].tolist() for start in range(0, len(ids), batch_size))
+        self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
+        size = options.batch_size
+        self._left = deque(ids[start : start + size].tolist() for start in range(0, len(ids), size))
         self._under_way: deque[Future[Any]] = deque()
         self._samples: deque[Future[Any]] = deque()
         for _ in range(depth):
@@ -88,7 +87,7 @@ class Prefetcher:
                 future.exception(None if self._timeout_s is None else self._timeout_s / _POLLS)
             except TimeoutError:
                 assert self._timeout_s is not None
-                late = self._work.watch.overdue(self._timeout_s)
+                late = self._work.monitor.overdue(self._timeout_s)
                 if late is not None:
                     raise self._work.timeout_error(late, f"thread {late.worker}") from None
 

@@ -30,12 +30,12 @@ class Failures(list[Failed]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._told = 0
+        self._taken = 0
 
-    def untold(self) -> list[Failed]:
+    def take_new(self) -> list[Failed]:
         """Return those that were not returned before."""
-        new = self[self._told :]
-        self._told += len(new)
+        new = self[self._taken :]
+        self._taken += len(new)
         return new
 
 
@@ -58,10 +58,10 @@ class Collated(NamedTuple):
 
 
 class SampleProcessor:
-    """The pipeline over the samples, with a watch on every worker that runs it."""
+    """Loads and collates samples by a pipeline, and monitors every worker that does."""
 
     def __init__(self, samples: Samples, pipeline: Pipeline, seed: int, *, workers: int, processes: bool) -> None:
-        self.watch = StallMonitor(pipeline, workers, processes=processes)
+        self.monitor = StallMonitor(pipeline, workers, processes=processes)
         self._samples = samples
         self._pipeline = pipeline
         self._seed = seed
@@ -69,23 +69,23 @@ class SampleProcessor:
     def load(self, worker: int, epoch: int, sample_id: int) -> Loaded:
         """Load one sample; raise SampleError naming it and the stage."""
         began = time.perf_counter_ns()
-        times = self.watch.begin(worker, sample_id)
+        times = self.monitor.begin(worker, sample_id)
         try:
             item = load_item(self._pipeline, self._samples, sample_id, seed=self._seed, epoch=epoch, times=times)
         finally:
-            self.watch.end(worker)
+            self.monitor.end(worker)
         return Loaded(item, time.perf_counter_ns() - began, times)
 
     def collate(self, worker: int, loaded: Sequence[Loaded]) -> Collated:
         """Join samples; raise SampleError naming the one whose shape is wrong, or all of them."""
         items = [one.item for one in loaded]
-        self.watch.begin(worker, items[0].id, stage="collate")
+        self.monitor.begin(worker, items[0].id, stage="collate")
         try:
             tensors = self._pipeline.collate(items)
         except Exception as error:
             raise self._collate_error(items, error) from error
         finally:
-            self.watch.end(worker)
+            self.monitor.end(worker)
         ids = np.array([item.id for item in items], np.int64)
         return Collated(ids, tensors, np.array([one.ns for one in loaded]) * 1e-9)
 

@@ -1,22 +1,27 @@
-"""A pool of threads that nothing waits for: one that hangs in a read does not keep the process from ending.
+"""A pool of threads that nothing waits for: a thread that hangs in a read does not keep the process from ending.
 
-Yet one that is in C++ when the interpreter ends aborts the process, so whatever has threads is closed before that.
+A thread that runs C++ when the interpreter ends aborts the process, so everything that has threads is closed before.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from loaders.shared.single_thread import use_one_thread
+import torch
 
-__all__ = ["DaemonThreads", "close_at_exit", "thread_number"]
+__all__ = ["DaemonThreads", "close_at_exit", "gc_frozen", "thread_number", "use_one_thread"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,3 +123,39 @@ def thread_number() -> int:
     """Return the number of the calling thread in its pool."""
     number: int = _here.number
     return number
+
+
+def use_one_thread() -> None:
+    """Have torch compute what this thread asks for in this thread alone, as its DataLoader has its workers do.
+
+    `torch.set_num_threads` also sets it for later threads; OpenMP keeps the number by thread (OpenMP 5.2,
+    omp_set_num_threads). Where torch came without OpenMP nothing happens.
+    """
+    # torch sets a new thread's number when it is first asked, to the process's latest one.
+    torch.get_num_threads()
+    for library in _mapped_files():
+        if library.name.startswith(("libgomp", "libiomp5")):
+            ctypes.CDLL(str(library)).omp_set_num_threads(1)
+
+
+def _mapped_files() -> set[Path]:
+    """Return the files that this process has mapped (proc_pid_maps(5)); a path may contain blanks, and any bytes."""
+    lines = Path("/proc/self/maps").read_bytes().splitlines()
+    fields = (line.split(maxsplit=5) for line in lines)
+    return {Path(os.fsdecode(field[5])) for field in fields if len(field) == 6 and field[5].startswith(b"/")}
+
+
+@contextmanager
+def gc_frozen() -> Iterator[None]:
+    """Leave the garbage of this process uncollected in the processes that are forked meanwhile.
+
+    An object that ends its threads when it is collected, such as a DALI pipeline, would wait in a process that does
+    not have these threads.
+    """
+    frozen = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen:
+            gc.unfreeze()

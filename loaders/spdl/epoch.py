@@ -14,7 +14,7 @@ import numpy.typing as npt
 from spdl.pipeline import AsyncQueue, Pipeline, PipelineBuilder, PipelineFailure, StageInfo, create_task
 
 from loaders.errors import LoaderError, SampleError
-from loaders.options import OnError
+from loaders.options import LoaderOptions
 from loaders.pipeline import Tensors
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.processor import Failed, Failures, Loaded, SampleProcessor
@@ -25,7 +25,7 @@ __all__ = ["Made", "SpdlEpoch"]
 
 _POLLS: Final = 4
 """How often within `timeout_s` the threads are looked at."""
-_LONGEST_POLL_S: Final = 1.0
+_MAX_POLL_S: Final = 1.0
 _STOP_S: Final = 10.0
 """SPDL's own limit for a pipeline that is stopped by the garbage collector."""
 
@@ -47,22 +47,33 @@ class SpdlEpoch:
         ids: npt.NDArray[np.int64],
         *,
         epoch: int,
-        batch_size: int,
+        options: LoaderOptions,
         threads: Executor,
         concurrency: int,
         buffer_size: int,
-        side: DeviceTransfer,
+        transfer: DeviceTransfer,
         stages: StageTable,
-        on_error: OnError,
-        timeout_s: float | None,
     ) -> None:
+        """Start the pipeline.
+
+        Args:
+            work: what a thread does to a sample.
+            ids: of the epoch's samples in their order, shape (n,).
+            epoch: its number.
+            options: the loader's; of these the batch size, the policy of errors and the limit of a sample's time.
+            threads: the loader's own.
+            concurrency: samples that are loaded at a time.
+            buffer_size: batches kept ready.
+            transfer: copies batches to the device.
+            stages: gets the times of every stage.
+        """
         self.failed = Failures()
-        self._work, self._epoch, self._side, self._stages = work, epoch, side, stages
+        self._work, self._epoch, self._transfer, self._stages = work, epoch, transfer, stages
         self._expected, self._delivered = len(ids), 0
-        self._on_error, self._timeout_s = on_error, timeout_s
+        self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
         self._collate_error: SampleError | None = None
-        # SPDL drops what fails unless it is told how much may. It counts the failures of all stages together too.
-        most = 0 if on_error == "raise" else len(ids)
+        # SPDL drops what fails, up to a number of failures. It also counts the failures of all stages together.
+        max_failures = 0 if self._on_error == "raise" else len(ids)
         builder: Any = PipelineBuilder()
         self._pipeline: Pipeline[Made] | None = (
             builder.add_source(ids.tolist())
@@ -72,15 +83,15 @@ class SpdlEpoch:
                 concurrency=concurrency,
                 executor=threads,
                 output_order="input",
-                max_failures=most,
+                max_failures=max_failures,
             )
-            .aggregate(batch_size)
+            .aggregate(options.batch_size)
             .pipe(self._collate, name="collate", executor=threads, output_order="input", max_failures=0)
             .add_sink(buffer_size)
             .build(
                 # The threads are the loader's own: SPDL's would keep the process from ending while one of them hangs.
                 num_threads=1,
-                max_failures=most,
+                max_failures=max_failures,
                 queue_class=type("CountedQueue", (_CountedQueue,), {"stages": stages}),
                 task_hook_factory=lambda _: [],
             )
@@ -115,7 +126,7 @@ class SpdlEpoch:
                 pipeline.stop(timeout=_STOP_S)
 
     def _item(self) -> Made | None:
-        poll_s = None if self._timeout_s is None else min(_LONGEST_POLL_S, self._timeout_s / _POLLS)
+        poll_s = None if self._timeout_s is None else min(_MAX_POLL_S, self._timeout_s / _POLLS)
         while True:
             if self._pipeline is None:
                 raise LoaderError("this epoch was closed, or another one was begun")
@@ -125,7 +136,7 @@ class SpdlEpoch:
                 return None
             except TimeoutError:
                 assert self._timeout_s is not None
-                late = self._work.watch.overdue(self._timeout_s)
+                late = self._work.monitor.overdue(self._timeout_s)
                 if late is not None:
                     raise self._work.timeout_error(late, f"thread {late.worker}") from None
             except PipelineFailure as failure:
@@ -151,7 +162,7 @@ class SpdlEpoch:
             self._collate_error = error
             raise
         self._stages.add({"collate": (time.perf_counter_ns() - began) * 1e-9})
-        return Made(ids, self._side.start(tensors), work_s)
+        return Made(ids, self._transfer.start(tensors), work_s)
 
 
 class _CountedQueue(AsyncQueue):

@@ -19,7 +19,7 @@ from loaders.base import Samples
 from loaders.image import ImageTransform, decode
 from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
 
-__all__ = ["SpdlImages", "has_four_inks"]
+__all__ = ["SpdlImages", "is_cmyk_jpeg"]
 
 _SCALE: Final = "bilinear+accurate_rnd+full_chroma_int+full_chroma_inp"
 _STRICT: Final = spdl.io.decode_config(decoder_options={"err_detect": "explode"})
@@ -57,7 +57,7 @@ class SpdlImages:
     def decode(self, encoded: bytes | memoryview, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
         """Return the image's packet, not decoded yet, or PIL's image; and its class."""
         target = {"label": int(samples.labels[sample_id])}
-        if has_four_inks(encoded):
+        if is_cmyk_jpeg(encoded):
             return decode(encoded), target
         try:
             return spdl.io.demux_image(np.frombuffer(encoded, np.uint8)), target
@@ -105,7 +105,7 @@ class _DecodeAndCrop:
         return item
 
 
-def has_four_inks(encoded: bytes | memoryview) -> bool:
+def is_cmyk_jpeg(encoded: bytes | memoryview) -> bool:
     """Return whether this is a JPEG of four components, by its frame header (ITU-T T.81, B.2.2)."""
     if encoded[:2] != _JPEG:
         return False

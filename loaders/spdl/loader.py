@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, SampleTimeoutError
 from loaders.image import ImageTransform
-from loaders.options import OnError, Remainder
+from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import Pipeline
 from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.shared.arguments import check_choice
 from loaders.shared.device import DeviceTransfer
-from loaders.shared.files import encoded_bytes
+from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.processor import SampleProcessor
-from loaders.shared.threaded_loader import ThreadedLoader
-from loaders.spdl.epoch import Made, SpdlEpoch
+from loaders.spdl.epoch import SpdlEpoch
 
 if TYPE_CHECKING:
     from loaders.spdl.image import SpdlImages
@@ -34,59 +34,40 @@ class SpdlLoader(ThreadedLoader):
 
     _name = "spdl-loader"
 
+    @takes_options(LoaderOptions)
     def __init__(
         self,
         *,
         samples: Samples,
         transform: AnyTransform,
-        batch_size: int,
-        seed: int,
-        device: str = "cpu",
         num_threads: int = 4,
         buffer_size: int = 3,
         decode: Decode = "pil",
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: Remainder | None = None,
-        sample_timeout_s: float | None = None,
-        on_error: OnError = "raise",
+        **keywords: Unpack[LoaderKeywords],
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
-        `num_threads` load samples and collate; `buffer_size` batches are held ready. `decode` is of images alone: "pil"
-        as the other loaders, or "spdl" for `spdl.io`, which has FFmpeg decode, crop and resize. `rank`, `world_size`
-        and `remainder` share the samples among ranks, see `Share`. A sample that is not back after `sample_timeout_s`
-        seconds ends the epoch and the loader; its thread cannot be ended and is left to end with the process. With
-        on_error "skip" a sample that fails is left out and told in `stats`; batches are filled from what comes next.
+        A thread whose sample is late cannot be ended: it is left to end with the process. With on_error "skip" batches
+        are filled from the samples that come next.
+
+        Args:
+            samples: the files.
+            transform: a pipeline, or a callable on the decoded sample.
+            num_threads: threads that load samples and collate (default 4).
+            buffer_size: batches kept ready (default 3).
+            decode: of images alone: "pil" as the other loaders, or "spdl", in which FFmpeg decodes, crops and resizes
+                (default "pil").
         """
+        options = LoaderOptions(**keywords)
+        super().__init__(samples, options, num_threads=num_threads, buffer_size=(buffer_size, 1))
         transform = as_pipeline(transform)
-        super().__init__(
-            samples,
-            device,
-            batch_size=batch_size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            remainder=remainder,
-            sample_timeout_s=sample_timeout_s,
-            on_error=on_error,
-            num_threads=num_threads,
-            buffer_size=(buffer_size, 1),
-        )
-        if decode not in get_args(Decode):
-            raise LoaderConfigError(f"decode={decode!r}: expected one of {', '.join(get_args(Decode))}")
+        check_choice("decode", decode, Decode)
         if decode == "spdl":
             transform = _decoded_by_spdl(transform)
             self.notes = transform.notes
-        self._work = SampleProcessor(samples, transform, seed, workers=num_threads, processes=False)
-        self._settings: dict[str, Any] = {
-            "batch_size": batch_size,
-            "concurrency": num_threads,
-            "buffer_size": buffer_size,
-            "on_error": on_error,
-            "timeout_s": sample_timeout_s,
-        }
-        self._side = DeviceTransfer(self._device)
+        self._work = SampleProcessor(samples, transform, options.seed, workers=num_threads, processes=False)
+        self._buffer_size = buffer_size
+        self._transfer = DeviceTransfer(self._device)
         self._running: SpdlEpoch | None = None
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
@@ -95,18 +76,20 @@ class SpdlLoader(ThreadedLoader):
             self._work,
             self._share.order(epoch),
             epoch=epoch,
+            options=self._options,
             threads=self._own_threads(),
-            side=self._side,
+            concurrency=self._num_threads,
+            buffer_size=self._buffer_size,
+            transfer=self._transfer,
             stages=self._stages,
-            **self._settings,
         )
         try:
             while True:
                 made = running.next()
-                self._skip(running.failed.untold())
+                self._skip(running.failed.take_new())
                 if made is None:
                     return
-                yield self._batch(made)
+                yield self._batch(made.ids, made.copied.wait(), made.work_s)
         except SampleTimeoutError:
             self.close()
             raise
@@ -117,12 +100,6 @@ class SpdlLoader(ThreadedLoader):
         running, self._running = self._running, None
         if running is not None:
             running.close()
-
-    def _batch(self, made: Made) -> Batch:
-        tensors = made.copied.wait()
-        return Batch(
-            made.ids, tensors.data, tensors.labels, encoded_bytes(self._samples, made.ids), tensors.extra, made.work_s
-        )
 
 
 def _decoded_by_spdl(transform: Pipeline) -> SpdlImages:

@@ -12,7 +12,7 @@ import torch
 
 from loaders import ImageTransform, SampleError, Samples, SpdlLoader
 from loaders.shared.threads import DaemonThreads
-from loaders.spdl.image import has_four_inks
+from loaders.spdl.image import is_cmyk_jpeg
 
 TRANSFORM = ImageTransform(size=32)
 Tree = Callable[[int], Samples]
@@ -69,13 +69,13 @@ def test_jpegs_of_four_inks_come_out_as_pil_has_them_among_others_that_ffmpeg_de
 
 def test_four_inks_are_told_by_the_frame_header(encode_image: Callable[..., bytes]) -> None:
     plain = four_inks(encode_image)
-    assert has_four_inks(plain)
-    assert has_four_inks(memoryview(four_inks(encode_image, progressive=True)))
-    assert has_four_inks(plain[:2] + b"\xff\xff" + plain[2:]), "fill bytes"
+    assert is_cmyk_jpeg(plain)
+    assert is_cmyk_jpeg(memoryview(four_inks(encode_image, progressive=True)))
+    assert is_cmyk_jpeg(plain[:2] + b"\xff\xff" + plain[2:]), "fill bytes"
     for other in (encode_image(40, 30), encode_image(40, 30, mode="L"), encode_image(40, 30, format="PNG"), b""):
-        assert not has_four_inks(other)
+        assert not is_cmyk_jpeg(other)
     for cut in range(plain.index(b"\xff\xc0") + 9):
-        assert not has_four_inks(plain[:cut])
+        assert not is_cmyk_jpeg(plain[:cut])
 
 
 def test_its_threads_use_one_core_each_and_leave_the_others_theirs() -> None:

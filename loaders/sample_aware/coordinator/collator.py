@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,31 +19,26 @@ from loaders.sample_aware.coordinator.stacking import StackedInPlace
 from loaders.sample_aware.ipc.arena import Arena, Block
 from loaders.sample_aware.ipc.messages import IN_ROW, Report
 from loaders.sample_aware.ipc.serialize import Spec, load, load_report, offsets, rows_of, unpack
-from loaders.shared.single_thread import use_one_thread
+from loaders.shared.threads import use_one_thread
 
 __all__ = ["Collate", "CollateRequest", "Collator", "Rows"]
 
 
-class Collate(Protocol):
-    """From samples to what the consumer is given."""
+class Collate(ABC):
+    """From samples to what the consumer takes."""
 
-    @property
-    def in_place(self) -> bool:
-        """Whether a batch may share memory with its samples: the collation neither changes nor keeps them."""
-        ...
+    in_place: bool = False
+    """Whether a batch may share memory with its samples: the collation neither changes nor keeps them."""
+    finishes: bool = False
+    """Whether `finish` does anything."""
 
+    @abstractmethod
     def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
         """Return a batch of keys, samples and the time that each sample took, in ns."""
-        ...
-
-    @property
-    def finishes(self) -> bool:
-        """Whether `finish` does anything."""
-        ...
 
     def finish(self, batch: Any) -> Any:
-        """Return what the consumer is given of a batch that may have been collated by a worker."""
-        ...
+        """Return what the consumer takes of a batch that may have been collated by a worker."""
+        return batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -15,28 +14,16 @@ from loaders.sample_aware.coordinator.collator import Collate, Collator
 from loaders.sample_aware.coordinator.epoch import EpochState
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.stats import Stats
-from loaders.sample_aware.coordinator.thread import Coordinator, Settings
+from loaders.sample_aware.coordinator.thread import Coordinator
 from loaders.sample_aware.ipc.arena import Arena
 from loaders.sample_aware.ipc.control_page import RESERVED_BYTES, ControlPage
-from loaders.sample_aware.policy.balancer import Balancer, Order
+from loaders.sample_aware.options import Settings
+from loaders.sample_aware.policy.balancer import Balancer
 from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.sample_aware.workers.jobs import Job
 from loaders.sample_aware.workers.pool import Pool, start_context
 
-__all__ = ["Engine", "Epoch", "Policy"]
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How samples are spread over workers and batches."""
-
-    order: Order = "arrival"
-    batches_ahead: int = 4
-    """That are begun and not taken by the consumer."""
-    background_share: float = 0.25
-    """Of the workers, those that go on with parked samples while there are new ones, at most."""
-    longest_wait: int = 4
-    """Batches after which a parked sample is resumed before anything else."""
+__all__ = ["Engine", "Epoch"]
 
 
 class Engine:
@@ -46,17 +33,16 @@ class Engine:
         self,
         job: Job,
         collate: Collate,
-        *,
-        workers: int,
-        policy: Policy,
         settings: Settings,
+        *,
         timeout: SlowTimeout,
         stats: Stats,
         start_method: Any = None,
     ) -> None:
         """Start the workers; raises LoaderConfigError where job or collation do not pickle and have to."""
-        self._workers, self._policy, self._collates = workers, policy, job.collates
-        arena = Arena(2 * settings.most_bytes, RESERVED_BYTES)
+        self._settings, self._collates = settings, job.collates
+        workers = settings.workers
+        arena = Arena(2 * settings.max_bytes, RESERVED_BYTES)
         pool = self._pool = Pool(job, start_context(start_method), arena.descriptor)
         try:
             started = [pool.start(workers) for _ in range(workers)]
@@ -89,18 +75,18 @@ class Engine:
         """Begin an epoch of batches of keys; the one before it ends."""
         self._epochs += 1
         output = OutputQueue(self._epochs)
-        policy = self._policy
-        background = max(1, int(policy.background_share * self._workers))
-        balancer = Balancer(order=policy.order, background=background, longest_wait=policy.longest_wait)
-        run = EpochState(output, balancer, self._arena, strict=policy.order == "strict", collates=self._collates)
+        settings = self._settings
+        background = max(1, int(settings.background_share * settings.workers))
+        balancer = Balancer(order=settings.order, background=background, max_wait=settings.max_wait_batches)
+        run = EpochState(output, balancer, self._arena, strict=settings.order == "strict", collates=self._collates)
         self.coordinator.call(lambda: self.coordinator.begin_run(run))
-        return Epoch(self, output, iter(batches), policy.batches_ahead)
+        return Epoch(self, output, iter(batches), settings.max_batches_ahead)
 
     def start_wanted(self) -> None:
         """Start the workers that the scheduler has asked for; in the consumer's thread, where a fork is safest."""
         while self.coordinator.scaler.wanted:
             self.coordinator.scaler.wanted -= 1
-            worker, alive = self._pool.start(self._workers)
+            worker, alive = self._pool.start(self._settings.workers)
             self.coordinator.call(lambda worker=worker, alive=alive: self.coordinator.add_worker(worker, alive))  # type: ignore[misc]
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from loaders.sample_aware.coordinator.epoch import EpochState
 from loaders.sample_aware.coordinator.slow_samples import NEVER
 from loaders.sample_aware.coordinator.stats import Stats
-from loaders.sample_aware.policy.scheduler import Scheduler
+from loaders.sample_aware.options import Settings
 from loaders.sample_aware.workers.pool import Pool
 
 __all__ = ["WorkerScaler"]
@@ -23,10 +23,9 @@ _LOG: Final = logging.getLogger("loaders.sample_aware.scaling")
 class WorkerScaler:
     """Decides while an epoch is under way, where there is a scheduler."""
 
-    def __init__(
-        self, scheduler: Scheduler | None, interval_s: float, queue_size: int, pool: Pool, stats: Stats
-    ) -> None:
-        self._scheduler, self._interval_s, self._queue_size = scheduler, interval_s, queue_size
+    def __init__(self, settings: Settings, pool: Pool, stats: Stats) -> None:
+        self._scheduler, self._interval_s = settings.scheduler, settings.scheduler_interval_s
+        self._queue_size = settings.max_batches_ahead
         self._pool, self._stats = pool, stats
         self._processors = _Processors()
         self.wanted = 0

@@ -10,8 +10,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
 from loaders.sample_aware.coordinator.collator import Collator
@@ -27,34 +26,19 @@ from loaders.sample_aware.ipc.control_page import ControlPage, Roots, WorkerStat
 from loaders.sample_aware.ipc.layout import Layout
 from loaders.sample_aware.ipc.messages import Report, ReportKind, Reports
 from loaders.sample_aware.ipc.serialize import load, load_report
+from loaders.sample_aware.options import Settings
 from loaders.sample_aware.policy.pace import is_for_one, rest_s, tasks_ahead
-from loaders.sample_aware.policy.scheduler import Scheduler
 from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.sample_aware.workers.jobs import Job
 from loaders.sample_aware.workers.pool import Pool
 
-__all__ = ["Coordinator", "Settings"]
+__all__ = ["Coordinator"]
 
 _READ_BYTES: Final = 1 << 16
 _MOST_AHEAD: Final = 256
 """Tasks in the pipe that no worker has taken, at most: they have to fit into it."""
 _LARGE_BYTES: Final = 1 << 16
 """Of a sample's tensors, from which writing them into the rows of a batch gains more than it costs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the coordinator goes by."""
-
-    most_bytes: int
-    """Of samples and batches ahead of the consumer."""
-    sample_timeout_s: float | None = None
-    scheduler: Scheduler | None = None
-    scheduler_interval_s: float = 0.5
-    queue_size: int = 2
-    """Batches that may be ready at a time, in formula 2."""
-    on_error: Literal["raise", "skip", "batch"] = "raise"
-    """What a sample that fails ends: the epoch, itself alone, or its batch, for which the error is raised."""
 
 
 class Coordinator:
@@ -82,7 +66,7 @@ class Coordinator:
         self._calls: deque[Callable[[], None]] = deque()
         self._reports = Reports()
         self.epochs = Epochs(pool, arena, control)
-        self.scaler = WorkerScaler(settings.scheduler, settings.scheduler_interval_s, settings.queue_size, pool, stats)
+        self.scaler = WorkerScaler(settings, pool, stats)
         self._blocks: dict[int, Block] = {}
         """What workers have asked for and not reported, by worker."""
         self._layout = Layout(control)
@@ -354,4 +338,4 @@ class Coordinator:
 
     def _may_start(self, run: EpochState) -> bool:
         """Tell whether memory allows another sample; one is always allowed where the consumer would wait for ever."""
-        return self._arena.ahead < self._settings.most_bytes or not (run.outstanding or run.shipped > run.taken)
+        return self._arena.ahead < self._settings.max_bytes or not (run.outstanding or run.shipped > run.taken)

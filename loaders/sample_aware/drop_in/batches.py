@@ -8,13 +8,13 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
+from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.drop_in.keys import EpochKeys
 from loaders.sample_aware.drop_in.samplers import noted, restore
 from loaders.sample_aware.workers.jobs import is_default
+from loaders.shared.compat import BaseIterator, InProcessIterator, pin_memory
 
 if TYPE_CHECKING:
     from loaders.sample_aware.drop_in.dataloader import SampleAwareDataLoader
@@ -22,29 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["InProcess", "TorchCollate", "WorkerBatches", "can_pin"]
 
 
-class TorchCollate:
+class TorchCollate(Collate):
     """A DataLoader's collate_fn, and page-locked memory where that is asked for."""
 
     def __init__(self, collate_fn: Callable[[Any], Any], *, single: bool, pin: bool) -> None:
-        self._collate_fn, self._single, self._pin = collate_fn, single, pin
-        self.in_place = is_default(collate_fn) and not single
-        """Whether a batch may share memory with its samples."""
+        self._collate_fn, self._single = collate_fn, single
+        self.in_place, self.finishes = is_default(collate_fn) and not single, pin
 
     def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
-        """Return what the consumer is given."""
+        """Return what the consumer takes."""
         return self._collate_fn(samples[0] if self._single else list(samples))
-
-    @property
-    def finishes(self) -> bool:
-        """Whether batches are page-locked."""
-        return self._pin
 
     def finish(self, batch: Any) -> Any:
         """Return the batch, page-locked where that is asked for."""
-        return pin_memory(batch) if self._pin else batch  # type: ignore[no-untyped-call]
+        return pin_memory(batch) if self.finishes else batch
 
 
-class _Batches(_BaseDataLoaderIter):
+class _Batches(BaseIterator):
     """What both iterators share: the keys of the epoch, and where they go on after `load_state_dict`."""
 
     def __init__(self, loader: SampleAwareDataLoader[Any]) -> None:
@@ -155,7 +149,7 @@ class WorkerBatches(_Batches):
             self._shutdown_workers()
 
 
-class InProcess(_Batches, _SingleProcessDataLoaderIter):
+class InProcess(_Batches, InProcessIterator):
     """Batches without workers: in order, each sample when its batch is asked for."""
 
     def _begin(self, loader: SampleAwareDataLoader[Any], *, drew_seed: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from dataclasses import asdict
+from typing import Any, Final, TypeVar, Unpack
 
 import torch
 from torch.utils.data import (
@@ -20,18 +21,17 @@ from torch.utils.data import (
 )
 
 from loaders.errors import LoaderConfigError
-from loaders.sample_aware.coordinator.engine import Engine, Policy
+from loaders.options import check_empty, pick, takes_options
+from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import Stats
-from loaders.sample_aware.coordinator.thread import Settings
 from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
 from loaders.sample_aware.drop_in.keys import Progress
 from loaders.sample_aware.drop_in.samplers import draws_again, noted
 from loaders.sample_aware.ipc import nontemporal_copy
-from loaders.sample_aware.options import DEFAULT_BYTES, ahead_of, check_order, scheduler_of
+from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions, ShowsHistory
 from loaders.sample_aware.policy.balancer import Order
-from loaders.sample_aware.policy.scheduler import Decision
-from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
+from loaders.shared.arguments import check_choice
 
 __all__ = ["SampleAwareDataLoader"]
 
@@ -41,13 +41,14 @@ _said: Final[set[str]] = set()
 """What was said in this process and is not said again."""
 
 
-class SampleAwareDataLoader(DataLoader[T_co]):
+class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
     """torch's DataLoader, with workers that share all samples and batches of those that are done first.
 
     All arguments of `torch.utils.data.DataLoader` mean what they mean there; `order` goes before `in_order`. An
     IterableDataset is served by torch's DataLoader itself, with a warning.
     """
 
+    @takes_options(PolicyOptions)
     def __init__(
         self,
         dataset: Any,
@@ -70,32 +71,52 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         in_order: bool = True,
         transforms: Sequence[Callable[[Any], Any]] = (),
         order: Order | None = None,
-        slow_timeout_s: float | None = None,
-        warm_up: int = 32,
-        min_workers: int | None = None,
-        max_workers: int | None = None,
-        alpha: float = 2.0,
-        beta: float = 1.0,
-        theta_c: float = 0.7,
-        most_bytes: int = DEFAULT_BYTES,
         sample_timeout_s: float | None = None,
         seed_samples: bool = True,
+        **keywords: Unpack[PolicyKeywords],
     ) -> None:
-        """Check the arguments; raises what torch's DataLoader does, and LoaderConfigError.
+        """Check the arguments; raises what torch's DataLoader raises, and LoaderConfigError.
 
-        `transforms` are applied one after another to what the dataset gives; between two of them a slow sample makes
-        way. `order` "arrival" fills batches with what is done first, "strict" keeps the sampler's batches; None is
-        arrival where the sampler is a random one of torch's or `in_order` is false, strict elsewhere. With
-        `seed_samples` what a sample draws depends on its place in the epoch alone, for 10 µs a sample; without, a
-        worker's random numbers go on from one of its samples to the next, as torch's do. See SampleAwareLoader for the
-        others.
+        The arguments up to `in_order` are those of `torch.utils.data.DataLoader`, with its defaults.
+
+        Args:
+            dataset: map-style; an IterableDataset is served by torch's DataLoader itself.
+            batch_size: samples of a batch; None yields single samples (default 1).
+            shuffle: whether to draw the samples in random order (default False).
+            sampler: draws indices (default None).
+            batch_sampler: draws batches of indices (default None).
+            num_workers: processes that load samples; 0 loads in the calling process (default 0).
+            collate_fn: makes a batch of a list of samples (default torch's `default_collate`).
+            pin_memory: whether batches are page-locked, where there is an accelerator (default False).
+            drop_last: whether a last batch that is short is left out (default False).
+            timeout: seconds that a batch may take; 0 for no limit (default 0).
+            worker_init_fn: called in each worker with its number (default None).
+            multiprocessing_context: a context, or the name of a start method (default None).
+            generator: of random numbers, for the sampler and the workers' seeds (default None).
+            prefetch_factor: batches for each worker, which all workers fill together (default 2 with workers).
+            persistent_workers: whether workers live on after an epoch (default False).
+            pin_memory_device: as in torch, where it has no effect any more (default "").
+            in_order: where false, `order` None means "arrival" (default True).
+            transforms: applied one after another to what the dataset returns; between two of them a slow sample makes
+                way (default none).
+            order: "arrival" fills batches with the samples that are done first, "strict" keeps the sampler's batches;
+                None is arrival where the sampler is a random one of torch's, strict elsewhere (default None).
+            sample_timeout_s: seconds after which a sample that is not ready ends the epoch; None for no limit
+                (default None).
+            seed_samples: whether what a sample draws depends on its place in the epoch alone, for 10 µs a sample;
+                otherwise a worker's random numbers go on from one of its samples to the next, as torch's do
+                (default True).
         """
-        check_order(order)
+        if order is not None:
+            check_choice("order", order, Order)
+        given: dict[str, object] = {**keywords}
+        self.policy = pick(PolicyOptions, given)
+        check_empty(given, "SampleAwareDataLoader", RENAMED)
+        # Trainers make a loader again from the attributes that have the names of its arguments.
+        for name, value in asdict(self.policy).items():
+            setattr(self, name, value)
         self.transforms, self.order = tuple(transforms), order
-        self.slow_timeout_s, self.warm_up, self.sample_timeout_s = slow_timeout_s, warm_up, sample_timeout_s
-        self.min_workers, self.max_workers, self.most_bytes = min_workers, max_workers, most_bytes
-        self.alpha, self.beta, self.theta_c = alpha, beta, theta_c
-        self.seed_samples = seed_samples
+        self.sample_timeout_s, self.seed_samples = sample_timeout_s, seed_samples
         super().__init__(
             dataset,
             batch_size,
@@ -129,45 +150,24 @@ class SampleAwareDataLoader(DataLoader[T_co]):
         if self.num_workers and not self._as_torch:
             # Compiled here, where it is outside of every epoch.
             nontemporal_copy.library()
-        self._scheduler = (
-            scheduler_of(
-                self.num_workers, self.min_workers, self.max_workers, alpha=self.alpha, beta=self.beta,
-                theta_c=self.theta_c,
-            )
-            if self.num_workers
-            else None
-        )  # fmt: skip
-        self._slow_timeout = SlowTimeout(warm_up=self.warm_up, fixed_s=self.slow_timeout_s)
-        self._stats = Stats(self.job(0).stages)
+        if self.num_workers:
+            self.policy.scheduler(self.num_workers)  # refuses bounds that do not fit
+        self._slow_timeout = self.policy.timeout()
+        self._run_stats = Stats(self.job(0).stages)
         # Weakly, for workers end with the iterator that they work for.
         self._current: weakref.ref[WorkerBatches | InProcess] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left_out = ("_iterator", "_current", "_stats", "_slow_timeout", "_scheduler")
+        left_out = ("_iterator", "_current", "_run_stats", "_slow_timeout")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _iterator=None)
         self._begin_figures()
 
-    @property
-    def timeout_history(self) -> Sequence[TimeoutChange]:
-        """The timeouts above which samples were slow, from the end of the warm-up on."""
-        return tuple(self._slow_timeout.history)
-
-    @property
-    def decisions(self) -> Sequence[Decision]:
-        """Everything that the scheduler has decided."""
-        return tuple(self._stats.decisions)
-
-    @property
-    def workers_over_time(self) -> Sequence[tuple[float, int]]:
-        """Seconds since the loader was made, and the number of workers from then on."""
-        return tuple(self._stats.workers)
-
     def stats(self) -> dict[str, float]:
         """Return figures of stages, queues, slow samples and workers, as SampleAwareLoader has them."""
-        return self._stats.details()
+        return self._run_stats.details()
 
     def _get_iterator(self) -> Any:
         # Called by torch's `__iter__`, once for all epochs where workers persist.
@@ -228,19 +228,22 @@ class SampleAwareDataLoader(DataLoader[T_co]):
     def start_engine(self, base_seed: int) -> Engine:
         """Start the workers, for the iterators."""
         collate = self.collate()
-        # Batches of a collate_fn of the user's own have no memory before they are collated, as with torch.
-        ahead = ahead_of(self.num_workers, self.prefetch_factor or 0) + (not collate.in_place)
+        settings = self.policy.settings(
+            self.num_workers,
+            self.prefetch_factor or 0,
+            self._order(),
+            "batch",
+            sample_timeout_s=self.sample_timeout_s,
+            # Batches of a collate_fn of the user's own have no memory before they are collated, as with torch.
+            further_batches=int(not collate.in_place),
+        )
         try:
             return Engine(
                 self.job(base_seed),
                 collate,
-                workers=self.num_workers,
-                policy=Policy(self._order(), ahead),
-                settings=Settings(
-                    self.most_bytes, self.sample_timeout_s, self._scheduler, queue_size=ahead, on_error="batch"
-                ),
+                settings,
                 timeout=self._slow_timeout,
-                stats=self._stats,
+                stats=self._run_stats,
                 start_method=self.multiprocessing_context,
             )
         except LoaderConfigError as error:

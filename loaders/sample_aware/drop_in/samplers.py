@@ -18,6 +18,7 @@ from torch.utils.data import (
 )
 
 from loaders.errors import LoaderConfigError
+from loaders.shared.compat import batch_sampler_of
 
 __all__ = ["draws_again", "noted", "restore"]
 
@@ -67,7 +68,7 @@ def restore(loader: DataLoader[Any], state: dict[str, Any], *, samplers: bool) -
 
 
 def _samplers(loader: DataLoader[Any]) -> list[Any]:
-    outer = loader._index_sampler
+    outer = batch_sampler_of(loader)
     inner = getattr(outer, "sampler", None)
     return [outer] if inner is None else [outer, inner]
 

@@ -44,15 +44,15 @@ class Block:
 class Arena:
     """Hands out blocks; all methods but `give_back` belong to one thread."""
 
-    def __init__(self, most_bytes: int, reserved: int) -> None:
-        """Keep pages of at most `most_bytes` beyond those in use; the first `reserved` bytes are no block's."""
+    def __init__(self, max_bytes: int, reserved: int) -> None:
+        """Keep pages of at most `max_bytes` beyond those in use; the first `reserved` bytes are no block's."""
         self.descriptor = os.memfd_create("sample-aware", os.MFD_CLOEXEC)
         os.ftruncate(self.descriptor, VIRTUAL_BYTES)
         self.map = mmap.mmap(self.descriptor, VIRTUAL_BYTES)
         self.memory = np.frombuffer(self.map, np.uint8)
         """All of it, as bytes."""
         self.returns = _Returns(self.map)
-        self._most = most_bytes
+        self._most = max_bytes
         self._next = -(-reserved // _PAGE) * _PAGE
         self._live: set[Block] = set()
         self._kept: dict[int, Block | None] = {}

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MOST_STAGES", "MOST_WORKERS", "NO_ROOTS", "RESERVED_BYTES", "ControlPage", "Roots", "WorkerStatus"]
+__all__ = ["MAX_STAGES", "MAX_WORKERS", "NO_ROOTS", "RESERVED_BYTES", "ControlPage", "Roots", "WorkerStatus"]
 
 
 class Roots(NamedTuple):
@@ -26,13 +26,13 @@ class Roots(NamedTuple):
 NO_ROOTS: Final = Roots(0, 0, 0)
 
 
-MOST_STAGES: Final = 256
-MOST_WORKERS: Final = 4096
+MAX_STAGES: Final = 256
+MAX_WORKERS: Final = 4096
 _RUN, _TIMEOUT_NS, _MAY_PARK, _SPEC_BYTES, _ROOTS = range(5)
 _REMAINING: Final = _ROOTS + len(NO_ROOTS)
-_CELLS: Final = _REMAINING + MOST_STAGES
+_CELLS: Final = _REMAINING + MAX_STAGES
 _SAMPLE, _STAGE, _SINCE, _OF_RUN, _CELL = range(5)
-_SPEC_AT: Final = 8 * (_CELLS + _CELL * MOST_WORKERS)
+_SPEC_AT: Final = 8 * (_CELLS + _CELL * MAX_WORKERS)
 _SPEC_MOST: Final = 64 * 1024
 RESERVED_BYTES: Final = _SPEC_AT + _SPEC_MOST
 
@@ -55,7 +55,7 @@ class ControlPage:
         self._map = whole
         self._workers = 0
         self._numbers: Any = memoryview(whole)[:_SPEC_AT].cast("q")
-        self._cells: npt.NDArray[np.int64] = np.frombuffer(whole, np.int64, _CELL * MOST_WORKERS, 8 * _CELLS).reshape(
+        self._cells: npt.NDArray[np.int64] = np.frombuffer(whole, np.int64, _CELL * MAX_WORKERS, 8 * _CELLS).reshape(
             -1, _CELL
         )
 

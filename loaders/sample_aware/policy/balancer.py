@@ -63,12 +63,12 @@ class _Open:
 class Balancer:
     """Spreads samples over workers and rows; whoever owns it tells it of everything that happens."""
 
-    def __init__(self, *, order: Order = "arrival", background: int = 1, longest_wait: int = 4) -> None:
+    def __init__(self, *, order: Order = "arrival", background: int = 1, max_wait: int = 4) -> None:
         """Keep `background` workers for parked samples while there are new ones, at most.
 
-        A sample that was parked `longest_wait` batches ago is resumed before anything else.
+        A sample that was parked `max_wait` batches ago is resumed before anything else.
         """
-        self._order, self._background, self._longest_wait = order, background, longest_wait
+        self._order, self._background, self._max_wait = order, background, max_wait
         self._new: deque[int] = deque()
         self._rows: deque[Row] = deque()
         self._home: dict[int, Row] = {}
@@ -144,7 +144,7 @@ class Balancer:
         start = bool(self._new) and may_start
         if self._parked:
             _, since = self._parked[0]
-            overdue = self._completed - since >= self._longest_wait
+            overdue = self._completed - since >= self._max_wait
             if overdue or not start or self._resumed < self._background:
                 sample, _ = self._parked.popleft()
                 self._states[sample] = _State.RESUMED

@@ -8,20 +8,19 @@ import pickle
 import random
 import reprlib
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data import StackDataset, Subset, default_collate
-from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data._utils import worker as torch_worker
 
 from loaders.base import Samples
 from loaders.pipeline import Item, Pipeline, sample_error, transformed
 from loaders.sample_aware.ipc.control_page import NO_ROOTS, Roots
+from loaders.shared.compat import ExceptionWrapper, enter_worker, has_own_collations, outside_worker, worker_seed
 
 __all__ = [
     "SAMPLE_STEP",
@@ -66,76 +65,61 @@ class Failure(NamedTuple):
         return self.error
 
 
-class Job(Protocol):
+class Job(ABC):
     """A sequence of stages; it is copied or pickled to every worker."""
 
+    collates: bool = False
+    """Whether `collate` makes batches in workers."""
+
     @property
+    @abstractmethod
     def stages(self) -> tuple[str, ...]:
-        """The stages' names; between any two of them a sample may be handed over."""
-        ...
+        """The stages' names; between any two of them another worker may go on with a sample."""
 
     def begin_worker(self, place: WorkerPlace) -> Roots:
         """Prepare the worker process; return the roots of its random numbers, of which worker 0's count for all."""
-        ...
+        return NO_ROOTS
 
     def begin_samples(self, roots: Roots) -> None:
         """Note the roots before the first sample."""
-        ...
+        return
 
+    @abstractmethod
     def run(self, stage: int, key: Any, partial: Any) -> Any:
         """Return the partial sample after a stage; `partial` is None before the first."""
-        ...
 
     def result(self, partial: Any) -> Any:
-        """Return what is handed over of the last stage's partial sample."""
-        ...
-
-    @property
-    def collates(self) -> bool:
-        """Whether `collate` makes batches."""
-        ...
+        """Return what a worker sends of the last stage's partial sample."""
+        return partial
 
     def collate(self, keys: Sequence[Any], samples: Sequence[Any]) -> Any:
-        """Return a batch of samples."""
-        ...
+        """Return a batch of samples; raise NotImplementedError where `collates` is false."""
+        raise NotImplementedError
 
+    @abstractmethod
     def failure(self, place: WorkerPlace, stage: str, key: Any, error: Exception) -> Failure:
-        """Return what is told of a sample that failed, or of a collation where the key is None."""
-        ...
+        """Return why a sample failed, or a collation where the key is None."""
 
+    @abstractmethod
     def name(self, key: Any) -> str:
-        """Return how messages call a sample."""
-        ...
+        """Return how messages name a sample."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineJob:
-    """Reads, decodes and transforms the files of a dataset; keys are (epoch, sample id)."""
+@dataclass(frozen=True)
+class PipelineJob(Job):
+    """Reads, decodes and transforms the files of a dataset; keys are (epoch, sample id).
+
+    The consumer's process collates, because the batch's way to the device begins there.
+    """
 
     samples: Samples
     pipeline: Pipeline
     seed: int
 
     @property
-    def collates(self) -> bool:
-        """False: the batch's way to the device begins with its collation, in the consumer's process."""
-        return False
-
-    def collate(self, keys: Sequence[Any], samples: Sequence[Any]) -> Any:
-        """Raise NotImplementedError, for `collates` is false."""
-        raise NotImplementedError
-
-    @property
     def stages(self) -> tuple[str, ...]:
         """Read, decode and the pipeline's transforms."""
         return "read", "decode", *(transform.name for transform in self.pipeline.transforms)
-
-    def begin_worker(self, place: WorkerPlace) -> Roots:
-        """Nothing is needed: random numbers depend on the sample alone."""
-        return NO_ROOTS
-
-    def begin_samples(self, roots: Roots) -> None:
-        """Nothing is needed."""
 
     def run(self, stage: int, key: tuple[int, int], partial: Any) -> Any:
         """Return what was read, then the item."""
@@ -152,16 +136,16 @@ class PipelineJob:
 
     def failure(self, place: WorkerPlace, stage: str, key: tuple[int, int], error: Exception) -> Failure:
         """Return a SampleError that names the sample and the stage, with the traceback in its notes."""
-        told = sample_error(self.samples, key[1], stage, error)
-        told.add_note("".join(traceback.format_exception(error)).rstrip())
-        return Failure(told, stage)
+        failure = sample_error(self.samples, key[1], stage, error)
+        failure.add_note("".join(traceback.format_exception(error)).rstrip())
+        return Failure(failure, stage)
 
     def name(self, key: tuple[int, int]) -> str:
         """Return id and file."""
         return f"sample {key[1]} ({self.samples.path(key[1])})"
 
 
-class DatasetJob:
+class DatasetJob(Job):
     """Asks a map-style dataset for a sample, or for a whole batch of them, and applies transforms to it.
 
     Keys are (seed, index), or (seed, indices) with `by_batch`; a seed depends on the place in the epoch alone.
@@ -189,11 +173,7 @@ class DatasetJob:
         self._collate_fn, self._single, self._by_batch = collate_fn, single or by_batch, by_batch
         self._seeded, self._roots = seeded, NO_ROOTS
         self._initial_seed = b""
-
-    @property
-    def collates(self) -> bool:
-        """Whether there is a collate_fn."""
-        return self._collate_fn is not None
+        self.collates = collate_fn is not None
 
     def collate(self, keys: Sequence[tuple[int, Any]], samples: Sequence[Any]) -> Any:
         """Return what collate_fn makes of the samples; what it draws depends on the first one's place in the epoch."""
@@ -203,12 +183,8 @@ class DatasetJob:
         given = samples[0] if self._single else samples
         if not is_default(self._collate_fn):
             return self._collate_fn(given)
-        # In a worker it stacks into files in shared memory, from which the batch would be copied once more.
-        info, torch_worker._worker_info = torch_worker._worker_info, None
-        try:
+        with outside_worker():
             return self._collate_fn(given)
-        finally:
-            torch_worker._worker_info = info
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -220,10 +196,8 @@ class DatasetJob:
         seed = self._base_seed + place.worker
         random.seed(seed)
         torch.manual_seed(seed)
-        np.random.seed(torch_worker._generate_state(self._base_seed, place.worker))  # type: ignore[no-untyped-call]
-        torch_worker._worker_info = torch_worker.WorkerInfo(
-            id=place.worker, num_workers=place.workers, seed=seed, dataset=self._dataset
-        )
+        np.random.seed(worker_seed(self._base_seed, place.worker))
+        enter_worker(place.worker, place.workers, seed, self._dataset)
         if self._worker_init_fn is None:
             return Roots(self._base_seed, self._base_seed, self._base_seed)
         before = _digests()
@@ -261,24 +235,20 @@ class DatasetJob:
         transform = self._transforms[stage - 1]
         return [transform(sample) for sample in partial] if self._by_batch else transform(partial)
 
-    def result(self, partial: Any) -> Any:
-        """Return the sample."""
-        return partial
-
     def failure(self, place: WorkerPlace, stage: str, key: tuple[int, Any] | None, error: Exception) -> Failure:
         """Return what torch's worker would."""
-        told = ExceptionWrapper(  # type: ignore[no-untyped-call]
+        failure = ExceptionWrapper(  # type: ignore[no-untyped-call]
             (type(error), error, error.__traceback__),
             where=f"in {f'{stage} of {self.name(key)} in ' if key else ''}DataLoader worker process {place.worker}",
         )
         try:
-            pickle.loads(pickle.dumps(told))  # noqa: S301 - pickled in the line itself
+            pickle.loads(pickle.dumps(failure))  # noqa: S301 - pickled in the line itself
         except Exception as unpicklable:  # noqa: BLE001 - an exception of the user's own may raise anything
-            told = ExceptionWrapper(  # type: ignore[no-untyped-call]
-                (RuntimeError, unpicklable, unpicklable.__traceback__), where=told.where
+            failure = ExceptionWrapper(  # type: ignore[no-untyped-call]
+                (RuntimeError, unpicklable, unpicklable.__traceback__), where=failure.where
             )
-            told.exc_msg = "".join(traceback.format_exception(error))
-        return Failure(told, stage)
+            failure.exc_msg = "".join(traceback.format_exception(error))
+        return Failure(failure, stage)
 
     def name(self, key: tuple[int, Any] | None) -> str:
         """Return the index."""
@@ -314,9 +284,7 @@ def asks_by_batch(dataset: Any) -> bool:
 
 def is_default(collate_fn: Any) -> bool:
     """Tell whether a collation is torch's own and nothing of the user's is in it, which might change the samples."""
-    return collate_fn is default_collate and all(
-        function.__module__ == torch_collate.__name__ for function in torch_collate.default_collate_fn_map.values()
-    )
+    return collate_fn is default_collate and not has_own_collations()
 
 
 def _name(transform: Any) -> str:

@@ -21,7 +21,7 @@ from loaders.sample_aware.ipc.messages import ROW_BYTES, TASK_BYTES, RowToken, T
 from loaders.sample_aware.ipc.nontemporal_copy import open_library
 from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 from loaders.sample_aware.workers.worker import Descriptor, Ends, run_worker
-from loaders.shared.forking import gc_frozen
+from loaders.shared.threads import gc_frozen
 
 __all__ = ["Pool", "start_context"]
 

@@ -10,10 +10,10 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 
 from loaders.base import Batch
-from loaders.dali.image import dali_transform
 from loaders.errors import LoaderError, SampleError
 from loaders.image import ImageTransform, decode
 from loaders.pipeline import UndecodableError
+from loaders.shared.dali_images import DALI_IMAGE_NOTE, dali_transform, device_index
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome
 from loaders.streaming.decoding.received import rows_of
 from loaders.streaming.receiver.batch import RawBatch
@@ -29,10 +29,7 @@ __all__ = ["DaliDecoder"]
 class DaliDecoder:
     """Feeds batches to a DALI pipeline through `external_source`, as EMLIO's Algorithm 3 does."""
 
-    notes: tuple[str, ...] = (
-        "DALI decodes only the crop of an image and resizes in floating point: pixels differ from PIL's by "
-        "0.2 of 255 grey levels on average",
-    )
+    notes: tuple[str, ...] = (DALI_IMAGE_NOTE,)
 
     def __init__(
         self, transform: ImageTransform, *, seed: int, device: torch.device, num_threads: int, batch_size: int
@@ -54,7 +51,7 @@ class DaliDecoder:
         pipeline = graph(
             batch_size=self._batch_size,
             num_threads=self._num_threads,
-            device_id=None if device == "cpu" else self._device.index or 0,
+            device_id=device_index(self._device),
             prefetch_queue_depth=LOOKAHEAD,
             # Not pipelined: a run starts when its batch is fed, not when a whole queue of batches is.
             exec_pipelined=False,

@@ -99,7 +99,7 @@ class TorchDecoder:
         ends: tuple[Future[Any], ...] = (oldest.batch, self._interrupted)
         while not wait(ends, poll_s, FIRST_COMPLETED).done:
             assert self._timeout_s is not None
-            if (late := oldest.work.watch.overdue(self._timeout_s)) is not None:
+            if (late := oldest.work.monitor.overdue(self._timeout_s)) is not None:
                 self.close()  # a thread that hangs is left behind
                 raise oldest.work.timeout_error(late, f"thread {late.worker}")
         if not oldest.batch.done():

@@ -53,7 +53,7 @@ class _Runner:
             workers=1,
             processes=False,
         )
-        work.watch = self._watch
+        work.monitor = self._watch
         done = [self._load(work, job.epoch, part.sample_id) for part in parts]
         try:
             at, nbytes = dump(done, self._items[job.slot])

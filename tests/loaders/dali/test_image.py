@@ -8,8 +8,8 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image
 
-from loaders.dali.image import dali_transform
 from loaders.image import ImageTransform
+from loaders.shared.dali_images import dali_transform
 
 COUNT = 16
 

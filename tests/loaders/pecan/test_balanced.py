@@ -11,27 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders import LoaderConfigError, LoaderError, SampleError, SizeBalancedLoader
-from loaders.pecan.lanes import Lanes, due
+from loaders.pecan.balanced import SizeClasses, interleave
 from loaders.shared.shares import Share
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(1, 9), st.integers(0, 3), st.integers(0, 100))
-def test_the_two_lanes_hold_every_sample_once_in_no_more_batches_than_needed(
+def test_the_two_classes_hold_every_sample_once_in_no_more_batches_than_needed(
     sizes: list[int], batch_size: int, epoch: int, percentile: int
 ) -> None:
     known = np.array(sizes, np.int64)
-    lanes = Lanes(Share(len(sizes), 0), known, known > np.percentile(known, percentile), batch_size)
-    quick, slow = lanes.split(epoch)
+    classes = SizeClasses(Share(len(sizes), 0), known, known > np.percentile(known, percentile), batch_size)
+    quick, slow = classes.split(epoch)
     assert Counter([*quick.tolist(), *slow.tolist()]) == Counter(range(len(sizes)))
-    assert lanes.quick.batches(epoch) + lanes.slow.batches(epoch) == -(-len(sizes) // batch_size)
+    assert sum(-(-len(ids) // batch_size) for ids in (quick, slow)) == -(-len(sizes) // batch_size)
     if len(quick) and len(slow):
         assert known[quick].max() <= known[slow].min()
 
 
 @given(st.integers(0, 40), st.integers(0, 40))
 def test_slow_batches_lie_evenly_and_last(quick: int, slow: int) -> None:
-    turns = list(due(quick, slow))
+    turns = list(interleave(quick, slow))
     assert Counter(turns) == Counter([0] * quick + [1] * slow)
     assert not slow or turns[-1] == 1
     for at in range(len(turns)):

@@ -11,19 +11,21 @@ import torch
 
 from loaders import ImageTransform, Samples
 from loaders.pecan import Kind, Order, auto_order, reorder
-from loaders.pecan.flow import Measured, bytes_of, measure
+from loaders.pecan.choice import bytes_of, measure
+from loaders.pecan.order import Measured
 from loaders.pipeline import Item, load_item
 from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.pretended_work import HeavyStep, LightStep
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import FEATURES, SpeechPipeline
+from loaders.shared.torch_loader import TorchOptions
 
 STEPS = (LightStep(0.001), HeavyStep(0.002))
 
 
 def weighed(pipeline: Any, samples: Samples, count: int = 8) -> Measured:
-    return measure(pipeline, samples, count=count, seed=0, num_workers=0, sample_timeout_s=None)
+    return measure(pipeline, samples, TorchOptions(batch_size=1, seed=0, num_workers=0), count=count)
 
 
 def ordered(pipeline: Any, samples: Samples) -> tuple[Order, Any]:

@@ -14,10 +14,10 @@ from loaders.sample_aware.policy.balancer import Balancer, Resume, Row, Start
 class Workers:
     """Any number of workers that do what a stream of choices says, as the balancer's owner would tell it."""
 
-    def __init__(self, data, sizes, workers, order, *, longest_wait=3, background=1, failing=False, bundling=False):
+    def __init__(self, data, sizes, workers, order, *, max_wait=3, background=1, failing=False, bundling=False):
         self.data, self.sizes, self.workers, self.order = data, list(sizes), workers, order
-        self.balancer = Balancer(order=order, background=background, longest_wait=longest_wait)
-        self.longest_wait, self.failing, self.bundling = longest_wait, failing, bundling
+        self.balancer = Balancer(order=order, background=background, max_wait=max_wait)
+        self.max_wait, self.failing, self.bundling = max_wait, failing, bundling
         self.held, self.rows, self.spare = {}, [], 0
         self.parked_at, self.begun, self.failed = {}, Counter(), set()
         self.batches, self.homes, self.waits = [], {}, []
@@ -57,7 +57,7 @@ class Workers:
             self.balancer.finish(sample, Row(bundle.batch, row))
 
     def take(self, task):
-        overdue = [s for s, at in self.parked_at.items() if self.balancer.completed - at >= self.longest_wait]
+        overdue = [s for s, at in self.parked_at.items() if self.balancer.completed - at >= self.max_wait]
         if isinstance(task, Start):
             assert not overdue, "a new sample was begun before one that has waited too long"
             self.begun[task.sample] += 1
@@ -116,9 +116,9 @@ def test_every_sample_is_begun_once_and_comes_once_or_has_failed(data, sizes, wo
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), sizes, st.integers(1, 4), st.integers(0, 3))
-def test_nothing_new_is_begun_while_a_parked_sample_has_waited_too_long(data, sizes, workers, longest_wait):
+def test_nothing_new_is_begun_while_a_parked_sample_has_waited_too_long(data, sizes, workers, max_wait):
     # The rule itself is asserted whenever a sample is begun.
-    run = Workers(data, sizes, workers, "arrival", longest_wait=longest_wait, background=0)
+    run = Workers(data, sizes, workers, "arrival", max_wait=max_wait, background=0)
     run.run()
     assert not run.parked_at
 
@@ -143,7 +143,7 @@ def parked(balancer, count):
 
 
 def test_background_workers_are_bounded_while_there_is_new_work():
-    balancer = Balancer(background=2, longest_wait=100)
+    balancer = Balancer(background=2, max_wait=100)
     balancer.open_batch(10)
     for _ in range(4):
         task = balancer.next_task()
@@ -157,7 +157,7 @@ def test_background_workers_are_bounded_while_there_is_new_work():
 
 
 def test_where_new_samples_may_not_be_begun_parked_ones_go_on():
-    balancer = Balancer(background=0, longest_wait=100)
+    balancer = Balancer(background=0, max_wait=100)
     balancer.open_batch(4)
     parked(balancer, 1)
     assert isinstance(balancer.next_task(may_start=False), Resume)

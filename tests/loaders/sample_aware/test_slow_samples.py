@@ -130,7 +130,7 @@ def test_two_loaders_at_once_do_not_meet(make, step):
 
 def test_memory_ahead_is_bounded_in_bytes(make, make_samples, timed):
     pipeline = timed(side=256)
-    with make(60, (), transform=pipeline, most_bytes=1 << 20, prefetch_factor=8) as loader:
+    with make(60, (), transform=pipeline, max_bytes=1 << 20, prefetch_factor=8) as loader:
         held = []
         for batch in loader.epoch(0):
             check(batch)

@@ -1,10 +1,11 @@
-"""The image transform of `loaders.image` as a graph of DALI operators."""
+"""The image transform of `loaders.image` as a graph of DALI operators, for every loader that runs DALI."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import nvidia.dali.math as dali_math
+import torch
 from nvidia.dali import fn, types
 
 from loaders.image import ATTEMPTS, ImageTransform
@@ -14,7 +15,19 @@ if TYPE_CHECKING:
 else:
     DataNode = Any
 
-__all__ = ["dali_transform"]
+__all__ = ["DALI_IMAGE_NOTE", "dali_transform", "device_index"]
+
+DALI_IMAGE_NOTE: Final = (
+    "DALI decodes only the crop of an image and resizes in floating point: pixels differ from PIL's by "
+    "0.2 of 255 grey levels on average"
+)
+
+
+def device_index(device: torch.device) -> int | None:
+    """Return the number by which DALI knows a device, None for the CPU."""
+    if device.type == "cpu":
+        return None
+    return torch.cuda.current_device() if device.index is None else device.index
 
 
 def dali_transform(encoded: DataNode, transform: ImageTransform, device: str, *, draws: DataNode) -> DataNode:

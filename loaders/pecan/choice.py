@@ -1,10 +1,11 @@
-"""Bytes into and out of every transform, measured on real samples in the worker processes of a loader."""
+"""Measures the bytes into and out of every transform, on real samples in workers, and chooses an order from them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,59 +14,48 @@ from PIL import Image
 
 from loaders.base import Samples
 from loaders.errors import LoaderError
-from loaders.pipeline import Item, Pipeline, Tensors, Transform
-from loaders.pytorch import PyTorchLoader
+from loaders.pecan.order import Flow, Kind, Measured, Order, auto_order
+from loaders.pipeline import Item, Pipeline, Tensors, Transform, WrappedPipeline
+from loaders.shared.arguments import check_whole
+from loaders.shared.torch_loader import TorchLoader, TorchOptions
 
-__all__ = ["Flow", "Measured", "bytes_of", "measure"]
+__all__ = ["bytes_of", "choose_order", "measure", "notes_of"]
 
+_LOG: Final = logging.getLogger("loaders.pecan.loader")
+_TIMEOUT_S: Final = 60.0
+"""For a sample that is measured, unless the loader has a limit of its own."""
 _KEY: Final = "bytes in and out"
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """What goes through one transform, of the measured samples together."""
-
-    bytes_in: int
-    """Data and target of the item before."""
-    bytes_out: int
-    enlarged: int = 0
-    """Samples that had more bytes after than before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The flows of a pipeline's transforms, in their order."""
-
-    flows: tuple[Flow, ...]
-    samples: int
-    """How many were measured; 0 where none could be, and then there are no flows."""
-    failure: str = ""
-    """Why the rest of the samples, or all of them, could not be measured."""
+def choose_order(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, profile_samples: int) -> Order:
+    """Measure a few samples, choose the order of the pipeline's transforms and log it; raises LoaderConfigError."""
+    check_whole("profile_samples", profile_samples, 1)
+    if options.sample_timeout_s is None and options.num_workers:
+        options = replace(options, sample_timeout_s=_TIMEOUT_S)
+    order = auto_order(pipeline.transforms, measure(pipeline, samples, options, count=profile_samples))
+    _LOG.info("AutoOrder, %d samples measured:\n%s", order.samples, order)
+    return order
 
 
-def measure(
-    pipeline: Pipeline, samples: Samples, *, count: int, seed: int, num_workers: int, sample_timeout_s: float | None
-) -> Measured:
+def measure(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, count: int) -> Measured:
     """Send `count` samples that lie evenly in the dataset through the pipeline, and measure every transform.
 
-    A sample that fails is left out; one that is not back after `sample_timeout_s`, or kills its worker, ends it.
+    A sample that fails is left out; one that exceeds `sample_timeout_s`, or kills its worker, ends the measurement.
     """
     chosen = _evenly(samples, count)
-    probe = _Probe(pipeline)
-    table: list[torch.Tensor] = []
-    failure = ""
-    with PyTorchLoader(
-        samples=chosen,
-        transform=probe,
+    probing = TorchOptions(
         batch_size=1,
-        seed=seed,
-        num_workers=min(num_workers, len(chosen)),
-        persistent_workers=False,
-        sample_timeout_s=sample_timeout_s,
-        on_error="skip",
+        seed=options.seed,
         rank=0,
         world_size=1,
-    ) as loader:
+        sample_timeout_s=options.sample_timeout_s,
+        on_error="skip",
+        num_workers=min(options.num_workers, len(chosen)),
+        persistent_workers=False,
+    )
+    table: list[torch.Tensor] = []
+    failure = ""
+    with TorchLoader(chosen, _Probe(pipeline), probing) as loader:
         try:
             table = [batch.data for batch in loader.epoch(0)]
         except LoaderError as error:
@@ -80,7 +70,28 @@ def measure(
     return Measured(flows, len(sizes), failure)
 
 
-def bytes_of(value: Any) -> int:
+def notes_of(order: Order) -> tuple[str, ...]:
+    """Return the order as sentences for a report: what was chosen, then a line for each that changes bytes."""
+    if not order.changes:
+        chosen = "AutoOrder moves nothing"
+    else:
+        moved = ", ".join(f"{one.name} from {one.before} to {one.after}" for one in order.placed if one.moved)
+        chosen = f"AutoOrder moves {moved}, of {len(order.placed)} transforms"
+    lines = [
+        f"{one.name}: "
+        + (
+            ""
+            if one.factor is None
+            else f"{one.bytes_in:,.0f} to {one.bytes_out:,.0f} bytes ({one.factor:.3g} times), "
+        )
+        + f"{one.kind.value}, {one.reason}"
+        for one in order.placed
+        if one.kind is not Kind.NEUTRAL
+    ]
+    return f"{chosen} ({order.samples} samples measured)", *lines
+
+
+def bytes_of(value: object) -> int:
     """Return the bytes that a value's arrays, tensors, pictures and texts hold; numbers count nothing."""
     if isinstance(value, dict):
         return sum(bytes_of(one) for one in value.values())
@@ -104,21 +115,13 @@ def _evenly(samples: Samples, count: int) -> Samples:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """The pipeline whose batches tell what went through its transforms."""
-
-    of: Pipeline
+@dataclass(frozen=True)
+class _Probe(WrappedPipeline):
+    """A pipeline whose batches are the bytes that went into and came out of its transforms."""
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
         return tuple(_Weighed(transform) for transform in self.of.transforms)
-
-    def read(self, samples: Samples, sample_id: int) -> Any:
-        return self.of.read(samples, sample_id)
-
-    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        return self.of.decode(encoded, samples, sample_id)
 
     def collate(self, items: Sequence[Item]) -> Tensors:
         """Return bytes in and out, int64 of shape (n, transforms, 2)."""

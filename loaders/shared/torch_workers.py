@@ -1,9 +1,8 @@
-"""The life and death of torch's DataLoader workers: begun with a tie to their parent, ended without a trace."""
+"""Worker processes of torch's DataLoader: they end with their parent, leave nothing, and share memory with it."""
 
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import multiprocessing.util
 import os
 import shutil
@@ -17,9 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, Final
 
-from loaders.errors import LoaderError, WorkerError
+import torch
 
-__all__ = ["WorkerDeaths", "begin_worker", "dead_worker", "end_workers", "explained", "in_main_thread"]
+from loaders.errors import LoaderError, WorkerError
+from loaders.pipeline import Tensors
+from loaders.shared.compat import DEATH_PREFIX, TIMEOUT_PREFIX, end_iterator, iterator_workers
+
+__all__ = [
+    "WorkerDeaths", "begin_worker", "check_room", "dead_worker", "end_workers", "in_main_thread", "is_timeout", "share",
+    "to_loader_error",
+]  # fmt: skip
 
 _PR_SET_PDEATHSIG: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
@@ -68,7 +74,7 @@ class WorkerDeaths:
             cls._behind(number, frame)
         except RuntimeError as error:
             if not cls._expecting:
-                raise explained(error) from None
+                raise to_loader_error(error) from None
 
 
 def _on_child(number: int, frame: FrameType | None) -> None:
@@ -104,31 +110,26 @@ def begin_worker(parent: int, bound: bool, worker_id: int) -> None:
             end_as_orphan(signal.SIGHUP, None)
 
 
-def end_workers(iterator: Any) -> None:
+def end_workers(iterator: object) -> None:
     """End a DataLoader iterator and its workers within seconds, in the middle of a read too."""
     # DataLoader has no public end, and its own waits 5 s for each worker that is at work.
-    workers = list(getattr(iterator, "_workers", ()))
+    workers = iterator_workers(iterator)
     for worker in workers:
         worker.terminate()
     deadline = time.monotonic() + _GRACE_S
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
         worker.kill()
-    if hasattr(iterator, "_shutdown_workers"):
-        if workers:
-            # A worker that ended while it looked at this event holds its lock for ever, and torch would
-            # wait for that.
-            iterator._workers_done_event = multiprocessing.Event()
-        iterator._shutdown_workers()
+    end_iterator(iterator)
     for worker in workers:
-        # What torch calls a batch's memory in the moment between its making and its unlinking.
+        # How torch names a batch's memory in the moment between its making and its unlinking.
         for memory in _SHARED_MEMORY.glob(f"torch_{worker.pid}_*"):
             memory.unlink(missing_ok=True)
 
 
-def dead_worker(iterator: Any) -> WorkerError | None:
+def dead_worker(iterator: object) -> WorkerError | None:
     """Return an error that names the first worker that has ended, None if all are alive."""
-    for worker in getattr(iterator, "_workers", ()):
+    for worker in iterator_workers(iterator):
         worker.join(timeout=0.1)
         if worker.exitcode is not None:
             end = f"was killed by signal {-worker.exitcode}" if worker.exitcode < 0 else "exited unexpectedly"
@@ -136,10 +137,14 @@ def dead_worker(iterator: Any) -> WorkerError | None:
     return None
 
 
-def explained(error: Exception) -> LoaderError:
-    """Return what torch raised as an error of this package; a WorkerError where it tells of a worker's death."""
-    # torch has no type for it, only this wording.
-    if str(error).startswith("DataLoader worker (pid"):
+def is_timeout(error: Exception) -> bool:
+    """Return whether torch raised this error because a batch was not there in time."""
+    return str(error).startswith(TIMEOUT_PREFIX)
+
+
+def to_loader_error(error: Exception) -> LoaderError:
+    """Return torch's error as one of this package: a WorkerError where a worker died."""
+    if str(error).startswith(DEATH_PREFIX):
         return WorkerError(f"PyTorch's {error}")
     return LoaderError(f"PyTorch's DataLoader failed: {error}")
 
@@ -147,3 +152,46 @@ def explained(error: Exception) -> LoaderError:
 def in_main_thread() -> bool:
     """Return whether this is the main thread, the only one that may handle signals."""
     return threading.current_thread() is threading.main_thread()
+
+
+def check_room(needed: int) -> None:
+    """Raise LoaderError where shared memory has no room for so many bytes.
+
+    torch would write to pages that are not there, which kills the worker.
+    """
+    free = _free_bytes()
+    if free is not None and needed > free:
+        raise _no_room(needed, free)
+
+
+def share(tensors: Tensors) -> None:
+    """Move the tensors of a batch to shared memory; raise LoaderError where there is no room.
+
+    torch would do it in a thread of its queue, which prints the failure, and the batch would never come.
+    """
+    each = [tensors.data, tensors.labels, *tensors.extra.values()]
+    left: list[torch.Tensor] = [tensor for tensor in each if not tensor.is_shared()]  # type: ignore[no-untyped-call]
+    needed = sum(tensor.untyped_storage().nbytes() for tensor in left)
+    check_room(needed)
+    try:
+        for tensor in left:
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        # Another worker took the room since.
+        raise _no_room(needed, _free_bytes() or 0) from error
+
+
+def _free_bytes() -> int | None:
+    try:
+        of = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return None
+    return of.f_bavail * of.f_frsize
+
+
+def _no_room(needed: int, free: int) -> LoaderError:
+    return LoaderError(
+        f"{_SHARED_MEMORY} has {free / 1e6:.1f} MB left for a batch of {needed / 1e6:.1f} MB, in which workers hand it "
+        f"over: enlarge it (mount -o remount,size=2G {_SHARED_MEMORY}; docker run --shm-size=2g), or lower batch_size, "
+        "num_workers or prefetch_factor"
+    )

@@ -1,5 +1,0 @@
-"""The DataLoader of PyTorch."""
-
-from loaders.pytorch.loader import PyTorchLoader
-
-__all__ = ["PyTorchLoader"]

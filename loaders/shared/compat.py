@@ -1,0 +1,107 @@
+"""Every private name of torch and DALI that the loaders use, in one place.
+
+`tests/loaders/test_compat.py` fails by the name that an upgrade takes away. Names are looked up where they are used, so
+that a missing one costs a message and not the import of a loader that does not need it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, cast
+
+from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import collate as torch_collate
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+__all__ = [
+    "DEATH_PREFIX",
+    "TIMEOUT_PREFIX",
+    "BaseIterator",
+    "ExceptionWrapper",
+    "InProcessIterator",
+    "batch_sampler_of",
+    "drop_iterator",
+    "end_iterator",
+    "end_pipeline",
+    "enter_worker",
+    "has_own_collations",
+    "iterator_workers",
+    "outside_worker",
+    "pin_memory",
+    "worker_seed",
+]
+
+BaseIterator = _BaseDataLoaderIter
+InProcessIterator = _SingleProcessDataLoaderIter
+
+TIMEOUT_PREFIX: Final = "DataLoader timed out after"
+"""How torch's RuntimeError for a batch that is late begins; torch has no type for it."""
+DEATH_PREFIX: Final = "DataLoader worker (pid"
+"""How torch's RuntimeError for a worker that died begins."""
+
+
+def iterator_workers(iterator: object) -> list[BaseProcess]:
+    """Return the worker processes of a DataLoader's iterator; none where it loads in this process."""
+    return list(getattr(iterator, "_workers", ()))
+
+
+def end_iterator(iterator: object) -> None:
+    """End the threads and queues of a DataLoader's iterator whose workers have ended."""
+    if hasattr(iterator, "_shutdown_workers"):
+        if iterator_workers(iterator):
+            # A worker that ended while it looked at this event holds its lock, and torch would wait for that.
+            iterator._workers_done_event = multiprocessing.Event()  # type: ignore[attr-defined]
+        iterator._shutdown_workers()
+
+
+def drop_iterator(loader: DataLoader[Any]) -> None:
+    """Have a DataLoader with persistent workers start new ones for its next epoch."""
+    loader._iterator = None
+
+
+def batch_sampler_of(loader: DataLoader[Any]) -> Any:
+    """Return the sampler whose items are what a DataLoader asks its dataset for, of a sampler's own type."""
+    return loader._index_sampler
+
+
+def pin_memory(batch: object) -> object:
+    """Return a batch of any structure in page-locked memory."""
+    return cast(object, torch_pin_memory(batch))  # type: ignore[no-untyped-call]
+
+
+def has_own_collations() -> bool:
+    """Return whether the user has added functions to those by which torch collates each type."""
+    return any(each.__module__ != torch_collate.__name__ for each in torch_collate.default_collate_fn_map.values())
+
+
+def enter_worker(worker: int, workers: int, seed: int, dataset: object) -> None:
+    """Have `torch.utils.data.get_worker_info` describe this process."""
+    info: Callable[..., Any] = torch_worker.WorkerInfo
+    torch_worker._worker_info = info(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+
+
+@contextmanager
+def outside_worker() -> Iterator[None]:
+    """Have `default_collate` stack into usual memory: in a worker it would make files in shared memory."""
+    info, torch_worker._worker_info = torch_worker._worker_info, None
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = info
+
+
+def worker_seed(base_seed: int, worker: int) -> Any:
+    """Return what torch seeds NumPy with in a worker."""
+    return torch_worker._generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
+
+
+def end_pipeline(pipeline: object | None) -> None:
+    """End a DALI pipeline and its threads now: a Ctrl-C that comes while its `__del__` does so would be lost."""
+    if pipeline is not None:
+        cast(Any, pipeline)._shutdown()
