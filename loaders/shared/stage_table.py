@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["StageTable"]
+__all__ = ["StageTable", "stage_figures", "to_key"]
 
 _KEPT: Final = 10_000
 """Durations of a stage from which the percentile is taken, the last ones; counts and means are of all."""
@@ -45,15 +45,19 @@ class StageTable:
         found: dict[str, float] = {}
         with self._lock:
             for stage, count in self._counts.items():
-                key = _key(stage)
-                found[f"{key}_count"] = count
-                found[f"{key}_mean_s"] = self._sums_s[stage] / count
-                found[f"{key}_p99_s"] = float(np.percentile(self._last_s[stage], 99))
+                found |= stage_figures(stage, count, self._sums_s[stage])
+                found[f"{to_key(stage)}_p99_s"] = float(np.percentile(self._last_s[stage], 99))
             for name, (filled, opened) in self._queues.items():
-                found[f"{_key(name)}_queue_occupancy"] = filled / opened if opened else 0.0
+                found[f"{to_key(name)}_queue_occupancy"] = filled / opened if opened else 0.0
         return found
 
 
-def _key(name: str) -> str:
+def stage_figures(stage: str, count: int, sum_s: float) -> dict[str, float]:
+    """Return STAGE_count and STAGE_mean_s."""
+    key = to_key(stage)
+    return {f"{key}_count": float(count), f"{key}_mean_s": sum_s / count if count else 0.0}
+
+
+def to_key(name: str) -> str:
     """Return RandomResizedCrop as random_resized_crop."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace(" ", "_").lower()

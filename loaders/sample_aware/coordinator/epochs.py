@@ -24,7 +24,7 @@ class Epochs:
     def begin(self, run: EpochState) -> None:
         """Take up an epoch."""
         self.current = run
-        self._control.run = run.number
+        self._control.epoch = run.number
 
     def of(self, number: int) -> EpochState | None:
         """Return the epoch under way if it has this number."""
@@ -36,7 +36,7 @@ class Epochs:
         run = self.current
         if run is None or (output is not None and run.output is not output):
             return
-        self.current, self._control.run = None, 0
+        self.current, self._control.epoch = None, 0
         for task in self._pool.recall():
             run.outstanding.difference_update(range(task.sample, task.sample + task.samples))
         self._pool.recall_rows()

@@ -9,8 +9,9 @@ import numpy as np
 
 from loaders.sample_aware.coordinator.epoch import EpochState
 from loaders.sample_aware.coordinator.stats import Stats
-from loaders.sample_aware.ipc.control_page import ControlPage, WorkerStatus
+from loaders.sample_aware.ipc.control_page import ControlPage
 from loaders.sample_aware.policy.timeout import SlowTimeout
+from loaders.shared.stall_monitor import WorkerStatus
 
 __all__ = ["NEVER", "SlowSampleTracker"]
 
@@ -29,6 +30,8 @@ class SlowSampleTracker:
     ) -> None:
         self._timeout, self._sample_timeout_s = timeout, sample_timeout_s
         self._control, self._stats = control, stats
+        self.workers = 0
+        """Workers that were started so far."""
         self.look_at = 0.0
         """When to look next, by the monotonic clock."""
         self._tell()
@@ -56,12 +59,12 @@ class SlowSampleTracker:
             return None
         hang_s = self._sample_timeout_s
         limits_s = [limit for limit in (self._timeout.timeout_s, hang_s) if limit is not None]
-        ages_s = self._control.ages_ns(time.monotonic_ns()) * 1e-9
+        ages_s = self._control.workers.ages_ns(time.monotonic_ns(), self.workers) * 1e-9
         next_s = min(limits_s, default=NEVER)
         for limit_s in limits_s:
             for worker in np.flatnonzero(ages_s > limit_s):
-                held = self._control.held_by(int(worker))
-                if held.run != run.number or held.sample not in run.outstanding:
+                held = self._control.workers.held_by(int(worker))
+                if held.epoch != run.number or held.sample not in run.outstanding:
                     continue
                 self.mark(run, held.sample)
                 if limit_s == hang_s:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Sequence
 from typing import Final
 
 from loaders.sample_aware.policy.scheduler import Decision
+from loaders.shared.stage_table import stage_figures
 
 __all__ = ["Gauge", "Stats"]
 
@@ -95,9 +95,7 @@ class Stats:
             "workers": float(self.workers[-1][1]) if self.workers else 0.0,
         }
         for stage, ns, count in zip(self._stages, self._stage_ns, self._stage_counts, strict=True):
-            key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stage).replace(" ", "_").lower()
-            found[f"{key}_count"] = float(count)
-            found[f"{key}_mean_s"] = ns * 1e-9 / count if count else 0.0
+            found |= stage_figures(stage, count, ns * 1e-9)
         for name, gauge in self.queues.items():
             found[f"{name}_queue_mean"], found[f"{name}_queue_most"] = gauge.mean(), gauge.most
         return found

@@ -22,7 +22,7 @@ from loaders.sample_aware.coordinator.scaling import WorkerScaler
 from loaders.sample_aware.coordinator.slow_samples import NEVER, SlowSampleTracker
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.ipc.arena import Arena, Block
-from loaders.sample_aware.ipc.control_page import ControlPage, Roots, WorkerStatus
+from loaders.sample_aware.ipc.control_page import ControlPage, Roots
 from loaders.sample_aware.ipc.layout import Layout
 from loaders.sample_aware.ipc.messages import Report, ReportKind, Reports
 from loaders.sample_aware.ipc.serialize import load, load_report
@@ -31,6 +31,7 @@ from loaders.sample_aware.policy.pace import is_for_one, rest_s, tasks_ahead
 from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.sample_aware.workers.jobs import Job
 from loaders.sample_aware.workers.pool import Pool
+from loaders.shared.stall_monitor import WorkerStatus
 
 __all__ = ["Coordinator"]
 
@@ -95,7 +96,7 @@ class Coordinator:
     def add_worker(self, worker: int, alive: int) -> None:
         """Watch over a worker that was started."""
         self._selector.register(alive, selectors.EVENT_READ, worker)
-        self._control.watch(worker)
+        self._slow_samples.workers = max(self._slow_samples.workers, worker + 1)
         self.stats.note_workers(len(self._pool))
 
     def begin_run(self, run: EpochState) -> None:
@@ -166,7 +167,7 @@ class Coordinator:
         self.epochs.end(error)
 
     def _with_sample(self, error: WorkerError, worker: int) -> WorkerError:
-        held = self._control.held_by(worker)
+        held = self._control.workers.held_by(worker)
         run = self.epochs.of(held.run)
         if not held.since_ns or run is None or held.sample not in run.outstanding:
             return error

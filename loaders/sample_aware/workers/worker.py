@@ -144,13 +144,13 @@ class _Worker:
             self._run_bundle(task)
             return
         began = time.monotonic_ns()
-        self._control.begin(worker, task.run, task.sample, task.stage, began - task.spent_ns)
+        self._control.workers.begin(worker, task.run, task.sample, task.stage, began - task.spent_ns)
         try:
             self._run(task, began)
         except _Stale:
             self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample))
         finally:
-            self._control.end(worker)
+            self._control.workers.end(worker)
 
     def _run(self, task: Task, began: int) -> None:
         key = task.key
@@ -168,7 +168,7 @@ class _Worker:
                 times.append(now - before)
                 if stage == last:
                     break
-                self._control.at_stage(worker, stage)
+                self._control.workers.at_stage(worker, stage)
                 spent_ns = now - began + task.spent_ns
                 if self._makes_way(task, stage, spent_ns):
                     partly = _packed((key, partial))
@@ -201,7 +201,8 @@ class _Worker:
 
     def _run_bundle(self, task: Task) -> None:
         """Make a batch of quick samples; where one of them turns out slow and others are idle, leave them the rest."""
-        control, worker, stages = self._control, self._seat.worker, range(len(self._stages))
+        control, table = self._control, self._control.workers
+        worker, stages = self._seat.worker, range(len(self._stages))
         samples: list[Any] = []
         times: list[list[int]] = []
         keys, key, name = self._input(task), None, ""
@@ -209,16 +210,16 @@ class _Worker:
         until = now + _PATIENCE * task.spent_ns + _LEAST_PATIENCE_NS
         try:
             for number, key in enumerate(keys, task.sample):
-                if control.run != task.run:
+                if control.epoch != task.run:
                     raise _Stale
                 if now > until and not self._waiting.poll(0):
                     self._split_bundle(task, samples, times, len(keys))
                     return
-                control.begin(worker, task.run, number, 0, now)
+                table.begin(worker, task.run, number, 0, now)
                 partial, took = None, []
                 for stage in stages:
                     name = self._stages[stage]
-                    control.at_stage(worker, stage)
+                    table.at_stage(worker, stage)
                     partial = self._job.run(stage, key, partial)
                     before, now = now, time.monotonic_ns()
                     took.append(now - before)
@@ -241,7 +242,7 @@ class _Worker:
                 self._fail(task.run, task.sample, name, key, error)
             self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
         finally:
-            control.end(worker)
+            table.end(worker)
 
     def _split_bundle(self, task: Task, samples: list[Any], times: list[list[int]], count: int) -> None:
         """Give back what was not begun, and hand over what is done sample by sample."""
@@ -261,7 +262,7 @@ class _Worker:
         owners: list[tuple[weakref.ref[Any], int]] = []
         report = Report(ReportKind.BATCH, self._seat.worker, task.run, task.sample, task.batch)
         try:
-            if self._control.run != task.run:
+            if self._control.epoch != task.run:
                 raise _Stale
             report = self._put(report, self._collated(task, owners), task)
         except _Stale:
@@ -302,7 +303,7 @@ class _Worker:
 
     def _makes_way(self, task: Task, stage: int, spent_ns: int) -> bool:
         """Tell whether a slow sample makes way for one that waits; where none does, it goes on in place."""
-        if self._control.run != task.run:
+        if self._control.epoch != task.run:
             raise _Stale
         if not self._hands_over or task.kind == TaskKind.RESUME or task.batch != NO_ROW:
             return False
@@ -335,7 +336,7 @@ class _Worker:
     def _row(self, task: Task) -> RowToken:
         if task.batch != NO_ROW:
             return RowToken(task.run, task.batch, task.base, task.row, task.rows)
-        if self._control.run != task.run:
+        if self._control.epoch != task.run:
             raise _Stale
         while True:
             row = RowToken.unpack(os.read(self._ends.rows, ROW_BYTES))
