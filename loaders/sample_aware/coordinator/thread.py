@@ -168,7 +168,7 @@ class Coordinator:
 
     def _with_sample(self, error: WorkerError, worker: int) -> WorkerError:
         held = self._control.workers.held_by(worker)
-        run = self.epochs.of(held.run)
+        run = self.epochs.of(held.epoch)
         if not held.since_ns or run is None or held.sample not in run.outstanding:
             return error
         return WorkerError(f"{error} while it was at {self._job.name(run.key(held.sample))}, in {self._stage(held)}")
