@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Unpack
+from typing import Unpack
 
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.options import LoaderKeywords, LoaderOptions, check_empty, pick, takes_options
@@ -13,6 +13,7 @@ from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.ipc import nontemporal_copy
+from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions, ShowsHistory
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import PipelineJob
@@ -157,7 +158,7 @@ class _Collate(Collate):
         self._work, self._seed, self._transfer = work, seed, transfer
 
     def __call__(
-        self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]
+        self, keys: Sequence[Value], samples: Sequence[Value], work_ns: Sequence[int]
     ) -> tuple[Collated, InTransfer[Tensors]]:
         loaded = [
             Loaded(Item(sample_id, self._seed, epoch, *sample), ns, StageTimes())

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
 import queue
+import struct
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
-from loaders.sample_aware.coordinator.prompt import be_prompt
-from loaders.sample_aware.coordinator.stacking import StackedInPlace
 from loaders.sample_aware.ipc.arena import Arena, Block
-from loaders.sample_aware.ipc.messages import IN_ROW, Report
+from loaders.sample_aware.ipc.messages import IN_ROW, Report, Value
 from loaders.sample_aware.ipc.serialize import Spec, load, load_report, offsets, rows_of, unpack
 from loaders.shared.threads import use_one_thread
 
-__all__ = ["Collate", "CollateRequest", "Collator", "Rows"]
+__all__ = ["Collate", "CollateRequest", "Collator", "Rows", "StackedInPlace", "be_prompt"]
+
+
+_SYSCALL: Final = {"x86_64": 314, "aarch64": 274}
+"""sched_setattr(2)."""
+_ATTR: Final = struct.Struct("=IIQiIQQQ")
+_SLICE_NS: Final = 100_000
+"""The shortest that there is."""
 
 
 class Collate(ABC):
@@ -33,10 +42,10 @@ class Collate(ABC):
     """Whether `finish` does anything."""
 
     @abstractmethod
-    def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
+    def __call__(self, keys: Sequence[Value], samples: Sequence[Value], work_ns: Sequence[int]) -> Value:
         """Return a batch of keys, samples and the time that each sample took, in ns."""
 
-    def finish(self, batch: Any) -> Any:
+    def finish(self, batch: Value) -> Value:
         """Return what the consumer takes of a batch that may have been collated by a worker."""
         return batch
 
@@ -56,7 +65,7 @@ class CollateRequest:
 
     output: OutputQueue
     samples: Sequence[int]
-    keys: Sequence[Any]
+    keys: Sequence[object]
     work_ns: Sequence[int]
     """What each sample took."""
     reports: Sequence[Report]
@@ -149,7 +158,7 @@ class Collator:
             self._arena.returns.give_back(block, os.getpid())
 
     def _built(self, order: CollateRequest) -> ReadyBatch:
-        rows: list[Sequence[Any]] = []
+        rows: list[Sequence[Value]] = []
         regions: list[torch.Tensor] = []
         blocks = order.memory()
         if order.collated is not None:
@@ -167,17 +176,17 @@ class Collator:
             value = self._collate(order.keys, samples, order.work_ns)
         return ReadyBatch(order.samples, order.keys, self._collate.finish(value), order.work_ns, blocks)
 
-    def _sample(self, report: Report, block: Block | None) -> Any:
+    def _sample(self, report: Report, block: Block | None) -> object:
         """Return a sample or a batch that lies apart; its memory comes back when nothing refers to it any more."""
         if block is None:
             return load_report(report.payload)
         return load(self._arena.view(block), report.offset - block.offset, report.nbytes, copy=False)
 
-    def _rows(self, memory: Rows, regions: list[torch.Tensor]) -> list[Sequence[Any]]:
+    def _rows(self, memory: Rows, regions: list[torch.Tensor]) -> list[Sequence[Value]]:
         """Return for each leaf what its rows are; add the tensors whose stack is there already to `regions`."""
         whole = self._arena.view(memory.block)
         begins, _ = offsets(memory.spec, memory.rows)
-        found: list[Sequence[Any]] = []
+        found: list[Sequence[Value]] = []
         for begin, leaf in zip(begins, memory.spec, strict=True):
             region = rows_of(whole, begin, leaf, memory.rows)
             if isinstance(region, torch.Tensor):
@@ -188,3 +197,58 @@ class Collator:
                     regions.append(torch.from_numpy(region))
                 found.append(list(region))
         return found
+
+
+class StackedInPlace(TorchFunctionMode):
+    """While it is entered, the first `torch.stack` of the rows of a region returns the region, in this thread.
+
+    Later stacks of the same rows copy them, so no two results share memory. The result shares memory with the samples:
+    only a collation that does not touch them afterwards may run in it, such as torch's own and this project's.
+    """
+
+    def __init__(self, regions: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self._regions = {region.data_ptr(): region for region in regions if region.numel()}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Value, ...] = (),
+        kwargs: dict[str, Value] | None = None,
+    ) -> Value:
+        kwargs = kwargs or {}
+        if func is torch.stack:
+            found = self._region(*args, **kwargs)
+            if found is not None:
+                return found
+        return func(*args, **kwargs)
+
+    def _region(self, tensors: object = (), dim: int = 0, *, out: torch.Tensor | None = None) -> torch.Tensor | None:
+        if dim != 0 or out is not None or not isinstance(tensors, list | tuple) or not tensors:
+            return None
+        first = tensors[0]
+        region = self._regions.get(first.data_ptr()) if isinstance(first, torch.Tensor) else None
+        if region is None or len(tensors) > len(region):
+            return None
+        shape, dtype, begin = region.shape[1:], region.dtype, region.data_ptr()
+        step = region.stride(0) * region.element_size()
+        for row, tensor in enumerate(tensors):
+            whole = tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
+            if not whole or tensor.data_ptr() != begin + row * step:
+                return None
+        return self._regions.pop(begin)[: len(tensors)]
+
+
+def be_prompt() -> None:
+    """Ask for the calling thread to run soon after it is woken beside workers that use all processors.
+
+    Since Linux 6.12 a thread of the usual policy may ask for shorter time slices, which come sooner and are no more
+    processor time in all (sched(7), the EEVDF scheduler). Other kernels ignore it or refuse it, and nothing changes.
+    """
+    number = _SYSCALL.get(platform.machine())
+    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return
+    nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    attributes = _ATTR.pack(_ATTR.size, os.SCHED_OTHER, 0, nice, 0, _SLICE_NS, 0, 0)
+    ctypes.CDLL(None).syscall(number, 0, attributes, 0)

@@ -7,7 +7,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from loaders.errors import LoaderError
 from loaders.sample_aware.coordinator.collator import Collate, Collator
@@ -37,7 +36,7 @@ class Engine:
         *,
         timeout: SlowTimeout,
         stats: Stats,
-        start_method: Any = None,
+        start_method: object = None,
     ) -> None:
         """Start the workers; raises LoaderConfigError where job or collation do not pickle and have to."""
         self._settings, self._collates = settings, job.collates
@@ -71,7 +70,7 @@ class Engine:
         """The worker processes."""
         return self._pool.processes
 
-    def epoch(self, batches: Iterable[Sequence[Any]]) -> Epoch:
+    def epoch(self, batches: Iterable[Sequence[object]]) -> Epoch:
         """Begin an epoch of batches of keys; the one before it ends."""
         self._epochs += 1
         output = OutputQueue(self._epochs)
@@ -97,7 +96,7 @@ class Engine:
 class Epoch:
     """The batches of one epoch, for the consumer's thread."""
 
-    def __init__(self, engine: Engine, output: OutputQueue, batches: Iterator[Sequence[Any]], ahead: int) -> None:
+    def __init__(self, engine: Engine, output: OutputQueue, batches: Iterator[Sequence[object]], ahead: int) -> None:
         self._engine, self._output, self._batches = engine, output, batches
         self._exhausted = False
         # In this thread, as torch's DataLoader does: samplers draw from its random numbers.

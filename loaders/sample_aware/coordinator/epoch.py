@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from loaders.sample_aware.coordinator.collator import CollateRequest, Rows
 from loaders.sample_aware.coordinator.output_queue import OutputQueue
@@ -37,7 +37,7 @@ class EpochState:
         self.batch_size = 0
         """Of the latest one."""
         self._arena, self._strict, self._collates = arena, strict, collates
-        self._keys: dict[int, Any] = {}
+        self._keys: dict[int, object] = {}
         self._done: dict[int, Report] = {}
         self._parked: dict[int, Report] = {}
         self._blocks: dict[int, Block] = {}
@@ -82,14 +82,14 @@ class EpochState:
         """Whether every batch was given to the collator."""
         return self.balancer.over and not self._ready
 
-    def open_batch(self, keys: Sequence[Any]) -> None:
+    def open_batch(self, keys: Sequence[object]) -> None:
         """Take up a batch of keys that the sampler has put together."""
         self._keys.update(zip(self.balancer.open_batch(len(keys)), keys, strict=True))
         self._rows[self.opened] = len(keys), None
         self.batch_size = len(keys)
         self.opened += 1
 
-    def key(self, sample: int) -> Any:
+    def key(self, sample: int) -> object:
         """Return what the dataset knows the sample by."""
         return self._keys[sample]
 
@@ -295,7 +295,7 @@ class EpochState:
         if block is not None:
             self._blocks[sample] = block
 
-    def _with_input(self, task: Task, value: Any) -> bytes:
+    def _with_input(self, task: Task, value: object) -> bytes:
         """Return a task's record with what it is about, in the record where that is short, else in a block."""
         packed = pack_key(value)
         if not fits(packed):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from loaders.sample_aware.coordinator.epoch import EpochState
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.ipc.arena import Arena
@@ -55,7 +53,7 @@ class Epochs:
             if not run.outstanding:
                 self._ended.pop(number).release()
 
-    def offer(self, output: OutputQueue, keys: list[Any] | None) -> None:
+    def offer(self, output: OutputQueue, keys: list[object] | None) -> None:
         """Take up a batch of keys from the sampler; None is its end."""
         run = self.of(output.number)
         if run is not None and keys is None:

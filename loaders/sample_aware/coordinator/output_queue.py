@@ -6,9 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from loaders.sample_aware.ipc.arena import Block
+from loaders.sample_aware.ipc.messages import Value
 
 __all__ = ["OutputQueue", "ReadyBatch"]
 
@@ -19,8 +19,8 @@ class ReadyBatch:
 
     samples: Sequence[int]
     """Their numbers in the epoch."""
-    keys: Sequence[Any]
-    value: Any
+    keys: Sequence[object]
+    value: Value
     """What the collation gave."""
     work_ns: Sequence[int]
     """What every sample took from its first to its last stage, waits not counted."""

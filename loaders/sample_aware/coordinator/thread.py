@@ -10,26 +10,24 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
-from loaders.sample_aware.coordinator.collator import Collator
+from loaders.sample_aware.coordinator.collator import Collator, be_prompt
 from loaders.sample_aware.coordinator.epoch import EpochState, SizeGuess
 from loaders.sample_aware.coordinator.epochs import Epochs
 from loaders.sample_aware.coordinator.output_queue import OutputQueue
-from loaders.sample_aware.coordinator.prompt import be_prompt
 from loaders.sample_aware.coordinator.scaling import WorkerScaler
 from loaders.sample_aware.coordinator.slow_samples import NEVER, SlowSampleTracker
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.ipc.arena import Arena, Block
-from loaders.sample_aware.ipc.control_page import ControlPage, Roots
-from loaders.sample_aware.ipc.layout import Layout
-from loaders.sample_aware.ipc.messages import Report, ReportKind, Reports
+from loaders.sample_aware.ipc.control_page import ControlPage, Layout, Roots
+from loaders.sample_aware.ipc.messages import Report, ReportKind, Reports, Value
 from loaders.sample_aware.ipc.serialize import load, load_report
 from loaders.sample_aware.options import Settings
 from loaders.sample_aware.policy.pace import is_for_one, rest_s, tasks_ahead
 from loaders.sample_aware.policy.timeout import SlowTimeout
-from loaders.sample_aware.workers.jobs import Job
+from loaders.sample_aware.workers.jobs import Failure, Job
 from loaders.sample_aware.workers.pool import Pool
 from loaders.shared.stall_monitor import WorkerStatus
 
@@ -56,7 +54,7 @@ class Coordinator:
         stats: Stats,
     ) -> None:
         self.stats = stats
-        self.failed: deque[tuple[Any, str]] = deque()
+        self.failed: deque[tuple[Value, str]] = deque()
         """Keys of samples that were left out, and why."""
         self.error: BaseException | None = None
         """What has ended the workers."""
@@ -147,20 +145,20 @@ class Coordinator:
             if not self._ending:
                 self._die(error)
 
-    def _handle(self, what: Any, descriptor: int) -> None:
-        if what == "wake":
-            os.eventfd_read(descriptor)
-            while self._calls:
-                self._calls.popleft()()
-        elif what == "reports":
-            for report in self._reports.feed(os.read(descriptor, _READ_BYTES)):
-                self._hear(report)
-        else:
+    def _handle(self, what: int | str, descriptor: int) -> None:
+        if isinstance(what, int):
             self._selector.unregister(descriptor)
             error = self._pool.ended(what)
             self.stats.note_workers(len(self._pool))
             if error is not None and self.error is None:
                 self._die(self._with_sample(error, what))
+        elif what == "wake":
+            os.eventfd_read(descriptor)
+            while self._calls:
+                self._calls.popleft()()
+        else:
+            for report in self._reports.feed(os.read(descriptor, _READ_BYTES)):
+                self._hear(report)
 
     def _die(self, error: BaseException) -> None:
         self.error = error
@@ -261,11 +259,13 @@ class Coordinator:
         if block is not None:
             size.learn(report.offset + report.nbytes + 8 * report.samples - block.offset)
 
-    def _failure(self, report: Report, block: Block | None) -> Any:
+    def _failure(self, report: Report, block: Block | None) -> Failure:
+        failure: Failure
         if block is None:
-            return load_report(report.payload)
-        failure = load(self._arena.memory, report.offset, report.nbytes, copy=True)
-        self._arena.free(block)
+            failure = load_report(report.payload)
+        else:
+            failure = load(self._arena.memory, report.offset, report.nbytes, copy=True)
+            self._arena.free(block)
         return failure
 
     def _pause(self) -> float | None:

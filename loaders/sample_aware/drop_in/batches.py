@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
-from loaders.sample_aware.drop_in.keys import EpochKeys
+from loaders.sample_aware.drop_in.keys import EpochKeys, State
 from loaders.sample_aware.drop_in.samplers import noted, restore
+from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.workers.jobs import is_default
 from loaders.shared.compat import BaseIterator, InProcessIterator, pin_memory
 
@@ -25,15 +26,15 @@ __all__ = ["InProcess", "TorchCollate", "WorkerBatches", "can_pin"]
 class TorchCollate(Collate):
     """A DataLoader's collate_fn, and page-locked memory where that is asked for."""
 
-    def __init__(self, collate_fn: Callable[[Any], Any], *, single: bool, pin: bool) -> None:
+    def __init__(self, collate_fn: Callable[[Value], Value], *, single: bool, pin: bool) -> None:
         self._collate_fn, self._single = collate_fn, single
         self.in_place, self.finishes = is_default(collate_fn) and not single, pin
 
-    def __call__(self, keys: Sequence[Any], samples: Sequence[Any], work_ns: Sequence[int]) -> Any:
+    def __call__(self, keys: Sequence[object], samples: Sequence[object], work_ns: Sequence[int]) -> object:
         """Return what the consumer takes."""
         return self._collate_fn(samples[0] if self._single else list(samples))
 
-    def finish(self, batch: Any) -> Any:
+    def finish(self, batch: object) -> object:
         """Return the batch, page-locked where that is asked for."""
         return pin_memory(batch) if self.finishes else batch
 
@@ -41,7 +42,7 @@ class TorchCollate(Collate):
 class _Batches(BaseIterator):
     """What both iterators share: the keys of the epoch, and where they go on after `load_state_dict`."""
 
-    def __init__(self, loader: SampleAwareDataLoader[Any]) -> None:
+    def __init__(self, loader: SampleAwareDataLoader[object]) -> None:
         self.keys: EpochKeys | None = None
         """None once the epoch has ended."""
         self._lock = threading.Lock()
@@ -49,17 +50,17 @@ class _Batches(BaseIterator):
         super().__init__(loader)
         self._begin(loader, drew_seed=True)
 
-    def _reset(self, loader: SampleAwareDataLoader[Any], first_iter: bool = False) -> None:
+    def _reset(self, loader: SampleAwareDataLoader[object], first_iter: bool = False) -> None:
         self._start = noted(loader)
         super()._reset(loader, first_iter)
         self._begin(loader, drew_seed=False)
 
-    def state(self, draw_at_most: int) -> dict[str, Any]:
+    def state(self, draw_at_most: int) -> State:
         """Return what is left of the epoch, of which there is something."""
         assert self.keys is not None
         return {"left": self.keys.state(draw_at_most), "start": self._start, "drew_seed": self._drew_seed}
 
-    def _begin(self, loader: SampleAwareDataLoader[Any], *, drew_seed: bool) -> None:
+    def _begin(self, loader: SampleAwareDataLoader[object], *, drew_seed: bool) -> None:
         self._drew_seed = drew_seed
         how = {"single": not self._auto_collation, "by_batch": loader.by_batch}
         progress, resumed = loader.progress, loader.take_state()
@@ -94,7 +95,7 @@ class WorkerBatches(_Batches):
     _engine: Engine | None = None
     _engine_seed = 0
 
-    def _begin(self, loader: SampleAwareDataLoader[Any], *, drew_seed: bool) -> None:
+    def _begin(self, loader: SampleAwareDataLoader[object], *, drew_seed: bool) -> None:
         super()._begin(loader, drew_seed=drew_seed)
         seed, engine = int(self._base_seed), self._engine
         if engine is None or engine.closed or self._engine_seed != seed:
@@ -110,7 +111,7 @@ class WorkerBatches(_Batches):
         """The worker processes, those that have ended too; torch's iterator has them by this name."""
         return self._engine.processes if self._engine is not None else []
 
-    def _next_data(self) -> Any:
+    def _next_data(self) -> Value:
         with self._lock:
             engine = self._engine
             if self.keys is None or engine is None:
@@ -152,11 +153,11 @@ class WorkerBatches(_Batches):
 class InProcess(_Batches, InProcessIterator):
     """Batches without workers: in order, each sample when its batch is asked for."""
 
-    def _begin(self, loader: SampleAwareDataLoader[Any], *, drew_seed: bool) -> None:
+    def _begin(self, loader: SampleAwareDataLoader[object], *, drew_seed: bool) -> None:
         super()._begin(loader, drew_seed=drew_seed)
         self._job, self._collate, self._done = loader.job(int(self._base_seed)), loader.collate(), 0
 
-    def _next_data(self) -> Any:
+    def _next_data(self) -> Value:
         with self._lock:
             if self.keys is None:
                 raise StopIteration
@@ -175,14 +176,14 @@ class InProcess(_Batches, InProcessIterator):
             self.keys.came_back(numbers)
             return value
 
-    def _sample(self, key: tuple[int, Any]) -> Any:
+    def _sample(self, key: tuple[int, object]) -> object:
         partial = None
         for stage in range(len(self._job.stages)):
             partial = self._job.apply(stage, key, partial)
         return partial
 
 
-def draw_seed(loader: SampleAwareDataLoader[Any]) -> int:
+def draw_seed(loader: SampleAwareDataLoader[object]) -> int:
     """Return what torch's DataLoader draws for the seeds of its workers."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
 

@@ -6,7 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Final, TypeVar, Unpack
+from typing import Final, TypeVar, Unpack
 
 import torch
 from torch.utils.data import (
@@ -25,9 +25,10 @@ from loaders.options import check_empty, pick, takes_options
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
-from loaders.sample_aware.drop_in.keys import Progress
+from loaders.sample_aware.drop_in.keys import Progress, State
 from loaders.sample_aware.drop_in.samplers import draws_again, noted
 from loaders.sample_aware.ipc import nontemporal_copy
+from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions, ShowsHistory
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
@@ -51,25 +52,25 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
     @takes_options(PolicyOptions)
     def __init__(
         self,
-        dataset: Any,
+        dataset: Value,
         batch_size: int | None = 1,
         shuffle: bool | None = None,
-        sampler: Any = None,
-        batch_sampler: Any = None,
+        sampler: Value = None,
+        batch_sampler: Value = None,
         num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Value], Value] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
+        multiprocessing_context: Value = None,
         generator: torch.Generator | None = None,
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
-        transforms: Sequence[Callable[[Any], Any]] = (),
+        transforms: Sequence[Callable[[Value], Value]] = (),
         order: Order | None = None,
         sample_timeout_s: float | None = None,
         seed_samples: bool = True,
@@ -143,7 +144,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             self._pass_on()
         self.progress = Progress()
         """Which epoch it is, for the iterators."""
-        self._state: dict[str, Any] | None = None
+        self._state: State | None = None
         self._begin_figures()
 
     def _begin_figures(self) -> None:
@@ -157,11 +158,11 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         # Weakly, for workers end with the iterator that they work for.
         self._current: weakref.ref[WorkerBatches | InProcess] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         left_out = ("_iterator", "_current", "_run_stats", "_slow_timeout")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: State) -> None:
         self.__dict__.update(state, _iterator=None)
         self._begin_figures()
 
@@ -169,7 +170,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         """Return figures of stages, queues, slow samples and workers, as SampleAwareLoader has them."""
         return self._run_stats.details()
 
-    def _get_iterator(self) -> Any:
+    def _get_iterator(self) -> Value:
         # Called by torch's `__iter__`, once for all epochs where workers persist.
         if self._as_torch:
             return super()._get_iterator()
@@ -180,7 +181,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         self._current = weakref.ref(iterator)
         return iterator
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return where the loader is, for `load_state_dict` of a loader that is made like this one.
 
         Batches that the consumer has count as used. The state has the samples that were drawn and not used, and the
@@ -196,19 +197,19 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         if self._state is not None:
             return self._state
         current = self._current() if self._current is not None else None
-        epoch: dict[str, Any] = {"left": None, "start": None, "drew_seed": not self.persistent_workers}
+        epoch: State = {"left": None, "start": None, "drew_seed": not self.persistent_workers}
         if current is not None and current.keys is not None:
             epoch = current.state(0 if draws_again(self) else _length(self._index_sampler) + 1)
         return {"epochs": self.progress.epochs, "base_seed": self.progress.base_seed, **epoch, "now": noted(self)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Have the next epoch go on where `state_dict` was called.
 
         When it begins, the samplers and the generators that they draw from are put where they were, torch's own too.
         """
         self._state = state
 
-    def take_state(self) -> dict[str, Any] | None:
+    def take_state(self) -> State | None:
         """Return what was loaded, once, for the iterators."""
         state, self._state = self._state, None
         return state
@@ -277,7 +278,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             return self.order
         if not self.in_order:
             return "arrival"
-        sampler: Any = self.sampler
+        sampler: Value = self.sampler
         if self.batch_sampler is not None:
             if type(self.batch_sampler) is not BatchSampler:
                 # It decides which samples share a batch.
@@ -289,7 +290,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         return "arrival" if random else "strict"
 
 
-def _say_if_opaque(transforms: Sequence[Any], order: Order) -> None:
+def _say_if_opaque(transforms: Sequence[object], order: Order) -> None:
     if transforms or order == "strict" or "opaque" in _said:
         return
     _said.add("opaque")
@@ -300,7 +301,7 @@ def _say_if_opaque(transforms: Sequence[Any], order: Order) -> None:
     )
 
 
-def _length(sampler: Any) -> int:
+def _length(sampler: Value) -> int:
     """Return how many batches a sampler has, -1 where it does not tell."""
     try:
         return len(sampler)

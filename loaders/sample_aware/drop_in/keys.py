@@ -8,14 +8,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypeAlias
 
 import torch
 
 from loaders.errors import LoaderConfigError
+from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.workers.jobs import SAMPLE_STEP, SEED_MASK
 
-__all__ = ["EpochKeys", "Progress"]
+__all__ = ["EpochKeys", "Progress", "State"]
+
+State: TypeAlias = dict[str, Value]
+"""Where a loader is, as `state_dict` returns it: numbers, text, tensors, and what samplers keep."""
 
 _VERSION: Final = 2
 _VERSION_WITH_THE_REST: Final = 1
@@ -27,7 +31,7 @@ _COMPARED: Final = frozenset((int, str, bytes))
 class _Drawn(NamedTuple):
     place: int
     """In the epoch."""
-    index: Any
+    index: Value
     """In the dataset; with `by_batch` those of a batch."""
 
 
@@ -57,7 +61,7 @@ class EpochKeys:
     One thread draws at a time; any thread may ask for the state meanwhile.
     """
 
-    def __init__(self, batches: Iterator[Any], seed: int, *, single: bool = False, by_batch: bool = False) -> None:
+    def __init__(self, batches: Iterator[Value], seed: int, *, single: bool = False, by_batch: bool = False) -> None:
         """Draw from an iterator over batches of indices, or over indices with `single`.
 
         With `by_batch` a batch is one key, (seed of its first sample, indices).
@@ -73,10 +77,10 @@ class EpochKeys:
         self._given = self._drawn = self._place = self._checksum = 0
         self._exhausted = False
 
-    def __iter__(self) -> Iterator[list[tuple[int, Any]]]:
+    def __iter__(self) -> Iterator[list[tuple[int, object]]]:
         return self
 
-    def __next__(self) -> list[tuple[int, Any]]:
+    def __next__(self) -> list[tuple[int, object]]:
         with self._lock:
             batch = self._stored.popleft() if self._stored else self._draw()
             if batch is None:
@@ -93,7 +97,7 @@ class EpochKeys:
                 del self._out[sample]
             self._sizes.remove(len(samples))
 
-    def state(self, draw_at_most: int = 0) -> dict[str, Any]:
+    def state(self, draw_at_most: int = 0) -> State:
         """Return what was given out and has not come back, and how many batches were drawn before.
 
         With `draw_at_most` so many batches are drawn from the sampler first, so that it need not draw the same again.
@@ -105,7 +109,7 @@ class EpochKeys:
                     break
                 self._stored.append(batch)
             waiting = [*self._out.values(), *(drawn for batch in self._stored for drawn in batch)]
-            indices: Any = [drawn.index for drawn in waiting]
+            indices: Value = [drawn.index for drawn in waiting]
             if indices and all(type(index) is int for index in indices):
                 indices = torch.tensor(indices, dtype=torch.int64)
             return {
@@ -122,8 +126,8 @@ class EpochKeys:
     @classmethod
     def resumed(
         cls,
-        state: dict[str, Any],
-        batches: Iterator[Any],
+        state: State,
+        batches: Iterator[Value],
         *,
         base_seed: int = 0,
         single: bool = False,

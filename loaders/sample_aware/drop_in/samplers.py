@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ from torch.utils.data import (
 )
 
 from loaders.errors import LoaderConfigError
+from loaders.sample_aware.drop_in.keys import State
+from loaders.sample_aware.ipc.messages import Value
 from loaders.shared.compat import batch_sampler_of
 
 __all__ = ["draws_again", "noted", "restore"]
@@ -28,15 +30,15 @@ _KNOWN: Final = (
 )  # fmt: skip
 
 
-def draws_again(loader: DataLoader[Any]) -> bool:
+def draws_again(loader: DataLoader[object]) -> bool:
     """Tell whether the samplers draw the same once more from what `noted` returns: torch's own do."""
     return all(type(sampler) in _KNOWN or _is_stateful(sampler) for sampler in _samplers(loader))
 
 
-def noted(loader: DataLoader[Any]) -> dict[str, Any]:
+def noted(loader: DataLoader[object]) -> State:
     """Return the states of the generators, and of the samplers that have one; some kilobytes."""
     samplers = _samplers(loader)
-    state: dict[str, Any] = {
+    state: State = {
         "generators": [generator.get_state() for generator in _generators(loader)],
         "samplers": [sampler.state_dict() if _is_stateful(sampler) else None for sampler in samplers],
         "epochs": [sampler.epoch if isinstance(sampler, DistributedSampler) else None for sampler in samplers],
@@ -46,7 +48,7 @@ def noted(loader: DataLoader[Any]) -> dict[str, Any]:
     return state
 
 
-def restore(loader: DataLoader[Any], state: dict[str, Any], *, samplers: bool) -> None:
+def restore(loader: DataLoader[object], state: State, *, samplers: bool) -> None:
     """Put the generators, and the samplers if asked, where they were; raises LoaderConfigError for another loader's."""
     generators, found = _generators(loader), _samplers(loader)
     if len(generators) != len(state["generators"]) or len(found) != len(state["samplers"]):
@@ -67,13 +69,13 @@ def restore(loader: DataLoader[Any], state: dict[str, Any], *, samplers: bool) -
                 sampler.set_epoch(epoch)
 
 
-def _samplers(loader: DataLoader[Any]) -> list[Any]:
+def _samplers(loader: DataLoader[object]) -> list[Value]:
     outer = batch_sampler_of(loader)
     inner = getattr(outer, "sampler", None)
     return [outer] if inner is None else [outer, inner]
 
 
-def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+def _generators(loader: DataLoader[object]) -> list[torch.Generator]:
     found = [loader.generator]
     for sampler in _samplers(loader):
         if hasattr(sampler, "generator"):
@@ -85,5 +87,5 @@ def _generators(loader: DataLoader[Any]) -> list[torch.Generator]:
     return list({id(generator): generator for generator in found if isinstance(generator, torch.Generator)}.values())
 
 
-def _is_stateful(sampler: Any) -> bool:
+def _is_stateful(sampler: Value) -> bool:
     return hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")

@@ -9,10 +9,14 @@ import mmap
 import pickle
 from typing import Final, NamedTuple
 
-from loaders.sample_aware.ipc.serialize import Spec
+import numpy as np
+import numpy.typing as npt
+
+from loaders.sample_aware.ipc.messages import IN_ROW, Report
+from loaders.sample_aware.ipc.serialize import Spec, spec_of
 from loaders.shared.stall_monitor import MONITOR_BYTES, WorkerTable
 
-__all__ = ["MAX_STAGES", "MAX_WORKERS", "NO_ROOTS", "RESERVED_BYTES", "ControlPage", "Roots"]
+__all__ = ["MAX_STAGES", "MAX_WORKERS", "NO_ROOTS", "RESERVED_BYTES", "ControlPage", "Layout", "Roots"]
 
 
 class Roots(NamedTuple):
@@ -97,3 +101,26 @@ class ControlPage:
     def roots(self) -> Roots:
         """Return the roots of `set_roots`, which are set before the first task."""
         return Roots(*self._numbers[_ROOTS : _ROOTS + len(NO_ROOTS)])
+
+
+class Layout:
+    """Checks whether all samples have equal tensor shapes and dtypes, so that workers can write into rows of a batch.
+
+    It looks at the samples that lie apart, in blocks of their own; at first all of them do.
+    """
+
+    def __init__(self, control: ControlPage) -> None:
+        self._control = control
+        self._varied = False
+        self.spec: Spec | None = None
+        """The tensors of a sample; None before the first one, and for good once two samples have differed."""
+
+    def learn(self, report: Report, memory: npt.NDArray[np.uint8]) -> None:
+        """Take a sample that is done into account."""
+        if self._varied or report.offset == IN_ROW:
+            return
+        spec = spec_of(memory, report.offset, report.nbytes) if report.offset >= 0 else ()
+        if self.spec is None and spec and self._control.set_spec(spec):
+            self.spec = spec
+        elif spec != self.spec:
+            self._varied, self.spec = True, None

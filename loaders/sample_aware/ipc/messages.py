@@ -11,7 +11,7 @@ import select
 import struct
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 __all__ = [
     "IN_REPORT",
@@ -25,11 +25,15 @@ __all__ = [
     "RowToken",
     "Task",
     "TaskKind",
+    "Value",
     "fits",
     "pack_key",
     "room",
     "unpack_key",
 ]
+
+Value: TypeAlias = Any
+"""A sample, whole or partial, its key in the dataset, or a batch: of the types of the user's dataset."""
 
 NO_ROW: Final = -1
 IN_ROW: Final = -1
@@ -106,7 +110,7 @@ class Task(NamedTuple):
     kind: int
     run: int
     sample: int
-    key: Any
+    key: Value
     stage: int = 0
     """With which it begins."""
     spent_ns: int = 0
@@ -143,12 +147,12 @@ class Task(NamedTuple):
         return cls(kind, run, sample, told, stage, spent, batch, row, rows, base, *memory)
 
 
-def pack_key(key: Any) -> bytes:
+def pack_key(key: Value) -> bytes:
     """Return what tells the dataset which sample is meant."""
     return pickle.dumps(key, pickle.HIGHEST_PROTOCOL)
 
 
-def unpack_key(packed: bytes) -> Any:
+def unpack_key(packed: bytes) -> Value:
     """Return what `pack_key` was given; packed by the other process of the pair."""
     return pickle.loads(packed)  # noqa: S301
 

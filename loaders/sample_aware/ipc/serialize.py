@@ -7,12 +7,13 @@ import io
 import pickle
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.ipc.nontemporal_copy import MIN_BYTES, Move
 
 __all__ = ["Packed", "Spec", "copy_to", "load", "load_report", "offsets", "pack", "rows_of", "spec_of", "unpack"]
@@ -42,11 +43,11 @@ class Packed(NamedTuple):
     """A sample that is ready to be written down."""
 
     payload: bytes
-    leaves: list[Any]
+    leaves: list[Value]
     spec: Spec
 
 
-def pack(sample: Any, *, strides: bool = False) -> Packed:
+def pack(sample: Value, *, strides: bool = False) -> Packed:
     """Take the tensors out of a sample or a batch; raises what pickling raises.
 
     With `strides` a tensor keeps the order of its dimensions in memory, channels_last for example, and one that is
@@ -63,7 +64,7 @@ def pack(sample: Any, *, strides: bool = False) -> Packed:
     return Packed(buffer.getvalue(), packer.leaves, tuple(packer.spec))
 
 
-def unpack(payload: bytes | memoryview, leaves: Iterable[Any]) -> Any:
+def unpack(payload: bytes | memoryview, leaves: Iterable[Value]) -> Value:
     """Return the sample with these tensors and arrays for its own; packed by the other process of the pair."""
     return pickle.loads(payload, buffers=leaves)  # noqa: S301
 
@@ -77,7 +78,7 @@ def offsets(spec: Spec, rows: int = 1) -> tuple[list[int], int]:
     return begins, at
 
 
-def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Any, nontemporal: Move = ctypes.memmove) -> None:
+def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Value, nontemporal: Move = ctypes.memmove) -> None:
     """Write a leaf's values to a place of the arena, given as bytes; with `nontemporal` where they are many."""
     if leaf.kind == _TENSOR and values.is_contiguous():
         # Without views, as torch's copy needs them.
@@ -91,7 +92,7 @@ def copy_to(whole: torch.Tensor, at: int, leaf: Leaf, values: Any, nontemporal: 
         np.copyto(place.numpy().view(values.dtype).reshape(leaf.shape), values)
 
 
-def load(memory: npt.NDArray[np.uint8], at: int, nbytes: int, *, copy: bool) -> Any:
+def load(memory: npt.NDArray[np.uint8], at: int, nbytes: int, *, copy: bool) -> Value:
     """Return a sample that lies apart: its tensors, and from `at` on how they lie and the rest of it.
 
     With `copy` its tensors have memory of their own, else they share this one.
@@ -108,7 +109,7 @@ def load(memory: npt.NDArray[np.uint8], at: int, nbytes: int, *, copy: bool) -> 
     return unpack(payload, found)
 
 
-def load_report(payload: bytes) -> Any:
+def load_report(payload: bytes) -> Value:
     """Return a sample without tensors, which came with its report."""
     rest, _ = pickle.loads(payload)  # noqa: S301 - from a process of ours
     return unpack(rest, ())
@@ -121,19 +122,19 @@ def spec_of(memory: npt.NDArray[np.uint8], at: int, nbytes: int) -> Spec:
     return found
 
 
-def rows_of(memory: npt.NDArray[np.uint8], at: int, leaf: Leaf, rows: int) -> Any:
+def rows_of(memory: npt.NDArray[np.uint8], at: int, leaf: Leaf, rows: int) -> Value:
     """Return all rows of a leaf as one tensor or array that shares the memory."""
     return _shaped(memory[at : at + leaf.nbytes * rows], leaf, (rows, *leaf.shape))
 
 
-def _shaped(place: npt.NDArray[np.uint8], leaf: Leaf, shape: Sequence[int]) -> Any:
+def _shaped(place: npt.NDArray[np.uint8], leaf: Leaf, shape: Sequence[int]) -> Value:
     if leaf.kind == _TENSOR:
         # From its own bytes: the storage is then the tensor's alone.
         return torch.from_numpy(place).view(getattr(torch, leaf.dtype)).view(tuple(shape))
     return place.view(np.dtype(leaf.dtype)).reshape(tuple(shape))
 
 
-def _same(leaf: Any) -> Any:
+def _same(leaf: Value) -> Value:
     return leaf
 
 
@@ -149,13 +150,13 @@ class _Outline:
     """A sample of tuples, lists and dicts without its tensors: found in a fraction of the time that a pickler takes."""
 
     def __init__(self, strides: bool) -> None:
-        self.leaves: list[Any] = []
+        self.leaves: list[Value] = []
         self.spec: list[Leaf] = []
         self._strides = strides
         self._met: set[int] = set()
         self._parts = 0
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: Value) -> Value:
         """Return a part of the sample; raises _Intricate for one of another type, and for one that is met again."""
         kind = type(value)
         if kind in _PLAIN:
@@ -186,11 +187,11 @@ class _Outline:
 class _Packer(pickle.Pickler):
     def __init__(self, file: io.BytesIO, strides: bool) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=_goes_along)
-        self.leaves: list[Any] = []
+        self.leaves: list[Value] = []
         self.spec: list[Leaf] = []
         self._strides = strides
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: Value) -> Value:
         leaf = _leaf(value)
         if leaf is None:
             return NotImplemented
@@ -206,7 +207,7 @@ class _Packer(pickle.Pickler):
         return _same, (_HERE,)
 
 
-def _leaf(value: Any) -> Leaf | None:
+def _leaf(value: Value) -> Leaf | None:
     """Return what a tensor or an array is without its values, None for what is pickled."""
     kind = type(value)
     if kind is torch.Tensor:

@@ -11,7 +11,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.utils.data import StackDataset, Subset, default_collate
 from loaders.base import Samples
 from loaders.pipeline import Item, Pipeline, sample_error, transformed
 from loaders.sample_aware.ipc.control_page import NO_ROOTS, Roots
+from loaders.sample_aware.ipc.messages import Value
 from loaders.shared.compat import ExceptionWrapper, enter_worker, has_own_collations, outside_worker, worker_seed
 
 __all__ = [
@@ -50,7 +51,7 @@ class WorkerPlace(NamedTuple):
 class Failure(NamedTuple):
     """Why a sample has no result."""
 
-    error: Any
+    error: BaseException | ExceptionWrapper
     """Pickles: an exception, or torch's wrapper of one."""
     stage: str
 
@@ -85,23 +86,23 @@ class Job(ABC):
         return
 
     @abstractmethod
-    def run(self, stage: int, key: Any, partial: Any) -> Any:
+    def run(self, stage: int, key: Value, partial: Value) -> Value:
         """Return the partial sample after a stage; `partial` is None before the first."""
 
-    def result(self, partial: Any) -> Any:
+    def result(self, partial: Value) -> Value:
         """Return what a worker sends of the last stage's partial sample."""
         return partial
 
-    def collate(self, keys: Sequence[Any], samples: Sequence[Any]) -> Any:
+    def collate(self, keys: Sequence[Value], samples: Sequence[Value]) -> Value:
         """Return a batch of samples; raise NotImplementedError where `collates` is false."""
         raise NotImplementedError
 
     @abstractmethod
-    def failure(self, place: WorkerPlace, stage: str, key: Any, error: Exception) -> Failure:
+    def failure(self, place: WorkerPlace, stage: str, key: Value, error: Exception) -> Failure:
         """Return why a sample failed, or a collation where the key is None."""
 
     @abstractmethod
-    def name(self, key: Any) -> str:
+    def name(self, key: Value) -> str:
         """Return how messages name a sample."""
 
 
@@ -121,7 +122,7 @@ class PipelineJob(Job):
         """Read, decode and the pipeline's transforms."""
         return "read", "decode", *(transform.name for transform in self.pipeline.transforms)
 
-    def run(self, stage: int, key: tuple[int, int], partial: Any) -> Any:
+    def run(self, stage: int, key: tuple[int, int], partial: Value) -> Value:
         """Return what was read, then the item."""
         epoch, sample_id = key
         if stage == 0:
@@ -130,7 +131,7 @@ class PipelineJob(Job):
             return Item(sample_id, self.seed, epoch, *self.pipeline.decode(partial, self.samples, sample_id))
         return transformed(self.pipeline.transforms[stage - 2], partial)
 
-    def result(self, partial: Item) -> Any:
+    def result(self, partial: Item) -> Value:
         """Return data and target, for the rest of the item is known."""
         return partial.data, partial.target
 
@@ -153,11 +154,11 @@ class DatasetJob(Job):
 
     def __init__(
         self,
-        dataset: Any,
-        transforms: Sequence[Callable[[Any], Any]],
+        dataset: Value,
+        transforms: Sequence[Callable[[Value], Value]],
         worker_init_fn: Callable[[int], None] | None,
         base_seed: int,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Value], Value] | None = None,
         *,
         single: bool = False,
         by_batch: bool = False,
@@ -175,7 +176,7 @@ class DatasetJob(Job):
         self._initial_seed = b""
         self.collates = collate_fn is not None
 
-    def collate(self, keys: Sequence[tuple[int, Any]], samples: Sequence[Any]) -> Any:
+    def collate(self, keys: Sequence[tuple[int, Value]], samples: Sequence[Value]) -> Value:
         """Return what collate_fn makes of the samples; what it draws depends on the first one's place in the epoch."""
         assert self._collate_fn is not None
         if self._seeded:
@@ -210,7 +211,7 @@ class DatasetJob(Job):
         self._roots = roots
         self._initial_seed = torch.initial_seed().to_bytes(8, "little")
 
-    def run(self, stage: int, key: tuple[int, Any], partial: Any) -> Any:
+    def run(self, stage: int, key: tuple[int, Value], partial: Value) -> Value:
         """Return the dataset's sample, then the transformed one, with random numbers of the sample's own.
 
         What is drawn depends on the sample's place in the epoch and on nothing else: not on the worker that happens to
@@ -228,14 +229,14 @@ class DatasetJob(Job):
             done.append(transform(sample))
         return done
 
-    def apply(self, stage: int, key: tuple[int, Any], partial: Any) -> Any:
+    def apply(self, stage: int, key: tuple[int, Value], partial: Value) -> Value:
         """Do the same with the random numbers of the process as they are."""
         if stage == 0:
             return self._dataset.__getitems__(key[1]) if self._by_batch else self._dataset[key[1]]
         transform = self._transforms[stage - 1]
         return [transform(sample) for sample in partial] if self._by_batch else transform(partial)
 
-    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, Any] | None, error: Exception) -> Failure:
+    def failure(self, place: WorkerPlace, stage: str, key: tuple[int, Value] | None, error: Exception) -> Failure:
         """Return what torch's worker would."""
         failure = ExceptionWrapper(  # type: ignore[no-untyped-call]
             (type(error), error, error.__traceback__),
@@ -250,7 +251,7 @@ class DatasetJob(Job):
             failure.exc_msg = "".join(traceback.format_exception(error))
         return Failure(failure, stage)
 
-    def name(self, key: tuple[int, Any] | None) -> str:
+    def name(self, key: tuple[int, Value] | None) -> str:
         """Return the index."""
         if key is None:
             return "no sample"
@@ -269,7 +270,7 @@ class DatasetJob(Job):
         np.random.seed((roots.numpy + seed) & _NUMPY_SEED_BITS)
 
 
-def asks_by_batch(dataset: Any) -> bool:
+def asks_by_batch(dataset: object) -> bool:
     """Tell whether torch's DataLoader would ask a dataset for whole batches, and not for each of their samples.
 
     Subset and StackDataset have `__getitems__` in any case, so what they are made of decides.
@@ -282,12 +283,12 @@ def asks_by_batch(dataset: Any) -> bool:
     return bool(getattr(dataset, "__getitems__", None))
 
 
-def is_default(collate_fn: Any) -> bool:
+def is_default(collate_fn: object) -> bool:
     """Tell whether a collation is torch's own and nothing of the user's is in it, which might change the samples."""
     return collate_fn is default_collate and not has_own_collations()
 
 
-def _name(transform: Any) -> str:
+def _name(transform: object) -> str:
     named = getattr(transform, "name", None) or getattr(transform, "__name__", None)
     return named if isinstance(named, str) else type(transform).__name__
 

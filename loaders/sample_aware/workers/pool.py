@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from typing import Final
 
 import torch.multiprocessing
 
@@ -191,7 +191,7 @@ class Pool:
         os.close(member.alive)
 
 
-def start_context(given: Any) -> BaseContext:
+def start_context(given: object) -> BaseContext:
     """Return the multiprocessing context of a start method's name, of a context, or of None for the usual one."""
     if isinstance(given, BaseContext):
         return given

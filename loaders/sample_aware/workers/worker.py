@@ -12,10 +12,10 @@ import threading
 import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import reduction
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from loaders.sample_aware.ipc.messages import (
     RowToken,
     Task,
     TaskKind,
+    Value,
     room,
     unpack_key,
 )
@@ -54,11 +55,11 @@ _ANSWER: Final = struct.Struct("<q")
 class Descriptor(int):
     """A file descriptor that goes along to a worker, however that is started."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return _received, (reduction.DupFd(int(self)),)
 
 
-def _received(sent: Any) -> Descriptor:
+def _received(sent: Value) -> Descriptor:
     return Descriptor(sent.detach())
 
 
@@ -106,7 +107,7 @@ class _Worker:
         self._map = mmap.mmap(ends.arena, VIRTUAL_BYTES)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._bytes = self._memory.numpy()
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, Callable[[], object]] = {}
         """What tells of samples that a collation has kept when they are gone, by their blocks' beginnings."""
         self._control = ControlPage(self._map)
         self._move = load_copy(ends.copy)
@@ -188,14 +189,14 @@ class _Worker:
             return
         self._done(task, times, now - began + task.spent_ns, packed)
 
-    def _resumed(self, task: Task) -> Any:
+    def _resumed(self, task: Task) -> Value:
         # Copied, for a transform may keep what it is given, and the block is used again.
         return load(self._bytes, task.offset, task.nbytes, copy=True)
 
-    def _input(self, task: Task) -> Any:
+    def _input(self, task: Task) -> Value:
         return unpack_key(self._map[task.offset : task.offset + task.nbytes]) if task.key is None else task.key
 
-    def _fail(self, run: int, sample: int, stage: str, key: Any, error: Exception) -> None:
+    def _fail(self, run: int, sample: int, stage: str, key: Value, error: Exception) -> None:
         failure = self._job.failure(self._seat, stage, key, error)
         self._apart(Report(ReportKind.FAILED, self._seat.worker, run, sample), pack(failure))
 
@@ -203,7 +204,7 @@ class _Worker:
         """Make a batch of quick samples; where one of them turns out slow and others are idle, leave them the rest."""
         control, table = self._control, self._control.workers
         worker, stages = self._seat.worker, range(len(self._stages))
-        samples: list[Any] = []
+        samples: list[object] = []
         times: list[list[int]] = []
         keys, key, name = self._input(task), None, ""
         now = time.monotonic_ns()
@@ -244,7 +245,7 @@ class _Worker:
         finally:
             table.end(worker)
 
-    def _split_bundle(self, task: Task, samples: list[Any], times: list[list[int]], count: int) -> None:
+    def _split_bundle(self, task: Task, samples: list[object], times: list[list[int]], count: int) -> None:
         """Give back what was not begun, and hand over what is done sample by sample."""
         worker, done = self._seat.worker, len(samples)
         self._tell(Report(ReportKind.GIVEN_BACK, worker, task.run, task.sample + done, row=count - done))
@@ -259,7 +260,7 @@ class _Worker:
 
     def _make_batch(self, task: Task) -> None:
         """Collate samples that lie apart."""
-        owners: list[tuple[weakref.ref[Any], int]] = []
+        owners: list[tuple[weakref.ref[object], int]] = []
         report = Report(ReportKind.BATCH, self._seat.worker, task.run, task.sample, task.batch)
         try:
             if self._control.epoch != task.run:
@@ -276,7 +277,7 @@ class _Worker:
         self._tell_kept(owners)
         self._tell(report)
 
-    def _collated(self, task: Task, owners: list[tuple[weakref.ref[Any], int]]) -> Packed:
+    def _collated(self, task: Task, owners: list[tuple[weakref.ref[object], int]]) -> Packed:
         keys, parts = self._input(task)
         samples = []
         for place, payload in parts:
@@ -289,7 +290,7 @@ class _Worker:
             samples.append(load(memory, at - begin, nbytes, copy=False))
         return pack(self._job.collate(keys, samples), strides=True)
 
-    def _tell_kept(self, owners: Sequence[tuple[weakref.ref[Any], int]]) -> None:
+    def _tell_kept(self, owners: Sequence[tuple[weakref.ref[object], int]]) -> None:
         """Have the memory of samples kept to which the collation has kept a reference, until that is gone."""
         for owner, begin in owners:
             memory = owner()
@@ -378,7 +379,7 @@ class _Worker:
         os.write(self._ends.reports, report.pack())
 
 
-def _packed(partial: Any) -> Packed | None:
+def _packed(partial: object) -> Packed | None:
     """Pack a partial sample; None where it holds what cannot leave the process, an open file for one."""
     try:
         return pack(partial)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from loaders.sample_aware.coordinator.stacking import StackedInPlace
+from loaders.sample_aware.coordinator.collator import StackedInPlace
 from loaders.sample_aware.ipc.arena import Arena
 from loaders.sample_aware.ipc.serialize import copy_to, load, offsets, pack, rows_of, unpack
 
