@@ -31,14 +31,14 @@ class Samples:
     sizes: npt.NDArray[np.int64]
     """Encoded size of each sample in bytes, all its files together, shape (n,)."""
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
-    """What else a dataset knows of each sample, by name: transcripts, boxes. Where a sample has further files, a column
-    whose name ends in `_path` tells where each lies, relative to root."""
+    """Further values of each sample, by name: transcripts, boxes. Where a sample has further files, a column
+    whose name ends in `_path` has the path of each, relative to root."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def path(self, sample_id: int, column: str | None = None) -> Path:
-        """Return the file of one sample, or the further one that a column tells of."""
+        """Return the file of one sample, or the further one whose path a column has."""
         return self.root / (self.paths[sample_id] if column is None else str(self.columns[column][sample_id]))
 
     @property
@@ -55,7 +55,7 @@ class Samples:
         return int(self.sizes[ids].sum())
 
     def at(self, root: Path) -> Samples:
-        """Return the same samples as seen under another root, a mount for one."""
+        """Return the same samples under another root, such as a mount."""
         return replace(self, root=root)
 
     def first(self, count: int) -> Samples:
@@ -97,7 +97,7 @@ class Batch:
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What else the workload's loss needs, by name, on the loader's device."""
     work_s: npt.NDArray[np.float64] | None = None
-    """Seconds from reading to the last transform of every sample, shape (n,); None where the engine does not tell."""
+    """Seconds from reading to the last transform of every sample, shape (n,); None where not measured."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -132,7 +132,7 @@ class Loader(Protocol):
     """Yields every sample of its dataset exactly once per epoch.
 
     Constructors take keywords only: `transform`, `batch_size`, `seed`, `device`, then `samples` (loaders that
-    read files) or `endpoint` (loaders that are streamed to), then what is the loader's own.
+    read files) or `endpoint` (loaders that are streamed to), then the loader's own arguments.
     """
 
     notes: tuple[str, ...]

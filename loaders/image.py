@@ -1,6 +1,6 @@
 """The image transform that every loader applies: decode, random resized crop, flip, normalise.
 
-What is drawn for a sample depends on (seed, epoch, sample id) alone, so every engine that takes its crops
+The random numbers of a sample depend on (seed, epoch, sample id) alone, so every engine that takes its crops
 from here feeds the training step the same pixels, whatever its order, workers or threads.
 """
 
@@ -70,7 +70,7 @@ class ImageTransform:
     """Divided by per channel after the mean is subtracted."""
 
     def __post_init__(self) -> None:
-        # Hydra hands out lists; a frozen transform is compared and pickled by value.
+        # Hydra passes lists; a frozen transform is compared and pickled by value.
         for name in ("scale", "ratio", "mean", "std"):
             object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
         if self.size < 1:

@@ -105,7 +105,7 @@ def takes_options(*kinds: type) -> Callable[[F], F]:
     """Decorate a constructor with `**keywords`: its signature and its help show the fields of option classes instead.
 
     A field that the constructor names itself keeps the constructor's default. `help` and `inspect.signature` show
-    what is accepted, and the harness checks the keys of a configuration against it.
+    the accepted arguments, and the harness checks the keys of a configuration against them.
     """
 
     def decorate(init: F) -> F:

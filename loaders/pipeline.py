@@ -1,4 +1,4 @@
-"""What is done to a sample between its file and its batch: defined once a workload, run by every loader."""
+"""The steps of a sample from its file to its batch: defined once a workload, run by every loader."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class UndecodableError(LoaderError):
-    """What was read is not whole, or of no known format."""
+    """The bytes that were read are not whole, or of no known format."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Transform(Protocol):
 
     @property
     def name(self) -> str:
-        """The step's name as the papers' tables have it, RandomCrop for one; unique in its pipeline."""
+        """The step's name as in the papers' tables, such as RandomCrop; unique in its pipeline."""
         ...
 
     def __call__(self, item: Item) -> Item:
@@ -96,7 +96,7 @@ class Pipeline(Protocol):
         ...
 
     def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        """Return data and target of what was read; raises UndecodableError."""
+        """Return data and target of the bytes that `read` returned; raises UndecodableError."""
         ...
 
     def collate(self, items: Sequence[Item]) -> Tensors:
@@ -120,7 +120,7 @@ class WrappedPipeline:
         return self.of.read(samples, sample_id)
 
     def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        """Return data and target of what was read; raises UndecodableError."""
+        """Return data and target of the bytes that `read` returned; raises UndecodableError."""
         return self.of.decode(encoded, samples, sample_id)
 
     def collate(self, items: Sequence[Item]) -> Tensors:

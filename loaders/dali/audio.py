@@ -158,7 +158,7 @@ class _FrameSplicingPart:
         return self.step(item)
 
     def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
-        # With a least shape of 1, what is padded is what a whole multiple lacks.
+        # With a minimum shape of 1, the padding is only as long as a whole multiple lacks.
         whole = fn.pad(data, axes=(0,), align=self.step.frames, shape=1)
         return fn.reshape(whole, shape=[-1, self.step.frames * self.channels])
 
@@ -217,7 +217,7 @@ def parts_of(steps: Sequence[Transform]) -> tuple[list[Part], list[Transform]]:
 
 
 def _takes(spectrum: Spectrum, channels: int, time: int) -> bool:
-    """Tell whether a step takes data like these: a waveform, of which it takes its spectrum, or such a spectrum."""
+    """Return whether a step takes such data: a waveform, whose spectrum it computes, or such a spectrum."""
     return (not channels and _has_operators(spectrum)) or (channels == spectrum.bins and time == 1)
 
 
@@ -240,8 +240,8 @@ def _one(number: int) -> npt.NDArray[np.int32]:
 
 
 def _has_operators(spectrum: Spectrum) -> bool:
-    """Tell whether DALI can take such a spectrum: windows of even length, so that both centre them alike, of 2^n
-    points, which its transform on the CPU asks for.
+    """Return whether DALI can compute such a spectrum: windows of even length, which both centre alike, of 2^n points,
+    which its transform on the CPU needs.
     """
     return spectrum.window % 2 == 0 and spectrum.n_fft & (spectrum.n_fft - 1) == 0
 

@@ -29,8 +29,8 @@ does not. 0.1 to 0.2 are usual."""
 class DetectionPlan(Plan):
     """Decoding and every step of the picture in DALI, and of boxes and outlines, which are numbers, in Python.
 
-    What the steps do to a picture's things is told by the steps themselves: they are given a stand-in that notes what
-    they would have done to the picture, and the graph does it.
+    The steps themselves move a picture's boxes and outlines: they get a stand-in that notes what they would do
+    to the picture, and the graph does it.
     """
 
     note = (
@@ -105,7 +105,7 @@ class _Ahead(WrappedPipeline):
         try:
             with Image.open(io.BytesIO(encoded)) as image:
                 size = image.size
-        except Exception:  # noqa: BLE001 - PIL's readers raise whatever their parsing runs into, and `decode` tells it
+        except Exception:  # noqa: BLE001 - PIL's readers raise any error, and `decode` reports it
             size = decode(encoded).size
         return _Picture(np.frombuffer(encoded, np.uint8), size), self.of.target(samples, sample_id)
 

@@ -36,7 +36,7 @@ _PADDING_IMAGE: Final = b"P6 1 1 255\n\x00\x00\x00"
 class DaliEpoch:
     """The pipeline of one epoch; its threads end when it is closed.
 
-    DALI's reader goes round for ever and reads ahead of the last batch, which over a slow mount is time and
+    DALI's reader goes round without end and reads ahead of the last batch, which over a slow mount is time and
     traffic that no epoch asked for. So the list of files is padded with an image that lies in memory, and the
     draws of the crops, one row of them per batch, end the epoch.
     """
@@ -119,7 +119,7 @@ class DaliEpoch:
         Raises RuntimeError as DALI does, which ends the pipeline, and LoaderError once it is closed.
         """
         if self._pipeline is None:
-            raise LoaderError("this epoch was closed, or another one was begun")
+            raise LoaderError("this epoch was closed, or another one was started")
         # The consumer's stream, so that no copy and no device-wide wait stands between DALI and the step.
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         images, ids = self._pipeline.run(stream)

@@ -68,7 +68,7 @@ class DaliFedEpoch:
         and LoaderError once closed.
         """
         if self._closed:
-            raise LoaderError("this epoch was closed, or another one was begun")
+            raise LoaderError("this epoch was closed, or another one was started")
         if not self._is_built:
             self._is_built = True
             self._build()

@@ -54,7 +54,7 @@ class DaliLoader(ThreadedLoader):
     are read with `readers.file`. Samples of the other workloads are read by threads of this loader, which run as Python
     operators what DALI has none for, and draw all random numbers; DALI's own operators do the rest. All are on the GPU
     ("mixed" where they decode pictures) where `device` is one. Of any other pipeline all steps are Python operators,
-    and DALI takes the batches in. `notes` tells which steps run where.
+    and DALI takes the batches in. `notes` says which steps run where.
     """
 
     _name = "dali-loader"

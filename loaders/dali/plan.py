@@ -60,9 +60,9 @@ class Plan(ABC):
     python_only: bool = False
     """Whether Python runs every step, and DALI takes each batch as one sample."""
     conditional: bool = False
-    """Whether the graph has conditionals (`if` of what is fed), by which some samples pass operators by."""
+    """Whether the graph has conditionals (`if` of an input), by which some samples skip operators."""
     layouts: Mapping[str, str] = MappingProxyType({})
-    """DALI's names of the dimensions of what is fed, where an operator asks for them."""
+    """DALI's names of the inputs' dimensions, where an operator asks for them."""
 
     def feed(self, tensors: Tensors) -> Feed:
         """Return what the graph is fed of a batch that `ahead` collated; equal names, types and ranks every time."""
@@ -103,7 +103,7 @@ class PythonPlan(Plan):
         return {name: [tensor.numpy()] for name, tensor in named.items()}
 
     def graph(self, fed: Mapping[str, DataNode], device: str) -> Sequence[DataNode]:
-        """Return what is fed, on the device."""
+        """Return the arrays that are fed, on the device."""
         return [node.gpu() if device == "cuda" else node for node in fed.values()]
 
     def tensors(self, outputs: Sequence[torch.Tensor], collated: Tensors) -> Tensors:

@@ -82,7 +82,7 @@ class _Ahead(WrappedPipeline):
 
 @dataclass(frozen=True, slots=True)
 class _Draws:
-    """Notes what is drawn for a sample, under the names of what the graph is fed."""
+    """Draws the random numbers of a sample, under the names of the graph's inputs."""
 
     of: SegmentationPipeline
     name: str = "draws"

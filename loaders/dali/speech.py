@@ -23,7 +23,7 @@ __all__ = ["MOST_DIFFERENCE", "SpeechPlan"]
 MOST_DIFFERENCE: Final = 1e-3
 """Most that a feature is off, in deviations of its channel: DALI has Fourier transforms and sums of its own, whose
 roundings in float32 a logarithm makes larger where there is little power. 1e-5 to 1e-4 are usual; a channel that hardly
-changes, in two frames for one, is off by most."""
+changes, such as one of two frames, is off by most."""
 
 _ENCODED: Final = "encoded"
 _NO_FEATURES: Final = torch.empty(0, 1)

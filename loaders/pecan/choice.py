@@ -71,7 +71,7 @@ def measure(pipeline: Pipeline, samples: Samples, options: TorchOptions, *, coun
 
 
 def notes_of(order: Order) -> tuple[str, ...]:
-    """Return the order as sentences for a report: what was chosen, then a line for each that changes bytes."""
+    """Return the order as sentences for a report: the choice, then a line for each transform that changes bytes."""
     if not order.changes:
         chosen = "AutoOrder moves nothing"
     else:

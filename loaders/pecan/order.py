@@ -107,7 +107,7 @@ class Order:
 
 
 def auto_order(transforms: Sequence[Transform], measured: Measured) -> Order:
-    """Choose the order of a pipeline's transforms from what was measured of them, in that order."""
+    """Choose the order of a pipeline's transforms from their measured flows."""
     if not measured.samples:
         why = f"stays: no sample could be measured ({measured.failure or 'there is none'})"
         unknown = [Placed(one.name, Kind.UNKNOWN, 0, 0, at, at, why) for at, one in enumerate(transforms, 1)]

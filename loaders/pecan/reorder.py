@@ -25,7 +25,10 @@ class Reordered(WrappedPipeline):
 
 
 def reorder(pipeline: Pipeline, order: Order) -> Pipeline:
-    """Return the pipeline in the order that was chosen for it, itself where nothing is moved."""
+    """Return the pipeline in the order that was chosen for it, itself where nothing is moved.
+
+    Raises LoaderConfigError for the order of another pipeline.
+    """
     transforms = pipeline.transforms
     if [one.name for one in order.placed] != [one.name for one in transforms]:
         raise LoaderConfigError(

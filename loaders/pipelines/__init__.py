@@ -1,1 +1,1 @@
-"""What is done to the samples of each workload: reading, decoding, transforms and collation."""
+"""The pipelines of the workloads: reading, decoding, transforms and collation of their samples."""

@@ -1,7 +1,7 @@
 """Transforms of speech between waveform and features, as the MinatoLoader paper names them (table 1).
 
 An item's data is a waveform at first, float32 of shape (samples,), then a spectrum or features of shape
-(channels, frames), and after PermuteAudio features of shape (frames, channels). Its target tells `samples`, the
+(channels, frames), and after PermuteAudio features of shape (frames, channels). Its target has `samples`, the
 waveform's length before any padding, `step`, how many samples one position in time stands for, and `time`, the
 dimension of time; so `ceil(samples / step)` positions are speech, whatever was padded and wherever.
 """
@@ -31,7 +31,7 @@ __all__ = [
 TINY: Final = 1e-20
 """Added to powers before their logarithm is taken, as MLPerf's RNN-T does (features.py)."""
 LEAST_DEVIATION: Final = 1e-5
-"""Added to a channel's deviation: one that never changes has nothing to tell. MLPerf's number (features.py)."""
+"""Added to a channel's deviation: one that never changes has no information. MLPerf's number (features.py)."""
 
 
 def positions(target: dict[str, Any]) -> int:
@@ -79,8 +79,8 @@ class SpecAugment:
     Table 1 of the MinatoLoader paper has it before FilterBank, where there are no features yet: so here it takes the
     power spectrum of the padded waveform, masks that, and hands it on to FilterBank, which takes either. Masks in
     frequency are drawn on the mel scale in units of one of `channels` parts, and masks in time within the speech
-    alone. What is masked becomes the geometric mean over time of its frequency: that is what the zeros of Park et al.
-    are, who mask logarithms from which the mean is subtracted. Numbers and widths are those of MLPerf's RNN-T
+    alone. A masked value becomes the geometric mean over time of its frequency: the zeros of Park et al. are the same,
+    who mask logarithms from which the mean is subtracted. Numbers and widths are those of MLPerf's RNN-T
     (baseline_v3-1023sp.yaml).
     """
 

@@ -1,4 +1,4 @@
-"""What is done to a crop of a volume: RandomFlip, RandomBrightness, GaussianNoise, Cast.
+"""The steps of a crop of a volume: RandomFlip, RandomBrightness, GaussianNoise, Cast.
 
 Probabilities and ranges are those of MLPerf Training's image segmentation reference (pytorch_loader.py), the order is
 that of Table 1 of the MinatoLoader paper.

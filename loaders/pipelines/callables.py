@@ -25,7 +25,7 @@ _NPY: Final = b"\x93NUMPY"
 
 
 def as_pipeline(transform: AnyTransform) -> Pipeline:
-    """Return a pipeline as it is and a callable as one of one step; raise LoaderConfigError for what is neither."""
+    """Return a pipeline, or a callable as a pipeline of one step; raise LoaderConfigError for other values."""
     if isinstance(transform, Pipeline):
         return transform
     if callable(transform):

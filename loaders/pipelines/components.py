@@ -1,4 +1,4 @@
-"""Connected parts of a volume's mask, by their runs: what scipy.ndimage.label and find_objects tell, without SciPy."""
+"""Connected parts of a volume's mask, by their runs: scipy.ndimage.label and find_objects without SciPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RandomCrop of a volume and its labels, balanced between anywhere and what is to be found."""
+"""RandomCrop of a volume and its labels, balanced between any place and the foreground."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The times of the MinatoLoader paper (table 1) are those that one worker spends on one sample, measured with 12 workers
 on 128 cores (sections 3 and 5.1): no worker ever waited for a core, so sleeping and computing took the same time.
 `sleep` keeps that on a machine with fewer cores than workers, and so is taken for what the paper's figures mean, which
-does not say: a step lasts as long as it is told to, however many are under way. `spin` burns as much time of a core:
+does not say: a step lasts its given time, however many are under way. `spin` burns as much time of a core:
 it lasts longer when workers share cores, and it costs the joules that a real transform would.
 """
 
@@ -81,7 +81,7 @@ class HeavyStep:
             raise ValueError(f"HeavyStep.share={self.share!r}: expected 0 to 1")
 
     def is_heavy(self, sample_id: int) -> bool:
-        """Tell whether a sample is one of those that take time."""
+        """Return whether a sample is one of those that take time."""
         # In whole numbers: 0.29 * 100 is less than 29 in floating point.
         share = Fraction(self.share).limit_denominator(_FINEST_SHARE)
         part, whole = share.numerator, share.denominator

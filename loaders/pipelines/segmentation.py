@@ -40,7 +40,10 @@ class SegmentationPipeline:
         return self.crop, self.flip, self.brightness, self.noise, Cast()
 
     def read(self, samples: Samples, sample_id: int) -> Any:
-        """Return the arrays of a .npy case, not copied, or the compressed bytes of a NIfTI one; raises OSError."""
+        """Return the arrays of a .npy case, not copied, or the compressed bytes of a NIfTI one.
+
+        Raises OSError, and LoaderError for a dataset without segmentations.
+        """
         if _LABELS not in samples.columns:
             raise LoaderError(
                 f"the dataset has no segmentations (column {_LABELS}); choose one of volumes, kits19_small for one"

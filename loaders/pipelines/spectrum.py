@@ -18,7 +18,7 @@ _BREAK_HZ: Final = 1000.0
 _LOG_STEP: Final = math.log(6.4) / 27
 """Slaney's mel scale (Auditory Toolbox, Interval Research report 1998-010): linear to 1 kHz, then 27 steps to 6.4 kHz.
 
-The scale that librosa and DALI take unless told otherwise, and with them MLPerf's RNN-T.
+The default scale of librosa and DALI, and with them MLPerf's RNN-T.
 """
 
 

@@ -24,7 +24,7 @@ FEATURES: Final[tuple[Transform, ...]] = (Pad(), SpecAugment(), FilterBank(), Fr
 
 @dataclass(frozen=True, slots=True)
 class SpeechPipeline:
-    """Reads FLAC files with the transcripts that the dataset's column `transcript` tells.
+    """Reads FLAC files with the transcripts of the dataset's column `transcript`.
 
     Batches have data float32 of shape (n, T, F), padded with zeros; labels int64 of shape (n, U), padded with the
     blank; and extra `lengths` and `label_lengths`, int64 of shape (n,): how many of T and U are the sample's.

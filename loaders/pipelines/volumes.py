@@ -27,7 +27,7 @@ _HEADER_BYTES: Final = 12 + 10_000
 """Most that a .npy file has before its elements, as far as NumPy reads one that is not trusted."""
 _SAME_SPACING_MM: Final = 1e-3
 _parsing = threading.Lock()
-# A child that is forked while a thread of its parent holds it would wait for ever.
+# A child that is forked while a thread of its parent holds it would wait without end.
 os.register_at_fork(after_in_child=_parsing._at_fork_reinit)  # type: ignore[attr-defined]
 
 
@@ -40,7 +40,7 @@ class Packed:
 
 
 def read_array(samples: Samples, sample_id: int, column: str | None = None) -> npt.NDArray[Any]:
-    """Return a sample's .npy file, or the one that a column tells of, as an array that is not copied.
+    """Return a sample's .npy file, or the one that a column names, as an array that is not copied.
 
     Raises OSError when it cannot be read, UndecodableError when it is no whole .npy file.
     """
@@ -57,10 +57,12 @@ def array_in(content: bytes | memoryview, name: str) -> npt.NDArray[Any]:
         with _parsing:
             shape, fortran_order, dtype = read_header[version](head)
         if dtype.hasobject:
-            raise ValueError("it holds Python objects")
+            raise UndecodableError(f"{name} contains Python objects, not numbers")
         # Of negative and of too many elements, as of bytes that are missing, NumPy says so.
         flat = np.frombuffer(content, dtype, math.prod(shape), head.tell())
         return flat.reshape(shape[::-1]).T if fortran_order else flat.reshape(shape)
+    except UndecodableError:
+        raise
     except Exception as error:  # NumPy's reader raises whatever its parsing runs into
         raise UndecodableError(f"{name} is no whole .npy file: {error}") from error
 

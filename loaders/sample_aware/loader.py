@@ -142,7 +142,7 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
             (_, sample_id), why = failed.popleft()
             self._stats.skip(sample_id, why)
         found = self._run_stats.details()
-        # What is counted of all loaders has the start of an epoch in it.
+        # FileLoader's own count includes the start of an epoch.
         del found["wait_s"]
         self._stats.details.update(found)
         if self._slow_timeout.history:

@@ -43,7 +43,7 @@ class DeviceTransfer:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def start(self, held: T) -> InTransfer[T]:
-        """Start to copy what is not on the device yet; return before it is done."""
+        """Start to copy tensors that are not on the device yet; return before it is done."""
         tensors = _tensors(held)
         if self._stream is None or all(tensor.device.type == "cuda" for tensor in tensors):
             return InTransfer(held, None)

@@ -64,7 +64,7 @@ class Prefetcher:
         return delivered
 
     def close(self) -> None:
-        """Cancel what has not begun."""
+        """Cancel the samples that are not started."""
         self._left.clear()
         for waiting in (self._samples, self._under_way):
             for future in waiting:

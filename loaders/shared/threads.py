@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _GRACE_S: Final = 1.0
-"""How long `shutdown` waits for what is running; what hangs is left behind, for a thread cannot be ended."""
+"""Seconds that `shutdown` waits for running calls; one that hangs is left, because a thread cannot be ended."""
 _here = threading.local()
 
 
@@ -110,7 +110,7 @@ class DaemonThreads(Executor):
                     use_one_thread()
                     ready = True
                 result = run()
-            except BaseException as error:  # noqa: BLE001 - it is whoever waits for the future that is told
+            except BaseException as error:  # noqa: BLE001 - raised again by the future
                 future.set_exception(error)
                 del error
             else:

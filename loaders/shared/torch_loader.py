@@ -156,7 +156,7 @@ class TorchBatches:
                 with _any_number_of_workers(), gc_frozen():
                     self._iterator = iter(self._torch)
             except (RuntimeError, OSError) as error:
-                # What is left of an epoch that was broken off may take them longer than a poll.
+                # The rest of an epoch that was broken off may take them longer than a poll.
                 self._after(error)
             else:
                 return

@@ -122,14 +122,14 @@ class SpdlEpoch:
         """End the pipeline; may be called twice. A sample that is being loaded is loaded to its end."""
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
-            with suppress(PipelineFailure):  # told by `next` already, or not asked for
+            with suppress(PipelineFailure):  # raised by `next` already, or not asked for
                 pipeline.stop(timeout=_STOP_S)
 
     def _item(self) -> Made | None:
         poll_s = None if self._timeout_s is None else min(_MAX_POLL_S, self._timeout_s / _POLLS)
         while True:
             if self._pipeline is None:
-                raise LoaderError("this epoch was closed, or another one was begun")
+                raise LoaderError("this epoch was closed, or another one was started")
             try:
                 return self._pipeline.get_item(timeout=poll_s)
             except EOFError:
@@ -166,7 +166,7 @@ class SpdlEpoch:
 
 
 class _CountedQueue(AsyncQueue):
-    """A queue that tells for how long something lay in it."""
+    """A queue that measures for how long it was not empty."""
 
     stages: StageTable
 

@@ -23,7 +23,7 @@ __all__ = ["SpdlImages", "is_cmyk_jpeg"]
 
 _SCALE: Final = "bilinear+accurate_rnd+full_chroma_int+full_chroma_inp"
 _STRICT: Final = spdl.io.decode_config(decoder_options={"err_detect": "explode"})
-"""FFmpeg hands out what it could decode of a damaged picture, grey below the damage, unless it is told not to."""
+"""By default FFmpeg returns the decodable part of a damaged picture, grey below the damage."""
 
 _JPEG: Final = b"\xff\xd8"
 _MARKER: Final = 0xFF
@@ -31,7 +31,7 @@ _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers that begin a frame; the three others are of tables, or mean nothing."""
 
 _FATAL: Final = 8
-"""AV_LOG_FATAL: of a damaged image FFmpeg would tell on stderr, and the loader tells of it anyway."""
+"""AV_LOG_FATAL: FFmpeg would report a damaged image on stderr, and the loader raises it anyway."""
 set_ffmpeg_log_level(_FATAL)
 
 
@@ -55,7 +55,7 @@ class SpdlImages:
         return read_file(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
-        """Return the image's packet, not decoded yet, or PIL's image; and its class."""
+        """Return the image's packet, not decoded yet, or PIL's image; and its class. Raises UndecodableError."""
         target = {"label": int(samples.labels[sample_id])}
         if is_cmyk_jpeg(encoded):
             return decode(encoded), target

@@ -109,14 +109,14 @@ class Collator:
         if order.collated is not None and not self._collate.finishes and self._given == self._done:
             try:
                 self._build(order)
-            except BaseException as error:  # noqa: BLE001 - the consumer is told
+            except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
                 self._failed(order.output, error)
             return
         self._given += 1
         self._orders.put(order)
 
     def end(self, output: OutputQueue) -> None:
-        """Tell the consumer that there is no more, behind what is to be built."""
+        """End the output, behind the batches that are to be built."""
         self._orders.put(output)
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Collator:
                     order.end()
                 else:
                     self._build(order)
-            except BaseException as error:  # noqa: BLE001 - the consumer is told
+            except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
                 output = order if isinstance(order, OutputQueue) else order.output
                 self._failed(output, error)
                 del error

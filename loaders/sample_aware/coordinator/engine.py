@@ -107,7 +107,7 @@ class Epoch:
         """Return the next batch, None after the last.
 
         Raises what a sample, a worker or the collation has raised, TimeoutError, and LoaderError where another epoch
-        was begun or the engine closed.
+        was started or the engine closed.
         """
         engine = self._engine
         if engine.closed:

@@ -20,7 +20,7 @@ _FORGETS: Final = 0.995
 """By which factor the largest size counts for less with each later one."""
 
 _FIRST_COLLATION: Final = -2
-"""Stands for the collation of batch 0 where samples are told apart by number, -3 for that of batch 1 and so on."""
+"""The number of the collation of batch 0, where samples have numbers from 0 on; -3 is that of batch 1, and so on."""
 
 
 class EpochState:
@@ -171,7 +171,7 @@ class EpochState:
         self._leave(report.sample, block)
         self._parked[report.sample] = report
         self.balancer.park(report.sample)
-        # Its row stays in the pipe for whoever is done first; resumed, it takes another's.
+        # Its row stays in the pipe for the sample that is done first; resumed, it takes another's.
 
     def fail_batch(self, sample: int, error: BaseException, take_row: Callable[[], RowToken | None]) -> None:
         """Have a batch be an error: of a sample, of a bundle by its first sample, or of a collation.
@@ -212,7 +212,7 @@ class EpochState:
         return bundle
 
     def split(self, report: Report) -> None:
-        """Take back the samples of a bundle that its worker has not begun; it goes on with the others one by one."""
+        """Take back the samples of a bundle that its worker has not started; it goes on with the others one by one."""
         samples = range(report.sample, report.sample + report.row)
         bundle = next(one for one in self._bundles.values() if report.sample in one.samples)
         del self._bundles[bundle.samples[0]]

@@ -1,4 +1,4 @@
-"""Where the batches of one epoch wait for the consumer, and what it is told instead of one."""
+"""The queue in which the batches of one epoch wait for the consumer, and the error that may end it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OutputQueue:
 
     @property
     def over(self) -> bool:
-        """Whether it was ended; what is put in after that is never asked for."""
+        """Whether it was ended; a batch that is put in after that is never taken."""
         return self._over
 
     def put(self, built: ReadyBatch) -> None:

@@ -19,11 +19,11 @@ NEVER: Final = float("inf")
 _SHORTEST_S: Final = 0.02
 """Between two looks at what the workers hold."""
 _PROFILED: Final = 32
-"""Samples after which the workers are told anew what is usually left to do after each stage; the first ones count."""
+"""Samples after which the workers get new estimates of the time after each stage; each of the first ones counts."""
 
 
 class SlowSampleTracker:
-    """Keeps the timeout, tells it to the workers, and marks samples as soon as they are over it."""
+    """Keeps the timeout, sends it to the workers, and marks samples as slow when they exceed it."""
 
     def __init__(
         self, timeout: SlowTimeout, sample_timeout_s: float | None, control: ControlPage, stats: Stats

@@ -41,7 +41,7 @@ class Gauge:
 
 
 class Stats:
-    """Counts of one loader; written by its coordinator, read by whoever asks."""
+    """Counts of one loader; written by its coordinator, read by any thread."""
 
     def __init__(self, stages: Sequence[str]) -> None:
         self._stages = tuple(stages)

@@ -73,7 +73,7 @@ class Coordinator:
         """Of what lies apart."""
         self._slow_samples = SlowSampleTracker(timeout, settings.sample_timeout_s, control, stats)
         self._ready = False
-        """Whether worker 0 has begun: the samples' random numbers derive from its own."""
+        """Whether worker 0 has started: the samples' random numbers derive from its own."""
         self._ending = False
         self._selector = selectors.DefaultSelector()
         for descriptor in (self._wake, arena.wake_descriptor):
@@ -99,7 +99,7 @@ class Coordinator:
 
     def begin_run(self, run: EpochState) -> None:
         """Take up an epoch; the one before it ends."""
-        self.epochs.end(LoaderError("another epoch was begun: its batches are not this one's"))
+        self.epochs.end(LoaderError("another epoch was started: its batches are not this one's"))
         self.epochs.begin(run)
         self.scaler.begin()
         if self.error is not None:
@@ -110,7 +110,7 @@ class Coordinator:
         self.call(lambda: self.epochs.end(error, output))
 
     def close(self) -> None:
-        """End the thread; what it owns is closed by whoever made it."""
+        """End the thread; the engine closes the pool and the arena."""
         if threading.current_thread() is self._thread:
             # The garbage collector has dropped the loader here.
             self._end()
@@ -141,7 +141,7 @@ class Coordinator:
                     rest = rest_s(self.stats.sample_ns, run.tasks, max(1, len(self._pool)))
                     if rest and not self._bundles(run):
                         time.sleep(rest)
-        except BaseException as error:  # noqa: BLE001 - the consumer is told
+        except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
             if not self._ending:
                 self._die(error)
 
@@ -290,7 +290,7 @@ class Coordinator:
         return self._job.stages[min(held.stage, len(self._job.stages) - 1)]
 
     def _bundles(self, run: EpochState) -> bool:
-        """Tell whether one worker makes a batch: of quick samples, not of large ones, for which rows save a copy."""
+        """Return whether one worker makes a batch: of quick samples, not of large ones, for which rows save a copy."""
         spec = self._layout.spec
         large = spec is not None and sum(leaf.nbytes for leaf in spec) >= _LARGE_BYTES
         return (
@@ -300,7 +300,7 @@ class Coordinator:
         )
 
     def _fill(self, run: EpochState) -> None:
-        """Give out tasks until every worker has one and enough wait for it (`tasks_ahead`), and ship what is whole."""
+        """Send tasks until every worker has one and enough wait (`tasks_ahead`); send whole batches to the collator."""
         for order in run.orders():
             self.collator.put(order)
         workers, bundles, spec = len(self._pool), self._bundles(run), self._layout.spec
@@ -338,5 +338,5 @@ class Coordinator:
         queues["batch"].set(len(run.output))
 
     def _may_start(self, run: EpochState) -> bool:
-        """Tell whether memory allows another sample; one is always allowed where the consumer would wait for ever."""
+        """Return whether memory allows another sample; one is allowed where the consumer would wait without end."""
         return self._arena.ahead < self._settings.max_bytes or not (run.outstanding or run.shipped > run.taken)

@@ -56,7 +56,7 @@ class _Batches(BaseIterator):
         self._begin(loader, drew_seed=False)
 
     def state(self, draw_at_most: int) -> State:
-        """Return what is left of the epoch, of which there is something."""
+        """Return the rest of the epoch, which is not over."""
         assert self.keys is not None
         return {"left": self.keys.state(draw_at_most), "start": self._start, "drew_seed": self._drew_seed}
 
@@ -189,5 +189,5 @@ def draw_seed(loader: SampleAwareDataLoader[object]) -> int:
 
 
 def can_pin(wanted: bool) -> bool:
-    """Tell whether batches are to be page-locked, which needs an accelerator."""
+    """Return whether batches can be page-locked, which needs an accelerator."""
     return wanted and torch.accelerator.is_available()

@@ -39,7 +39,7 @@ __all__ = ["SampleAwareDataLoader"]
 T_co = TypeVar("T_co", covariant=True)
 
 _said: Final[set[str]] = set()
-"""What was said in this process and is not said again."""
+"""Warnings that this process has given and does not repeat."""
 
 
 class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
@@ -210,19 +210,19 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         self._state = state
 
     def take_state(self) -> State | None:
-        """Return what was loaded, once, for the iterators."""
+        """Return the state of `load_state_dict`, once, for the iterators."""
         state, self._state = self._state, None
         return state
 
     def job(self, base_seed: int) -> DatasetJob:
-        """Return what is done to a sample, for the iterators."""
+        """Return the work on a sample, for the iterators."""
         return DatasetJob(
             self.dataset, self.transforms, self.worker_init_fn, base_seed, self.collate_fn,
             single=self.batch_sampler is None, by_batch=self.by_batch, seeded=self.seed_samples,
         )  # fmt: skip
 
     def collate(self) -> TorchCollate:
-        """Return what is done to a batch, for the iterators."""
+        """Return the collation of a batch, for the iterators."""
         single = self.batch_sampler is None or self.by_batch
         return TorchCollate(self.collate_fn, single=single, pin=can_pin(self.pin_memory))
 
@@ -295,14 +295,14 @@ def _say_if_opaque(transforms: Sequence[object], order: Order) -> None:
         return
     _said.add("opaque")
     warnings.warn(
-        "the dataset does all of a sample's work in one call: a slow sample is told from the others, but does not make "
-        "way for them; give transforms=[...] to the loader to have them applied one by one",
+        "the dataset does all of a sample's work in one call: a slow sample is found, but does not make way for "
+        "the others; give transforms=[...] to the loader to have them applied one by one",
         stacklevel=3,
     )
 
 
 def _length(sampler: Value) -> int:
-    """Return how many batches a sampler has, -1 where it does not tell."""
+    """Return how many batches a sampler has, -1 where it has no length."""
     try:
         return len(sampler)
     except (TypeError, NotImplementedError):

@@ -40,7 +40,7 @@ class Progress:
     """Which epoch a loader is in, and the seed of its workers; the same for a loader that resumes."""
 
     epochs: int = 0
-    """That were begun."""
+    """Number of epochs that were started."""
     base_seed: int | None = None
     """None before the first one."""
 
@@ -98,7 +98,7 @@ class EpochKeys:
             self._sizes.remove(len(samples))
 
     def state(self, draw_at_most: int = 0) -> State:
-        """Return what was given out and has not come back, and how many batches were drawn before.
+        """Return the keys that were yielded and have not come back, and how many batches were drawn before.
 
         With `draw_at_most` so many batches are drawn from the sampler first, so that it need not draw the same again.
         """

@@ -31,7 +31,7 @@ _KNOWN: Final = (
 
 
 def draws_again(loader: DataLoader[object]) -> bool:
-    """Tell whether the samplers draw the same once more from what `noted` returns: torch's own do."""
+    """Return whether the samplers draw the same again from the states of `noted`: torch's own do."""
     return all(type(sampler) in _KNOWN or _is_stateful(sampler) for sampler in _samplers(loader))
 
 

@@ -42,7 +42,7 @@ class Block:
 
 
 class Arena:
-    """Hands out blocks; all methods but `give_back` belong to one thread."""
+    """Allocates blocks; all methods belong to one thread."""
 
     def __init__(self, max_bytes: int, reserved: int) -> None:
         """Keep pages of at most `max_bytes` beyond those in use; the first `reserved` bytes are no block's."""
@@ -64,7 +64,7 @@ class Arena:
         self._free_bytes = 0
         self._allocated = self._look_at = 0
         self._last_of: dict[int, int] = {}
-        """Of each size, what was allocated in all by the time of its last allocation, in bytes."""
+        """Bytes that were allocated in all by the time of a size's last allocation, by size."""
         self.live = 0
         """Bytes in blocks that are in use."""
         self.ahead = 0
@@ -76,7 +76,10 @@ class Arena:
         return self.returns.wake
 
     def allocate(self, nbytes: int) -> Block:
-        """Return a block of at least so many bytes: a free one that is up to twice as large before a new one."""
+        """Return a block of at least so many bytes: a free one that is up to twice as large before a new one.
+
+        Raises MemoryError when all addresses are used.
+        """
         least = _size_class(nbytes)
         size = min(
             (free for free, begins in self._free.items() if begins and least <= free <= 2 * least), default=least
@@ -138,7 +141,7 @@ class Arena:
         return owner
 
     def collect(self) -> bool:
-        """Take back what has been given back; return whether there was anything."""
+        """Free the blocks that have come back; return whether there was one."""
         found = False
         while self.returns.blocks:
             self.free(self.returns.blocks.popleft())
@@ -179,7 +182,7 @@ class Arena:
 
 
 class _Returns:
-    """Where blocks come back to, from any thread; it outlives the arena, as what is lent may."""
+    """Collects the blocks that come back, from any thread; it outlives the arena, because a lent block may."""
 
     def __init__(self, whole: mmap.mmap) -> None:
         self._map = whole
@@ -208,6 +211,6 @@ class _Returns:
 
 
 def _size_class(nbytes: int) -> int:
-    """Round up to one of eight sizes per power of two, whole pages; what is not written has no page."""
+    """Round up to one of eight sizes per power of two, whole pages; a page that is not written takes no memory."""
     shift = max(_PAGE.bit_length() - 1, nbytes.bit_length() - 4)
     return -(-max(nbytes, 1) >> shift) << shift

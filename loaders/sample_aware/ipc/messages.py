@@ -1,7 +1,7 @@
-"""What the coordinator and the workers say to each other: records so short that pipes pass them on whole (pipe(7)).
+"""Messages between the coordinator and the workers: records so short that pipes pass them on whole (pipe(7)).
 
-Tasks and rows lie in a pipe each, from which all workers take: whoever is idle takes the next one, and nobody waits
-for the coordinator. What workers report comes through one pipe too.
+Tasks and rows lie in a pipe each, from which all workers take: an idle worker takes the next one, and does not wait
+for the coordinator. The workers' reports come through one pipe too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TaskKind(IntEnum):
 
 
 class ReportKind(IntEnum):
-    """What a worker tells."""
+    """A worker's message."""
 
     DONE = 1
     PARKED = 2
@@ -74,17 +74,17 @@ class ReportKind(IntEnum):
     BATCH = 8
     """A batch is collated: the answer to a bundle and to a collation."""
     GIVEN_BACK = 9
-    """`row` samples of a bundle that were not begun, from `sample` on."""
+    """`row` samples of a bundle that were not started, from `sample` on."""
     KEPT = 10
     """The collation keeps a reference to the sample whose block begins at `offset`."""
     LET_GO = 11
     """That reference is gone."""
     READY = 12
-    """The worker has begun; with the roots of its random numbers in the payload."""
+    """The worker has started; with the roots of its random numbers in the payload."""
 
 
 class RowToken(NamedTuple):
-    """A row for whoever is done next."""
+    """A row of a batch, for the worker that is done next."""
 
     run: int
     batch: int
@@ -148,17 +148,17 @@ class Task(NamedTuple):
 
 
 def pack_key(key: Value) -> bytes:
-    """Return what tells the dataset which sample is meant."""
+    """Return a sample's key as bytes."""
     return pickle.dumps(key, pickle.HIGHEST_PROTOCOL)
 
 
 def unpack_key(packed: bytes) -> Value:
-    """Return what `pack_key` was given; packed by the other process of the pair."""
+    """Return the key that `pack_key` packed in the other process of the pair."""
     return pickle.loads(packed)  # noqa: S301
 
 
 def fits(key: bytes) -> bool:
-    """Tell whether a packed key goes into a task's record."""
+    """Return whether a packed key fits into a task's record."""
     return len(key) <= _KEY_ROOM
 
 
@@ -168,7 +168,7 @@ def room(stages: int) -> int:
 
 
 class Report(NamedTuple):
-    """What a worker tells of a sample."""
+    """A worker's message about a sample."""
 
     kind: int
     worker: int
@@ -176,15 +176,15 @@ class Report(NamedTuple):
     sample: int
     batch: int = NO_ROW
     row: int = 0
-    """Or how many samples from `sample` on are meant, 0 for one."""
+    """Or the number of samples from `sample` on; 0 stands for one sample."""
     spent_ns: int = 0
-    """On this sample since it was begun, waits not counted."""
+    """On this sample since it was started, waits not counted."""
     first_stage: int = 0
     stage_ns: Sequence[int] = ()
     """Of the stages from `first_stage` on that were run now."""
     offset: int = IN_ROW
-    """Where what is not tensors lies, in a block behind the tensors; or IN_ROW: these lie in the sample's row and the
-    rest in the payload; or IN_REPORT: the sample has no tensors, and all of it is in the payload."""
+    """The offset of the pickled part, in a block behind the tensors; or IN_ROW: the tensors lie in the sample's row and
+    the rest is in the payload; or IN_REPORT: the sample has no tensors, and all of it is in the payload."""
     nbytes: int = 0
     payload: bytes = b""
 
@@ -206,7 +206,7 @@ class Report(NamedTuple):
 
 
 class Reports:
-    """Cuts what was read from the pipe into reports."""
+    """Cuts the bytes of the pipe into reports."""
 
     def __init__(self) -> None:
         self._rest = b""

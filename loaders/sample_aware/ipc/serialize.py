@@ -1,4 +1,4 @@
-"""A sample as what is pickled and what is not: tensors lie in shared memory, the rest goes along in bytes."""
+"""Samples in two parts: tensors, which lie in shared memory, and the rest, which is pickled."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _same(leaf: Value) -> Value:
 
 
 _HERE: Final = pickle.PickleBuffer(bytearray(1))
-"""Stands for a leaf in the pickle; writable, for what is read-only comes back as another type."""
+"""Stands for a leaf in the pickle; writable, because a read-only buffer comes back as another type."""
 
 
 class _Intricate(Exception):
@@ -208,7 +208,7 @@ class _Packer(pickle.Pickler):
 
 
 def _leaf(value: Value) -> Leaf | None:
-    """Return what a tensor or an array is without its values, None for what is pickled."""
+    """Return the description of a tensor or an array, None for a value that is pickled."""
     kind = type(value)
     if kind is torch.Tensor:
         if value.layout is not torch.strided or value.is_nested or value.device.type != "cpu" or not _is_plain(value):
@@ -223,7 +223,7 @@ def _leaf(value: Value) -> Leaf | None:
 
 
 def _goes_along(buffer: pickle.PickleBuffer) -> bool:
-    """Tell whether the pickler writes a buffer down: all do but the one that stands for what lies elsewhere."""
+    """Return whether the pickler writes a buffer: all but the one that stands for a leaf."""
     return buffer is not _HERE
 
 

@@ -1,6 +1,6 @@
 """What the workers do next, and which samples form the next batch (pure).
 
-Samples are told apart by their number in the epoch, 0 to n-1 in the sampler's order. A sample is taken from there once
+A sample is known by its number in the epoch, 0 to n-1 in the sampler's order. A sample is taken from there once
 and for all: it is running, parked (a partial sample of the temp queue), done or failed, and never begins again.
 """
 
@@ -61,7 +61,7 @@ class _Open:
 
 
 class Balancer:
-    """Spreads samples over workers and rows; whoever owns it tells it of everything that happens."""
+    """Spreads samples over workers and rows; its owner reports every event to it."""
 
     def __init__(self, *, order: Order = "arrival", background: int = 1, max_wait: int = 4) -> None:
         """Keep `background` workers for parked samples while there are new ones, at most.
@@ -76,7 +76,7 @@ class Balancer:
         self._parked: deque[tuple[int, int]] = deque()
         self._open: dict[int, _Open] = {}
         self._untouched: dict[int, tuple[int, range]] = {}
-        """Batches of which no sample was begun, by their first sample."""
+        """Batches of which no sample was started, by their first sample."""
         self._whole: dict[int, list[int]] = {}
         self._next_strict = 0
         self._samples = 0
@@ -111,7 +111,7 @@ class Balancer:
 
     @property
     def new(self) -> int:
-        """Samples that were not begun."""
+        """Samples that were not started."""
         return len(self._new)
 
     @property
@@ -185,13 +185,13 @@ class Balancer:
         self._complete(bundle.batch)
 
     def give_back(self, samples: range) -> None:
-        """Undo a part of a bundle that its worker has not begun."""
+        """Undo a part of a bundle that its worker has not started."""
         for sample in reversed(samples):
             self._leave(sample)
             self._new.appendleft(sample)
 
     def take_row(self) -> Row:
-        """Return the next row for whichever sample is done first; there is one for each that was begun."""
+        """Return the next row, for the sample that is done first; there is one for each that was started."""
         return self._rows.popleft()
 
     def park(self, sample: int) -> None:
@@ -201,7 +201,7 @@ class Balancer:
         self._parked.append((sample, self._completed))
 
     def finish(self, sample: int, row: Row) -> None:
-        """Put a sample that is done in its row."""
+        """Put a sample that is done in its row; raise ValueError for a row that is taken."""
         self._leave(sample)
         self._home.pop(sample, None)
         batch = self._open[row.batch]
@@ -228,7 +228,7 @@ class Balancer:
         A batch is short where samples have failed, and left out where nothing is left of it.
         """
         if self._order == "arrival" and self._no_more and not (self._new or self._states):
-            # Every sample has its row, so what was not filled by now is never filled.
+            # Every sample has its row, so a row that is not filled by now is never filled.
             for number in list(self._open):
                 self._complete(number)
         while self._whole:

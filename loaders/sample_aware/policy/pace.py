@@ -28,7 +28,7 @@ _LAST_BATCH_NS: Final = 10_000_000
 
 
 def is_for_one(sample_ns: int, batch: int, *, last: bool = False) -> bool:
-    """Tell whether one worker makes a whole batch of samples that take so long: giving out each would cost more.
+    """Return whether one worker makes a whole batch of samples that take so long: a task for each would cost more.
 
     `last` is for the last batches of an epoch.
     """

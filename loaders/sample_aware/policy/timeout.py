@@ -70,7 +70,7 @@ class SlowTimeout:
         return self._adjust()
 
     def is_slow(self, seconds: float) -> bool:
-        """Tell whether a sample that has taken so long is a slow one."""
+        """Return whether a sample that has taken so long is slow."""
         return self.timeout_s is not None and seconds > self.timeout_s
 
     def _adjust(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is done to a sample, stage by stage: a pipeline over files, or a dataset of torch's with transforms."""
+"""The work on a sample, stage by stage: a pipeline over files, or a dataset of torch's with transforms."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Failure(NamedTuple):
         if isinstance(self.error, ExceptionWrapper):
             try:
                 self.error.reraise()  # type: ignore[no-untyped-call]
-            except Exception as error:  # noqa: BLE001 - it is what is asked for, of whatever type
+            except Exception as error:  # noqa: BLE001 - the error is the result, of any type
                 return error
         assert isinstance(self.error, BaseException)
         return self.error
@@ -123,7 +123,7 @@ class PipelineJob(Job):
         return "read", "decode", *(transform.name for transform in self.pipeline.transforms)
 
     def run(self, stage: int, key: tuple[int, int], partial: Value) -> Value:
-        """Return what was read, then the item."""
+        """Return the stored bytes, then the item."""
         epoch, sample_id = key
         if stage == 0:
             return self.pipeline.read(self.samples, sample_id)
@@ -214,8 +214,8 @@ class DatasetJob(Job):
     def run(self, stage: int, key: tuple[int, Value], partial: Value) -> Value:
         """Return the dataset's sample, then the transformed one, with random numbers of the sample's own.
 
-        What is drawn depends on the sample's place in the epoch and on nothing else: not on the worker that happens to
-        be idle, nor on the one that goes on with it.
+        The numbers depend on the sample's place in the epoch and on nothing else: not on the worker that happens to be
+        idle, nor on the one that goes on with it.
         """
         if not self._seeded:
             return self.apply(stage, key, partial)
@@ -271,7 +271,7 @@ class DatasetJob(Job):
 
 
 def asks_by_batch(dataset: object) -> bool:
-    """Tell whether torch's DataLoader would ask a dataset for whole batches, and not for each of their samples.
+    """Return whether torch's DataLoader would ask a dataset for whole batches, and not for each of their samples.
 
     Subset and StackDataset have `__getitems__` in any case, so what they are made of decides.
     """
@@ -284,7 +284,7 @@ def asks_by_batch(dataset: object) -> bool:
 
 
 def is_default(collate_fn: object) -> bool:
-    """Tell whether a collation is torch's own and nothing of the user's is in it, which might change the samples."""
+    """Return whether a collation is torch's own, without a function of the user's that might change the samples."""
     return collate_fn is default_collate and not has_own_collations()
 
 

@@ -1,4 +1,4 @@
-"""The worker processes: started, counted, asked to stop, and told apart when one dies."""
+"""The worker processes: started, counted, asked to stop, and named when one dies."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Pool:
         return self._members[worker].process.pid or 0
 
     def start(self, workers: int) -> tuple[int, int]:
-        """Start one more worker; return its number and its pidfd. `workers` is what they are told of their number.
+        """Start one more worker; return its number and its pidfd. `get_worker_info` shows `workers` as their number.
 
         Raises LoaderConfigError where the start method has to pickle what does not pickle.
         """
@@ -112,15 +112,15 @@ class Pool:
         return worker, alive
 
     def give(self, records: Sequence[bytes]) -> None:
-        """Put tasks into the pipe, for whoever is idle."""
+        """Put tasks into the pipe, for the next idle worker."""
         _write_all(self._tasks, records)
 
     def give_rows(self, records: Sequence[bytes]) -> None:
-        """Put rows into the pipe, for whoever is done."""
+        """Put rows into the pipe, for the worker that is done next."""
         _write_all(self._rows, records)
 
     def answer(self, worker: int, offset: int) -> None:
-        """Tell a worker where its block begins."""
+        """Send a worker the offset of its block."""
         os.write(self._members[worker].answers, _ANSWER.pack(offset))
 
     def recall(self) -> list[Task]:
@@ -192,7 +192,10 @@ class Pool:
 
 
 def start_context(given: object) -> BaseContext:
-    """Return the multiprocessing context of a start method's name, of a context, or of None for the usual one."""
+    """Return the multiprocessing context of a start method's name, of a context, or of None for the usual one.
+
+    Raises LoaderConfigError for an unknown name.
+    """
     if isinstance(given, BaseContext):
         return given
     methods = torch.multiprocessing.get_all_start_methods()

@@ -1,4 +1,4 @@
-"""A worker process: takes the next task, runs its stages, hands over what is slow, and puts what is done in its row."""
+"""A worker process: takes the next task, runs its stages, parks a slow sample, and puts a finished one in its row."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 __all__ = ["Descriptor", "Ends", "run_worker"]
 
 _LEAST_REST_NS: Final = 1_000_000
-"""What is left of a slow sample below which handing it over would cost more than it helps."""
+"""Remaining time of a slow sample below which parking it would cost more than it gains."""
 _LEAST_REST_SHARE: Final = 10
 """Of the time that it has taken so far, one in so many parts."""
 _PATIENCE: Final = 4
@@ -88,7 +88,7 @@ def run_worker(ends: Ends, job: Job, place: WorkerPlace) -> None:
     worker = _Worker(ends, job, place)
     try:
         roots = job.begin_worker(place)
-    except Exception as error:  # noqa: BLE001 - the consumer is told
+    except Exception as error:  # noqa: BLE001 - raised in the consumer's thread
         worker.give_up(error)
         return
     worker.begin(roots)
@@ -108,7 +108,7 @@ class _Worker:
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
         self._bytes = self._memory.numpy()
         self._kept: dict[int, Callable[[], object]] = {}
-        """What tells of samples that a collation has kept when they are gone, by their blocks' beginnings."""
+        """Functions that report that samples which a collation has kept are gone, by their blocks' offsets."""
         self._control = ControlPage(self._map)
         self._move = load_copy(ends.copy)
         self._rooted = False
@@ -119,7 +119,7 @@ class _Worker:
         """Until a partial sample turns out not to pickle: from then on the slow ones go on where they are."""
 
     def begin(self, roots: Roots) -> None:
-        """Tell that there is a worker here."""
+        """Report that the worker has started."""
         self._tell(Report(ReportKind.READY, self._seat.worker, 0, 0, payload=struct.pack("<3q", *roots)))
 
     def retire(self) -> None:
@@ -128,7 +128,7 @@ class _Worker:
         self._tell(Report(ReportKind.RETIRED, self._seat.worker, 0, 0))
 
     def give_up(self, error: Exception) -> None:
-        """Tell why there is no worker here."""
+        """Report why the worker cannot start."""
         failure = self._job.failure(self._seat, "worker_init", None, error)
         self._apart(Report(ReportKind.FAILED, self._seat.worker, 0, -1), pack(failure))
 
@@ -184,7 +184,7 @@ class _Worker:
             packed = pack(self._job.result(partial))
         except _Stale:
             raise
-        except Exception as error:  # noqa: BLE001 - whoever waits for the sample is told
+        except Exception as error:  # noqa: BLE001 - raised in the consumer's process
             self._fail(task.run, task.sample, self._stages[stage] if stage < last else "hand-over", key, error)
             return
         self._done(task, times, now - began + task.spent_ns, packed)
@@ -238,7 +238,7 @@ class _Worker:
             )  # fmt: skip
         except _Stale:
             self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
-        except Exception as error:  # noqa: BLE001 - whoever waits for the batch is told
+        except Exception as error:  # noqa: BLE001 - raised in the consumer's process
             with suppress(_Stale):
                 self._fail(task.run, task.sample, name, key, error)
             self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
@@ -246,7 +246,7 @@ class _Worker:
             table.end(worker)
 
     def _split_bundle(self, task: Task, samples: list[object], times: list[list[int]], count: int) -> None:
-        """Give back what was not begun, and hand over what is done sample by sample."""
+        """Give back the samples that were not started, and send the finished ones one by one."""
         worker, done = self._seat.worker, len(samples)
         self._tell(Report(ReportKind.GIVEN_BACK, worker, task.run, task.sample + done, row=count - done))
         for row, (sample, took) in enumerate(zip(samples, times, strict=True)):
@@ -268,7 +268,7 @@ class _Worker:
             report = self._put(report, self._collated(task, owners), task)
         except _Stale:
             report = report._replace(kind=ReportKind.DROPPED)
-        except Exception as error:  # noqa: BLE001 - whoever waits for the batch is told
+        except Exception as error:  # noqa: BLE001 - raised in the consumer's process
             failure = pack(self._job.failure(self._seat, "collate_fn", None, error))
             try:
                 report = self._put(report._replace(kind=ReportKind.FAILED), failure)
@@ -303,7 +303,7 @@ class _Worker:
         self._tell(Report(ReportKind.LET_GO, self._seat.worker, 0, 0, offset=begin))
 
     def _makes_way(self, task: Task, stage: int, spent_ns: int) -> bool:
-        """Tell whether a slow sample makes way for one that waits; where none does, it goes on in place."""
+        """Return whether a slow sample makes way for one that waits; where none waits, it goes on in place."""
         if self._control.epoch != task.run:
             raise _Stale
         if not self._hands_over or task.kind == TaskKind.RESUME or task.batch != NO_ROW:
@@ -327,7 +327,7 @@ class _Worker:
         self._tell(report)
 
     def _fits_row(self, row: RowToken, packed: Packed, stages: int) -> bool:
-        """Tell whether the sample's tensors are those that the row is for, and the rest fits into a report."""
+        """Return whether the sample's tensors are those that the row is for, and the rest fits into a report."""
         if row.base < 0:
             return False
         if self._spec is None:
@@ -380,7 +380,7 @@ class _Worker:
 
 
 def _packed(partial: object) -> Packed | None:
-    """Pack a partial sample; None where it holds what cannot leave the process, an open file for one."""
+    """Pack a partial sample; None where it contains a value that cannot leave the process, such as an open file."""
     try:
         return pack(partial)
     except Exception:  # noqa: BLE001 - pickling raises whatever the objects do
