@@ -158,7 +158,7 @@ def test_close_does_not_wait_for_a_lock_that_a_dead_worker_took_with_it(image_tr
     loader = PyTorchLoader(samples=image_tree(40), transform=TRANSFORM, batch_size=2, seed=0, num_workers=2)
     next(loader.epoch(0))
     # Every worker takes it now and then; one that is killed just then never gives it back.
-    loader._iterator._workers_done_event._cond.acquire()
+    loader._torch._iterator._workers_done_event._cond.acquire()
     closing = threading.Thread(target=loader.close, daemon=True)
     closing.start()
     closing.join(30)
