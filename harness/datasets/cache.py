@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -13,17 +12,16 @@ from pathlib import Path
 from uuid import uuid4
 
 from harness.datasets import Progress
-from harness.errors import DatasetError
-from harness.system.disk import spelled
+from harness.system.disk import disk_error
 
-__all__ = ["building", "check_room", "free_bytes", "only_builder", "short_hash", "storage_errors"]
+__all__ = ["building", "only_builder", "short_hash", "storage_errors"]
 
 
 @contextmanager
 def only_builder(target: Path, progress: Progress) -> Iterator[None]:
     """Hold the sole right to build `target`, waiting for another process that does.
 
-    What builders that died have left beside it is removed. Raises DatasetError when the folder cannot be used.
+    What builders that died have left beside it is removed. Raises DiskError when the folder cannot be used.
     """
     with storage_errors(target.parent):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -68,36 +66,13 @@ def short_hash(parts: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def free_bytes(folder: Path) -> int:
-    """Return the room on the file system of a folder, which need not be there yet."""
-    with storage_errors(folder):
-        there = folder.absolute()
-        while not there.exists():
-            there = there.parent
-        return shutil.disk_usage(there).free
-
-
-def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise DatasetError unless the file system of `folder` has room for so many bytes."""
-    free = free_bytes(folder)
-    if free < needed_bytes:
-        raise DatasetError(
-            f"{folder}: {spelled(needed_bytes)} are needed and {spelled(free)} are free; "
-            "make room, or set cache_dir to a larger file system"
-        )
-
-
 @contextmanager
 def storage_errors(folder: Path, needed_bytes: int | None = None) -> Iterator[None]:
-    """Turn an OSError of the block into a DatasetError that names the folder and the remedy."""
+    """Turn an OSError of the block into a DiskError that names the folder and cache_dir."""
     try:
         yield
     except OSError as error:
-        what = f"{error.strerror or error}; set cache_dir to a folder that can be written"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            need = "" if needed_bytes is None else f" ({spelled(needed_bytes)} are needed in all)"
-            what = f"the disk is full{need}; make room, or set cache_dir to a larger file system"
-        raise DatasetError(f"{error.filename or folder}: {what}") from error
+        raise disk_error(error, {"cache_dir": folder}, needed_bytes) from error
 
 
 def _lock(target: Path) -> int:

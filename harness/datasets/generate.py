@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.datasets import DatasetHandle, Progress
-from harness.datasets.cache import building, check_room, only_builder, short_hash, storage_errors
+from harness.datasets.cache import building, only_builder, short_hash, storage_errors
 from harness.datasets.checks import check_count, check_name
 from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
+from harness.system.disk import check_room
 
 if TYPE_CHECKING:  # the processes that make samples import neither
     import pyarrow as pa
@@ -112,14 +113,14 @@ class GeneratedDataset(ABC):
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
         """Return the dataset, from the cache if it is there whole, else made now.
 
-        Raises DatasetError when the cache cannot be written or lacks room.
+        Raises DiskError when the cache cannot be written or lacks room, DatasetError when a process dies.
         """
         target = self._folder(cache)
         with only_builder(target, progress):
             handle = self._stored(target, progress)
             if handle is None:
                 needed = self._needed_bytes()
-                check_room(target.parent, needed)
+                check_room("cache_dir", target.parent, needed)
                 with building(target) as partial, storage_errors(partial, needed):
                     self._make(partial, progress, needed)
                 handle = self._stored(target)

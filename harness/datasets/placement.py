@@ -19,9 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from harness.datasets import DatasetHandle, Progress
-from harness.datasets.cache import building, check_room, only_builder, short_hash, storage_errors
+from harness.datasets.cache import building, only_builder, short_hash, storage_errors
 from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
+from harness.system.disk import check_room
 from loaders.base import Samples
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import Shard, ShardSet, index_path, save_manifest, stored_key
@@ -86,7 +87,7 @@ def place(kind: str, handle: DatasetHandle, shards: Path | None, cache: Path, pr
 
     `shards` is the folder of all its shards; `half` needs it, and makes a folder for each node in `cache`.
 
-    Raises DatasetError when the cache cannot be written or the dataset has too few shards to be cut.
+    Raises DiskError when the cache cannot be written, DatasetError when the dataset has too few shards to be cut.
     """
     samples = handle.samples
     if kind != "half":
@@ -145,7 +146,7 @@ def _link(shard: Path, folder: Path) -> Path:
 def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: int = 1) -> Path:
     """Return the folder of a dataset's shards, at least about `least` of them, converted unless they are there whole.
 
-    Raises DatasetError when the cache cannot be written or lacks room, LoaderConfigError for a column that a record
+    Raises DiskError when the cache cannot be written or lacks room, LoaderConfigError for a column that a record
     cannot hold, SampleError when a file changed.
     """
     total = int(handle.samples.sizes.sum())
@@ -157,7 +158,7 @@ def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: i
     needed = total + _RECORD_SLACK * len(handle.samples) + _COLUMN_SLACK * columns
     with only_builder(out, progress):
         if stored_key(out) != key:
-            check_room(out.parent, needed)
+            check_room("cache_dir", out.parent, needed)
         elif not _intact(out, handle.samples, progress):
             progress(f"shards of {handle.name} have changed in the cache: converting it again", 1, 1)
             with storage_errors(out):

@@ -11,13 +11,12 @@ from typing import Any
 from harness.config.specs import Component, Experiment
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle, Progress
-from harness.datasets.cache import free_bytes
 from harness.datasets.generate import GeneratedDataset
 from harness.datasets.placement import HALF_SHARDS, PlacedData, open_shards, place
 from harness.errors import ConfigError, DatasetError
 from harness.run.daemon import Keys
 from harness.run.data_access import DataOnNodes
-from harness.system.disk import spelled
+from harness.system.disk import free_bytes, spelled
 from loaders.errors import LoaderError
 
 __all__ = ["OpenData", "RunData", "open_data"]

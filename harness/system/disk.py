@@ -11,10 +11,10 @@ from tempfile import TemporaryDirectory
 
 from harness.errors import ConfigError, DiskError
 
-LEAST_BYTES = 10_000_000
+_MIN_BYTES = 10_000_000
 """Room without which no run is started: its energy store alone takes some megabytes while it is written."""
 
-__all__ = ["check_room", "check_writable", "disk_errors", "folder_of", "spelled"]
+__all__ = ["check_room", "check_writable", "disk_error", "disk_errors", "folder_of", "free_bytes", "spelled"]
 
 
 def folder_of(key: str, value: object) -> Path:
@@ -26,29 +26,33 @@ def folder_of(key: str, value: object) -> Path:
 
 def check_writable(key: str, folder: Path) -> None:
     """Raise DiskError naming `key` when `folder` cannot be made or written; it is not made yet."""
-    there = folder.absolute()
-    while not there.exists() and not there.is_symlink() and there != there.parent:
-        there = there.parent
-    if not there.is_dir():
-        raise DiskError(f"{key}={folder}: {there} is no folder; choose a folder that can be written")
+    parent = _existing_parent(folder)
+    if not parent.is_dir():
+        raise DiskError(f"{key}={folder}: {parent} is no folder; choose a folder that can be written")
     try:
-        with TemporaryDirectory(dir=there, prefix=".joulefeed-"):  # no permission tells of every file system
+        # The permissions alone do not show whether a file system can be written.
+        with TemporaryDirectory(dir=parent, prefix=".joulefeed-"):
             pass
     except OSError as error:
         raise DiskError(
-            f"{key}={folder}: {there} cannot be written ({error.strerror}); choose a folder that can be written"
+            f"{key}={folder}: {parent} cannot be written ({error.strerror}); choose a folder that can be written"
         ) from error
-    check_room(key, there, LEAST_BYTES)
+    check_room(key, parent, _MIN_BYTES)
 
 
-def check_room(key: str, folder: Path, needed_bytes: int) -> None:
-    """Raise DiskError naming `key` when the file system of `folder` has less room than is needed."""
-    free = disk_usage(folder).free
-    if free < needed_bytes:
+def check_room(key: str, folder: Path, min_bytes: int) -> None:
+    """Raise DiskError naming `key` when the file system of `folder`, which need not exist yet, has less room."""
+    free = free_bytes(folder)
+    if free < min_bytes:
         raise DiskError(
-            f"{key}: {folder}: the disk is full: {spelled(free)} are free, and at least {spelled(needed_bytes)} are "
+            f"{key}: {folder}: the disk is full: {spelled(free)} are free, and at least {spelled(min_bytes)} are "
             "needed; make room, or choose a folder with more"
         )
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the room on the file system of a folder, which need not exist yet."""
+    return disk_usage(_existing_parent(folder)).free
 
 
 def spelled(count: int) -> str:
@@ -65,18 +69,38 @@ def disk_errors(folders: Mapping[str, Path]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not full and not _inside(error.filename, folders.values()):
+        if not _is_full(error) and not _is_inside(error.filename, folders.values()):
             raise
-        what = "the disk is full; make room" if full else f"{error.strerror}; choose a folder that can be written"
-        where = error.filename or " or ".join(map(str, folders.values()))
-        raise DiskError(
-            f"{where}: {what} ({' and '.join(folders)} {'say' if len(folders) > 1 else 'says'} where)"
-        ) from error
+        raise disk_error(error, folders) from error
 
 
-def _inside(filename: object, folders: Iterable[Path]) -> bool:
-    """Whether an error is of the folders that the user chose, and so the user's to mend."""
+def disk_error(error: OSError, folders: Mapping[str, Path], needed_bytes: int | None = None) -> DiskError:
+    """Return the DiskError that says what happened in one of `folders` (by their config keys) and what to do.
+
+    `needed_bytes` is the room that is needed in all, where it is known.
+    """
+    problem = f"{error.strerror or error}; choose a folder that can be written"
+    if _is_full(error):
+        needed = "" if needed_bytes is None else f" ({spelled(needed_bytes)} are needed in all)"
+        problem = f"the disk is full{needed}; make room"
+    place = error.filename or " or ".join(map(str, folders.values()))
+    return DiskError(f"{place}: {problem} ({' and '.join(folders)} {'say' if len(folders) > 1 else 'says'} where)")
+
+
+def _is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _existing_parent(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    parent = folder.absolute()
+    while not parent.exists() and not parent.is_symlink() and parent != parent.parent:
+        parent = parent.parent
+    return parent
+
+
+def _is_inside(filename: object, folders: Iterable[Path]) -> bool:
+    """Whether an error is about one of the folders that the user chose, which the user can change."""
     if not isinstance(filename, str) or "/" not in filename:
         return False
     path = Path(filename).absolute()

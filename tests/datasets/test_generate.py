@@ -15,7 +15,7 @@ from harness.datasets.imagenet_like import ImagenetLike
 from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
 from harness.datasets.synthetic import Synthetic
-from harness.errors import ConfigError, DatasetError, Interrupted
+from harness.errors import ConfigError, DatasetError, DiskError, Interrupted
 
 pytestmark = pytest.mark.process
 
@@ -181,7 +181,7 @@ def test_a_killed_worker_is_named(tmp_path):
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, heard, unprivileged):
     tmp_path.chmod(0o555)
     try:
-        with unprivileged(), pytest.raises(DatasetError, match=r"Permission denied; set cache_dir"):
+        with unprivileged(), pytest.raises(DiskError, match=r"Permission denied; choose .*\(cache_dir says"):
             SMALL.open(tmp_path / "cache", heard)
     finally:
         tmp_path.chmod(0o755)
@@ -202,15 +202,15 @@ def small_disk(tmp_path):
 
 @pytest.mark.root
 def test_too_small_a_disk_is_refused_before_anything_is_made(small_disk, heard):
-    with pytest.raises(DatasetError, match=r"\d [kM]?B are needed and \d+ [kM]?B are free; make room"):
+    with pytest.raises(DiskError, match=r"^cache_dir: .* at least \d+ [kM]?B are needed; make room"):
         ImagenetLike("small", samples=200, classes=3, mean_kb=12).open(small_disk, heard)
     assert heard == []
 
 
 @pytest.mark.root
 def test_a_disk_that_fills_up_is_named_and_left_without_a_trace(small_disk, heard, monkeypatch):
-    monkeypatch.setattr(generating, "check_room", lambda folder, needed: None)
-    with pytest.raises(DatasetError, match=r"disk is full \(\d+ [kM]?B are needed in all\)") as error:
+    monkeypatch.setattr(generating, "check_room", lambda key, folder, needed: None)
+    with pytest.raises(DiskError, match=r"disk is full \(\d+ [kM]?B are needed in all\)") as error:
         ImagenetLike("small", samples=200, classes=3, mean_kb=12).open(small_disk, heard)
     assert str(small_disk) in str(error.value)
     assert left_beside(small_disk) == []

@@ -1,14 +1,14 @@
 import os
+import shutil
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from harness.datasets import DatasetHandle
-from harness.datasets import placement as sharding
 from harness.datasets.placement import open_shards, place
 from harness.datasets.tree import ImageTree
-from harness.errors import DatasetError
+from harness.errors import DiskError
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.streaming.shards.index import RECORD, ShardSet, index_path
@@ -73,9 +73,9 @@ def test_a_sample_that_changed_is_named_and_nothing_is_left(handle, tmp_path, he
 
 
 def test_too_small_a_disk_is_refused_with_what_is_needed(handle, tmp_path, heard, monkeypatch):
-    usage = sharding.check_room.__globals__["shutil"].disk_usage("/")._replace(free=10)
-    monkeypatch.setattr("harness.datasets.cache.shutil.disk_usage", lambda folder: usage)
-    with pytest.raises(DatasetError, match="are needed and 10 B are free"):
+    usage = shutil.disk_usage("/")._replace(free=10)
+    monkeypatch.setattr("harness.system.disk.disk_usage", lambda folder: usage)
+    with pytest.raises(DiskError, match=r"10 B are free, and at least .* are needed"):
         open_shards(handle, tmp_path / "cache", heard)
 
 
