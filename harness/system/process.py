@@ -13,10 +13,12 @@ from pathlib import Path
 import harness
 
 __all__ = [
+    "KILL_TIMEOUT_S",
     "REAPER_VARIABLE",
     "RUN_VARIABLE",
     "children_marked",
     "kill_all",
+    "kill_process",
     "processes_of_run",
     "run_environment",
 ]
@@ -25,7 +27,7 @@ RUN_VARIABLE = "JOULEFEED_RUN"
 """Environment variable by which the processes of a run are found, however often they forked."""
 REAPER_VARIABLE = "JOULEFEED_REAPER"
 """The same for the run's reaper, which outlives the run's processes."""
-KILL_PATIENCE_S = 10.0
+KILL_TIMEOUT_S = 10.0
 SURE_LOOKS = 2
 LOOK_AGAIN_S = 0.02
 _PROC = Path("/proc")
@@ -67,7 +69,7 @@ def _found(belongs: Callable[[int], bool]) -> list[int]:
 def kill_all(
     run_id: str,
     namespaces: Iterable[Path] = (),
-    patience_s: float = KILL_PATIENCE_S,
+    timeout_s: float = KILL_TIMEOUT_S,
     variable: str = RUN_VARIABLE,
 ) -> list[int]:
     """Kill the run's processes until none is left; return the ids of those that were killed.
@@ -75,10 +77,10 @@ def kill_all(
     `variable` is the one that names the run in their environment.
 
     Raises:
-        TimeoutError: some were still there after `patience_s`; the message names them.
+        TimeoutError: some were still there after `timeout_s`; the message names them.
     """
     belongs = _membership(run_id, namespaces, variable)
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     killed: list[int] = []
     empty_looks = 0
     # A process may fork while its siblings are being killed, and has no environment for a moment while it executes
@@ -93,7 +95,7 @@ def kill_all(
         if time.monotonic() >= deadline:
             raise TimeoutError(f"processes {found} of run {run_id} do not die; see `ps -o pid,stat,wchan,args`")
         for pid in found:
-            if _kill(pid, belongs, deadline):
+            if kill_process(pid, belongs, deadline):
                 killed.append(pid)
     return killed
 
@@ -121,8 +123,9 @@ def _identity(namespace: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def _kill(pid: int, belongs: Callable[[int], bool], deadline: float) -> bool:
-    """Kill one process and wait for its end; the descriptor keeps its number from being reused meanwhile."""
+def kill_process(pid: int, belongs: Callable[[int], bool], deadline: float) -> bool:
+    """Kill a process that `belongs`, wait for its end until `deadline` (monotonic); return whether it was killed."""
+    # The descriptor keeps the process id from being reused meanwhile.
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,9 +1,12 @@
-"""`python -m harness.testbed doctor` tells what this machine can do; `clean` removes what dead runs have left."""
+"""`python -m harness.testbed doctor` lists what this machine can do; `clean` removes what dead runs have left."""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from harness.errors import TestbedError
 from harness.system.signals import run_program
@@ -23,10 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _doctor() -> int:
-    from harness.testbed.doctor import examine
-
     for finding in examine():
-        print(f"{'yes' if finding.there else 'no ':3}  {finding.ability:30}  {finding.remark}", flush=True)
+        print(f"{'yes' if finding.is_there else 'no ':3}  {finding.ability:30}  {finding.remark}", flush=True)
     return 0
 
 
@@ -36,6 +37,63 @@ def _clean() -> int:
     removed = clean()
     print("\n".join(f"removed {what}" for what in removed) or "nothing to remove: no dead run has left anything")
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One ability of the machine."""
+
+    ability: str
+    is_there: bool
+    remark: str
+    """What it is good for where it is there; why it is missing and the remedy where it is not."""
+
+
+def examine() -> Iterator[Finding]:
+    """Try each ability in turn; nothing that is made for a trial outlives it."""
+    from harness.testbed.caches import how_dropped
+    from harness.testbed.memory import memory_obstacles
+    from harness.testbed.netns import netns_obstacles
+    from harness.testbed.nfs import nfs_obstacles
+    from harness.testbed.sshfs import sshfs_obstacles
+    from harness.testbed.unprivileged import namespace_obstacles, user_namespace_obstacles
+
+    yield _found("testbed with a link", netns_obstacles(), "testbed.kind=netns can be opened")
+    yield _found("network namespaces", namespace_obstacles(), "storage and compute get one each")
+    yield _found("user namespaces", user_namespace_obstacles(), "the testbed runs without root")
+    yield _device("link by netem", ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"], "sch_netem")
+    yield _device("link by relay", ["ip", "tuntap", "add", "jf0", "mode", "tun"], "tun")
+    tbf = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1gbit", "burst", "1mb", "limit", "1mb"]
+    yield _device("rate cap by tbf", tbf, "sch_tbf")
+    yield _found("mount by NFSv4", nfs_obstacles(), "the papers' own kind of mount")
+    yield _found("mount by sshfs", sshfs_obstacles(), "used where there is no NFS")
+    dropping = (
+        []
+        if how_dropped() == "vm.drop_caches"
+        else ["root of the machine alone may write vm.drop_caches; files are advised away"]
+    )
+    yield _found("cold caches by vm.drop_caches", dropping, "pages, directories and attributes are forgotten")
+    yield _found("memory limit of a cell", memory_obstacles(), "testbed.memory_mb can be set")
+
+
+def _found(ability: str, obstacles: Sequence[str], use: str) -> Finding:
+    return Finding(ability, not obstacles, "; ".join(obstacles) or use)
+
+
+def _device(ability: str, trial: Sequence[str], module: str) -> Finding:
+    """Try something in a network namespace that ends with the trial."""
+    from harness.testbed.unprivileged import namespace_obstacles
+
+    if obstacles := namespace_obstacles():
+        return _found(ability, obstacles, "")
+    try:
+        done = subprocess.run(["unshare", "--net", "--", *trial], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return Finding(ability, False, "unshare is not installed: apt-get install util-linux")
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return Finding(ability, False, f"{reason[0]} (modprobe {module} where the kernel has it as a module)")
+    return Finding(ability, True, "the kernel has it")
 
 
 if __name__ == "__main__":

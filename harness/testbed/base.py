@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from energymon.system.child import Child
 from harness.errors import TestbedError
 from harness.system.process import run_environment
+from harness.testbed.caches import Caches, drop_caches, how_dropped
 from harness.testbed.state import RunNames, state_root
 
 if TYPE_CHECKING:
@@ -127,29 +129,24 @@ class Mount:
     kind: Literal["nfs4", "sshfs", "local"]
 
 
-class Testbed(Protocol):
-    """Two nodes and what lies between them; closing removes everything that was made."""
+class Testbed(ABC):
+    """Two nodes and the link between them; closing removes everything that was made."""
 
-    @property
-    def kind(self) -> Literal["local", "netns"]:
-        """`local` has no link; `netns` is two network namespaces of this machine."""
+    kind: Literal["local", "netns"]
+    """`local` has no link; `netns` is two network namespaces of this machine."""
+    storage: Node
+    """The node that holds the data."""
+    compute: Node
+    """The node that trains."""
+    link: Link | None = None
+    """The link between the nodes; None for local."""
 
-    @property
-    def run_id(self) -> str:
+    def __init__(self, run_id: str, caches: Caches) -> None:
+        self.run_id = run_id
         """Part of every name that the testbed gives."""
+        self._caches: Caches = caches
 
-    @property
-    def storage(self) -> Node:
-        """The node that holds the data."""
-
-    @property
-    def compute(self) -> Node:
-        """The node that trains."""
-
-    @property
-    def link(self) -> Link | None:
-        """The link between the nodes; None for local."""
-
+    @abstractmethod
     def set_regime(self, regime: Regime) -> None:
         """Give the link the regime's delay and rate; a local regime leaves it alone.
 
@@ -157,6 +154,7 @@ class Testbed(Protocol):
             TestbedError: the testbed has no link, or the link is broken.
         """
 
+    @abstractmethod
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Measure the idle link's round trip and rate; None for a local regime.
 
@@ -164,10 +162,11 @@ class Testbed(Protocol):
             TestbedError: the link does not answer.
         """
 
+    @abstractmethod
     def mount(self, root: Path, regime: Regime) -> AbstractContextManager[Mount]:
-        """Let the compute node see `root`: afresh through the link, or as it is in a local regime.
+        """Let the compute node see `root`: mounted for this context through the link, or as it is in a local regime.
 
-        Every directory is listed before the mount is handed out, so that attributes are known.
+        Every directory is listed before, so that attributes are known.
 
         Raises:
             MountError: the mount could not be made.
@@ -175,15 +174,20 @@ class Testbed(Protocol):
 
     def drop_caches(self, root: Path) -> str:
         """Forget what the kernel caches of the files under `root`; return how: vm.drop_caches or fadvise."""
+        return drop_caches(root, self._caches)
 
     def describe(self) -> dict[str, object]:
-        """Tell, for a run's provenance, what the testbed is made of."""
+        """Describe the parts of the testbed, for a run's provenance."""
+        return {"kind": self.kind, "run_id": self.run_id, "caches": how_dropped(self._caches)}
 
+    @abstractmethod
     def close(self) -> None:
         """Remove everything that was made; closing twice is harmless."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()

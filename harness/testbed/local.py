@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
-from harness.testbed.base import Mount, Node
-from harness.testbed.caches import Caches, drop_caches, how_dropped
+from harness.testbed.base import Mount, Node, Testbed
+from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.mount import list_tree
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalTestbed", "local_mount"]
 
 
-class LocalTestbed:
+class LocalTestbed(Testbed):
     """Runs every process on this machine itself; needs no permission, and knows local regimes only.
 
     Raises:
@@ -29,13 +28,11 @@ class LocalTestbed:
     """
 
     kind: Literal["local"] = "local"
-    link: None = None
 
     def __init__(self, run_id: str, regimes: Sequence[Regime], caches: Caches = "all") -> None:
-        self._caches: Caches = caches
+        super().__init__(run_id, caches)
         for regime in regimes:
             self.set_regime(regime)
-        self.run_id = run_id
         self.storage = Node("storage", run_id)
         self.compute = Node("compute", run_id)
         self._lifetime: Lifetime | None = Lifetime(run_id)
@@ -46,7 +43,7 @@ class LocalTestbed:
             raise
 
     def set_regime(self, regime: Regime) -> None:
-        """Refuse a regime that needs a link."""
+        """Refuse a regime that needs a link, by a TestbedError."""
         if not regime.is_local:
             raise TestbedError(
                 f"regimes.{regime.name} has {regime.rtt_ms:g} ms, and the local testbed has no link: "
@@ -59,23 +56,14 @@ class LocalTestbed:
 
     @contextmanager
     def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
-        """Hand out `root` as it is, its tree listed."""
+        """Yield `root` as it is, its tree listed."""
         self.set_regime(regime)
         with local_mount(self.compute, root) as mount:
             yield mount
 
-    def drop_caches(self, root: Path) -> str:
-        """Forget what the kernel caches of the files under `root`."""
-        return drop_caches(root, self._caches)
-
     def describe(self) -> dict[str, object]:
-        """Tell what the testbed is made of."""
-        return {
-            "kind": self.kind,
-            "run_id": self.run_id,
-            "mount": {"kind": "local"},
-            "caches": how_dropped(self._caches),
-        }
+        """Describe the parts of the testbed."""
+        return {**super().describe(), "mount": {"kind": "local"}}
 
     def close(self) -> None:
         """End every process of the run and remove its files."""
@@ -83,18 +71,14 @@ class LocalTestbed:
         if lifetime is not None:
             lifetime.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @contextmanager
 def local_mount(compute: Node, root: Path) -> Iterator[Mount]:
-    """Hand out a directory of the compute node itself, its tree listed as a remote mount's is."""
+    """Yield a directory of the compute node itself, its tree listed as a remote mount's is.
+
+    Raises:
+        MountError: `root` is no directory, or cannot be listed.
+    """
     if not root.is_dir():
         raise MountError(f"{root}: expected a directory to read from")
     list_tree(compute, root)

@@ -8,8 +8,6 @@ nearest one above it that hands the controller on, so limits that are in force s
 from __future__ import annotations
 
 import os
-import select
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,16 +17,35 @@ from typing import Any, Final, Literal
 from uuid import uuid4
 
 from harness.errors import CellError, MemoryLimitError, TestbedError
-from harness.system.process import KILL_PATIENCE_S
+from harness.system.process import KILL_TIMEOUT_S, kill_process
 from harness.testbed.base import Node
-from harness.testbed.cgroups import Parent, memory_parent
 from harness.testbed.state import RunNames
 
-__all__ = ["MemoryGroup", "limited_memory", "memory_obstacles", "remove_memory_group"]
+__all__ = ["MemoryGroup", "limited_memory", "memory_obstacles", "memory_parent", "remove_memory_group"]
 
 _RECORD: Final = "memory-group"
 """File in a run's folder that names its group, for whoever cleans up after it."""
 _LOOK_AGAIN_S: Final = 0.02
+
+
+_PROC: Final = Path("/proc/self")
+_REMEDY: Final = {
+    1: "run as root, with the memory controller mounted for writing (in a container: --privileged)",
+    2: "run in a scope of your own, `systemd-run --user --scope -p Delegate=yes python -m harness ...`, or as root "
+    "(in a container: --privileged --cgroupns=host)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A group below which others can have a memory limit."""
+
+    path: Path
+    version: Literal[1, 2]
+
+    def unusable(self, why: str) -> TestbedError:
+        """Return the error that no group can be made below it."""
+        return _impossible(why, self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +133,81 @@ def memory_obstacles() -> list[str]:
     return []
 
 
+def memory_parent(proc: Path = _PROC) -> Parent:
+    """Return the group below which a group with a memory limit can be made; `proc` is this process's folder there.
+
+    Raises:
+        TestbedError: there is none, or none that this process may write; the message names it and the remedy.
+    """
+    groups = dict(_own_groups(proc))
+    if "memory" in groups:
+        mount, root = _mount(proc, 1)
+        parent = Parent(_below(mount, root, groups["memory"]), 1)
+        _check_writable(parent, parent.path)
+        return parent
+    if "" not in groups:
+        raise _impossible("this kernel has no control groups", 2)
+    mount, root = _mount(proc, 2)
+    return _handing_on(_below(mount, root, groups[""]), mount)
+
+
+def _handing_on(own: Path, mount: Path) -> Parent:
+    """Return the nearest group, `own` or above it, whose children have the memory controller.
+
+    A group with processes of its own cannot hand it on, so that is seldom the process's own.
+    """
+    group = own
+    while True:
+        handed_on = group / "cgroup.subtree_control"
+        if handed_on.exists() and "memory" in handed_on.read_text().split():
+            parent = Parent(group, 2)
+            _check_writable(parent, group)
+            # To move a process takes leave to write where both groups meet.
+            _check_writable(parent, group / "cgroup.procs")
+            return parent
+        if group == mount:
+            raise _impossible(f"{own}: neither it nor a group above it hands the memory controller on", 2)
+        group = group.parent
+
+
+def _own_groups(proc: Path) -> list[tuple[str, str]]:
+    """Return the path of this process's group by controller; "" is version 2's."""
+    found = []
+    for line in (proc / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        found += [(controller, path) for controller in controllers.split(",")]
+    return found
+
+
+def _mount(proc: Path, version: Literal[1, 2]) -> tuple[Path, str]:
+    """Return where the hierarchy that has the memory is mounted, and which of its groups is there as the root."""
+    for line in (proc / "mountinfo").read_text().splitlines():
+        # ID parent device root point options [tags] - type source super-options (proc(5)).
+        before, _, after = line.partition(" - ")
+        _, _, _, root, point, *_ = before.split()
+        kind, _, options = after.split(" ", 2)
+        if kind == ("cgroup2" if version == 2 else "cgroup") and (version == 2 or "memory" in options.split(",")):
+            return Path(point), root
+    raise _impossible(f"the hierarchy of version {version} is not mounted", version)
+
+
+def _below(mount: Path, root: str, group: str) -> Path:
+    """Return the folder of a group; in a container the mount may begin at the group itself."""
+    relative = os.path.relpath(group, root)
+    return mount if relative == "." or relative.startswith("..") else mount / relative
+
+
+def _check_writable(parent: Parent, path: Path) -> None:
+    if not path.exists():
+        raise parent.unusable(f"{path}: is not there")
+    if not os.access(path, os.W_OK):
+        raise parent.unusable(f"{path}: may not be written")
+
+
+def _impossible(why: str, version: Literal[1, 2]) -> TestbedError:
+    return TestbedError(f"testbed.memory_mb: no control group can be made for a cell: {why}; {_REMEDY[version]}")
+
+
 def _make(group: MemoryGroup, parent: Parent) -> None:
     limits = (
         # What would be swapped out counts as well, where the kernel counts it.
@@ -143,10 +235,10 @@ def _refuse_kills(group: MemoryGroup, cell_id: str, limit_mb: float, error: Cell
 
 def _remove(path: Path) -> None:
     """Kill what is in a group and remove it; one that is not there is fine. Raises TestbedError when it stays."""
-    deadline = time.monotonic() + KILL_PATIENCE_S
+    deadline = time.monotonic() + KILL_TIMEOUT_S
     while path.is_dir():
         for pid in _members(path):
-            _kill(pid, path)
+            kill_process(pid, lambda pid: pid in _members(path), deadline)
         try:
             path.rmdir()
         except OSError as error:
@@ -161,17 +253,3 @@ def _members(path: Path) -> list[int]:
     with suppress(FileNotFoundError):
         return [int(pid) for pid in (path / "cgroup.procs").read_text().split()]
     return []
-
-
-def _kill(pid: int, path: Path) -> None:
-    """Kill one member and wait for its end; the descriptor keeps its number from being reused meanwhile."""
-    with suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            if pid in _members(path):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                poller = select.poll()
-                poller.register(descriptor, select.POLLIN)
-                poller.poll(1e3 * KILL_PATIENCE_S)
-        finally:
-            os.close(descriptor)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
 
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
@@ -14,23 +13,9 @@ from harness.testbed.base import Mount, Node
 from harness.testbed.nfs import NfsMounter, nfs_obstacles
 from harness.testbed.sshfs import SshfsMounter
 
-__all__ = ["Mounter", "RemoteMounts", "list_tree"]
+__all__ = ["RemoteMounts", "list_tree"]
 
 LISTING_TIMEOUT_S = 1800.0
-
-
-class Mounter(Protocol):
-    """A way to mount directories of the storage node on the compute node."""
-
-    @property
-    def kind(self) -> Literal["nfs4", "sshfs"]:
-        """What is mounted."""
-
-    def mount(self, root: Path, point: Path, regime: Regime) -> AbstractContextManager[None]:
-        """Mount `root` at `point` for as long as the context lasts."""
-
-    def describe(self) -> dict[str, object]:
-        """Tell what the mount is made of."""
 
 
 class RemoteMounts:
@@ -45,7 +30,7 @@ class RemoteMounts:
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
         self._compute = compute
         self._points = (folder / f"mount-{number}" for number in itertools.count())
-        self._mounter: Mounter
+        self._mounter: NfsMounter | SshfsMounter
         if obstacles := nfs_obstacles():
             self._mounter = SshfsMounter(storage, compute, folder)
             self._reason = obstacles[0]
@@ -70,7 +55,7 @@ class RemoteMounts:
         point.rmdir()
 
     def describe(self) -> dict[str, object]:
-        """Tell what the mounts are made of, and why."""
+        """Describe the kind of mount, and why it was chosen."""
         return {**self._mounter.describe(), "reason": self._reason}
 
 

@@ -7,14 +7,13 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import children_marked
-from harness.testbed.base import Mount, Node
-from harness.testbed.caches import Caches, drop_caches, how_dropped
+from harness.testbed.base import Mount, Node, Testbed
+from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
@@ -47,13 +46,13 @@ def netns_obstacles() -> list[str]:
     return found
 
 
-class NetnsTestbed:
+class NetnsTestbed(Testbed):
     """Two network namespaces of this machine, named by the run's id, that see one file system.
 
     Args:
         run_id: 1 to 32 letters and digits.
         link_kind: how the link is emulated.
-        caches: what is forgotten before an epoch.
+        caches: what the kernel forgets before an epoch.
         congestion: TCP's congestion control on both sides of the link, of those that the kernel has.
 
     Raises:
@@ -68,11 +67,10 @@ class NetnsTestbed:
         if obstacles := netns_obstacles():
             raise TestbedError(
                 f"a testbed with a link cannot be opened here: {'; '.join(obstacles)} "
-                "(python -m harness.testbed doctor tells more)"
+                "(python -m harness.testbed doctor says more)"
             )
-        self.run_id = run_id
+        super().__init__(run_id, caches)
         self._link_kind: LinkKind = link_kind
-        self._caches: Caches = caches
         self._congestion = congestion
         self._notes: list[str] = []
         with ExitStack() as stack:
@@ -90,13 +88,13 @@ class NetnsTestbed:
             self._stack = stack.pop_all()
 
     def set_regime(self, regime: Regime) -> None:
-        """Give the link the regime's delay and rate; a link that broke in an earlier cell is made anew."""
+        """Give the link the regime's delay and rate; a link that broke in an earlier cell is made again."""
         if regime.is_local:
             return
         try:
             self.link.set(regime)
         except TestbedError as error:
-            self._notes.append(f"the link was made anew before regime {regime.name}: {error}")
+            self._notes.append(f"the link was made again before regime {regime.name}: {error}")
             self.link.close()
             self.link = self._open_link()
             self.link.set(regime)
@@ -115,19 +113,13 @@ class NetnsTestbed:
         with mounting as mount:
             yield mount
 
-    def drop_caches(self, root: Path) -> str:
-        """Forget what the kernel caches of the files under `root`."""
-        return drop_caches(root, self._caches)
-
     def describe(self) -> dict[str, object]:
-        """Tell what the testbed is made of."""
+        """Describe the parts of the testbed."""
         return {
-            "kind": self.kind,
-            "run_id": self.run_id,
+            **super().describe(),
             "user_namespace": outer_identity()[0] != 0,
             "link": self.link.describe(),
             "mount": self._mounts.describe(),
-            "caches": how_dropped(self._caches),
             "notes": list(self._notes),
         }
 
@@ -148,16 +140,8 @@ class NetnsTestbed:
         return link
 
     def _close_link(self) -> None:
-        # The link that is there by then: it may have been made anew.
+        # The link that is there by then: it may have been made again.
         self.link.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _add_namespaces(*names: str) -> None:

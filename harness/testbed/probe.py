@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Self
 
 from energymon.system.child import ChildError
 from harness.errors import TestbedError
-from harness.testbed.link.base import MTU
 from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
+from harness.testbed.link.namespace import MTU
 from harness.testbed.link.roundtrip import Pinger, percentile, spread
 from harness.testbed.link.train import TrainControl, answer_train, carried_gbit, full_train, loss_train
 

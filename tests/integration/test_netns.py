@@ -66,7 +66,7 @@ def test_two_testbeds_live_side_by_side_and_end_apart(run_id):
     _assert_nothing_left(run_id)
 
 
-def test_link_whose_relay_was_killed_is_made_anew_for_the_next_regime(run_id):
+def test_link_whose_relay_was_killed_is_made_again_for_the_next_regime(run_id):
     with open_testbed("netns", run_id, [NEAR], link_kind="relay") as testbed:
         testbed.set_regime(NEAR)
         os.kill(testbed.link.pid, signal.SIGKILL)

@@ -12,10 +12,9 @@ import pytest
 
 from harness.errors import CellError, MemoryLimitError, TestbedError
 from harness.testbed.base import Node
-from harness.testbed.cgroups import memory_parent
 from harness.testbed.clean import tear_down
 from harness.testbed.lifetime import Lifetime
-from harness.testbed.memory import MemoryGroup, limited_memory, memory_obstacles, remove_memory_group
+from harness.testbed.memory import MemoryGroup, limited_memory, memory_obstacles, memory_parent, remove_memory_group
 from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = memory_obstacles()

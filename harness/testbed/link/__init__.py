@@ -5,13 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from harness.errors import TestbedError
-from harness.testbed.link.base import (
-    COMPUTE_ADDRESS,
-    INTERFACE,
-    STORAGE_ADDRESS,
-    Link,
-    LinkCounters,
-)
+from harness.testbed.link.base import Link, LinkCounters
+from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS
 
 __all__ = ["COMPUTE_ADDRESS", "INTERFACE", "STORAGE_ADDRESS", "Link", "LinkCounters", "LinkKind", "open_link"]
 

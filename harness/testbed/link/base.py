@@ -1,33 +1,26 @@
-"""What every link between the two nodes offers, and the addresses it gives them."""
+"""A link between the two nodes, netem's or the relay's: addresses, TCP settings, rate cap, calibration and life."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
-from harness.config.regime import Regime
+from harness.errors import TestbedError
+from harness.testbed.link.calibration import Calibration, calibrate, measure_rtt_ms
+from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, MTU, STORAGE_ADDRESS, run_in
+from harness.testbed.link.qdisc import describe_qdiscs
+from harness.testbed.link.tcp import read_tcp, tune_tcp
 
-__all__ = [
-    "COMPUTE_ADDRESS",
-    "ETHERNET_HEADER_BYTES",
-    "INTERFACE",
-    "MTU",
-    "PREFIX_LENGTH",
-    "STORAGE_ADDRESS",
-    "Link",
-    "LinkCounters",
-]
+if TYPE_CHECKING:
+    from harness.config.regime import Regime
 
-INTERFACE = "jf0"
-"""Name of the link's interface in both namespaces."""
-STORAGE_ADDRESS = "10.77.0.1"
-COMPUTE_ADDRESS = "10.77.0.2"
+__all__ = ["Link", "LinkCounters"]
+
 PREFIX_LENGTH = 30
-MTU = 1500
-"""Bytes of an IP packet; a larger one would enlarge TCP's initial window and make cold fetches too quick."""
-
-ETHERNET_HEADER_BYTES = 14
+QUEUE_LENGTH_PACKETS = 10_000
+"""The device's own ring; a relay that the host delays by 0.1 s at 10 Gbit/s must not lose packets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +40,42 @@ class LinkCounters:
     where the kernel does the work."""
 
 
-class Link(Protocol):
-    """A full-duplex link between the storage and the compute namespace; closing removes it."""
+class Link(ABC):
+    """A full-duplex link between the storage and the compute namespace, up from construction until it is closed.
+
+    The kinds differ in the part that delays the packets.
+    """
 
     kind: str
     """`netem` or `relay`."""
-    interface: str
+    interface = INTERFACE
     """Name of its interface in both namespaces."""
+
+    def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
+        self._namespaces = (storage_namespace, compute_namespace)
+        self._calibrations: dict[float, Calibration] = {}
+        self._notes: list[str] = []
+        self._regime: Regime | None = None
+        self._closed = False
 
     @property
     def pid(self) -> int | None:
         """Process id of the relay, whose CPU time is not the loaders'; None for netem."""
+        return None
 
-    def set(self, regime: Regime) -> None:
-        """Give the running link the regime's delay, rate, jitter and loss, calibrated on the round trip.
+    @abstractmethod
+    def _shape(self, regime: Regime, delay_ms: float, jitter_ms: float, loss_pct: float) -> None:
+        """Delay and lose packets in both directions from now on."""
 
-        Raises:
-            TestbedError: the regime has no link, or the link is broken.
-        """
+    @abstractmethod
+    def _cap(self, rate_gbit: float) -> None:
+        """Cap the rate in both directions from now on."""
 
+    @abstractmethod
+    def _remove(self) -> None:
+        """Take the link away; called once."""
+
+    @abstractmethod
     def counters(self) -> LinkCounters:
         """Read the cumulative counters, and the longest pause since they were last read.
 
@@ -73,14 +83,79 @@ class Link(Protocol):
             TestbedError: the link is broken.
         """
 
+    def set(self, regime: Regime) -> None:
+        """Give the running link the regime's delay, rate, jitter and loss, calibrated on the round trip.
+
+        Raises:
+            TestbedError: the regime has no link, or the link is broken.
+        """
+        if regime.rate_gbit is None:
+            raise TestbedError(
+                f"regimes.{regime.name}.rate_gbit is null: a link needs a rate; a local regime has no link to set"
+            )
+        self._cap(regime.rate_gbit)
+        calibration = self._calibrations.get(regime.rtt_ms)
+        if calibration is None or not calibration.is_good:
+            try:
+                calibration = calibrate(
+                    regime.rtt_ms,
+                    lambda delay_ms: self._shape(regime, delay_ms, 0.0, 0.0),
+                    lambda seconds: measure_rtt_ms(self._namespaces[1], seconds),
+                )
+            except OSError as error:
+                raise TestbedError(
+                    f"{self.kind} link between {' and '.join(self._namespaces)} carries nothing: {error}"
+                ) from error
+            self._calibrations[regime.rtt_ms] = calibration
+        self._shape(regime, calibration.delay_ms, regime.jitter_ms, regime.loss_pct)
+        self._regime = regime
+
+    def note(self, text: str) -> None:
+        """Add a line to the link's provenance."""
+        self._notes.append(text)
+
     def describe(self) -> dict[str, object]:
-        """Tell, for a run's provenance, what the link is made of and how it was calibrated."""
+        """Describe, for a run's provenance, the parts of the link and its calibration."""
+        return {
+            "kind": self.kind,
+            "interface": INTERFACE,
+            "mtu_bytes": MTU,
+            "regime": None if self._regime is None else self._regime.name,
+            "calibrations": [asdict(calibration) for calibration in self._calibrations.values()],
+            "storage_tcp": read_tcp(self._namespaces[0]),
+            "compute_tcp": read_tcp(self._namespaces[1]),
+            "storage_qdiscs": describe_qdiscs(self._namespaces[0]),
+            "compute_qdiscs": describe_qdiscs(self._namespaces[1]),
+            "notes": list(self._notes),
+        }
 
     def close(self) -> None:
         """Remove the link; closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._remove()
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
+
+    def _bring_up(self) -> None:
+        """Give both ends of the interface their address and the namespaces their TCP settings."""
+        addresses = (STORAGE_ADDRESS, COMPUTE_ADDRESS)
+        for namespace, address in zip(self._namespaces, addresses, strict=True):
+            # Before the interface is up, so that nothing is announced over it.
+            self._notes += [f"{namespace}: {note}" for note in tune_tcp(namespace)]
+            run_in(
+                namespace,
+                ["ip", "-batch", "-"],
+                stdin=(
+                    f"link set lo up\n"
+                    f"link set {INTERFACE} mtu {MTU} txqueuelen {QUEUE_LENGTH_PACKETS}\n"
+                    f"address add {address}/{PREFIX_LENGTH} dev {INTERFACE}\n"
+                    f"link set {INTERFACE} up\n"
+                ),
+            )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.testbed.link.base import STORAGE_ADDRESS
-from harness.testbed.link.namespace import inside
+from harness.testbed.link.namespace import STORAGE_ADDRESS, inside
 from harness.testbed.link.roundtrip import Pinger, percentile
 
 __all__ = ["Calibration", "calibrate", "measure_rtt_ms"]

@@ -1,4 +1,4 @@
-"""Acting inside a network namespace that is known by a path such as `/run/netns/name`."""
+"""The two network namespaces of a link: what is named in them, and acting inside one, by its path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,25 @@ from typing import TypeVar
 
 from harness.errors import TestbedError
 
-__all__ = ["enter", "inside", "run_in", "write_sysctl"]
+__all__ = [
+    "COMPUTE_ADDRESS",
+    "ETHERNET_HEADER_BYTES",
+    "INTERFACE",
+    "MTU",
+    "STORAGE_ADDRESS",
+    "enter",
+    "inside",
+    "run_in",
+    "write_sysctl",
+]
+
+INTERFACE = "jf0"
+"""Name of the link's interface in both namespaces."""
+STORAGE_ADDRESS = "10.77.0.1"
+COMPUTE_ADDRESS = "10.77.0.2"
+MTU = 1500
+"""Bytes of an IP packet; a larger one would enlarge TCP's initial window and make cold fetches too quick."""
+ETHERNET_HEADER_BYTES = 14
 
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 TOOL_TIMEOUT_S = 20.0
@@ -41,9 +59,9 @@ def enter(namespace: str) -> None:
 
 
 def inside(namespace: str, action: Callable[[], T]) -> T:
-    """Call `action` in a thread of its own inside the namespace and hand its result or error back.
+    """Call `action` in a thread of its own inside the namespace and return its result or raise its error.
 
-    A socket made there stays in that namespace whoever uses it later.
+    A socket that is made there stays in that namespace, whichever thread uses it later.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -6,9 +6,8 @@ import contextlib
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.testbed.link.base import ETHERNET_HEADER_BYTES, INTERFACE, LinkCounters
-from harness.testbed.link.managed import ManagedLink
-from harness.testbed.link.namespace import run_in
+from harness.testbed.link.base import Link, LinkCounters
+from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES, INTERFACE, run_in
 from harness.testbed.link.qdisc import (
     INGRESS_INTERFACE,
     cap_rate,
@@ -22,7 +21,7 @@ from harness.testbed.link.qdisc import (
 __all__ = ["NetemLink"]
 
 
-class NetemLink(ManagedLink):
+class NetemLink(Link):
     """Each end caps what it sends with tbf and delays what it receives with netem.
 
     Raises:

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import TestbedError
-from harness.testbed.link.base import INTERFACE
-from harness.testbed.link.namespace import run_in
+from harness.testbed.link.namespace import INTERFACE, run_in
 
 __all__ = [
     "INGRESS_INTERFACE",

@@ -19,9 +19,8 @@ import time
 from typing import Any
 
 from harness.errors import TestbedError
-from harness.testbed.link.base import INTERFACE
 from harness.testbed.link.delay_line import DelayLine, Impairment
-from harness.testbed.link.namespace import enter
+from harness.testbed.link.namespace import INTERFACE, enter
 from harness.testbed.link.tun import READ_BYTES, open_tun
 
 __all__ = ["Relay", "main"]

@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 
 from harness.errors import TestbedError
 from harness.system.procfs import interface_bytes
-from harness.testbed.link.base import ETHERNET_HEADER_BYTES, INTERFACE, STORAGE_ADDRESS
-from harness.testbed.link.namespace import enter
+from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES, INTERFACE, STORAGE_ADDRESS, enter
 from harness.testbed.link.roundtrip import PACKET_BYTES, Pinger
 
 __all__ = ["INTERVAL_S", "LinkWatch", "Ping", "ping_bytes"]
