@@ -68,14 +68,14 @@ def _measure(argv: Sequence[str], console: Console) -> None:
     from harness.diagnose.request import request_from
 
     request = request_from(argv)
-    from harness.diagnose.progress import Progress
     from harness.diagnose.run import diagnose
     from harness.results.folder import new_folder
+    from harness.run.progress import Progress
 
     where = {"results_dir": request.results_dir, "cache_dir": request.cache}
     check_writable("results_dir", request.results_dir)
     with disk_errors(where):
-        with Progress(console) as progress:
+        with Progress(console, has_thread=False) as progress:
             measured = diagnose(request, progress)
         with signals_held():
             folder = new_folder(request.results_dir, f"diagnose_{request.workload.key}")

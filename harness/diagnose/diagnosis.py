@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from harness.errors import ResultsError
-from harness.report.reading import mapping, read_json, reading
+from harness.report.reading import read_json, reading
 from harness.results.folder import write_json
 
 __all__ = ["FILE", "KINDS", "Diagnosis", "Machine", "Point", "Stage", "Subject", "read_diagnosis"]
@@ -146,19 +148,9 @@ def read_diagnosis(folder: Path) -> Diagnosis:
         stored = read_json(path, dict)
         if stored.pop("format") != _FORMAT:
             raise ValueError("it is of another version of joulefeed")
-        found: Diagnosis = _decoded(Diagnosis, stored, "the diagnosis")
-        return found
-
-
-def _decoded(hint: Any, value: Any, name: str) -> Any:
-    """Return a stored value as the type of its field; raises TypeError naming it where it is of another."""
-    if is_dataclass(hint):
-        types = get_type_hints(hint)
-        stored = mapping(value, name)
-        return hint(**{key: _decoded(types.get(key, object), one, key) for key, one in stored.items()})  # type: ignore[operator]
-    if get_origin(hint) is tuple and isinstance(value, list):
-        return tuple(_decoded(get_args(hint)[0], one, name) for one in value)
-    kinds = [get_origin(kind) or kind for kind in (get_args(hint) if isinstance(hint, UnionType) else (hint,))]
-    if not isinstance(value, tuple([*kinds, int] if float in kinds else kinds)):
-        raise TypeError(f"{name}: expected {' or '.join(kind.__name__ for kind in kinds)}, got {value!r:.60}")
-    return value
+        try:
+            return TypeAdapter(Diagnosis).validate_json(json.dumps(stored), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: {first['msg']}, got {first['input']!r:.60}") from error

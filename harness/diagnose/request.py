@@ -1,21 +1,22 @@
-"""From the command line to what is to be diagnosed, composed and checked as the main command's experiments are."""
+"""From the command line to what is diagnosed, composed and checked as the main command's experiments are."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
+from pydantic import Field
 
 from harness.config.command_line import compose_config, split
 from harness.config.experiment import experiment_from
-from harness.config.specs import Component, LoaderSpec
-from harness.config.validation import nearest
+from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
+from harness.config.validation import Section, nearest, parse
 from harness.errors import ConfigError
 from harness.run.components import check_dataset, check_loader, check_workload
 from harness.system.disk import folder_of
@@ -25,15 +26,25 @@ __all__ = ["Request", "request_from", "spelled_out", "workload_datasets"]
 _WORKLOAD, _LOADER = "resnet50", "pytorch"
 
 
+class _Settings(Section):
+    """The config's section `diagnose`."""
+
+    workers: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=1)] = Field(
+        description="numbers of workers, 1 or more, such as [1,2,4]"
+    )
+    budget_s: float = Field(ge=1, le=3600, description="seconds of measuring, 1 to 3600")
+    datasets: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be diagnosed, and how long that may take."""
+    """What is diagnosed, and how long that may take."""
 
     workload: Component
     loader: LoaderSpec
     dataset: Component
-    accelerator: Mapping[str, Any]
-    workers: tuple[int, ...]
+    accelerator: AcceleratorSpec
+    workers: Sequence[int]
     budget_s: float
     seed: int
     cache: Path
@@ -42,7 +53,7 @@ class Request:
 
 
 def workload_datasets() -> dict[str, str]:
-    """Return the dataset that each workload reads unless another is asked for, by the names of their YAML files."""
+    """Return the dataset that each workload reads by default, by the names of their YAML files."""
     text = resources.files("conf").joinpath("diagnose.yaml").read_text(encoding="utf-8")
     found: dict[str, str] = yaml.safe_load(text)["diagnose"]["datasets"]
     return found
@@ -66,22 +77,21 @@ def request_from(argv: Sequence[str]) -> Request:
             f"loader={loader.key}: is fed by a daemon; expected a loader that reads files, such as pytorch"
         )
     if experiment.accelerator.kind == "none":
-        raise ConfigError(
-            "accelerator=none: has no step to keep loading apart from; expected auto, cuda, cpu, emulated"
-        )
+        raise ConfigError("accelerator=none: has no step to compare loading with; expected auto, cuda, cpu, emulated")
     check_loader(loader)
     check_workload(workload)
     check_dataset("dataset", dataset)
+    settings = parse(_Settings, OmegaConf.to_container(cfg)["diagnose"], "diagnose")  # type: ignore[call-overload,index]
     return Request(
         workload=workload,
         loader=loader,
         dataset=dataset,
-        accelerator=experiment.accelerator.model_dump(),
-        workers=_workers(cfg),
-        budget_s=_budget_s(cfg),
+        accelerator=experiment.accelerator,
+        workers=settings.workers,
+        budget_s=settings.budget_s,
         seed=experiment.seed,
-        cache=folder_of("cache_dir", cfg.cache_dir),
-        results_dir=folder_of("results_dir", cfg.results_dir),
+        cache=folder_of("cache_dir", experiment.cache_dir),
+        results_dir=folder_of("results_dir", experiment.results_dir),
         command=shlex.join(["python", "-m", "harness.diagnose", *argv]),
     )
 
@@ -93,7 +103,10 @@ def _check_alone(group: str, named: Iterable[object], one: str) -> None:
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:
-    """Return the arguments as overrides of conf/diagnose.yaml: one workload, its dataset, and one loader."""
+    """Return the arguments as overrides of conf/diagnose.yaml: one workload, its dataset, and one loader.
+
+    Raises ConfigError for a workload without a known dataset.
+    """
     chosen = {"workload": _WORKLOAD, "loader": _LOADER}
     rest: list[str] = []
     for argument in argv:
@@ -102,47 +115,20 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
             chosen[group] = value
         else:
             rest.append(argument)
-    workload, loader = chosen["workload"], chosen["loader"]
-    if not any(argument.partition("=")[0] == "dataset" for argument in rest):
-        known = workload_datasets()
+    workload, known = chosen["workload"], workload_datasets()
+    if not any(argument.startswith("dataset=") for argument in rest):
         if workload not in known:
             near = nearest(workload, known)
-            meant = f" (did you mean {near}?)" if near else ""
             raise ConfigError(
-                f"workload={workload}{meant}: no dataset is known for it: say dataset=NAME, "
-                f"or add it to diagnose.datasets (known are {', '.join(known)})"
+                f"workload={workload}{f' (did you mean {near}?)' if near else ''}: no dataset is known for it: say "
+                f"dataset=NAME, or add it to diagnose.datasets (known are {', '.join(known)})"
             )
         rest.append(f"dataset={known[workload]}")
-    keys = {"workload.": f"workloads.{workload}.", "loader.": f"loaders.{loader}."}
-    written = [
-        next(
-            (
-                argument.replace(short, full, 1)
-                for short, full in keys.items()
-                if argument.lstrip("+").startswith(short)
-            ),
-            argument,
-        )
-        for argument in rest
-    ]
-    return [f"+workload@workloads.{workload}={workload}", f"+loader@loaders.{loader}={loader}", *written]
-
-
-def _workers(cfg: DictConfig) -> tuple[int, ...]:
-    if not OmegaConf.is_dict(cfg.diagnose):
-        raise ConfigError(f"diagnose={cfg.diagnose!r}: expected a section with workers and budget_s")
-    given = OmegaConf.to_container(cfg.diagnose.workers) if OmegaConf.is_list(cfg.diagnose.workers) else None
-    good = isinstance(given, list) and given and all(type(count) is int and count >= 1 for count in given)
-    if not good:
-        raise ConfigError(
-            f"diagnose.workers={cfg.diagnose.workers!r}: expected numbers of workers, 1 or more, such as [1,2,4]"
-        )
-    assert isinstance(given, list)
-    return tuple(given)
-
-
-def _budget_s(cfg: DictConfig) -> float:
-    value = cfg.diagnose.budget_s
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 3600:
-        raise ConfigError(f"diagnose.budget_s={value!r}: expected seconds of measuring, 1 to 3600")
-    return float(value)
+    for group, name in chosen.items():
+        rest = [
+            argument.replace(f"{group}.", f"{group}s.{name}.", 1)
+            if argument.lstrip("+").startswith(f"{group}.")
+            else argument
+            for argument in rest
+        ]
+    return [*(f"+{group}@{group}s.{name}={name}" for group, name in chosen.items()), *rest]

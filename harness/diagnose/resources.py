@@ -13,28 +13,15 @@ import psutil
 from harness.diagnose.diagnosis import Machine
 from harness.system.procfs import cpu_s, family, host_cpu_s
 
-__all__ = ["Reading", "Usage", "machine_of", "read_counters", "usage"]
+__all__ = ["Meter", "Usage", "machine_of"]
 
 _SECTOR_BYTES: Final = 512
 """Of the kernel's block statistics, whatever the disk's own (Documentation/block/stat.rst)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Cumulative counters at one instant."""
-
-    at_s: float
-    cpu_s: float
-    """Processor time of this process and of its descendants."""
-    host_busy_s: float
-    host_total_s: float
-    disk_busy_s: float | None
-    disk_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Usage:
-    """What was used between two readings."""
+    """What was used since a meter was made."""
 
     busy_cores: float
     """Processors that our processes kept busy, on average."""
@@ -45,44 +32,47 @@ class Usage:
     disk_bytes_per_s: float | None
 
 
-def read_counters(root: Path) -> Reading:
-    """Read the counters; `root` holds the files whose disk is meant."""
-    busy_s, total_s = host_cpu_s()
-    disk_busy_s, nbytes = _disk(root)
-    return Reading(time.monotonic(), cpu_s(family(os.getpid())), busy_s, total_s, disk_busy_s, nbytes)
+class Meter:
+    """Counts from when it is made: the processors, and the disk that holds the files under `root`."""
 
+    def __init__(self, root: Path) -> None:
+        """Read the counters for the first time."""
+        self._root = root
+        self._before = self._read()
 
-def usage(before: Reading, after: Reading) -> Usage:
-    """Return what was used between two readings."""
-    span = after.at_s - before.at_s
-    host = after.host_total_s - before.host_total_s
-    disk_busy = disk_rate = None
-    if before.disk_busy_s is not None and after.disk_busy_s is not None:
-        disk_busy = min(1.0, (after.disk_busy_s - before.disk_busy_s) / span)
-    if before.disk_bytes is not None and after.disk_bytes is not None:
-        disk_rate = (after.disk_bytes - before.disk_bytes) / span
-    host_busy = (after.host_busy_s - before.host_busy_s) / host if host > 0 else 0.0
-    return Usage((after.cpu_s - before.cpu_s) / span, min(1.0, max(0.0, host_busy)), disk_busy, disk_rate)
+    def usage(self) -> Usage:
+        """Return what has been used so far."""
+        span, ours, busy, total, disk_s, disk_bytes = (
+            None if before is None or after is None else after - before
+            for before, after in zip(self._before, self._read(), strict=True)
+        )
+        assert span and ours is not None and busy is not None
+        return Usage(
+            busy_cores=ours / span,
+            host_busy=min(1.0, max(0.0, busy / total)) if total else 0.0,
+            disk_busy=None if disk_s is None else min(1.0, disk_s / span),
+            disk_bytes_per_s=None if disk_bytes is None else disk_bytes / span,
+        )
+
+    def _read(self) -> tuple[float | None, ...]:
+        """Return seconds: now, of our processors, of all busy processors, of all; then of the disk, and its bytes."""
+        return time.monotonic(), cpu_s(family(os.getpid())), *host_cpu_s(), *_disk(self._root)
 
 
 def machine_of(root: Path) -> Machine:
     """Return what a loader of the files under `root` has to work with."""
-    return Machine(
-        len(os.sched_getaffinity(0)), psutil.cpu_count() or 1, psutil.virtual_memory().available, _filesystem(root)
-    )
+    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    path = root.resolve()
+    filesystem = next((mounts[str(folder)] for folder in (path, *path.parents) if str(folder) in mounts), "")
+    free_bytes = psutil.virtual_memory().available
+    return Machine(len(os.sched_getaffinity(0)), psutil.cpu_count() or 1, free_bytes, filesystem)
 
 
-def _disk(root: Path) -> tuple[float | None, int | None]:
+def _disk(root: Path) -> tuple[float | None, float | None]:
     """Return the seconds in which the disk of `root` had a request, and the bytes that were read from it."""
     device = root.stat().st_dev
     try:
         fields = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat").read_text().split()
         return int(fields[9]) / 1e3, int(fields[2]) * _SECTOR_BYTES
     except (OSError, IndexError, ValueError):
-        return None, None  # a mount from afar, or a file system in memory
-
-
-def _filesystem(root: Path) -> str:
-    path = root.resolve()
-    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
-    return next((mounts[str(folder)] for folder in (path, *path.parents) if str(folder) in mounts), "")
+        return None, None  # a remote mount, or a file system in memory

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle
@@ -17,6 +18,7 @@ from harness.diagnose.sweep import (
     Compute,
     Load,
     LoaderMaker,
+    Tick,
     measure_compute,
     measure_load,
     measure_point,
@@ -24,30 +26,15 @@ from harness.diagnose.sweep import (
 )
 from harness.diagnose.verdict import FED, NEAR
 from harness.results.provenance import host, packages, source
+from harness.run.progress import Progress
 from harness.workloads import Step, Workload, choose_kind, make_step
 
-__all__ = ["Watcher", "diagnose"]
+__all__ = ["diagnose"]
 
 _COMPUTE_SHARE: Final = 0.10
 _STAGES_SHARE: Final = 0.25
 _LOAD_SHARE: Final = 0.10
 """Of the budget; the numbers of workers share the rest."""
-
-
-class Watcher(Protocol):
-    """Is told how far the diagnosis is."""
-
-    def phase(self, text: str) -> None:
-        """Take note of what is measured now."""
-        ...
-
-    def tick(self, done: int, total: int) -> None:
-        """Take note of how far it is."""
-        ...
-
-    def dataset(self, what: str, done: int, total: int) -> None:
-        """Take note of how far the making of the dataset is."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +53,22 @@ class _Rig:
         return self.deadline - time.monotonic()
 
 
-def diagnose(request: Request, watcher: Watcher) -> Diagnosis:
+def diagnose(request: Request, progress: Progress) -> Diagnosis:
     """Measure; nothing is written. Raises HarnessError, and LoaderError naming a sample or worker."""
     key = workers_key(request.loader.key, request.loader.target)
+    accelerator = request.accelerator.model_dump()
     workload: Workload = instantiate(request.workload.target, request.workload.params)
-    choose_kind(request.accelerator, workload.name)  # what cannot be run is refused before a dataset is made
-    handle: DatasetHandle = instantiate(request.dataset.target, request.dataset.params).open(
-        request.cache, watcher.dataset
-    )
-    watcher.phase("warming up the step")
-    step = make_step(workload, request.accelerator, request.seed)
+    choose_kind(accelerator, workload.name)  # what cannot be run is refused before a dataset is made
+    dataset = instantiate(request.dataset.target, request.dataset.params)
+    handle: DatasetHandle = dataset.open(request.cache, progress.follow)
+    _phase(progress, "warming up the step")
+    step = make_step(workload, accelerator, request.seed)
     step.warm_up()
     maker = LoaderMaker(
         request.loader.target, request.loader.params, key, handle.samples, workload, request.seed, step.device
     )
-    rig = _Rig(
-        request, workload, step, handle, maker, machine_of(handle.samples.root), time.monotonic() + request.budget_s
-    )
-    watcher.phase("timing the stages")
+    machine = machine_of(handle.samples.root)
+    rig = _Rig(request, workload, step, handle, maker, machine, time.monotonic() + request.budget_s)
     report = time_stages(
         workload.transform,
         handle.samples,
@@ -91,16 +76,15 @@ def diagnose(request: Request, watcher: Watcher) -> Diagnosis:
         seed=request.seed,
         device=step.device,
         budget_s=_STAGES_SHARE * request.budget_s,
-        tick=watcher.tick,
+        tick=_phase(progress, "timing the stages"),
     )
-    watcher.phase("training on one cached batch")
-    compute = measure_compute(step, report.batch, _COMPUTE_SHARE * request.budget_s, watcher.tick)
-    watcher.phase("loading without training")
-    load = measure_load(maker, _LOAD_SHARE * request.budget_s, watcher.tick)
-    points, skipped = _sweep(rig, load, compute, watcher)
+    tick = _phase(progress, "training on one cached batch")
+    compute = measure_compute(step, report.batch, _COMPUTE_SHARE * request.budget_s, tick)
+    load = measure_load(maker, _LOAD_SHARE * request.budget_s, _phase(progress, "loading without training"))
+    points, skipped = _sweep(rig, load, compute, progress)
     return Diagnosis(
         subject=_subject(rig, load),
-        machine=rig.machine,
+        machine=machine,
         load_s=load.seconds,
         load_cpu_s=load.cpu_s,
         compute_s=compute.seconds,
@@ -113,17 +97,21 @@ def diagnose(request: Request, watcher: Watcher) -> Diagnosis:
     )
 
 
-def _sweep(rig: _Rig, load: Load, compute: Compute, watcher: Watcher) -> tuple[list[Point], list[int]]:
-    """Measure the numbers of workers that were asked for, then more while they help; and what no time was left for."""
+def _phase(progress: Progress, text: str) -> Tick:
+    """Say what is measured now; returns what is called with how many parts of it are done, and of how many."""
+    progress.follow(text, 0)
+    return partial(progress.follow, text)
+
+
+def _sweep(rig: _Rig, load: Load, compute: Compute, progress: Progress) -> tuple[list[Point], list[int]]:
+    """Measure the requested numbers of workers, then more while they help; also return those that had no time left."""
     points: list[Point] = []
     todo = sorted(set(rig.request.workers))
     while todo:
         workers = todo[0]
-        # Two numbers of workers are the least that shows a trend.
+        # Two numbers of workers are the fewest that show a trend.
         if rig.left_s() <= 0 and len(points) >= min(2, len(rig.request.workers)):
             return points, todo
-        watcher.phase(f"training with {workers} worker{'' if workers == 1 else 's'}")
-        slice_s = max(0.0, rig.left_s()) / len(todo)
         points.append(
             measure_point(
                 rig.maker,
@@ -132,8 +120,8 @@ def _sweep(rig: _Rig, load: Load, compute: Compute, watcher: Watcher) -> tuple[l
                 load,
                 compute,
                 cores=rig.machine.cores,
-                budget_s=slice_s,
-                tick=watcher.tick,
+                budget_s=max(0.0, rig.left_s()) / len(todo),
+                tick=_phase(progress, f"training with {workers} worker{'' if workers == 1 else 's'}"),
             )
         )
         todo = todo[1:] or _further(points, rig.machine.cores)

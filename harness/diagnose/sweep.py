@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from harness.config.targets import instantiate, takes
 from harness.diagnose.diagnosis import Point
-from harness.diagnose.resources import read_counters, usage
+from harness.diagnose.resources import Meter
 from harness.errors import ConfigError
 from harness.workloads import Step, Workload
 from harness.workloads.overlap import shared, simulate
 from loaders.base import Batch, Loader, Samples
 
-__all__ = ["Compute", "Load", "LoaderMaker", "measure_compute", "measure_load", "measure_point", "workers_key"]
+__all__ = ["Compute", "Load", "LoaderMaker", "Tick", "measure_compute", "measure_load", "measure_point", "workers_key"]
 
 Tick = Callable[[int, int], None]
-"""Told how many steps are done, and of how many."""
+"""Called with how many steps are done, and of how many."""
 
 WORKERS_KEYS: Final = ("num_workers", "num_threads", "concurrency")
 """Arguments by which loaders take their number of workers."""
@@ -128,13 +128,13 @@ def measure_load(maker: LoaderMaker, budget_s: float, tick: Tick) -> Load:
     with maker.make(1, wanted + _QUEUED) as loader:
         batches = loader.epoch(0)
         told = next(batches).work_s is not None
-        before, began, count = read_counters(maker.samples.root), time.perf_counter(), 0
+        meter, began, count = Meter(maker.samples.root), time.perf_counter(), 0
         while count < wanted and (count < _LEAST_STEPS or time.perf_counter() < began + budget_s):
             next(batches)
             count += 1
             tick(count, wanted)
         seconds = (time.perf_counter() - began) / count
-        used = usage(before, read_counters(maker.samples.root))
+        used = meter.usage()
         return Load(seconds, used.busy_cores * seconds, told, tuple(loader.notes))
 
 
@@ -156,7 +156,7 @@ def measure_point(
     with maker.make(workers, wanted + 1 + _QUEUED * workers) as loader:
         batches = loader.epoch(workers)
         step(next(batches))
-        before, began = read_counters(maker.samples.root), time.perf_counter()
+        meter, began = Meter(maker.samples.root), time.perf_counter()
         ended = began
         for batch in batches:
             got = time.perf_counter()
@@ -170,7 +170,7 @@ def measure_point(
             late = len(step_s) >= _LEAST_STEPS and ended - began > budget_s
             if len(step_s) % workers == 0 and (late or len(step_s) >= wanted):
                 break
-        used = usage(before, read_counters(maker.samples.root))
+        used = meter.usage()
     every_s = (ended - began) / len(step_s)
     return Point(
         workers=workers,

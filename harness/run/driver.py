@@ -72,7 +72,7 @@ def run(
             progress.note(f"removed what a dead run had left: {removed}")
         cache = Path(cfg.cache_dir).expanduser()
         data = _open_data(experiment, cache, progress)
-        rehearse(experiment, data, progress.dataset)
+        rehearse(experiment, data, progress.follow)
         results = _results(cfg, experiment, data.content_hash, resumed, folder)
         on_folder(results.folder)
         ledger = Ledger(results.ledger)
@@ -214,7 +214,7 @@ def _mark_failed(context: CellContext, cell: Cell, status: str, reason: str) -> 
 
 
 def _open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunData:
-    data = open_data(experiment, cache, progress.dataset)
+    data = open_data(experiment, cache, progress.follow)
     skipped = [path for one in data.each for path in one.handle.skipped]
     for path in skipped[:10]:
         progress.note(f"skipped {path}: broken (dataset.on_error=skip)")

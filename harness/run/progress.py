@@ -19,6 +19,7 @@ from harness.run.plan import Cell
 __all__ = ["Progress"]
 
 _QUIET_S = 30.0
+_DRAW_S = 0.25
 
 
 class _TimeLeft(ProgressColumn):
@@ -35,8 +36,11 @@ class Progress:
     What takes longer than half a minute has a line of its own, after twice as long another one, and so on.
     """
 
-    def __init__(self, console: Console, quiet_s: float = _QUIET_S) -> None:
+    def __init__(self, console: Console, quiet_s: float = _QUIET_S, *, has_thread: bool = True) -> None:
+        """Say nothing yet. Without a thread only the calls draw, so that measuring is not disturbed in between."""
         self.console = console
+        self._has_thread = has_thread
+        self._drawn = 0.0
         self._doing = ""
         self._since = time.monotonic()
         self._quiet_s = quiet_s
@@ -50,7 +54,9 @@ class Progress:
             console=console,
             transient=True,
             disable=not console.is_terminal,
+            auto_refresh=has_thread,
         )
+        self._followed: tuple[str, TaskID] | None = None
         self._tasks: dict[str, TaskID] = {}
         self._took: dict[tuple[str, str], list[float]] = defaultdict(list)
         self._pending: list[tuple[str, str]] = []
@@ -60,14 +66,16 @@ class Progress:
 
     def __enter__(self) -> Self:
         self._bars.start()
-        self._beat.start()
+        if self._has_thread:
+            self._beat.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._beat.join()
+        if self._has_thread:
+            self._beat.join()
         self.stop()
 
     def doing(self, text: str) -> None:
@@ -88,18 +96,21 @@ class Progress:
         """Print a line that stays."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def dataset(self, what: str, done: int, total: int) -> None:
-        """Take note of how far the making of a dataset or its shards is."""
-        if not self._doing.startswith(f"{what}: "):
+    def follow(self, what: str, done: int, total: int | None = None) -> None:
+        """Take note of how far something is, such as the making of a dataset; `total` is None where it is unknown."""
+        is_done = total is not None and done >= total
+        if self._followed is None or self._followed[0] != what:
+            if self._followed is not None:
+                self._bars.update(self._followed[1], visible=False)
             self._since = time.monotonic()
-        self._doing = f"{what}: {done} of {total}" if done < total else ""
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(what, total=total)
+            self._followed = (what, self._bars.add_task(what, total=total))
             if not self.console.is_terminal:
-                self.note(f"{what} ({total})")
-        self._bars.update(self._tasks[what], completed=done, total=total)
-        if done >= total:
-            self._bars.update(self._tasks[what], visible=False)
+                self.note(what if total is None else f"{what} ({total})")
+        self._doing = "" if is_done else what if total is None else f"{what}: {done} of {total}"
+        self._bars.update(self._followed[1], completed=done, total=total, visible=not is_done)
+        if not self._has_thread and time.monotonic() - self._drawn > _DRAW_S:
+            self._bars.refresh()
+            self._drawn = time.monotonic()
 
     def start(self, cells: list[Cell], already: int) -> None:
         """Begin the bar over cells; `already` of them are done by an earlier run."""
