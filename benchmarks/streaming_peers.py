@@ -21,8 +21,7 @@ from dataclasses import asdict, dataclass, field
 from random import Random
 
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import MAX_REQUEST_BYTES, MAX_SLICES, Get
-from loaders.streaming.protocol.wire import pack
+from loaders.streaming.protocol import MAX_REQUEST_BYTES, MAX_SLICES, Get, pack
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"

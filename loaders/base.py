@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,52 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Batch", "Loader", "LoaderStats", "Samples"]
+__all__ = ["Batch", "ById", "Loader", "LoaderStats", "SampleSource", "Samples"]
+
+_Value_co = TypeVar("_Value_co", covariant=True)
+
+
+class ById(Protocol[_Value_co]):
+    """Values by sample id: an array or a tuple, or a view of samples that came over a wire."""
+
+    def __getitem__(self, sample_id: int, /) -> _Value_co: ...
+
+
+class SampleSource(Protocol):
+    """The samples that a pipeline reads, by their ids: files of a dataset, or records that came over a wire."""
+
+    @property
+    def paths(self) -> ById[str]:
+        """Path of each sample, '/' between parts."""
+        ...
+
+    @property
+    def labels(self) -> ById[int]:
+        """Class of each sample."""
+        ...
+
+    @property
+    def sizes(self) -> ById[int]:
+        """Encoded size of each sample in bytes, all its files together."""
+        ...
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Columns of the dataset by name; each gives an Arrow scalar by sample id."""
+        ...
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether `path` is a file that can be opened."""
+        ...
+
+    def path(self, sample_id: int, column: str | None = None) -> Path:
+        """Return the file of a sample, or its further file that a column names."""
+        ...
+
+    def read(self, sample_id: int, column: str | None = None) -> bytes | memoryview:
+        """Return such a file whole; raises OSError."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +88,11 @@ class Samples:
 
     @property
     def on_disk(self) -> bool:
-        """Whether `path` is a file that can be opened; no file is where the sample came over a wire."""
+        """Whether `path` is a file that can be opened: always."""
         return True
 
-    def read(self, sample_id: int, column: str | None = None) -> bytes | memoryview:
-        """Return such a file whole, from the disk or as it came over a wire; raises OSError."""
+    def read(self, sample_id: int, column: str | None = None) -> bytes:
+        """Return such a file whole; raises OSError."""
         return self.path(sample_id, column).read_bytes()
 
     def encoded_bytes(self, ids: npt.NDArray[np.int64]) -> int:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["LoaderConfigError", "LoaderError", "SampleError", "SampleTimeoutError", "StreamError", "WorkerError"]
+__all__ = [
+    "DamagedError",
+    "LoaderConfigError",
+    "LoaderError",
+    "NoAnswerError",
+    "SampleError",
+    "SampleTimeoutError",
+    "ShardError",
+    "StreamError",
+    "WireError",
+    "WorkerError",
+]
 
 
 class LoaderError(Exception):
@@ -27,3 +38,19 @@ class WorkerError(LoaderError, RuntimeError):
 
 class StreamError(LoaderError):
     """The streaming service failed: refused, unreachable, or a malformed answer."""
+
+
+class NoAnswerError(StreamError):
+    """A daemon sent nothing within the timeout."""
+
+
+class WireError(StreamError):
+    """A message does not follow the streaming protocol; the side that receives it counts and drops it."""
+
+
+class DamagedError(WireError):
+    """A message was changed on its way."""
+
+
+class ShardError(LoaderError):
+    """A shard folder, a TFRecord file or its index is missing, malformed or damaged."""

@@ -19,7 +19,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import default_collate
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
 
 __all__ = ["ATTEMPTS", "Crop", "ImageTransform", "decode", "epoch_order"]
@@ -133,12 +133,12 @@ class ImageTransform:
         """Crop, flip and normalisation as the steps of a pipeline."""
         return _RandomResizedCrop(self), _RandomHorizontalFlip(self), _Normalize(self)
 
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return the encoded image."""
         return read_file(samples, sample_id)
 
     def decode(
-        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
     ) -> tuple[Image.Image, dict[str, Any]]:
         """Return the RGB image and its class."""
         return decode(encoded), {"label": int(samples.labels[sample_id])}

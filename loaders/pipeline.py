@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.errors import LoaderError, SampleError
 
 __all__ = [
@@ -88,14 +88,14 @@ class Pipeline(Protocol):
         """The steps between decoding and collation, in order."""
         ...
 
-    def read(self, samples: Samples, sample_id: int) -> Any:
+    def read(self, samples: SampleSource, sample_id: int) -> Any:
         """Return one sample as it is stored; raises OSError.
 
         What asks `samples.read` for a sample's files runs over a stream too, where there is no file to open.
         """
         ...
 
-    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
         """Return data and target of the bytes that `read` returned; raises UndecodableError."""
         ...
 
@@ -115,11 +115,11 @@ class WrappedPipeline:
         """The steps of the other pipeline."""
         return self.of.transforms
 
-    def read(self, samples: Samples, sample_id: int) -> Any:
+    def read(self, samples: SampleSource, sample_id: int) -> Any:
         """Return one sample as it is stored; raises OSError."""
         return self.of.read(samples, sample_id)
 
-    def decode(self, encoded: Any, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
         """Return data and target of the bytes that `read` returned; raises UndecodableError."""
         return self.of.decode(encoded, samples, sample_id)
 
@@ -153,13 +153,13 @@ def stage_name(transform: object) -> str:
     return "lambda" if name == "<lambda>" else str(name)
 
 
-def read_file(samples: Samples, sample_id: int) -> bytes | memoryview:
+def read_file(samples: SampleSource, sample_id: int) -> bytes | memoryview:
     """Return one sample's file, whole; the `read` of pipelines whose samples are one file each."""
     return samples.read(sample_id)
 
 
 def load_item(
-    pipeline: Pipeline, samples: Samples, sample_id: int, *, seed: int, epoch: int, times: StageTimes | None = None
+    pipeline: Pipeline, samples: SampleSource, sample_id: int, *, seed: int, epoch: int, times: StageTimes | None = None
 ) -> Item:
     """Read, decode and transform one sample; raise SampleError naming it and the stage that failed."""
     now = time.perf_counter_ns()
@@ -190,7 +190,7 @@ def transformed(transform: Transform, item: Item) -> Item:
     return made
 
 
-def sample_error(samples: Samples, sample_id: int, stage: str, error: Exception) -> SampleError:
+def sample_error(samples: SampleSource, sample_id: int, stage: str, error: Exception) -> SampleError:
     """Return the error that names a sample and the stage in which it failed."""
     if isinstance(error, SampleError):
         return error

@@ -25,8 +25,8 @@ from harness.errors import DatasetError
 from harness.system.disk import check_room
 from loaders.base import Samples
 from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import Shard, ShardSet, index_path, save_manifest, stored_key
-from loaders.streaming.shards.tfrecord import intact_records
+from loaders.streaming.shards.index import Shard, ShardSet, index_path, read_key, save_manifest
+from loaders.streaming.shards.tfrecord import count_intact
 
 __all__ = ["HALF_SHARDS", "PlacedData", "Role", "open_shards", "place", "split"]
 
@@ -126,7 +126,7 @@ def _folders(
         key = short_hash([f"{whole.key}:{names}"])
         target = cache / "shards" / f"{whole.root.name}-{role}-{key}"
         with only_builder(target, progress):
-            if stored_key(target) != key or not _intact(target, samples, progress):
+            if read_key(target) != key or not _intact(target, samples, progress):
                 with building(target) as partial, storage_errors(partial):
                     linked = [_link(shard.path, partial) for shard in part]
                     save_manifest(partial, key=key, seed=0, shards=linked)
@@ -157,7 +157,7 @@ def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: i
     columns = sum(column.nbytes for column in handle.samples.columns.values())
     needed = total + _RECORD_SLACK * len(handle.samples) + _COLUMN_SLACK * columns
     with only_builder(out, progress):
-        if stored_key(out) != key:
+        if read_key(out) != key:
             check_room("cache_dir", out.parent, needed)
         elif not _intact(out, handle.samples, progress):
             progress(f"shards of {handle.name} have changed in the cache: converting it again", 1, 1)
@@ -188,4 +188,4 @@ def _intact(folder: Path, samples: Samples, progress: Progress) -> bool:
 
 def _has_its_records(shard: Shard) -> bool:
     with shard.path.open("rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as mapped, memoryview(mapped) as view:
-        return intact_records(view, shard.records["checksum"].tolist()) == len(shard.records)
+        return count_intact(view, shard.records["checksum"].tolist()) == len(shard.records)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nvidia.dali import fn, types
 from PIL import Image
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.dali.plan import DataNode, Fed, Plan, scalar
 from loaders.image import decode
 from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
@@ -101,7 +101,7 @@ class _Ahead(WrappedPipeline):
         resize, flip, *_ = self.of.transforms
         return resize, flip, _Masks()
 
-    def decode(self, encoded: bytes | memoryview, samples: Samples, sample_id: int) -> tuple[_Picture, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[_Picture, dict[str, Any]]:
         try:
             with Image.open(io.BytesIO(encoded)) as image:
                 size = image.size

@@ -12,7 +12,7 @@ import soundfile
 import torch
 from nvidia.dali import fn, types
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.dali.audio import FEED, parts_of
 from loaders.dali.plan import DataNode, Fed, Plan
 from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
@@ -66,7 +66,7 @@ class _Ahead(WrappedPipeline):
         return self.steps
 
     def decode(
-        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         labels = self.of.labels(samples, sample_id)
         count = _count(encoded, self.of.sample_rate)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.errors import LoaderConfigError
 from loaders.image import decode
 from loaders.pipeline import Item, Pipeline, Tensors, Transform, UndecodableError, read_file, stage_name
@@ -56,11 +56,11 @@ class CallablePipeline:
         """The callable as the only step."""
         return (_Call(self.of, self.name),)
 
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return the sample's file."""
         return read_file(samples, sample_id)
 
-    def decode(self, encoded: bytes | memoryview, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
         """Return the image or array, and the label; raises UndecodableError."""
         target = {"label": int(samples.labels[sample_id])}
         if bytes(encoded[: len(_NPY)]) == _NPY:

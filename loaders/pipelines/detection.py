@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.image import decode
 from loaders.pipeline import Item, Tensors, Transform, read_file
 from loaders.pipelines.detection_transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
@@ -72,12 +72,12 @@ class DetectionPipeline:
             Normalize(self.mean, self.std),
         )
 
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return the encoded picture."""
         return read_file(samples, sample_id)
 
     def decode(
-        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
     ) -> tuple[Image.Image, dict[str, Any]]:
         """Return the RGB picture and its things.
 
@@ -86,7 +86,7 @@ class DetectionPipeline:
         """
         return decode(encoded), self.target(samples, sample_id)
 
-    def target(self, samples: Samples, sample_id: int) -> dict[str, Any]:
+    def target(self, samples: SampleSource, sample_id: int) -> dict[str, Any]:
         """Return what one picture shows, in pixels of its file; raises KeyError naming a column that is missing."""
         boxes = np.array(_column(samples, "boxes", sample_id), np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
@@ -131,7 +131,7 @@ class DetectionPipeline:
         return torch.from_numpy(np.concatenate(classes)), extra
 
 
-def _column(samples: Samples, name: str, sample_id: int) -> list[Any]:
+def _column(samples: SampleSource, name: str, sample_id: int) -> list[Any]:
     if name not in samples.columns:
         raise KeyError(f"the dataset has no column {name!r}; object detection needs boxes, categories and segments")
     value: list[Any] | None = samples.columns[name][sample_id].as_py()

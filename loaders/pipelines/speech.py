@@ -11,7 +11,7 @@ import soundfile
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
 from loaders.pipelines.alphabet import BLANK, label_of
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
@@ -38,12 +38,12 @@ class SpeechPipeline:
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return one sample's file."""
         return read_file(samples, sample_id)
 
     def decode(
-        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the waveform, float32 of shape (samples,) within -1 to 1, and the target.
 
@@ -53,7 +53,7 @@ class SpeechPipeline:
         wave = waveform(encoded, self.sample_rate)
         return wave, {"labels": labels, "samples": len(wave), "step": 1, "time": 0}
 
-    def labels(self, samples: Samples, sample_id: int) -> torch.Tensor:
+    def labels(self, samples: SampleSource, sample_id: int) -> torch.Tensor:
         """Return one transcript's labels, int64 of shape (U,); raises UndecodableError."""
         if "transcript" not in samples.columns:
             known = ", ".join(samples.columns) or "none"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import default_collate
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.pipeline import Item, Tensors, Transform, read_file
 
 __all__ = ["TimedPipeline"]
@@ -45,12 +45,12 @@ class TimedPipeline:
         """The sleep."""
         return (_Sleep(self),)
 
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return one sample's file."""
         return read_file(samples, sample_id)
 
     def decode(
-        self, encoded: bytes | memoryview, samples: Samples, sample_id: int
+        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Return the file's length, and the sample's label."""
         return torch.tensor([len(encoded) / 1e6]), {"label": int(samples.labels[sample_id])}

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.pipeline import UndecodableError
 from loaders.pipelines.hounsfield import SPACING_MM, normalised
 
@@ -39,7 +39,7 @@ class Packed:
     labels: bytes | memoryview
 
 
-def read_array(samples: Samples, sample_id: int, column: str | None = None) -> npt.NDArray[Any]:
+def read_array(samples: SampleSource, sample_id: int, column: str | None = None) -> npt.NDArray[Any]:
     """Return a sample's .npy file, or the one that a column names, as an array that is not copied.
 
     Raises OSError when it cannot be read, UndecodableError when it is no whole .npy file.

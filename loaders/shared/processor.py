@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.errors import SampleError, SampleTimeoutError
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
 from loaders.shared.stall_monitor import Stalled, StallMonitor
@@ -60,8 +60,18 @@ class Collated(NamedTuple):
 class SampleProcessor:
     """Loads and collates samples by a pipeline, and monitors every worker that does."""
 
-    def __init__(self, samples: Samples, pipeline: Pipeline, seed: int, *, workers: int, processes: bool) -> None:
-        self.monitor = StallMonitor(pipeline, workers, processes=processes)
+    def __init__(
+        self,
+        samples: SampleSource,
+        pipeline: Pipeline,
+        seed: int,
+        *,
+        workers: int,
+        processes: bool,
+        monitor: StallMonitor | None = None,
+    ) -> None:
+        """Load `samples` in so many threads or processes; `monitor` is one that several processors share."""
+        self.monitor = StallMonitor(pipeline, workers, processes=processes) if monitor is None else monitor
         self._samples = samples
         self._pipeline = pipeline
         self._seed = seed

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from spdl.io.utils import set_ffmpeg_log_level
 
-from loaders.base import Samples
+from loaders.base import SampleSource
 from loaders.image import ImageTransform, decode
 from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
 
@@ -50,11 +50,11 @@ class SpdlImages:
         """Decoding, crop and flip as one step, for FFmpeg does them in one graph."""
         return (_DecodeAndCrop(self.of),)
 
-    def read(self, samples: Samples, sample_id: int) -> bytes | memoryview:
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
         """Return the encoded image."""
         return read_file(samples, sample_id)
 
-    def decode(self, encoded: bytes | memoryview, samples: Samples, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
         """Return the image's packet, not decoded yet, or PIL's image; and its class. Raises UndecodableError."""
         target = {"label": int(samples.labels[sample_id])}
         if is_cmyk_jpeg(encoded):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from loaders.errors import ShardError, WireError
     from loaders.streaming.daemon.daemon import Daemon
-    from loaders.streaming.errors import ShardError, WireError
     from loaders.streaming.keys import make_keys
     from loaders.streaming.loader import StreamingLoader
     from loaders.streaming.options import DaemonOptions
@@ -43,28 +43,28 @@ __all__ = [
 
 # Imported when asked for: the daemon has no use for torch and DALI, which take seconds to import.
 _MODULES: Final = {
-    "BatchPlan": "planner",
-    "Daemon": "daemon.daemon",
-    "DaemonOptions": "options",
-    "EpochPlan": "planner",
-    "Fetch": "receiver.fetch",
-    "RawBatch": "receiver.batch",
-    "Session": "receiver.session",
+    "BatchPlan": "streaming.planner",
+    "Daemon": "streaming.daemon.daemon",
+    "DaemonOptions": "streaming.options",
+    "EpochPlan": "streaming.planner",
+    "Fetch": "streaming.receiver.fetch",
+    "RawBatch": "streaming.receiver.batch",
+    "Session": "streaming.receiver.session",
     "ShardError": "errors",
-    "ShardSet": "shards.index",
-    "Slice": "planner",
-    "StreamClient": "receiver.client",
-    "StreamDataset": "torch_data",
-    "StreamingLoader": "loader",
-    "TimestampLogger": "timestamps",
+    "ShardSet": "streaming.shards.index",
+    "Slice": "streaming.planner",
+    "StreamClient": "streaming.receiver.client",
+    "StreamDataset": "streaming.torch_data",
+    "StreamingLoader": "streaming.loader",
+    "TimestampLogger": "streaming.timestamps",
     "WireError": "errors",
-    "health": "receiver.session",
-    "make_keys": "keys",
-    "plan": "planner",
+    "health": "streaming.receiver.session",
+    "make_keys": "streaming.keys",
+    "plan": "streaming.planner",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"loaders.{_MODULES[name]}"), name)

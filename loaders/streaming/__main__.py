@@ -1,4 +1,4 @@
-"""The streaming service: serve a shard folder, ask a daemon how it is, make keys and shards."""
+"""The streaming service: serve a shard folder, show the health of a daemon, make keys and shards."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from energymon.system.version import PrintVersion
 from loaders.errors import LoaderError, StreamError
-from loaders.streaming.daemon.log import log
+from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions, add_flags, read_flags
-from loaders.streaming.shards.commands import add_commands
+from loaders.streaming.shards.commands import Commands, add_commands
 
-if TYPE_CHECKING:
-    from loaders.streaming.daemon.listener import Listener
+if TYPE_CHECKING:  # torch and DALI, which take seconds to import, are for the commands that need them
+    from loaders.streaming.daemon.daemon import Daemon
     from loaders.streaming.daemon.store import ShardStore
-    from loaders.streaming.keys import KeyPair
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,9 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m loaders.streaming", description=__doc__, allow_abbrev=False)
     parser.add_argument("--version", action=PrintVersion)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    _add_serve(commands)
-    _add_health(commands)
-    _add_keygen(commands)
+    _add_own_commands(commands)
     add_commands(commands)
     arguments = parser.parse_args(argv)
     return _status(lambda: arguments.run(arguments))
@@ -47,7 +44,7 @@ def _status(run: Callable[[], int | None]) -> int:
         return 130
 
 
-def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
+def _add_own_commands(commands: Commands) -> None:
     serve = commands.add_parser(
         "serve",
         allow_abbrev=False,
@@ -58,17 +55,15 @@ def _add_serve(commands: argparse._SubParsersAction[Any]) -> None:
     add_flags(serve, DaemonOptions)
     serve.set_defaults(run=_serve)
 
-
-def _add_health(commands: argparse._SubParsersAction[Any]) -> None:
     health = commands.add_parser(
         "health",
         allow_abbrev=False,
-        help="ask a daemon how it is",
+        help="show the health of a daemon",
         description="Print a daemon's uptime, connections, memory and counters as JSON. The exit status is 0 when "
         "it answers and 1 when it does not.",
     )
     health.add_argument(
-        "--endpoint", default=f"tcp://{LISTEN}", metavar="tcp://HOST:PORT", help="where it is (default: %(default)s)"
+        "--endpoint", default=f"tcp://{LISTEN}", metavar="tcp://HOST:PORT", help="its address (default: %(default)s)"
     )
     health.add_argument("--keys", type=Path, metavar="DIR", help="the client's half of what `keygen` made")
     health.add_argument(
@@ -76,8 +71,6 @@ def _add_health(commands: argparse._SubParsersAction[Any]) -> None:
     )
     health.set_defaults(run=_health)
 
-
-def _add_keygen(commands: argparse._SubParsersAction[Any]) -> None:
     keygen = commands.add_parser(
         "keygen",
         allow_abbrev=False,
@@ -90,81 +83,65 @@ def _add_keygen(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from loaders.streaming.daemon.buffers import send_buffer
-    from loaders.streaming.daemon.listener import Listener
+    from loaders.streaming.daemon.listener import Listener, choose_send_buffer
     from loaders.streaming.daemon.store import ShardStore
     from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
 
     options = read_flags(vars(arguments))
-    host, port = _address(options.listen)
+    host, port = _resolve(options.listen)
     keys = load_daemon_keys(options.keys) if options.keys is not None else None
-    buffer = send_buffer(options.bandwidth_gbit, options.rtt_ms)
+    buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
     listener = Listener(host, port, send_buffer=buffer, congestion=options.congestion)
     with ShardStore(options.root, options.links_into) as store:
 
-        def serve(is_restart: bool) -> int:
-            return _status(lambda: _serve_once(options, store, host, listener, keys, buffer, is_restart=is_restart))
+        def serve_once(is_restart: bool) -> None:
+            from loaders.streaming.daemon.daemon import Daemon
+            from loaders.streaming.timestamps import TimestampLogger
 
-        return supervise(serve, store.find_unreadable, log)
+            events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
+            threads, no_auth = options.threads, options.no_auth
+            with Daemon(
+                store, host, listener, log=log, threads=threads, keys=keys, no_auth=no_auth, events=events
+            ) as daemon:
+                _log_start(daemon, store, host, options, buffer, is_restart=is_restart)
+                why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
+                log("stopping", reason=why)
+            log("stopped", **asdict(daemon.counters))
+
+        return supervise(lambda is_restart: _status(lambda: serve_once(is_restart)), store.find_unreadable, log)
 
 
-def _serve_once(
-    options: DaemonOptions,
-    store: ShardStore,
-    host: str,
-    listener: Listener,
-    keys: KeyPair | None,
-    buffer: int | None,
-    *,
-    is_restart: bool,
+def _log_start(
+    daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None, *, is_restart: bool
 ) -> None:
-    """Serve until a signal comes, and on a first start say that it is ready."""
-    from loaders.streaming.daemon.daemon import Daemon
+    """Log who is served and how; on a first start say on standard output that the daemon is ready."""
     from loaders.streaming.daemon.server_socket import is_loopback
-    from loaders.streaming.timestamps import TimestampLogger
 
-    events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
-    with Daemon(
-        store,
-        host,
-        listener,
-        log=log,
-        threads=options.threads,
-        keys=keys,
-        no_auth=options.no_auth,
-        events=events,
-    ) as daemon:
-        served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
-        if keys is None:
-            log(
-                "unauthenticated",
-                endpoint=daemon.endpoint,
-                reached_by="this host" if is_loopback(host) else "anyone who can reach the address",
-                protection="none: who reaches the address reads the shards, who is on the way changes what is sent",
-            )
-        else:
-            log(
-                "encrypted",
-                endpoint=daemon.endpoint,
-                protection="CURVE: only the client of these keys is served, nobody else reads or changes a byte",
-            )
+    served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
+    if options.keys is None:
         log(
-            "restarted" if is_restart else "started",
-            **served,
-            shards=len(store.catalog.shards),
-            keys=keys is not None,
-            threads=options.threads,
-            send_buffer=buffer or "tuned by TCP",
-            congestion=daemon.congestion,
-            max_clients=daemon.max_connections,
+            "unauthenticated",
+            endpoint=daemon.endpoint,
+            reached_by="this host" if is_loopback(host) else "anyone who can reach the address",
+            protection="none: anyone who reaches the address reads the shards, anyone on the way can change them",
         )
-        if not is_restart:
-            sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
-            sys.stdout.flush()
-        why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
-        log("stopping", reason=why)
-    log("stopped", **asdict(daemon.served))
+    else:
+        protection = "CURVE: only the client of these keys is served, nobody else reads or changes a byte"
+        log("encrypted", endpoint=daemon.endpoint, protection=protection)
+    log(
+        "restarted" if is_restart else "started",
+        **served,
+        shards=len(store.catalog.shards),
+        keys=options.keys is not None,
+        threads=options.threads,
+        send_buffer=buffer or "tuned by TCP",
+        congestion=daemon.congestion,
+        max_clients=daemon.max_connections,
+    )
+    if not is_restart:
+        sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
+        sys.stdout.flush()
 
 
 def _health(arguments: argparse.Namespace) -> int:
@@ -186,7 +163,7 @@ def _keygen(arguments: argparse.Namespace) -> None:
     sys.stdout.write(f"{daemon}  for serve --keys, on the storage node\n{client}  for keys=, on the compute nodes\n")
 
 
-def _address(listen: str) -> tuple[str, int]:
+def _resolve(listen: str) -> tuple[str, int]:
     """Return the numeric host and the port of HOST:PORT, where an IPv6 host stands in brackets."""
     host, _, port = listen.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.planner import EpochPlan, share_places, share_records
+from loaders.streaming.planner import EpochPlan, count_share, list_share
 
-__all__ = ["Progress", "ended"]
+__all__ = ["Checkpoint", "make_ended_state"]
 
 _VERSIONS = (1, 2)
 """Of states; the second has what was delivered before the ranks shared the epoch anew."""
@@ -29,7 +29,7 @@ _Marks: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Checkpoint:
     """What was delivered of an epoch."""
 
     epoch: int
@@ -39,7 +39,7 @@ class Progress:
     """What other ranks delivered before these shared the rest, per place of the epoch of all ranks; None: nothing."""
 
     @classmethod
-    def beginning(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Progress:
+    def beginning(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Checkpoint:
         """Return the beginning of a plan of some of a rank's `records`: the others are done, or another worker's."""
         delivered = np.ones(records, np.bool_)
         delivered[plan.positions(plan.number, len(plan))] = False
@@ -70,7 +70,7 @@ class Progress:
     @classmethod
     def of(
         cls, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], settings: Mapping[str, Any], total: int
-    ) -> Progress:
+    ) -> Checkpoint:
         """Read what `state` returned, for this rank or for all ranks of any number, of an epoch of `total` records.
 
         Raises LoaderConfigError naming a setting that was another one then, or a rank whose state is not there.
@@ -91,7 +91,7 @@ class Progress:
         return _shared([_State.of(each, settings) for each in state], settings, total)
 
 
-def ended(share: Mapping[str, Any], epoch: int, *, delivered: bool) -> dict[str, Any]:
+def make_ended_state(share: Mapping[str, Any], epoch: int, *, delivered: bool) -> dict[str, Any]:
     """Return the state of a rank that has delivered all of its epoch, or nothing; `share` is its settings' part."""
     return {"version": 1, "settings": dict(share), "epoch": epoch, "records": 0, "delivered": delivered}
 
@@ -135,12 +135,12 @@ class _State:
                 )
         return cls(before, epoch, _unpacked(marks, records), None if earlier is None else _unpacked(*earlier))
 
-    def progress(self) -> Progress:
+    def progress(self) -> Checkpoint:
         assert not isinstance(self.delivered, bool), "a state of one rank has marks"
-        return Progress(self.epoch, self.delivered, self.before)
+        return Checkpoint(self.epoch, self.delivered, self.before)
 
 
-def _shared(states: Sequence[_State], settings: Mapping[str, Any], total: int) -> Progress:
+def _shared(states: Sequence[_State], settings: Mapping[str, Any], total: int) -> Checkpoint:
     """Return where a rank begins with its share of what all ranks together have not delivered."""
     ranks = sorted(int(state.settings["rank"]) for state in states)
     shares = {tuple(state.settings[name] for name in _OF_RANKS[1:]) for state in states}
@@ -163,21 +163,21 @@ def _shared(states: Sequence[_State], settings: Mapping[str, Any], total: int) -
     shared = np.flatnonzero(~done)
     unchanged = (world_size, remainder) == (settings["world_size"], settings["remainder"])
     for state in states:
-        places = share_places(len(shared), rank=state.settings["rank"], world_size=world_size, remainder=remainder)
+        places = list_share(len(shared), rank=state.settings["rank"], world_size=world_size, remainder=remainder)
         marks = np.full(len(places), state.delivered) if isinstance(state.delivered, bool) else state.delivered
         if len(marks) != len(places):
             raise LoaderConfigError(f"the checkpoint is damaged: {len(marks)} marks for {len(places)} records")
         if unchanged and state.settings["rank"] == settings["rank"]:
-            return Progress(state.epoch, marks, before)
+            return Checkpoint(state.epoch, marks, before)
         done[shared[places[marks]]] = True
-    left = share_records(
+    left = count_share(
         total - int(done.sum()),
         rank=settings["rank"],
         world_size=settings["world_size"],
         remainder=settings["remainder"],
         limit=None,
     )
-    return Progress(epochs.pop(), np.zeros(left, np.bool_), done)
+    return Checkpoint(epochs.pop(), np.zeros(left, np.bool_), done)
 
 
 def _same(one: _Marks | None, other: _Marks | None) -> bool:

@@ -1,28 +1,119 @@
-"""Epochs under way: raw batches in the consumer's own thread, or decoded ones from a thread beside it."""
+"""The batches of epoch after epoch, as far ahead of the consumer as is allowed."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from loaders.base import Batch
 from loaders.pipeline import StageTimes
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.processor import Failed
-from loaders.streaming.channel import Channel
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Decoder
-from loaders.streaming.receiver.arrivals import Order
-from loaders.streaming.receiver.batch import RawBatch
+from loaders.streaming.planner import BatchPlan, EpochPlan
+from loaders.streaming.receiver.batch import BatchOrder, RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
-from loaders.streaming.schedule import Schedule
 from loaders.streaming.timestamps import TimestampLogger
 
-__all__ = ["Decoded", "Fetching", "Numbered", "Raw", "Running"]
+__all__ = ["Channel", "Decoded", "Fetching", "Numbered", "Raw", "Running", "Schedule"]
+
+
+class Schedule:
+    """Plans one epoch after the other; the thread that fetches pulls from it, the one that consumes moves its end."""
+
+    def __init__(self, first: EpochPlan, make: Callable[[int], EpochPlan], *, last: int) -> None:
+        """Begin with `first`; epochs up to `last` may be made."""
+        self._make, self._last = make, last
+        self._plans = {first.epoch: first}
+        self._epoch = first.epoch
+        self._left: Iterator[BatchPlan] = iter(first)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def plan(self, epoch: int) -> EpochPlan:
+        """Return the plan of an epoch from the first one on, made when it is first asked for."""
+        with self._changed:
+            if epoch not in self._plans:
+                self._plans[epoch] = self._make(epoch)
+            return self._plans[epoch]
+
+    def pull(self) -> BatchPlan | None:
+        """Return the next batch, None where none may be planned for now."""
+        while (batch := next(self._left, None)) is None:
+            with self._changed:
+                if self._closed or self._epoch >= self._last:
+                    return None
+            self._left = iter(self.plan(self._epoch + 1))
+            self._epoch += 1
+        return batch
+
+    def go_on(self, epoch: int, *, last: int) -> None:
+        """Forget the epochs before `epoch`, which is consumed now; those up to `last` may be made."""
+        with self._changed:
+            for past in [known for known in self._plans if known < epoch]:
+                del self._plans[past]
+            self._last = max(last, self._last)
+            self._changed.notify_all()
+
+    def wait(self) -> bool:
+        """Wait until more may be planned; return False once it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._epoch < self._last)
+            return not self._closed
+
+    def close(self) -> None:
+        """Plan no more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+Item = TypeVar("Item")
+
+
+class Channel(Generic[Item]):
+    """Holds at most `capacity` items; the end, or the error that ended it, comes after the last one."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def put(self, item: Item) -> bool:
+        """Add an item once there is room; return whether anyone still wants items."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify_all()
+            return not self._closed
+
+    def get(self) -> Item | None:
+        """Return the next item once there is one, None at the end; raise the error that the channel ended with."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or bool(self._items))
+            if self._items:
+                item = self._items.popleft()
+                self._changed.notify_all()
+                return item
+            if self._error is not None:
+                raise self._error
+            return None
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Take no more items; what is in the channel can still be taken, then `error` is raised."""
+        with self._changed:
+            if not self._closed:
+                self._closed, self._error = True, error
+            self._changed.notify_all()
+
 
 _READY_BATCHES = 2
 """Decoded batches that wait for the training step."""
@@ -34,7 +125,7 @@ class Fetching:
 
     client: StreamClient
     window: int
-    order: Order
+    order: BatchOrder
     step: int
     verify: bool
     events: TimestampLogger | None

@@ -24,16 +24,16 @@ from loaders.shared.arguments import check_whole
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit
-from loaders.streaming.checkpoint import Progress
-from loaders.streaming.decoding.engines import Engine, Policy, check_engine, make_decoder
-from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running
-from loaders.streaming.planner import EpochPlan, plan, share_records
-from loaders.streaming.protocol.messages import WireFormat
-from loaders.streaming.receiver.arrivals import Order
-from loaders.streaming.receiver.client import Endpoints, StreamClient
+from loaders.streaming.checkpoint import Checkpoint
+from loaders.streaming.decoding import Engine, ErrorPolicy, check_engine, make_decoder
+from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, Schedule
+from loaders.streaming.planner import EpochPlan, count_share, plan
+from loaders.streaming.protocol import WireFormat
+from loaders.streaming.receiver.batch import BatchOrder
+from loaders.streaming.receiver.client import StreamClient
+from loaders.streaming.receiver.connections import Endpoints
 from loaders.streaming.receiver.fetch import check_window
 from loaders.streaming.receiver.growth import Streams
-from loaders.streaming.schedule import Schedule
 from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
 
@@ -60,7 +60,7 @@ class StreamingLoader:
         streams: Streams = 2,
         prefetch_batches: int = 8,
         prefetch_step: int = 0,
-        order: Order = "arrival",
+        order: BatchOrder = "arrival",
         decode: Engine = "auto",
         num_threads: int = 2,
         slice_records: int | None = None,
@@ -141,7 +141,7 @@ class StreamingLoader:
         plan([1], batch_size=batch_size, epoch=0, **self._settings)  # refuses what is out of range
         where = usable_device(device)
         pipeline = ImageTransform() if transform is None else as_pipeline(transform)
-        policy = Policy(on_error, sample_timeout_s)
+        policy = ErrorPolicy(on_error, sample_timeout_s)
         self._decoder = make_decoder(
             check_engine(decode, pipeline, policy),
             pipeline,
@@ -156,7 +156,7 @@ class StreamingLoader:
         self._times = StageTimes()
         self._events: TimestampLogger | None = None
         self._running: Running | None = None
-        self._progress: Progress | None = None
+        self._progress: Checkpoint | None = None
         self._under_way: EpochPlan | None = None
         self._given: list[tuple[int, ...]] = []
         self._resumed = self._closed = False
@@ -225,13 +225,13 @@ class StreamingLoader:
         **_: Any,
     ) -> None:
         """Raise LoaderConfigError for a pipeline on which, with these arguments, nothing can be trained."""
-        if check_engine(decode, as_pipeline(transform), Policy(on_error, sample_timeout_s)) == "raw":
+        if check_engine(decode, as_pipeline(transform), ErrorPolicy(on_error, sample_timeout_s)) == "raw":
             raise LoaderConfigError("decode=raw: nothing is trained on encoded samples; use decode=auto")
 
     def __len__(self) -> int:
         """Return the number of this rank's samples in an epoch."""
         names = ("rank", "world_size", "remainder", "limit")
-        return share_records(self._client.catalog.samples, **{name: self._settings[name] for name in names})
+        return count_share(self._client.catalog.samples, **{name: self._settings[name] for name in names})
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
         """Yield the epoch's batches, every sample of this rank exactly once; of an epoch resumed, what was left.
@@ -312,9 +312,9 @@ class StreamingLoader:
     def _note(self, plan: EpochPlan, records: int, before: npt.NDArray[np.bool_] | None = None) -> None:
         """Begin to note what of an epoch is delivered."""
         self._under_way, self._given = plan, []
-        self._progress = Progress.beginning(plan, records, before)
+        self._progress = Checkpoint.beginning(plan, records, before)
 
-    def _left(self, progress: Progress) -> EpochPlan:
+    def _left(self, progress: Checkpoint) -> EpochPlan:
         """Return what is left of a rank's epoch, in the order of its seed."""
         everything = plan(self._client.catalog.shard_records, **self._planned(progress.epoch), done=progress.before)
         return progress.left(everything)
@@ -331,7 +331,7 @@ class StreamingLoader:
         """The epoch that was begun last, if every sample of it was handed out."""
         return self._progress.epoch if self._progress is not None and self._progress.complete else None
 
-    def progress(self, taken: int | None = None) -> Progress | None:
+    def progress(self, taken: int | None = None) -> Checkpoint | None:
         """Return what was handed out of the epoch begun last, all of it or that of its first `taken` batches.
 
         Raises LoaderConfigError for more batches than were handed out.
@@ -344,25 +344,25 @@ class StreamingLoader:
         for number in chain.from_iterable(self._given[taken:]):
             assert self._under_way is not None, "batches are of a plan"
             delivered[self._under_way.positions(number)] = False
-        return Progress(progress.epoch, delivered, progress.before)
+        return Checkpoint(progress.epoch, delivered, progress.before)
 
     def progress_after(
         self, epoch: int, taken: int, state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
-    ) -> Progress:
+    ) -> Checkpoint:
         """Return what the first `taken` batches of an epoch are in planned order, of what `state` leaves of it.
 
         Raises LoaderConfigError for more batches than there are, and as `load_state_dict` does.
         """
         begun = self._progress_of(state) if state else None
         if begun is None or begun.epoch != epoch:
-            begun = Progress(epoch, np.zeros(len(self), np.bool_))
+            begun = Checkpoint(epoch, np.zeros(len(self), np.bool_))
         left = self._left(begun)
         taken = check_whole("taken", taken, 0, len(left))
         delivered = begun.delivered.copy()
         delivered[left.positions(left.number, taken)] = True
-        return Progress(epoch, delivered, begun.before)
+        return Checkpoint(epoch, delivered, begun.before)
 
-    def state_dict(self, progress: Progress | None = None) -> dict[str, Any]:
+    def state_dict(self, progress: Checkpoint | None = None) -> dict[str, Any]:
         """Return how far the loader has come: the epoch, and what of it was handed out, up to now or in `progress`.
 
         Numbers, text and bytes, so that `torch.save` and pickle keep it. Every rank keeps its own; those of all ranks
@@ -385,9 +385,9 @@ class StreamingLoader:
         self._progress = self._progress_of(state) if state else None
         self._resumed, self._under_way, self._given = self._progress is not None, None, []
 
-    def _progress_of(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Progress:
+    def _progress_of(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Checkpoint:
         samples, limit = self._client.catalog.samples, self._settings["limit"]
-        return Progress.of(state, self._settings, samples if limit is None else min(samples, limit))
+        return Checkpoint.of(state, self._settings, samples if limit is None else min(samples, limit))
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.

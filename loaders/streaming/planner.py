@@ -1,8 +1,4 @@
-"""Which records make which batch: pure and deterministic, so that every client can plan for itself.
-
-After EMLIO's Algorithm 2 (planning and dispatch), but slices are shuffled, not whole shards: a slice is a run
-of neighbouring records of one shard, and a batch is made of slices from all over the dataset.
-"""
+"""Runs of neighbouring records as arrays: cut, packed into batches and thinned out without a loop over records."""
 
 from __future__ import annotations
 
@@ -10,16 +6,110 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import NamedTuple, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.options import Remainder, check_ranks
 from loaders.shared.arguments import check_whole
-from loaders.streaming.runs import Runs, joined
 
-__all__ = ["BatchPlan", "EpochPlan", "Slice", "plan", "share_places", "share_records"]
+__all__ = ["BatchPlan", "EpochPlan", "RecordRuns", "Slice", "count_share", "list_share", "plan"]
+
+_Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRuns:
+    """A sequence of records, told by its runs; arrays of shape (runs,)."""
+
+    shard: _Ints
+    first: _Ints
+    """Record in the shard with which the run begins."""
+    records: _Ints
+    """Number of records in the run, 1 or more."""
+    position: _Ints
+    """Place of the run's first record in the whole sequence."""
+
+    @classmethod
+    def of(cls, shard: _Ints, first: _Ints, records: _Ints) -> Self:
+        """Return runs that are a whole sequence."""
+        return cls(shard, first, records, np.cumsum(records) - records)
+
+    def __len__(self) -> int:
+        return len(self.shard)
+
+    @property
+    def total(self) -> int:
+        """Number of records."""
+        return int(self.records.sum())
+
+    def __getitem__(self, which: slice | npt.NDArray[np.bool_] | _Ints) -> RecordRuns:
+        return RecordRuns(self.shard[which], self.first[which], self.records[which], self.position[which])
+
+    def within(self, start: int, end: int) -> RecordRuns:
+        """Return the records from the `start`-th up to the `end`-th as a whole sequence."""
+        ends = np.cumsum(self.records)
+        starts = ends - self.records
+        low, high = np.maximum(starts, start), np.minimum(ends, end)
+        kept = low < high
+        return RecordRuns.of(self.shard[kept], (self.first + low - starts)[kept], (high - low)[kept])
+
+    def shuffled_within(self, window: int, random: np.random.Generator) -> RecordRuns:
+        """Shuffle the records, each within its `window` of records; neighbours that stay together stay one run."""
+        total = self.total
+        order = np.arange(total)
+        whole = order[: total - total % window].reshape(-1, window)
+        random.permuted(whole, axis=1, out=whole)
+        random.shuffle(order[whole.size :])
+        shard, first = self._each()
+        shard, first = shard[order], first[order]
+        begins = np.ones(total, np.bool_)
+        begins[1:] = (shard[1:] != shard[:-1]) | (first[1:] != first[:-1] + 1)
+        return RecordRuns.of(shard[begins], first[begins], _lengths(begins))
+
+    def without(self, done: npt.NDArray[np.bool_]) -> RecordRuns:
+        """Return the runs less the records whose place in the whole sequence is marked in `done`."""
+        shard, first = self._each()
+        position = np.repeat(self.position - (np.cumsum(self.records) - self.records), self.records)
+        position += np.arange(len(position))
+        kept = ~done[position]
+        run = np.repeat(np.arange(len(self)), self.records)[kept]
+        shard, first, position = shard[kept], first[kept], position[kept]
+        begins = np.ones(len(run), np.bool_)
+        begins[1:] = (run[1:] != run[:-1]) | (first[1:] != first[:-1] + 1)
+        return RecordRuns(shard[begins], first[begins], _lengths(begins), position[begins])
+
+    def packed(self, batch_size: int) -> tuple[RecordRuns, _Ints]:
+        """Split runs where a batch is full; return them and the index of each batch's first run, then the end."""
+        total = self.total
+        starts = np.cumsum(self.records) - self.records
+        batches = np.arange(0, total, batch_size)
+        cuts = np.sort(np.concatenate((starts, batches)), kind="stable")  # two sorted runs, which are merged
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])] if total else cuts
+        run = np.searchsorted(starts, cuts, side="right") - 1
+        into = cuts - starts[run]
+        split = RecordRuns(
+            self.shard[run], self.first[run] + into, np.diff(cuts, append=total), self.position[run] + into
+        )
+        return split, np.append(np.searchsorted(cuts, batches), len(cuts))
+
+    def _each(self) -> tuple[_Ints, _Ints]:
+        """Return shard and number of every record."""
+        starts = np.cumsum(self.records) - self.records
+        first = np.repeat(self.first - starts, self.records)
+        return np.repeat(self.shard, self.records), first + np.arange(len(first))
+
+
+def concatenate_runs(parts: list[RecordRuns]) -> RecordRuns:
+    """Return the runs of all parts, one after the other."""
+    names = ("shard", "first", "records", "position")
+    return RecordRuns(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _lengths(begins: npt.NDArray[np.bool_]) -> _Ints:
+    """Return the lengths of runs from where they begin."""
+    return np.diff(np.flatnonzero(begins), append=len(begins))
 
 
 class Slice(NamedTuple):
@@ -47,7 +137,7 @@ class BatchPlan:
 class EpochPlan(Sequence[BatchPlan]):
     """The batches of one rank for one epoch; each is made when it is asked for."""
 
-    def __init__(self, epoch: int, runs: Runs, batch_size: int, *, number: int = 0) -> None:
+    def __init__(self, epoch: int, runs: RecordRuns, batch_size: int, *, number: int = 0) -> None:
         """Pack runs into batches; the first batch has the given number."""
         self.epoch, self.batch_size, self.number = epoch, batch_size, number
         self._runs, self._bounds = runs.packed(batch_size)
@@ -104,17 +194,17 @@ class EpochPlan(Sequence[BatchPlan]):
         `groups` names the group of every shard. As many batches, in the order in which their last records stood.
         """
         group = np.asarray(groups, np.int64)[self._runs.shard]
-        batches: list[Runs] = []
-        rest: list[Runs] = []
+        batches: list[RecordRuns] = []
+        rest: list[RecordRuns] = []
         for name in np.unique(group).tolist():
             runs, bounds = self._runs[group == name].packed(self.batch_size)
             whole = runs.total // self.batch_size
             batches += (runs[low:high] for low, high in pairwise(bounds[: whole + 1].tolist()))
             rest.append(runs[int(bounds[whole]) :])
         batches.sort(key=lambda runs: int(runs.position[-1]))
-        left = joined(rest) if rest else self._runs
+        left = concatenate_runs(rest) if rest else self._runs
         batches.append(left[np.argsort(left.position)])
-        return EpochPlan(self.epoch, joined(batches), self.batch_size, number=self.number)
+        return EpochPlan(self.epoch, concatenate_runs(batches), self.batch_size, number=self.number)
 
 
 def plan(
@@ -156,13 +246,13 @@ def plan(
         runs = runs.shuffled_within(shuffle_window, random)
     if done is not None:
         runs = runs.within(0, len(done)).without(done)
-        runs = Runs.of(runs.shard, runs.first, runs.records)
+        runs = RecordRuns.of(runs.shard, runs.first, runs.records)
     shares = [runs.within(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
-    share = shares[0] if len(shares) == 1 else joined(shares)
-    return EpochPlan(epoch, Runs.of(share.shard, share.first, share.records), batch_size)
+    share = shares[0] if len(shares) == 1 else concatenate_runs(shares)
+    return EpochPlan(epoch, RecordRuns.of(share.shard, share.first, share.records), batch_size)
 
 
-def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> Runs:
+def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> RecordRuns:
     """Cut every shard into slices, at other places every epoch, and shuffle all of them."""
     shift = random.integers(1, slice_records + 1, len(counts))
     slices = np.where(counts > 0, 1 + np.maximum(0, -((shift - counts) // slice_records)), 0)
@@ -171,15 +261,15 @@ def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.rand
     end = np.minimum(shift[shard] + index * slice_records, counts[shard])
     first = np.where(index == 0, 0, shift[shard] + (index - 1) * slice_records)
     order = random.permutation(len(shard))
-    return Runs.of(shard[order], first[order], (end - first)[order])
+    return RecordRuns.of(shard[order], first[order], (end - first)[order])
 
 
-def share_records(total: int, *, rank: int, world_size: int, remainder: Remainder | None, limit: int | None) -> int:
+def count_share(total: int, *, rank: int, world_size: int, remainder: Remainder | None, limit: int | None) -> int:
     """Return the number of a rank's records in an epoch of a dataset with `total` of them."""
     return sum(end - start for start, end in _share(total, rank, world_size, remainder, limit))
 
 
-def share_places(total: int, *, rank: int, world_size: int, remainder: Remainder | None) -> npt.NDArray[np.int64]:
+def list_share(total: int, *, rank: int, world_size: int, remainder: Remainder | None) -> npt.NDArray[np.int64]:
     """Return the places, among `total` records that ranks share, of a rank's records in its order."""
     return np.concatenate([np.arange(start, end) for start, end in _share(total, rank, world_size, remainder, None)])
 

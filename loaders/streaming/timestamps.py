@@ -12,9 +12,9 @@ from typing import IO, Literal, Self, TypeAlias
 
 from loaders.errors import LoaderConfigError
 
-__all__ = ["EpochMarks", "Event", "TimestampLogger"]
+__all__ = ["EpochMarks", "EventName", "TimestampLogger"]
 
-Event: TypeAlias = Literal["batch_sent", "batch_received", "epoch_start", "epoch_end"]
+EventName: TypeAlias = Literal["batch_sent", "batch_received", "epoch_start", "epoch_end"]
 
 _BUFFERED_LINES = 1024
 """Lines that are written at once, so that a batch costs no system call."""
@@ -38,10 +38,10 @@ class TimestampLogger:
             raise LoaderConfigError(f"events cannot be written to {path}: {error.strerror}") from error
         named = {"daemon": daemon, "rank": rank}
         self._who = "".join(f', "{name}": {json.dumps(value)}' for name, value in named.items() if value is not None)
-        self._noted: deque[tuple[int, Event, int, int | None, int | None]] = deque()
+        self._noted: deque[tuple[int, EventName, int, int | None, int | None]] = deque()
         self._lock = threading.Lock()
 
-    def log(self, event: Event, *, epoch: int, batch: int | None = None, nbytes: int | None = None) -> None:
+    def log(self, event: EventName, *, epoch: int, batch: int | None = None, nbytes: int | None = None) -> None:
         """Note an event that happens now."""
         self._noted.append((time.time_ns(), event, epoch, batch, nbytes))
         if event == "epoch_end" or len(self._noted) >= _BUFFERED_LINES:
@@ -69,7 +69,7 @@ class TimestampLogger:
     ) -> None:
         self.close()
 
-    def _line(self, t_ns: int, event: Event, epoch: int, batch: int | None, nbytes: int | None) -> str:
+    def _line(self, t_ns: int, event: EventName, epoch: int, batch: int | None, nbytes: int | None) -> str:
         at = "" if batch is None else f', "batch": {batch}'
         size = "" if nbytes is None else f', "bytes": {nbytes}'
         return f'{{"t_ns": {t_ns}, "event": "{event}", "epoch": {epoch}{at}{size}{self._who}}}\n'

@@ -19,7 +19,7 @@ from loaders.options import check_ranks
 from loaders.pipeline import stage_name
 from loaders.shared.arguments import check_whole
 from loaders.shared.shares import in_process_group, place_among_ranks
-from loaders.streaming.checkpoint import ended
+from loaders.streaming.checkpoint import make_ended_state
 from loaders.streaming.iterations import Iterations, Worker
 from loaders.streaming.loader import StreamingLoader
 
@@ -228,7 +228,7 @@ def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[st
                     f"one rank is in epoch {epoch}, and rank {state['share']['rank']} in epoch {own}: give states that "
                     "all ranks saved at the same step"
                 )
-            told.append(state["loader"] if begun else ended(state["share"], epoch, delivered=own > epoch))
+            told.append(state["loader"] if begun else make_ended_state(state["share"], epoch, delivered=own > epoch))
     except (KeyError, TypeError, ValueError) as error:
         raise LoaderConfigError(f"the list is not of states of a StreamDataset: {error!r}") from error
     return epoch, told

@@ -18,14 +18,13 @@ import pytest
 from PIL import Image
 
 from loaders.base import Samples
-from loaders.streaming.errors import ShardError
+from loaders.errors import ShardError
 from loaders.streaming.planner import plan
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.convert import audio_folder, coco, convert, convert_source, image_tree, numpy_volumes
 from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.indexer import Features, index_folder
+from loaders.streaming.shards.indexer import Features, index_folder, verify_folder
 from loaders.streaming.shards.tfrecord import read_records
-from loaders.streaming.shards.verify import verify_folder
 
 pytestmark = pytest.mark.process
 

@@ -1,8 +1,8 @@
 """The daemon on a storage node: answers requests for slices with views of the mapped shards, without a copy.
 
 One thread reads requests and makes answers, ZeroMQ's threads move the bytes, and a few more wait for the disk. The
-daemon knows nothing of its clients but what is on its way to them. Who wants more asks for more, so back-pressure
-is the client's window, and a client or daemon that comes back goes on where it was by asking again.
+daemon keeps nothing of a client except the bytes on their way to it. A client that wants more asks for more, so its
+window is the back-pressure, and a client or daemon that comes back goes on by asking again.
 """
 
 from __future__ import annotations
@@ -10,34 +10,31 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict
-from types import TracebackType
 from typing import Self
 
 import zmq
 
-from loaders.streaming.daemon.answers import Answers
-from loaders.streaming.daemon.listener import Listener, max_connections
-from loaders.streaming.daemon.log import Log, is_logged
-from loaders.streaming.daemon.memory import MemoryBound
-from loaders.streaming.daemon.outbox import Outbox
-from loaders.streaming.daemon.rss import anonymous_bytes, resident_bytes
-from loaders.streaming.daemon.served import Served
+from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
+from loaders.streaming.daemon.listener import Listener, limit_connections
+from loaders.streaming.daemon.memory import MemoryBound, read_anonymous_bytes, read_resident_bytes
+from loaders.streaming.daemon.request_handler import RequestHandler
+from loaders.streaming.daemon.send_budget import SendBudget
 from loaders.streaming.daemon.server_socket import ServerSocket
-from loaders.streaming.daemon.signals import StopSignals
 from loaders.streaming.daemon.store import ShardStore
+from loaders.streaming.daemon.supervisor import StopSignals
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.timestamps import EpochMarks, TimestampLogger
 
-__all__ = ["Daemon", "Served"]
+__all__ = ["Daemon"]
 
 _AT_ONCE = 64
 """Requests that are read before anything else has its turn."""
 _IDLE_MS, _LOOK_S = 25, 0.005
-"""How often memory is looked at where nothing comes, and where much does; a peer on loopback can send 2 MB in 1 ms."""
+"""How often memory is checked without and with traffic; a peer on loopback can send 2 MB in 1 ms."""
 _FLUSH_S = 1.0
 """How often events are written."""
 _LINGER_MS = 5_000
-"""How long a stop waits for what is being sent."""
+"""How long a stop waits for answers under way."""
 
 
 class Daemon:
@@ -57,48 +54,36 @@ class Daemon:
     ) -> None:
         """Serve on `listener`, which listens on `host`; `threads` of ZeroMQ's move the bytes.
 
-        With `keys` only the client whose key they hold is served, and all that passes is encrypted and authenticated
-        (CURVE). Without keys nothing is, and the host has to be a loopback address unless `no_auth` is set.
-        `events` gets a line for every batch, and is closed with the daemon.
+        With `keys` only the client of these keys is served, and all traffic is encrypted and authenticated (CURVE).
+        Without keys nothing is, and the host must be a loopback address unless `no_auth` is set. `events` gets a line
+        for every batch, and is closed with the daemon.
 
-        Raises StreamError when hardly a descriptor is left for connections, LoaderConfigError for a host that others
+        Raises StreamError when too few descriptors are left for connections, LoaderConfigError for a host that others
         can reach without keys.
         """
         self._log = log
-        self.max_connections = max_connections(threads)
-        """Connections beyond which none is taken."""
-        self.served = Served()
+        self.max_connections = limit_connections(threads)
+        """Connections beyond which no further one is taken."""
+        self.counters = DaemonCounters()
         self._mixing = asdict(store.mixing)
         self._events = events
         self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
-        self._socket = ServerSocket(
-            host,
-            listener,
-            threads=threads,
-            keys=keys,
-            no_auth=no_auth,
-        )
+        self._socket = ServerSocket(host, listener, threads=threads, keys=keys, no_auth=no_auth)
         self.endpoint = self._socket.endpoint
-        """Where clients connect to, such as tcp://10.77.0.1:41234."""
-        self._outbox = Outbox()
-        self._answers = Answers(
-            store,
-            self._socket,
-            self._outbox,
-            self.served,
-            report=self.report,
-            marks=self._marks,
-            log=log,
-        )
+        """The address for clients, such as tcp://10.77.0.1:41234."""
         self.congestion = self._socket.congestion
-        """TCP's congestion control of what is sent."""
+        """TCP's congestion control of the connections."""
+        self._budget = SendBudget()
+        self._requests = RequestHandler(
+            store, self._socket, self._budget, self.counters, report=self.report, marks=self._marks, log=log
+        )
         self._closed = False
         self._started = time.monotonic()
         self._flushed = self._looked = self._started
         # pyzmq opens what it frees messages with, and imports it, at the first one that is not copied.
         zmq.Frame(b"", copy=False)
         self._full = False
-        self._memory = MemoryBound(self._socket, self._outbox, self.served, log)
+        self._memory = MemoryBound(self._socket, self._budget, self.counters, log)
 
     def serve(self, *, until_eof: int | None = None) -> str:
         """Answer requests until SIGTERM or SIGINT, or until the descriptor `until_eof` is at its end; return which."""
@@ -111,53 +96,52 @@ class Daemon:
                     return "signal"
                 if until_eof in ready and not os.read(until_eof, 4096):  # type: ignore[arg-type]
                     return "standard input ended"
-                if self._outbox.wake in ready:
-                    os.eventfd_read(self._outbox.wake)
-                self._answers.send_loaded()
+                if self._budget.wake in ready:
+                    os.eventfd_read(self._budget.wake)
+                self._requests.send_loaded()
                 if self._socket.socket in ready:
-                    self._read_waiting()
+                    self._read_requests()
                 has_more = self._answer_waiting()
                 if self._socket.monitor in ready:
                     self._bound_connections()
                 if self._look():
                     poller = self._poller(stop, until_eof)
 
-    def _answer_waiting(self) -> bool:
-        """Answer requests that waited for room, but never on and on; return whether more may have room."""
+    def _poller(self, stop: StopSignals, until_eof: int | None) -> zmq.Poller:
+        poller = zmq.Poller()
+        for descriptor in (stop.descriptor, self._budget.wake, until_eof):
+            if descriptor is not None:
+                poller.register(descriptor, zmq.POLLIN)
+        for socket in (self._socket.socket, self._socket.monitor):
+            poller.register(socket, zmq.POLLIN)
+        return poller
+
+    def _read_requests(self) -> None:
+        """Take arrived requests, a bounded number so that a stop and full memory are seen under load too."""
         end = time.monotonic() + _LOOK_S
         for _ in range(_AT_ONCE):
-            taken = self._outbox.take()
+            message = self._socket.receive()
+            if message is None:
+                return
+            self._requests.take(*message)
+            if time.monotonic() > end:
+                return
+
+    def _answer_waiting(self) -> bool:
+        """Answer a bounded number of requests that waited for room; return whether more may have room."""
+        end = time.monotonic() + _LOOK_S
+        for _ in range(_AT_ONCE):
+            taken = self._budget.take()
             for name, request in taken:
-                self._answers.answer(name, request)
+                self._requests.answer(name, request)
             if not taken:
                 return False
             if time.monotonic() > end:
                 break
         return True
 
-    def _poller(self, stop: StopSignals, until_eof: int | None) -> zmq.Poller:
-        poller = zmq.Poller()
-        poller.register(stop.descriptor, zmq.POLLIN)
-        poller.register(self._outbox.wake, zmq.POLLIN)
-        if until_eof is not None:
-            poller.register(until_eof, zmq.POLLIN)
-        for socket in (self._socket.socket, self._socket.monitor):
-            poller.register(socket, zmq.POLLIN)
-        return poller
-
-    def _read_waiting(self) -> None:
-        """Take what has arrived, a bounded number so that a stop is seen under load too, and memory that fills."""
-        end = time.monotonic() + _LOOK_S
-        for _ in range(_AT_ONCE):
-            message = self._socket.receive()
-            if message is None:
-                return
-            self._answers.take(*message)
-            if time.monotonic() > end:
-                return
-
     def report(self) -> dict[str, object]:
-        """Return how the daemon is: seconds since its start, open connections, memory, and what it counted."""
+        """Return the daemon's health: seconds since its start, open connections, memory, and its counters."""
         self._socket.count()
         return {
             "uptime_s": round(time.monotonic() - self._started, 3),
@@ -166,29 +150,29 @@ class Daemon:
             "congestion": self.congestion,
             "mixing": self._mixing,
             "rejected": self._socket.rejected,
-            "rss_bytes": resident_bytes(),
-            "anonymous_bytes": anonymous_bytes(),
-            "waiting": self._outbox.waiting,
-            **asdict(self.served),
+            "rss_bytes": read_resident_bytes(),
+            "anonymous_bytes": read_anonymous_bytes(),
+            "waiting": self._budget.waiting,
+            **asdict(self.counters),
         }
 
     def _bound_connections(self) -> None:
         """Count connections; take no more at the limit, and more again once an eighth of them is gone."""
         self._socket.count()
-        connections, most = len(self._socket.connections), self.max_connections
-        full = connections >= (most - most // 8 if self._full else most)
+        connections, limit = len(self._socket.connections), self.max_connections
+        full = connections >= (limit - limit // 8 if self._full else limit)
         if full != self._full:
             self._full = full
             self._socket.refuse(full)
             if full:
-                self.served.full += 1
-                if is_logged(self.served.full):
-                    self._log("full", count=self.served.full, connections=connections, limit=most)
+                self.counters.full += 1
+                if is_logged(self.counters.full):
+                    self._log("full", count=self.counters.full, connections=connections, limit=limit)
 
     def _look(self) -> bool:
-        """Look after memory, connections and events now and then; return whether the sockets are new ones."""
+        """Check memory, connections and events now and then; return whether the sockets are new ones."""
         now = time.monotonic()
-        if self._marks is not None and now - self._flushed > _FLUSH_S and self._events is not None:
+        if self._events is not None and now - self._flushed > _FLUSH_S:
             self._flushed = now
             self._events.flush()
         if now - self._looked < _LOOK_S:
@@ -202,13 +186,13 @@ class Daemon:
         return is_new
 
     def close(self) -> None:
-        """Take nothing more, finish what is being sent within a few seconds, and close every connection."""
+        """Take nothing more, finish the answers under way within a few seconds, and close every connection."""
         if self._closed:
             return
         self._closed = True
-        self._answers.close()
+        self._requests.close()
         self._socket.close(_LINGER_MS)
-        self._outbox.close()
+        self._budget.close()
         if self._marks is not None and self._events is not None:
             self._marks.close()
             self._events.close()
@@ -216,7 +200,5 @@ class Daemon:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,20 +1,98 @@
-"""A daemon's listening socket, which ZeroMQ is given: its connections can be bounded, and have options of TCP's own."""
+"""A daemon's listening socket for ZeroMQ: how many connections it takes, their send buffers and congestion control."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
 import socket
+import struct
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from loaders.errors import LoaderConfigError, StreamError
-from loaders.streaming.daemon.filter import refuse_connections
+from loaders.streaming.daemon.counters import log
 
-__all__ = ["Listener", "max_connections"]
+__all__ = ["Listener", "choose_send_buffer", "limit_connections", "refuse_connections", "refuse_data"]
+
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
+
+
+def _returning(length: int) -> tuple[ctypes.Array[ctypes.c_char], bytes]:
+    """Return a socket filter (socket(7), linux/filter.h) that keeps so many bytes of any packet."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, length), 8)
+    return program, struct.pack("@HP", 1, ctypes.addressof(program))
+
+
+_NO_PACKET, _NO_DATA = _returning(0), _returning(1)
+"""The kernel keeps at least TCP's header of a packet that is not dropped (tcp_filter), with its acknowledgement."""
+
+
+def refuse_connections(listening: socket.socket, refuses: bool) -> None:
+    """Drop the packets that would make a further connection, or take them again; the other TCP tries again."""
+    _filter(listening, _NO_PACKET[1] if refuses else None)
+
+
+def refuse_data(connection: socket.socket, refuses: bool) -> None:
+    """Drop received data, or take it again: the other TCP sends it once more. Sending goes on."""
+    _filter(connection, _NO_DATA[1] if refuses else None)
+
+
+def _filter(at: socket.socket, program: bytes | None) -> None:
+    if program is not None:
+        at.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+        return
+    try:
+        at.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+    except FileNotFoundError:
+        return  # there was none
+
+
+_TUNED = Path("/proc/sys/net/ipv4/tcp_wmem")
+_MAX_SEND_BUFFER = Path("/proc/sys/net/core/wmem_max")
+_MAX_BUFFER_BYTES = 2**31
+"""The kernel counts a buffer by an int."""
+
+
+def choose_send_buffer(bandwidth_gbit: float | None, rtt_ms: float | None) -> int | None:
+    """Return the send buffer in bytes for a link, None where TCP's own tuning does as well or better.
+
+    A sender keeps what is not acknowledged: the bandwidth-delay product, twice while TCP recovers a loss. A buffer
+    that is set is no longer tuned, so one is set only where it is larger than what tuning may reach (tcp(7)).
+
+    Raises LoaderConfigError for one number without the other, or one that is not more than 0.
+    """
+    if bandwidth_gbit is None and rtt_ms is None:
+        return None
+    if bandwidth_gbit is None or rtt_ms is None or not bandwidth_gbit > 0 or not rtt_ms > 0:
+        raise LoaderConfigError("--bandwidth-gbit and --rtt-ms belong together, and are more than 0")
+    product = 2 * bandwidth_gbit * 1e9 / 8 * rtt_ms * 1e-3
+    if not product < _MAX_BUFFER_BYTES:
+        raise LoaderConfigError(
+            f"--bandwidth-gbit {bandwidth_gbit:g} and --rtt-ms {rtt_ms:g} ask for a send buffer of {product:g} bytes: "
+            f"expected less than {_MAX_BUFFER_BYTES:g}"
+        )
+    wanted = int(product)
+    tuned, allowed = int(_TUNED.read_text().split()[2]), int(_MAX_SEND_BUFFER.read_text())
+    # The kernel doubles what it is asked for, for its own use (socket(7)); what tuning reaches is counted with it.
+    reached = min(wanted, allowed)
+    if 2 * reached <= tuned:
+        if wanted > tuned:
+            log(
+                "send_buffer",
+                wanted=wanted,
+                allowed=allowed,
+                tuned_to=tuned,
+                advice=f"raise {_MAX_SEND_BUFFER} or {_TUNED}",
+            )
+        return None
+    if reached < wanted:
+        log("send_buffer", wanted=wanted, allowed=allowed, advice=f"raise {_MAX_SEND_BUFFER}")
+    return reached
+
 
 _BACKLOG = 128
 """Connections that may wait to be accepted."""
@@ -29,8 +107,8 @@ _OWN, _OWN_PER_THREAD = 32, 2
 """Descriptors that a daemon opens for itself: 18 with one of ZeroMQ's threads, and two for every further one."""
 _UNLIMITED = 2**20
 """What a limit of descriptors without end is taken for."""
-_AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
-_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+_AVAILABLE_CONGESTION = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+_ALLOWED_CONGESTION = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 class Listener:
@@ -103,13 +181,15 @@ class Listener:
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
         except OSError as error:
-            advice = f"this kernel has {_AVAILABLE.read_text().strip()} (modprobe tcp_{congestion} may add it)"
+            advice = (
+                f"this kernel has {_AVAILABLE_CONGESTION.read_text().strip()} (modprobe tcp_{congestion} may add it)"
+            )
             if error.errno == errno.EPERM:
-                advice = f"as root, add it to {_ALLOWED}"
+                advice = f"as root, add it to {_ALLOWED_CONGESTION}"
             raise LoaderConfigError(f"--congestion {congestion}: {error.strerror}; {advice}") from error
 
 
-def max_connections(threads: int) -> int:
+def limit_connections(threads: int) -> int:
     """Raise this process' limit of descriptors as far as it may; return how many connections it leaves room for.
 
     Called before a daemon with so many of ZeroMQ's threads opens anything. Half of the descriptors that are left:

@@ -7,20 +7,18 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.streaming.daemon.mapped import map_file
-from loaders.streaming.daemon.pages import Pages, resident
-from loaders.streaming.errors import ShardError, WireError
+from loaders.errors import ShardError, WireError
+from loaders.streaming.daemon.mapped_file import Pages, are_resident, map_file
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
-from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path, shard_paths
+from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
+from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path, list_shards
 from loaders.streaming.shards.mixing import measure_mixing
-from loaders.streaming.shards.tfrecord import intact_records
+from loaders.streaming.shards.tfrecord import count_intact
 
 __all__ = ["Answer", "ShardStore"]
 
@@ -29,7 +27,7 @@ _REMEDY = "restore it and restart the daemon, which serves the other shards mean
 
 
 class Answer(NamedTuple):
-    """What a request asks for."""
+    """The answer to a request for slices."""
 
     header: BatchHeader
     records: list[memoryview]
@@ -42,12 +40,12 @@ class Answer(NamedTuple):
         """Bytes of all records."""
         return sum(end - start for _, start, end in self.spans)
 
-    def resident(self) -> bool:
+    def is_resident(self) -> bool:
         """Return whether all records are in memory."""
-        return resident(self.spans)
+        return are_resident(self.spans)
 
     def load(self) -> None:
-        """Read all records from disk into memory, and return when they are there; OSError where it fails."""
+        """Read all records from disk into memory; raises OSError naming the file where that fails."""
         for pages, start, end in self.spans:
             pages.load(start, end)
 
@@ -61,7 +59,7 @@ class ShardStore:
         Raises ShardError naming what is missing, does not fit or lies outside of `root` and these folders.
         """
         _refuse_outside(root, [root / MANIFEST])
-        paths = shard_paths(root)
+        paths = list_shards(root)
         _refuse_outside(root, [index_path(path) for path in paths])
         _refuse_outside(root, paths, links_into)
         opened = ShardSet.open(root)
@@ -80,7 +78,7 @@ class ShardStore:
         for one in described:
             names.update(f"{one.name}\0{one.digest}\0".encode())
         self.catalog = Catalog(names.hexdigest(), tuple(described))
-        """What is served."""
+        """The shards, as clients learn of them."""
         self.nbytes = sum(shard.nbytes for shard in described)
         """Bytes of all shards."""
         self._pages = [Pages(view, shard.path.name) for view, shard in zip(self._views, shards, strict=True)]
@@ -97,7 +95,7 @@ class ShardStore:
         self._columns: _Ints = np.stack([column.astype(np.int64, copy=False) for column in columns])
 
     def answer(self, request: Get) -> Answer:
-        """Return what a request asks for, not copied and not read yet.
+        """Return the records of a request, not copied and not read yet.
 
         Raises WireError naming the slice that does not exist.
         """
@@ -144,11 +142,11 @@ class ShardStore:
             raise WireError(f"batch {request.batch}: more than {MAX_RECORDS} records")
         return request.slices
 
-    def damage(self, request: Get, answer: Answer) -> str:
-        """Return which record of an answer is not as it was indexed, by its checksum; nothing where all are."""
+    def find_damage(self, request: Get, answer: Answer) -> str:
+        """Compare an answer's records to the index by their checksums; return which one differs, "" for none."""
         at = 0
         for (shard, first, count), records in zip(request.slices, answer.records, strict=True):
-            whole = intact_records(records, answer.header.checksums[at : at + count].tolist())
+            whole = count_intact(records, answer.header.checksums[at : at + count].tolist())
             if whole < count:
                 return (
                     f"{self.catalog.shards[shard].name}: record {first + whole} is damaged on the daemon's disk, or is "
@@ -158,13 +156,13 @@ class ShardStore:
         return ""
 
     def find_unreadable(self) -> list[str]:
-        """Look for shards that are not of their size any more, which are then refused; return why, of each new one."""
+        """Refuse the shards whose size has changed from now on; return why, for each new one."""
         found = {}
         for place, (path, shard) in enumerate(zip(self._paths, self.catalog.shards, strict=True)):
             try:
                 nbytes = path.stat().st_size
             except OSError:
-                continue  # what was mapped is there even when its name is gone
+                continue  # a mapped file stays readable without its name
             if nbytes != shard.nbytes and place not in self._unreadable:
                 found[place] = f"{shard.name} has {nbytes} bytes instead of {shard.nbytes}; {_REMEDY}"
         self._unreadable |= found
@@ -177,14 +175,12 @@ class ShardStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _refuse_outside(root: Path, paths: list[Path], links_into: Sequence[Path] | None = None) -> None:
-    """Raise ShardError for a path that leads out of a folder, as a symbolic link may, and into none of the others."""
+    """Raise ShardError for a path that leads, as a symbolic link may, into a folder that is not allowed."""
     real, others = root.resolve(), [folder.resolve() for folder in links_into or ()]
     for path in paths:
         found = path.resolve()

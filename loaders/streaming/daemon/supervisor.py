@@ -1,8 +1,8 @@
 """Serving in a child process, which is started again when a mapped shard cannot be read any more.
 
-What ZeroMQ sends lies in the mapped pages of the shards. When a shard becomes shorter while it is served, or its disk
-fails, touching a page that is gone ends the process: by SIGBUS, or within a system call by EFAULT, for which libzmq
-aborts (tcp.cpp, tcp_write).
+ZeroMQ sends from the mapped pages of the shards. When a shard becomes shorter while it is served, or its disk fails,
+touching a missing page ends the process: by SIGBUS, or within a system call by EFAULT, for which libzmq aborts
+(tcp.cpp, tcp_write).
 """
 
 from __future__ import annotations
@@ -14,15 +14,36 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Self
 
-from loaders.streaming.daemon.log import Log
+from loaders.streaming.daemon.counters import Log
 
-__all__ = ["supervise"]
+__all__ = ["StopSignals", "supervise"]
+
+
+class StopSignals:
+    """Turns SIGTERM and SIGINT into a readable descriptor while it is entered, in the main thread."""
+
+    def __init__(self) -> None:
+        self.descriptor, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self.descriptor)
+        os.close(self._write)
+
 
 _FAULTS = (signal.SIGBUS, signal.SIGABRT)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _SOON_S = 1.0
-"""A child that lives no longer is not started again, unless a shard was found that cannot be read."""
+"""A child that ends earlier is not started again, unless a shard was found that cannot be read."""
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _libc = ctypes.CDLL(None)
 
@@ -30,9 +51,8 @@ _libc = ctypes.CDLL(None)
 def supervise(serve: Callable[[bool], int], find_unreadable: Callable[[], Sequence[str]], log: Log) -> int:
     """Run `serve` in a child process until it ends; return its exit status.
 
-    `serve` is called with whether it is a restart. After a fault `find_unreadable` returns why shards cannot be served
-    any more that could until then. No other thread may run. SIGTERM and SIGINT go on to the child, which dies with this
-    process.
+    The argument of `serve` says whether it is a restart. After a fault `find_unreadable` returns why shards cannot be
+    served any more. No other thread may run. SIGTERM and SIGINT go on to the child, which dies with this process.
     """
     child, stopped_by = 0, 0
 
@@ -72,7 +92,7 @@ def supervise(serve: Callable[[bool], int], find_unreadable: Callable[[], Sequen
 
 
 def _run(serve: Callable[[bool], int], is_restart: bool) -> None:
-    """Serve in this process, and end it without a return to what its parent was doing."""
+    """Serve in this process, and end it without a return to its caller."""
     status = 1
     try:
         status = serve(is_restart)

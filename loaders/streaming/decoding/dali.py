@@ -15,7 +15,7 @@ from loaders.image import ImageTransform, decode
 from loaders.pipeline import UndecodableError
 from loaders.shared.dali_images import DALI_IMAGE_NOTE, dali_transform, device_index
 from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome
-from loaders.streaming.decoding.received import rows_of
+from loaders.streaming.decoding.received import read_rows
 from loaders.streaming.receiver.batch import RawBatch
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class DaliDecoder:
             return Outcome(Batch(raw.ids, data, labels.pin_memory() if on_gpu else labels, raw.nbytes))
         # Out of the handler, whose traceback would keep the broken pipeline and its threads alive.
         self.close()
-        raise _explained(suspects, failure)
+        raise _name_sample(suspects, failure)
 
     def reset(self) -> None:
         """Forget what is pending."""
@@ -108,10 +108,10 @@ class DaliDecoder:
         self._pipeline = None
 
 
-def _explained(batches: list[RawBatch], message: str) -> LoaderError:
+def _name_sample(batches: list[RawBatch], message: str) -> LoaderError:
     """Return the error of the sample because of which decoding failed, or DALI's own message."""
     for raw in batches:
-        for sample_id, row in zip(raw.ids.tolist(), rows_of(raw), strict=True):
+        for sample_id, row in zip(raw.ids.tolist(), read_rows(raw), strict=True):
             try:
                 decode(row.payload)
             except UndecodableError as error:

@@ -9,10 +9,11 @@ import torch
 
 from loaders.base import Batch
 from loaders.pipeline import Tensors
-from loaders.shared.processor import Failed
+from loaders.shared.processor import Failed, Loaded, SampleProcessor
+from loaders.streaming.decoding.received import ReceivedSamples
 from loaders.streaming.receiver.batch import RawBatch
 
-__all__ = ["LOOKAHEAD", "Decoder", "Outcome", "pinned"]
+__all__ = ["LOOKAHEAD", "Decoder", "Outcome", "collate_batch"]
 
 LOOKAHEAD = 2
 """Batches in decoding at once: one more than is needed, so that no thread waits between two."""
@@ -63,7 +64,24 @@ class Decoder(Protocol):
         ...
 
 
-def pinned(tensors: Tensors, device: torch.device) -> Tensors:
+def collate_batch(
+    work: SampleProcessor,
+    worker: int,
+    samples: ReceivedSamples,
+    loaded: Sequence[Loaded],
+    failed: Sequence[Failed],
+    device: torch.device,
+) -> Outcome:
+    """Join the samples of a batch that did not fail; raise SampleError naming the one whose shape is wrong."""
+    if not loaded:
+        return Outcome(None, failed)
+    made = work.collate(worker, loaded)
+    data, labels, extra = _pin(made.tensors, device)
+    nbytes = sum(samples.rows[one.item.id].size for one in loaded)
+    return Outcome(Batch(made.ids, data, labels, nbytes, extra, made.work_s), failed)
+
+
+def _pin(tensors: Tensors, device: torch.device) -> Tensors:
     """Return a batch's tensors, in pinned memory where they are to go to a GPU."""
     if device.type != "cuda":
         return tensors

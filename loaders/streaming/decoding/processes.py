@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Final
 
-import msgpack
 import numpy as np
 import torch
 
-from energymon.system.child import Child
-from loaders.base import Batch
+from energymon.system.child import GRACE_S, Child
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.options import OnError
 from loaders.pipeline import Pipeline, StageTimes, stage_name
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
-from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome, pinned
-from loaders.streaming.decoding.memory import SharedMemory
-from loaders.streaming.decoding.messages import Answer, Done, Job, Part, load, read_message, write_message
-from loaders.streaming.decoding.received import ReceivedSamples, received, rows_of
+from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome, collate_batch
+from loaders.streaming.decoding.received import ReceivedSamples, read_rows
+from loaders.streaming.decoding.worker import Done, Job, JobResult, Part, SharedMemory, load
 from loaders.streaming.receiver.batch import RawBatch
 
 __all__ = ["ProcessDecoder"]
 
+_WORKER: Final = "from loaders.streaming.decoding.worker import main; main()"
+"""What a decoding process runs: as a module of its own name, so that both sides pickle the same classes."""
 _POLLS: Final = 4
 """How often within `timeout_s` the workers are looked at."""
 
@@ -39,61 +40,62 @@ _POLLS: Final = 4
 class _Worker:
     """A process that runs the pipeline over a part of every batch."""
 
-    def __init__(self, told: bytes, watch: SharedMemory, records: Sequence[SharedMemory]) -> None:
-        """Start it; `told` is what it is told first, `records` the memory of the slots that it reads from."""
+    def __init__(self, first: tuple[object, ...], watch: SharedMemory, records: Sequence[SharedMemory]) -> None:
+        """Start it; `first` is its first message, `records` the memory of the slots that it reads from."""
         self._items = [SharedMemory() for _ in records]
         memory = [watch, *(each for pair in zip(records, self._items, strict=True) for each in pair)]
-        descriptors = [each.descriptor for each in memory]
-        self._child = Child(
-            [sys.executable, "-m", "loaders.streaming.decoding.worker", *map(str, descriptors)],
-            pass_fds=descriptors,
-            # It has to find what this process finds, wherever that was started.
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-        )
-        self.send(told)
+        self._connection, theirs = Pipe()
+        descriptors = [theirs.fileno(), *(each.descriptor for each in memory)]
+        with theirs:
+            self._child = Child(
+                [sys.executable, "-c", _WORKER, *map(str, descriptors)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=descriptors,
+                # It has to find the same modules, wherever this process was started.
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
+            )
+        self.send(first)
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: tuple[object, ...]) -> None:
         """Send a message; raise WorkerError when the process is gone."""
         try:
-            write_message(self._child.input_fd, message)
-        except BrokenPipeError as error:
-            raise self._dead() from error
+            self._connection.send(message)
+        except ConnectionError as error:
+            raise self._make_error() from error
 
     def receive(self, slot: int, timeout_s: float | None, late: Callable[[], None]) -> list[Done]:
         """Wait for the oldest job, which is of this slot, and call `late` now and then; return its samples.
 
         Raises LoaderError when it cannot be done, WorkerError when the process is gone.
         """
-        pipe = self._child.output_fd
-
-        def wait() -> None:
-            while timeout_s is not None and not select.select([pipe], [], [], timeout_s / _POLLS)[0]:
+        try:
+            while timeout_s is not None and not self._connection.poll(timeout_s / _POLLS):
                 late()
+            result: JobResult = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise self._make_error() from error
+        if result.refusal:
+            raise LoaderError(f"decode=torch-process: {result.refusal}; use decode=torch, whose threads need no copy")
+        return load(self._items[slot], result)
 
-        message = read_message(pipe, wait)
-        if message is None:
-            raise self._dead()
-        answer = Answer(*msgpack.unpackb(message))
-        if answer.refusal:
-            raise LoaderError(f"decode=torch-process: {answer.refusal}; use decode=torch, whose threads need no copy")
-        done: list[Done] = load(self._items[slot], answer.at, answer.nbytes)
-        return done
-
-    def _dead(self) -> WorkerError:
+    def _make_error(self) -> WorkerError:
         return WorkerError(
             f"the streaming loader's decoding process (pid {self._child.pid}) {self._child.describe_end()}"
         )
 
     def kill(self) -> None:
-        """Make the process end, whatever it is at."""
+        """Kill the process."""
         self._child.signal(signal.SIGKILL)
 
     def hang_up(self) -> None:
         """Ask the process to end."""
-        self._child.hang_up()
+        self._connection.close()
 
     def join(self) -> None:
         """Wait for its end."""
+        with suppress(subprocess.TimeoutExpired):
+            self._child.process.wait(GRACE_S)
         self._child.stop(term_s=0)
         for memory in self._items:
             memory.close()
@@ -145,7 +147,7 @@ class ProcessDecoder:
             self._start()
         slot = self._submitted % LOOKAHEAD
         self._submitted += 1
-        ids, rows = raw.ids.tolist(), rows_of(raw)
+        ids, rows = raw.ids.tolist(), read_rows(raw)
         ends = np.cumsum([len(row.content) for row in rows]).tolist()
         memory = self._records[slot].view(max(1, ends[-1]))
         parts = []
@@ -158,12 +160,12 @@ class ProcessDecoder:
             if len(places):
                 job = Job(slot, raw.epoch, parts[int(places[0]) : int(places[-1]) + 1])
                 try:
-                    worker.send(msgpack.packb(job))
+                    worker.send(job)
                 except WorkerError:
                     self.close()
                     raise
                 busy.append(worker)
-        samples = received(dict(zip(ids, rows, strict=True)))
+        samples = ReceivedSamples(dict(zip(ids, rows, strict=True)))
         work = SampleProcessor(samples, self._pipeline, self._seed, workers=1, processes=False)
         self._pending.append(_Pending(work, samples, ids, slot, busy))
 
@@ -171,7 +173,7 @@ class ProcessDecoder:
         """Return the oldest batch; raise SampleError naming the sample that failed, or is late, or WorkerError."""
         oldest = self._pending.popleft()
         try:
-            done = self._received(oldest)
+            done = self._receive(oldest)
         except LoaderError:
             self.close(kill=True)
             raise
@@ -183,15 +185,10 @@ class ProcessDecoder:
                 failed.append(Failed(sample_id, one.why))
             else:
                 loaded.append(Loaded(one.item, one.ns, StageTimes()))
-        if not loaded:
-            return Outcome(None, failed)
-        # Joined from memory that the next batch but one goes into, so a batch may be kept as long as its user wants.
-        made = oldest.work.collate(0, loaded)
-        data, labels, extra = pinned(made.tensors, self._device)
-        nbytes = sum(oldest.samples.rows[one.item.id].size for one in loaded)
-        return Outcome(Batch(made.ids, data, labels, nbytes, extra, made.work_s), failed)
+        # The tensors are copies: the items' memory is that of the next batch but one.
+        return collate_batch(oldest.work, 0, oldest.samples, loaded, failed, self._device)
 
-    def _received(self, batch: _Pending) -> list[Done]:
+    def _receive(self, batch: _Pending) -> list[Done]:
         def late() -> None:
             assert self._timeout_s is not None and self._watch is not None
             if (found := self._watch.overdue(self._timeout_s)) is not None:
@@ -200,10 +197,10 @@ class ProcessDecoder:
         return [one for worker in batch.busy for one in worker.receive(batch.slot, self._timeout_s, late)]
 
     def reset(self) -> None:
-        """Forget what is pending, once it is done: processes take longer to start than a batch takes them."""
+        """Wait for the pending batches and drop them: processes take longer to start than a batch."""
         while self._pending:
             try:
-                self._received(self._pending.popleft())
+                self._receive(self._pending.popleft())
             except LoaderError:
                 self.close(kill=True)
 
@@ -229,8 +226,8 @@ class ProcessDecoder:
 
     def _start(self) -> None:
         try:
-            told = pickle.dumps(self._pipeline)
-        except Exception as error:  # what is pickled may raise what it likes
+            pickled = pickle.dumps(self._pipeline)
+        except Exception as error:  # pickling a user's class may raise anything
             raise LoaderConfigError(
                 f"decode=torch-process: {stage_name(self._pipeline)} cannot be sent to another process: {error}; "
                 "define it by name in a module, or use decode=torch"
@@ -238,9 +235,9 @@ class ProcessDecoder:
         try:
             watch, *self._records = self._memory = [SharedMemory() for _ in range(1 + LOOKAHEAD)]
             size = self._num_workers * MONITOR_BYTES
-            self._watch = StallMonitor(self._pipeline, self._num_workers, processes=True, memory=watch.mapped(size))
+            self._watch = StallMonitor(self._pipeline, self._num_workers, processes=True, memory=watch.map(size))
             for number in range(self._num_workers):
-                first = pickle.dumps((told, self._seed, number, self._num_workers))
+                first = (pickled, self._seed, number, self._num_workers)
                 self._workers.append(_Worker(first, watch, self._records))
         except BaseException:
             self.close()

@@ -1,25 +1,77 @@
-"""The samples of a batch as they came over the wire, as a pipeline sees samples."""
+"""Arrays that are stored as bare elements, their shape and dtype beside them: what `convert --from numpy` makes."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-import numpy.typing as npt
+import numpy as np
 
-from loaders.base import Samples
+from loaders.errors import ShardError
 from loaders.pipeline import UndecodableError
-from loaders.streaming.decoding.elements import is_bare, npy_file
-from loaders.streaming.decoding.records import records_of
-from loaders.streaming.errors import ShardError
 from loaders.streaming.receiver.batch import RawBatch
-from loaders.streaming.shards.columns import LABELS, ReadColumns, file_feature
+from loaders.streaming.shards.columns import LABELS, ReadColumns, name_file_feature
 from loaders.streaming.shards.example import ExampleView
 from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES
 
-__all__ = ["PATHS", "ReceivedSamples", "Row", "received", "rows_of"]
+__all__ = ["PATHS", "ReceivedSamples", "Row", "read_rows"]
+
+
+def is_bare(example: ExampleView, name: str) -> bool:
+    """Return whether `name`/shape and `name`/dtype stand beside an array's elements."""
+    return f"{name}/shape" in example and f"{name}/dtype" in example
+
+
+def npy_file(example: ExampleView, name: str, elements: memoryview) -> memoryview:
+    """Return an array's elements, C order and little-endian, as the .npy file that they were, which copies them once.
+
+    Raises ShardError for a shape or dtype that is none.
+    """
+    shape, dtype = example[f"{name}/shape"], example[f"{name}/dtype"]
+    try:
+        (kind,) = dtype
+        described = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(bytes(kind).decode()).newbyteorder("<")),  # type: ignore[arg-type]
+            "fortran_order": False,
+            "shape": tuple(int(length) for length in shape),
+        }
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, described)
+    except (TypeError, ValueError) as error:
+        raise ShardError(f"tf.train.Example: {name}/shape {shape} or {name}/dtype {dtype} is none: {error}") from error
+    return memoryview(head.getvalue() + elements)
+
+
+class Record(NamedTuple):
+    """A whole TFRecord record."""
+
+    content: memoryview
+    file: int
+    """Where its sample's file begins in it."""
+
+
+def find_records(raw: RawBatch) -> list[Record | None]:
+    """Return every sample's whole record, by the lengths that the records state; None where there is none around it.
+
+    Nothing is copied or checked beyond that.
+    """
+    found: list[Record | None] = []
+    at, current = 0, -1
+    for number, offset, size in zip(raw.frame_of.tolist(), raw.offsets.tolist(), raw.sizes.tolist(), strict=True):
+        if number != current:
+            at, current = 0, number
+        frame = raw.frames[number]
+        end = at + HEADER_BYTES + int.from_bytes(frame[at : at + 8], "little") + FOOTER_BYTES
+        whole = at + HEADER_BYTES <= offset and offset + size <= end - FOOTER_BYTES and end <= len(frame)
+        found.append(Record(frame[at:end], offset - at) if whole else None)
+        # Where one record ends wrongly, none after it can be found.
+        at = end if whole else len(frame)
+    return found
+
 
 PATHS: Final = ("image/path", "image/filename", "volume/path", "audio/path", "path")
 """Features that tell the path of a sample's file, in the order in which they are tried."""
@@ -85,7 +137,7 @@ class Row:
         """Return a column's value as an Arrow scalar; raises KeyError, or UndecodableError when it is malformed."""
         return self._tried(lambda: self.columns[column][0])
 
-    def beside(self, column: str) -> memoryview:
+    def read_file(self, column: str) -> memoryview:
         """Return the file that a column tells of; raises UndecodableError where none came."""
         example = self._read()
         name = _feature_of(example, column)
@@ -117,87 +169,80 @@ class Row:
 def _feature_of(example: ExampleView, column: str) -> str:
     """Return the name of the feature that holds the file which a column tells of."""
     bare = column == LABELS and is_bare(example, "mask")
-    return _MASK if bare else file_feature(column)
+    return _MASK if bare else name_file_feature(column)
 
 
 def _spans(example: ExampleView, name: str) -> list[tuple[int, int]]:
     return example.spans(name) if name in example else []
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedSamples(Samples):
-    """The samples of one batch, by their ids; none of them is a file."""
+_Value = TypeVar("_Value")
 
-    rows: Mapping[int, Row] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.rows)
+class _RowValues(Generic[_Value]):
+    """One value of each row, by sample id; it is read when it is asked for."""
 
-    @property
-    def on_disk(self) -> bool:
-        """No."""
-        return False
+    def __init__(self, rows: Mapping[int, Row], read: Callable[[Row], _Value]) -> None:
+        self._rows, self._read = rows, read
+
+    def __getitem__(self, sample_id: int) -> _Value:
+        return self._read(self._rows[sample_id])
+
+
+class ReceivedSamples:
+    """The samples of one batch, by their ids, as pipelines read them: none of them is a file."""
+
+    on_disk = False
+
+    def __init__(self, rows: Mapping[int, Row]) -> None:
+        self.rows = rows
+        self.paths = _RowValues(rows, lambda row: row.path)
+        self.labels = _RowValues(rows, lambda row: row.label)
+        self.sizes = _RowValues(rows, lambda row: row.size)
+        self.columns = _Columns(rows)
+
+    def path(self, sample_id: int, column: str | None = None) -> Path:
+        """Return the path that was stored with a sample, or that of its further file that a column names."""
+        return Path(self.rows[sample_id].path if column is None else str(self.columns[column][sample_id]))
 
     def read(self, sample_id: int, column: str | None = None) -> memoryview:
-        """Return what came of a sample's file, or of the further one that a column tells of, not copied."""
+        """Return a sample's file, or the further one that a column names, not copied."""
         row = self.rows[sample_id]
-        return row.file if column is None else row.beside(column)
+        return row.file if column is None else row.read_file(column)
 
 
-def rows_of(raw: RawBatch) -> list[Row]:
+class _Columns(Mapping[str, _RowValues[Any]]):
+    """The columns that any of the samples has, by name."""
+
+    def __init__(self, rows: Mapping[int, Row]) -> None:
+        self._rows = rows
+
+    @cached_property
+    def _names(self) -> dict[str, None]:
+        names: dict[str, None] = {}
+        for row in self._rows.values():
+            with suppress(UndecodableError):  # raised again when its own columns are asked for
+                names.update(dict.fromkeys(row.columns))
+        return names
+
+    def __getitem__(self, name: str) -> _RowValues[Any]:
+        if name not in self._names:
+            raise KeyError(name)
+        return _RowValues(self._rows, lambda row: row.value(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def read_rows(raw: RawBatch) -> list[Row]:
     """Return the samples of a batch, in its order."""
     rows = []
-    for file, label, record in zip(raw.images(), raw.labels.tolist(), records_of(raw), strict=True):
+    for file, label, record in zip(raw.images(), raw.labels.tolist(), find_records(raw), strict=True):
         if record is None:
             rows.append(Row(file, label, 0, len(file), whole=False))
         else:
             rows.append(Row(record.content, label, record.file, len(file)))
     return rows
-
-
-def received(rows: Mapping[int, Row]) -> ReceivedSamples:
-    """Return samples that are these rows by their ids."""
-    paths = cast(tuple[str, ...], _ById(rows, lambda row: row.path))
-    labels = cast(npt.NDArray[Any], _ById(rows, lambda row: row.label))
-    sizes = cast(npt.NDArray[Any], _ById(rows, lambda row: row.size))
-    return ReceivedSamples(Path(), paths, labels, sizes, _Columns(rows), rows)
-
-
-class _ById:
-    """What is known of each sample, by its id."""
-
-    def __init__(self, rows: Mapping[int, Row], of: Callable[[Row], Any]) -> None:
-        self._rows, self._of = rows, of
-
-    def __getitem__(self, sample_id: int) -> Any:
-        return self._of(self._rows[sample_id])
-
-
-class _Columns(Mapping[str, Any]):
-    """The columns that any of the samples has, by name."""
-
-    def __init__(self, rows: Mapping[int, Row]) -> None:
-        self._rows = rows
-        self._names: dict[str, None] | None = None
-
-    def _known(self) -> dict[str, None]:
-        if self._names is None:
-            names: dict[str, None] = {}
-            for row in self._rows.values():
-                try:
-                    names.update(dict.fromkeys(row.columns))
-                except UndecodableError:
-                    continue  # told when its own columns are asked for
-            self._names = names
-        return self._names
-
-    def __getitem__(self, name: str) -> _ById:
-        if name not in self._known():
-            raise KeyError(name)
-        return _ById(self._rows, lambda row: row.value(name))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._known())
-
-    def __len__(self) -> int:
-        return len(self._known())

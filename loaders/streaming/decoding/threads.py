@@ -10,14 +10,13 @@ from typing import Any, Final
 
 import torch
 
-from loaders.base import Batch
 from loaders.errors import LoaderError, SampleError
 from loaders.options import OnError
 from loaders.pipeline import Pipeline
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.threads import DaemonThreads, thread_number
-from loaders.streaming.decoding.decoder import Outcome, pinned
-from loaders.streaming.decoding.received import ReceivedSamples, received, rows_of
+from loaders.streaming.decoding.decoder import Outcome, collate_batch
+from loaders.streaming.decoding.received import ReceivedSamples, read_rows
 from loaders.streaming.receiver.batch import RawBatch
 
 __all__ = ["TorchDecoder"]
@@ -67,7 +66,7 @@ class TorchDecoder:
         if self._threads is None:
             self._threads = self._start()
         ids = raw.ids.tolist()
-        samples = received(dict(zip(ids, rows_of(raw), strict=True)))
+        samples = ReceivedSamples(dict(zip(ids, read_rows(raw), strict=True)))
         work = SampleProcessor(samples, self._pipeline, self._seed, workers=self._num_threads, processes=False)
         jobs = [self._threads.submit(_load, work, raw.epoch, sample_id) for sample_id in ids]
         # Behind its samples in the pool's queue, so what it waits for is done, or under way in another thread.
@@ -85,12 +84,7 @@ class TorchDecoder:
                     raise
                 failed.append(Failed(sample_id, str(error)))
         jobs.clear()  # which hold every sample a second time, beside its batch
-        if not loaded:
-            return Outcome(None, failed)
-        made = work.collate(thread_number(), loaded)
-        data, labels, extra = pinned(made.tensors, self._device)
-        nbytes = sum(samples.rows[one.item.id].size for one in loaded)
-        return Outcome(Batch(made.ids, data, labels, nbytes, extra, made.work_s), failed)
+        return collate_batch(work, thread_number(), samples, loaded, failed, self._device)
 
     def collect(self) -> Outcome:
         """Return the oldest batch; raise SampleError naming the sample that failed, or is late."""

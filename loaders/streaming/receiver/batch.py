@@ -1,20 +1,21 @@
-"""A batch as it comes over the wire, in parts that are checked and joined."""
+"""A batch that arrives in parts, which are checked and joined; the order in which batches are delivered."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.streaming.errors import WireError
+from loaders.errors import WireError
 from loaders.streaming.planner import BatchPlan, Slice
-from loaders.streaming.protocol.messages import BatchHeader
-from loaders.streaming.shards.tfrecord import intact_records
+from loaders.streaming.protocol import BatchHeader
+from loaders.streaming.shards.tfrecord import count_intact
 
-__all__ = ["Assembly", "RawBatch"]
+__all__ = ["ArrivalOrder", "BatchAssembler", "BatchOrder", "DeliveryOrder", "PlanOrder", "RawBatch"]
 
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _COLUMNS: Final = ("ids", "labels", "offsets", "sizes", "checksums")
@@ -22,7 +23,7 @@ _COLUMNS: Final = ("ids", "labels", "offsets", "sizes", "checksums")
 
 @dataclass(frozen=True, slots=True)
 class RawBatch:
-    """One batch as it came: records in frames, and where the images are in them."""
+    """One batch before decoding: records in frames, and where the images are in them."""
 
     epoch: int
     batch: int
@@ -73,8 +74,8 @@ class _Part:
 
 
 @dataclass(slots=True)
-class Assembly:
-    """A batch that was asked for in parts, some of which have arrived."""
+class BatchAssembler:
+    """Joins a batch from parts, some of which have arrived."""
 
     plan: BatchPlan
     parts: tuple[Sequence[int], ...]
@@ -88,12 +89,12 @@ class Assembly:
         return tuple(self.plan.slices[place] for place in self.parts[index])
 
     def add(self, index: int, header: BatchHeader, frames: list[memoryview]) -> None:
-        """Add the answer for one part; raise WireError when it is not what was asked for."""
+        """Add the answer for one part; raise WireError when it does not match the request."""
         _check(self.plan, self.slices(index), header, frames)
         self._come[index] = _Part(header, frames)
 
     def is_intact(self, index: int, *, payloads: bool) -> bool:
-        """Return whether the records of a part that was added are those that were indexed, by their checksums.
+        """Return whether the records of a part are those that were indexed, by their checksums.
 
         Without `payloads` the checksum that each record states is compared, and its payload is not read.
         """
@@ -101,13 +102,13 @@ class Assembly:
         checksums = part.header.checksums.tolist()
         for piece, frame in zip(self.slices(index), part.frames, strict=True):
             expected = checksums[at : at + piece.records]
-            if intact_records(frame, expected, payloads=payloads) < piece.records:
+            if count_intact(frame, expected, payloads=payloads) < piece.records:
                 return False
             at += piece.records
         return True
 
     def drop(self, index: int) -> None:
-        """Forget a part, which is asked for again."""
+        """Drop a part, which is requested again."""
         del self._come[index]
 
     @property
@@ -150,3 +151,81 @@ def _check(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, fram
     ends = ends.astype(np.uint64)
     if (offsets > ends).any() or (sizes > ends - offsets).any():
         raise WireError("an image lies outside of its frame")
+
+
+BatchOrder: TypeAlias = Literal["arrival", "strict"]
+
+
+class DeliveryOrder(Protocol):
+    """Takes complete batches in any sequence and returns the next one to deliver."""
+
+    def expect(self, plan: BatchPlan) -> None:
+        """Note that a batch will come; called in the order of the plan."""
+        ...
+
+    def add(self, batch: RawBatch) -> None:
+        """Take a complete batch."""
+        ...
+
+    def take(self) -> RawBatch | None:
+        """Return the next batch, None while it has not come."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of expected batches that are not delivered."""
+        ...
+
+
+class ArrivalOrder:
+    """Delivers batches as they arrive, but no batch of an epoch before all of the earlier epochs."""
+
+    def __init__(self) -> None:
+        self._expected: dict[int, int] = {}
+        self._come: dict[int, deque[RawBatch]] = {}
+
+    def expect(self, plan: BatchPlan) -> None:
+        """Note that a batch will come."""
+        self._expected[plan.epoch] = self._expected.get(plan.epoch, 0) + 1
+
+    def add(self, batch: RawBatch) -> None:
+        """Take a complete batch."""
+        self._come.setdefault(batch.epoch, deque()).append(batch)
+
+    def take(self) -> RawBatch | None:
+        """Return the next batch, None while it has not come."""
+        epoch = next(iter(self._expected), None)
+        if epoch is None or not (come := self._come.get(epoch)):
+            return None
+        batch = come.popleft()
+        self._expected[epoch] -= 1
+        if not self._expected[epoch]:
+            del self._expected[epoch], self._come[epoch]
+        return batch
+
+    def __len__(self) -> int:
+        return sum(self._expected.values())
+
+
+class PlanOrder:
+    """Delivers batches in the order of the plan."""
+
+    def __init__(self) -> None:
+        self._expected: deque[tuple[int, int]] = deque()
+        self._come: dict[tuple[int, int], RawBatch] = {}
+
+    def expect(self, plan: BatchPlan) -> None:
+        """Note that a batch will come."""
+        self._expected.append((plan.epoch, plan.batch))
+
+    def add(self, batch: RawBatch) -> None:
+        """Take a complete batch."""
+        self._come[batch.epoch, batch.batch] = batch
+
+    def take(self) -> RawBatch | None:
+        """Return the next batch, None while it has not come."""
+        if not self._expected or self._expected[0] not in self._come:
+            return None
+        return self._come.pop(self._expected.popleft())
+
+    def __len__(self) -> int:
+        return len(self._expected)

@@ -1,4 +1,4 @@
-"""How many streams carry the most: twice as many are tried again and again, while goodput grows."""
+"""The number of streams with the best goodput: twice as many are tried while goodput grows."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ from typing import Literal, TypeAlias
 
 from loaders.errors import LoaderConfigError
 
-__all__ = ["AUTO_LEAST", "AUTO_MOST", "Growth", "Streams", "check_streams"]
+__all__ = ["AUTO_MAX_STREAMS", "AUTO_MIN_STREAMS", "Growth", "Streams", "check_streams"]
 
 Streams: TypeAlias = int | Literal["auto"]
-"""How many connections a daemon gets; "auto" begins with AUTO_LEAST and ends with AUTO_MOST at most."""
+"""Connections to each daemon; "auto" starts with AUTO_MIN_STREAMS and adds some up to AUTO_MAX_STREAMS."""
 
-AUTO_LEAST, AUTO_MOST = 2, 32
-_MOST = 64
+AUTO_MIN_STREAMS, AUTO_MAX_STREAMS = 2, 32
+_MAX_STREAMS = 64
 _GAIN = 1.1
-"""More is tried while twice as many streams carry so many times as much."""
+"""More streams are tried while twice as many carry so many times as much."""
 _SETTLE_RTTS, _SPAN_RTTS, _SPAN_S = 16, 16, 0.5
-"""Round trips in which new connections open their windows; round trips, and seconds at least, that are measured."""
+"""Round trips for new connections to open their windows; round trips, and at least seconds, of a measurement."""
 _ANSWERS = 3
-"""Answers of each stream that are measured at least, for goodput is known by whole answers."""
+"""Fewest answers of each stream in a measurement, because goodput counts whole answers."""
 _FALL = 1.5
-"""When so many times less comes than once did, more is tried again."""
+"""After a fall of goodput by this factor, more streams are tried again."""
 _WAITED = 0.5
-"""Share of the time that was spent waiting for the network, below which more of it would be of no use."""
+"""Share of waiting for the network below which more streams are no use."""
 
 
 def check_streams(streams: Streams) -> None:
     """Raise LoaderConfigError for a number of connections that is out of range."""
     whole_number = isinstance(streams, int) and not isinstance(streams, bool)
-    if streams != "auto" and not (whole_number and 1 <= streams <= _MOST):
-        raise LoaderConfigError(f"streams={streams!r}: expected 1 to {_MOST}, or auto")
+    if streams != "auto" and not (whole_number and 1 <= streams <= _MAX_STREAMS):
+        raise LoaderConfigError(f"streams={streams!r}: expected 1 to {_MAX_STREAMS}, or auto")
 
 
 class Growth:
     """Measures goodput by number of streams; one thread uses it."""
 
     def __init__(self, rtt_s: float) -> None:
-        """Begin with AUTO_LEAST streams over a link with a round trip of `rtt_s` seconds."""
-        self.streams = AUTO_LEAST
+        """Begin with AUTO_MIN_STREAMS streams over a link with a round trip of `rtt_s` seconds."""
+        self.streams = AUTO_MIN_STREAMS
         """Connections that each daemon should have."""
         self.goodput: dict[int, float] = {}
         """Bytes a second, by number of streams."""
@@ -48,10 +48,10 @@ class Growth:
         self._from: tuple[float, int, int, float] | None = None
         self._settled = 0.0
 
-    def measured(self, now: float, nbytes: int, answers: int, wait_s: float) -> bool:
-        """Take what has come up to `now`, in seconds; return whether `streams` has grown.
+    def measure(self, now: float, nbytes: int, answers: int, wait_s: float) -> bool:
+        """Take the totals at `now`, in seconds; return whether `streams` has grown.
 
-        `nbytes` and `answers` are those of all time, and `wait_s` the time in which nothing could be done but wait.
+        `nbytes` and `answers` count from the start, and `wait_s` is the time spent waiting for the network.
         """
         if self._from is None:
             self._settled = self._settled or now + self._settle_s
@@ -63,14 +63,14 @@ class Growth:
         if passed < self._span_s or answers - answers_before < _ANSWERS * self.streams:
             return False
         self._from = now, nbytes, answers, wait_s
-        return wait_s - waited_before >= _WAITED * passed and self._judged((nbytes - bytes_before) / passed)
+        return wait_s - waited_before >= _WAITED * passed and self._judge((nbytes - bytes_before) / passed)
 
-    def _judged(self, rate: float) -> bool:
-        """Take what so many streams carry, in bytes a second; return whether there shall be more."""
+    def _judge(self, rate: float) -> bool:
+        """Take what so many streams carry, in bytes a second; return whether to add some."""
         self.goodput[self.streams] = max(rate, self.goodput.get(self.streams, 0.0))
         if self._done and rate >= self._best / _FALL:
             return False
-        grown = (self._done or rate >= _GAIN * self._best) and self.streams < AUTO_MOST
+        grown = (self._done or rate >= _GAIN * self._best) and self.streams < AUTO_MAX_STREAMS
         if grown:
             self._done = False
             self._best, self._again = rate, True

@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import zmq
 
-from loaders.errors import StreamError
+from loaders.errors import NoAnswerError, StreamError, WireError
 from loaders.shared.arguments import check_seconds
-from loaders.streaming.errors import NoAnswerError, WireError
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import (
+from loaders.streaming.protocol import (
     MAX_PADDING,
     Buffer,
     Catalog,
     Damaged,
     Get,
     Health,
+    HealthReport,
     Hello,
     Reply,
-    Report,
     Request,
     Warm,
     Warmed,
     WireFormat,
+    pack,
+    unpack_answer,
 )
-from loaders.streaming.protocol.wire import pack, unpack_answer
 from loaders.streaming.receiver.stream import Stream, check_endpoint
 from loaders.streaming.shards.mixing import Mixing
 
-__all__ = ["Session", "health"]
+__all__ = ["DaemonSession", "Session", "health", "keep_freed_memory"]
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_TOP_PAD: Final = -2
+_M_MMAP_THRESHOLD: Final = -3
+_MIB: Final = 2**20
 
 _Context = zmq.Context[zmq.Socket[bytes]]
 
 
-class Session:
+class DaemonSession:
     """Connections to one daemon; one thread at a time uses it."""
 
     def __init__(
@@ -58,35 +63,40 @@ class Session:
         wire: WireFormat = "raw",
         greeting_s: float | None = None,
     ) -> None:
-        """Greet the daemon, connect every stream, and move `warm_bytes` of padding over all streams together.
+        """Greet the daemon, connect every stream, and move padding over all streams together.
 
-        `keys` is the client's half of what keygen made, for a daemon that serves with keys. `wire` is how batches
-        shall travel. The streams' sockets are registered with `poller`.
+        Args:
+            context: ZeroMQ's context for the sockets.
+            poller: Watches the streams' sockets.
+            endpoint: Address of the daemon, tcp://HOST:PORT.
+            streams: Number of connections.
+            timeout_s: Seconds without an answer after which the daemon is given up.
+            keys: The client's half of what keygen made, for a daemon with keys (default: none).
+            warm_bytes: Bytes of padding (default: 0).
+            wire: How batches travel (default: "raw").
+            greeting_s: Seconds for the answer to the greeting (default: `timeout_s`).
 
-        Raises StreamError naming the endpoint when nothing answers within `timeout_s` seconds, or the greeting is not
-        answered within `greeting_s`, or the key is refused,
-        LoaderConfigError naming the key file that is missing.
+        Raises NoAnswerError naming the endpoint without an answer in time, StreamError when the key is refused,
+        WireError for a malformed answer, LoaderConfigError naming a key file that is missing.
         """
         self.endpoint, self._timeout_s, self._wire = endpoint, timeout_s, wire
         self.streams: list[Stream] = []
         pair = load_client_keys(keys) if keys is not None else None
-        with _control(context, endpoint, timeout_s if greeting_s is None else greeting_s, keys) as control:
-            catalog = control.exchange(Hello())
+        with _open_control(context, endpoint, timeout_s, keys) as control:
+            catalog = _exchange(control, endpoint, Hello(), timeout_s if greeting_s is None else greeting_s)
             asked = time.monotonic()
-            report = control.exchange(Health())
+            report = _exchange(control, endpoint, Health(), timeout_s)
             self.rtt_s = time.monotonic() - asked
-            """A round trip, when the link was idle."""
-        if not isinstance(catalog, Catalog):
-            raise WireError(f"{endpoint} sent a malformed answer: no catalog to a greeting")
-        if not isinstance(report, Report):
-            raise WireError(f"{endpoint} sent a malformed answer: no report")
+            """A round trip on the idle link."""
+        if not isinstance(catalog, Catalog) or not isinstance(report, HealthReport):
+            raise WireError(f"{endpoint} sent a malformed answer: expected a catalog and a report")
         self.catalog = catalog
-        """What the daemon serves."""
+        """The daemon's shards."""
         self.congestion = str(report.fields.get("congestion", "unknown"))
-        """TCP's congestion control of what the daemon sends."""
+        """TCP's congestion control on the daemon's side."""
         self.mixing = Mixing.of(report.fields.get("mixing"))
         """How well classes are mixed in the shards; None of a daemon of an older version."""
-        self._stream = partial(Stream, context, endpoint, timeout_s, poller, keys=pair)
+        self._open_stream = functools.partial(Stream, context, endpoint, timeout_s, poller, keys=pair)
         try:
             self.connect(streams)
             # TCP starts every connection slowly, and a far one for long. Padding opens its window.
@@ -97,26 +107,25 @@ class Session:
             raise
 
     def connect(self, count: int) -> None:
-        """Start to connect so many further streams; what is asked on them is sent once they are connected."""
-        for _ in range(count):
-            self.streams.append(self._stream())
+        """Start to connect so many further streams; their requests are sent once they are connected."""
+        self.streams += [self._open_stream() for _ in range(count)]
 
     def request(
         self, sequence: int, epoch: int, batch: int, slices: tuple[Slice, ...], *, check: bool = False
     ) -> bytes:
-        """Return a packed request for slices, in which `shard` is the place in this daemon's catalog.
+        """Return a packed request for slices, whose `shard` is the place in this daemon's catalog.
 
-        With `check` the daemon looks first whether its own records are whole.
+        With `check` the daemon checks its own records first.
         """
         return pack(Get(sequence, self.catalog.fingerprint, epoch, batch, slices, self._wire, check))
 
     def unpack(self, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[memoryview]]:
-        """Return an answer and the records that came with it; WireError naming the daemon when it is malformed."""
+        """Return an answer and its records; raises WireError naming the daemon when it is malformed."""
         return _unpack(self.endpoint, frames)
 
     def silence(self, stream: Stream) -> str:
-        """Say what it looks like when nothing has come for the time that is allowed."""
-        return _silence(self.endpoint, self._timeout_s, stream)
+        """Return the message of the error for a daemon that sent nothing within the timeout."""
+        return _describe_silence(self.endpoint, self._timeout_s, stream)
 
     def close(self) -> None:
         """Close every stream; may be called twice."""
@@ -126,20 +135,18 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _warm(self, paddings: list[int]) -> None:
-        """Have zeros sent over every stream, so that all are connected before the first batch is asked for."""
+        """Have zeros sent over every stream, so that all are connected before the first batch is requested."""
         for stream in self.streams:
             for sequence, padding in enumerate(paddings):
                 stream.ask(sequence, pack(Warm(sequence, padding)))
         deadline = time.monotonic() + self._timeout_s
         while waiting := [stream for stream in self.streams if stream.under_way]:
-            for stream, frames in _received(self.streams, deadline - time.monotonic()):
-                reply = _readable(self.endpoint, stream, frames)
+            for stream, frames in _receive(self.streams, deadline - time.monotonic()):
+                reply = _read(self.endpoint, stream, frames)
                 if reply is None:
                     continue
                 if not isinstance(reply, Warmed):
@@ -150,57 +157,73 @@ class Session:
                 raise NoAnswerError(self.silence(waiting[0]))
 
 
-class _Control:
-    """A short conversation on the control channel."""
-
-    def __init__(self, stream: Stream, endpoint: str, timeout_s: float) -> None:
-        self._stream, self._endpoint, self._timeout_s = stream, endpoint, timeout_s
-
-    def exchange(self, request: Request) -> Reply:
-        """Ask, and return the answer."""
-        self._stream.ask(0, pack(request))
-        deadline = time.monotonic() + self._timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            for _, frames in _received([self._stream], left):
-                reply = _readable(self._endpoint, self._stream, frames)
-                if reply is not None:
-                    return reply
-            if self._stream.refused:
-                raise StreamError(f"{self._endpoint} refused: {self._stream.state}")
-        raise NoAnswerError(_silence(self._endpoint, self._timeout_s, self._stream))
+Session = DaemonSession
+"""The name of older versions."""
 
 
 def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -> dict[str, object]:
-    """Return how the daemon at `endpoint` is; StreamError naming it when it does not answer in time.
+    """Return a daemon's counters and state, by their names.
 
-    Raises LoaderConfigError for an endpoint or a time that is none.
+    `keys` is the client's half of what keygen made, for a daemon with keys.
+
+    Raises StreamError naming the endpoint when nothing answers in time or the key is refused, WireError for a
+    malformed answer, LoaderConfigError for a malformed endpoint, time or key.
     """
     check_endpoint(endpoint)
     check_seconds("timeout_s", timeout_s)
     context: _Context = zmq.Context()
     try:
-        with _control(context, endpoint, timeout_s, keys) as control:
-            reply = control.exchange(Health())
+        with _open_control(context, endpoint, timeout_s, keys) as control:
+            reply = _exchange(control, endpoint, Health(), timeout_s)
     finally:
         context.destroy(linger=0)
-    if not isinstance(reply, Report):
+    if not isinstance(reply, HealthReport):
         raise WireError(f"{endpoint} sent a malformed answer: no report")
-    return reply.fields
+    return dict(reply.fields)
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Have the C library keep freed memory for frames, up to 512 MiB; return whether it can do so.
+
+    ZeroMQ allocates every frame. glibc maps large ones each time, and the kernel clears their pages, which costs as
+    much as receiving a third of them (mallopt(3)). 32 MiB is the largest threshold that glibc takes.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = {_M_MMAP_THRESHOLD: 32 * _MIB, _M_TRIM_THRESHOLD: 512 * _MIB, _M_TOP_PAD: 64 * _MIB}
+    return all([bool(mallopt(name, value)) for name, value in settings.items()])
 
 
 @contextmanager
-def _control(context: _Context, endpoint: str, timeout_s: float, keys: Path | str | None) -> Iterator[_Control]:
+def _open_control(context: _Context, endpoint: str, timeout_s: float, keys: Path | str | None) -> Iterator[Stream]:
     pair = load_client_keys(keys) if keys is not None else None
     stream = Stream(context, endpoint, timeout_s, zmq.Poller(), keys=pair)
     try:
-        yield _Control(stream, endpoint, timeout_s)
+        yield stream
     finally:
         stream.close()
 
 
-def _received(streams: Sequence[Stream], timeout_s: float) -> Iterator[tuple[Stream, list[zmq.Frame]]]:
-    """Yield what has come on some streams, waiting for the first message; ask again for what was lost."""
-    # A poller of its own: what others wait for on theirs must not wake this one.
+def _exchange(stream: Stream, endpoint: str, request: Request, timeout_s: float) -> Reply:
+    """Send a request and return the answer."""
+    stream.ask(0, pack(request))
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        for _, frames in _receive([stream], left):
+            reply = _read(endpoint, stream, frames)
+            if reply is not None:
+                return reply
+        if stream.refused:
+            raise StreamError(f"{endpoint} refused: {stream.state}")
+    raise NoAnswerError(_describe_silence(endpoint, timeout_s, stream))
+
+
+def _receive(streams: Sequence[Stream], timeout_s: float) -> Iterator[tuple[Stream, list[zmq.Frame]]]:
+    """Yield the messages on some streams, waiting for the first; repeat the requests of lost connections."""
+    # A poller of its own: messages on other sockets must not wake this one.
     poller = zmq.Poller()
     for stream in streams:
         poller.register(stream.socket, zmq.POLLIN)
@@ -216,10 +239,10 @@ def _received(streams: Sequence[Stream], timeout_s: float) -> Iterator[tuple[Str
             stream.ask_again()
 
 
-def _readable(endpoint: str, stream: Stream, frames: Sequence[zmq.Frame]) -> Reply | None:
+def _read(endpoint: str, stream: Stream, frames: Sequence[zmq.Frame]) -> Reply | None:
     """Return an answer; None after asking again, where it or its request came damaged.
 
-    Raises WireError naming the daemon where that happens again and again.
+    Raises WireError naming the daemon where that happens repeatedly.
     """
     try:
         reply, more = _unpack(endpoint, frames)
@@ -243,7 +266,7 @@ def _unpack(endpoint: str, frames: Sequence[zmq.Frame]) -> tuple[Reply, list[mem
         raise WireError(f"{endpoint} sent a malformed answer: {error}") from error
 
 
-def _silence(endpoint: str, timeout_s: float, stream: Stream) -> str:
+def _describe_silence(endpoint: str, timeout_s: float, stream: Stream) -> str:
     return (
         f"{endpoint}: no answer within {timeout_s:g} s; {stream.state}. Is the daemon running "
         "there (python -m loaders.streaming serve), and can this node reach it?"

@@ -1,4 +1,4 @@
-"""One connection to a daemon, and what has been asked for on it."""
+"""One connection to a daemon, and the requests on it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from loaders.errors import LoaderConfigError, StreamError
-from loaders.streaming.errors import WireError
+from loaders.errors import LoaderConfigError, StreamError, WireError
 from loaders.streaming.keys import KeyPair
 
 __all__ = ["Stream", "check_endpoint"]
@@ -16,7 +15,7 @@ __all__ = ["Stream", "check_endpoint"]
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 1_000
 _DAMAGED = 3
-"""Damaged messages running after which a connection is given up."""
+"""Consecutive damaged messages after which a connection is given up."""
 _HEARTBEAT_S = 1.0
 """How often the daemon is asked for a sign of life."""
 _EVENTS = (
@@ -30,7 +29,7 @@ _ENDPOINT = re.compile(r"tcp://[^\s/]+:(?P<port>[0-9]{1,5})")
 
 
 def check_endpoint(endpoint: object) -> None:
-    """Raise LoaderConfigError for what is not the address of a daemon."""
+    """Raise LoaderConfigError unless this is the address of a daemon."""
     found = _ENDPOINT.fullmatch(endpoint) if isinstance(endpoint, str) else None
     if found is None or not 0 < int(found["port"]) < 65_536:
         raise LoaderConfigError(
@@ -50,10 +49,7 @@ class Stream:
         *,
         keys: KeyPair | None = None,
     ) -> None:
-        """Start to connect; the sockets are registered with `poller`.
-
-        With `keys` the connection is a CURVE one.
-        """
+        """Start to connect; with `keys` by CURVE. The sockets are registered with `poller`."""
         self._context, self._endpoint, self._timeout_s, self._poller = context, endpoint, timeout_s, poller
         self._keys = keys
         self.under_way: dict[int, bytes] = {}
@@ -64,9 +60,9 @@ class Stream:
         self.connected = False
         """Whether the handshake succeeded and the connection has not been lost since, as far as `lost` has read."""
         self.state = "it was never reached"
-        """What is known of the connection, in words."""
+        """The state of the connection, in words."""
         self.damaged = 0
-        """Messages running that could not be read, on either side."""
+        """Consecutive messages that could not be read, on either side."""
         self.refused = False
         """Whether the daemon refused this side's key."""
         self.socket = self._context.socket(zmq.DEALER)
@@ -74,12 +70,12 @@ class Stream:
         self.socket.setsockopt(zmq.IPV6, 1)
         if self._keys is not None:
             self._keys.secure_client(self.socket)
-        # The window bounds what is under way; a limit here could only stop a request from being repeated.
+        # The window bounds the requests under way; a limit here could only stop a repetition.
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 0)
         self.socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-        # A link that fails without a word is noticed by silence, well before the caller's own patience ends.
+        # Silence shows a broken link well before the caller's timeout.
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, int(1000 * min(_HEARTBEAT_S, self._timeout_s / 6)))
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(1000 * self._timeout_s / 3))
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
@@ -104,7 +100,7 @@ class Stream:
         self.under_way.pop(sequence, None)
 
     def lost(self) -> bool:
-        """Read what happened to the connection; return whether one that had carried requests is gone."""
+        """Read the events of the connection; return whether one that had carried requests is gone."""
         lost = False
         while self.monitor.poll(0):
             event = recv_monitor_message(self.monitor)["event"]
@@ -144,13 +140,13 @@ class Stream:
             return None
 
     def ask_again(self) -> int:
-        """Send everything that has no answer yet once more; return how many requests that is."""
+        """Repeat the requests without an answer; return their number."""
         for request in self.under_way.values():
             self.socket.send(request)
         return len(self.under_way)
 
     def reconnect(self) -> int:
-        """Replace the connection, and ask again for what was under way; return how many requests that is."""
+        """Replace the connection, and repeat the requests without an answer; return their number."""
         state = self.state
         self.close()
         self._open()
@@ -158,14 +154,14 @@ class Stream:
         return self.ask_again()
 
     def ask_again_damaged(self, error: WireError) -> int:
-        """Ask again where a message came that cannot be read; raise `error` when that happens too often running."""
+        """Repeat the requests after a message that cannot be read; raise `error` after too many in a row."""
         self.damaged += 1
         if self.damaged > _DAMAGED:
             raise error
         return self.ask_again()
 
     def reset(self) -> None:
-        """Drop the connection with all that is under way on it, and make a new one."""
+        """Drop the connection with its requests, and make a new one."""
         self.close()
         self.under_way.clear()
         self._open()

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loaders.errors import LoaderConfigError
-from loaders.streaming.errors import ShardError
-from loaders.streaming.shards.index import MANIFEST, load_manifest, written_whole
+from loaders.errors import LoaderConfigError, ShardError
+from loaders.streaming.shards.index import MANIFEST, load_manifest, write_atomically
 
-__all__ = ["CLASSES", "Classes", "check_splits", "labels_of", "load_classes", "save_classes"]
+__all__ = ["CLASSES", "Classes", "assign_labels", "check_splits", "load_classes", "save_classes"]
 
 CLASSES = "classes.json"
 """The file in a shard folder: one JSON object, from the name of a class to its label."""
@@ -50,11 +49,11 @@ def load_classes(path: Path) -> Classes:
 
 def save_classes(folder: Path, labels: Mapping[str, int]) -> None:
     """Write the labels beside the shards of a folder."""
-    with written_whole(folder / CLASSES) as file:
+    with write_atomically(folder / CLASSES) as file:
         file.write(json.dumps(labels, indent=1).encode() + b"\n")
 
 
-def labels_of(found: Sequence[str], given: Classes | None, root: Path) -> dict[str, int]:
+def assign_labels(found: Sequence[str], given: Classes | None, root: Path) -> dict[str, int]:
     """Return the labels of classes: those that are given, else the place of each class in the source.
 
     Raises LoaderConfigError naming a class that the given ones lack.

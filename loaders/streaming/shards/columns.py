@@ -19,11 +19,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from loaders.errors import LoaderConfigError
-from loaders.streaming.errors import ShardError
+from loaders.errors import LoaderConfigError, ShardError
 from loaders.streaming.shards.example import ExampleView, Feature
 
-__all__ = ["FILE_SUFFIX", "LABELS", "ReadColumns", "file_feature", "row_features", "storable", "value_bytes"]
+__all__ = [
+    "FILE_SUFFIX",
+    "LABELS",
+    "ReadColumns",
+    "bound_value_bytes",
+    "encode_row",
+    "name_file_feature",
+    "to_storable",
+]
 
 FILE_SUFFIX: Final = "_path"
 """Ends the names of columns that tell of a sample's further files."""
@@ -42,12 +49,12 @@ _NUMBER_BYTES: Final = 10
 _LIST, _NULL, _FEATURE = "list<", "null", "feature"
 
 
-def file_feature(column: str) -> str:
+def name_file_feature(column: str) -> str:
     """Return the name of the feature that holds the file which a column tells of."""
     return f"column/{column}/encoded"
 
 
-def storable(columns: Mapping[str, Any]) -> dict[str, pa.Array]:
+def to_storable(columns: Mapping[str, Any]) -> dict[str, pa.Array]:
     """Return columns as records hold them; raise LoaderConfigError naming one that they cannot hold."""
     return {name: _storable(name, column) for name, column in columns.items()}
 
@@ -82,7 +89,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+def bound_value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     """Return how many bytes the values and lengths of every row of a storable column take at most, shape (rows,)."""
     ends = np.arange(len(column) + 1)
     nbytes = np.full(len(column), _NUMBER_BYTES, np.int64)
@@ -99,7 +106,7 @@ def value_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     return nbytes
 
 
-def row_features(columns: Mapping[str, pa.Array], row: int) -> dict[str, Feature]:
+def encode_row(columns: Mapping[str, pa.Array], row: int) -> dict[str, Feature]:
     """Return one row of storable columns as features; none where there are no columns."""
     features: dict[str, Feature] = {}
     listed: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Commands that make and check shard folders: convert, index, verify."""
+"""A progress bar on standard error."""
 
 from __future__ import annotations
 
@@ -7,14 +7,49 @@ import os
 import shlex
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
-# What reads and writes data is imported by the command that needs it: the daemon has no use for it.
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
 if TYPE_CHECKING:
     from loaders.streaming.shards.convert import Source
 
-__all__ = ["add_commands"]
+__all__ = ["Commands", "add_commands", "progress_bar"]
+
+
+@contextmanager
+def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar from the first call of what it yields, with (done, in all), to the end of the block."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    bars = Progress(*columns, console=Console(stderr=True))
+    task = bars.add_task(text, total=None)
+
+    def show(done: int, total: int) -> None:
+        bars.start()  # not before there is something to show: an error that comes first stands alone
+        bars.update(task, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if bars.live.is_started:
+            bars.stop()
+
+
+# What reads and writes data is imported by the command that needs it: the daemon has no use for it.
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""The commands of a parser."""
 
 _KINDS = ("image-tree", "coco", "numpy", "audio")
 _MIB = 2**20
@@ -22,7 +57,7 @@ _SHOWN = 4
 _MAX_DEFAULT_WORKERS = 32
 
 
-def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
+def add_commands(commands: Commands) -> None:
     """Add the commands; each sets `run`, which takes the parsed arguments and raises LoaderError."""
     convert = commands.add_parser("convert", help="make a shard folder of image trees, COCO, NumPy volumes or audio")
     convert.add_argument("--from", dest="kind", required=True, choices=_KINDS, help="what the source holds")
@@ -84,7 +119,7 @@ def add_commands(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     from loaders.errors import LoaderConfigError
-    from loaders.streaming.shards.bar import progress_bar
+    from loaders.streaming.shards.commands import progress_bar
     from loaders.streaming.shards.convert import convert_source
     from loaders.streaming.shards.output import OutputError
 
@@ -139,8 +174,8 @@ def _source(arguments: argparse.Namespace) -> Source:
 
 
 def _index(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.shards.bar import progress_bar
-    from loaders.streaming.shards.index import shard_paths
+    from loaders.streaming.shards.commands import progress_bar
+    from loaders.streaming.shards.index import list_shards
     from loaders.streaming.shards.indexer import Features, index_folder
     from loaders.streaming.shards.output import output_errors
 
@@ -155,7 +190,7 @@ def _index(arguments: argparse.Namespace) -> None:
         )
     folder = arguments.out or arguments.root
     _say(f"{folder}: {samples} samples in {shards} shards{_mixed(folder)}")
-    behind = {path.resolve().parent for path in shard_paths(folder)} - {folder.resolve()}
+    behind = {path.resolve().parent for path in list_shards(folder)} - {folder.resolve()}
     if behind:
         serve = " ".join(f"--links-into {shlex.quote(str(path))}" for path in sorted(behind)[:_SHOWN])
         more = f", and {len(behind) - _SHOWN} more folders" if len(behind) > _SHOWN else ""
@@ -178,8 +213,8 @@ def _mixed(root: Path) -> str:
 
 
 def _verify(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.shards.bar import progress_bar
-    from loaders.streaming.shards.verify import verify_folder
+    from loaders.streaming.shards.commands import progress_bar
+    from loaders.streaming.shards.indexer import verify_folder
 
     began = time.monotonic()
     with progress_bar("verifying") as progress:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping
 
-from loaders.streaming.errors import ShardError
+from loaders.errors import ShardError
 
-__all__ = ["MAX_EXAMPLE_BYTES", "ExampleView", "Feature", "decode_example", "encode_example", "example_head"]
+__all__ = ["MAX_EXAMPLE_BYTES", "ExampleView", "Feature", "decode_example", "encode_example", "encode_head"]
 
 Feature = list[bytes] | list[int] | list[float]
 """Values of one feature: a bytes, int64 or float list."""
@@ -73,7 +73,7 @@ def encode_example(features: Mapping[str, Feature]) -> bytes:
     return _message(1, b"".join(_entry(name, values) for name, values in features.items()))
 
 
-def example_head(features: Mapping[str, Feature], payload_name: str, payload_size: int) -> bytes:
+def encode_head(features: Mapping[str, Feature], payload_name: str, payload_size: int) -> bytes:
     """Return a serialised Example up to where its last feature's one value of so many bytes starts.
 
     So the message is the head and then the payload, which need not be copied into it.

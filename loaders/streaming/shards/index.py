@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from loaders.streaming.errors import ShardError
+from loaders.errors import ShardError
 from loaders.streaming.shards.mixing import Mixing, measure_mixing
 
 __all__ = [
@@ -26,14 +26,14 @@ __all__ = [
     "ShardSet",
     "check_content",
     "index_path",
+    "list_shards",
     "load_index",
     "load_manifest",
     "read_checksums",
+    "read_key",
     "save_index",
     "save_manifest",
-    "shard_paths",
-    "stored_key",
-    "written_whole",
+    "write_atomically",
 ]
 
 RECORD = np.dtype(
@@ -117,7 +117,7 @@ def index_path(shard: Path) -> Path:
 
 def save_index(shard: Path, records: npt.NDArray[Any]) -> None:
     """Write the index of a shard beside it, whole or not at all."""
-    with written_whole(index_path(shard)) as file:
+    with write_atomically(index_path(shard)) as file:
         np.save(file, records.astype(RECORD, copy=False), allow_pickle=False)
 
 
@@ -131,12 +131,12 @@ def save_manifest(root: Path, *, key: str, seed: int | None, shards: list[Path],
         **more,
         "shards": [{"name": shard.name, "bytes": shard.stat().st_size} for shard in shards],
     }
-    with written_whole(root / MANIFEST) as file:
+    with write_atomically(root / MANIFEST) as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def write_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes its name when the block ends well and its bytes are on the disk."""
     # Of this thread alone: two that write the same file must not write into one another's.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
@@ -153,7 +153,7 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         partial.unlink(missing_ok=True)
 
 
-def stored_key(root: Path) -> str | None:
+def read_key(root: Path) -> str | None:
     """Return the key of a shard folder, None where there is no whole one of this format."""
     try:
         return ShardSet.open(root).key
@@ -259,7 +259,7 @@ def load_manifest(root: Path) -> dict[str, Any]:
     return manifest
 
 
-def shard_paths(root: Path) -> list[Path]:
+def list_shards(root: Path) -> list[Path]:
     """Return the shards that the manifest of a folder lists; raises ShardError naming what is wrong with it."""
     return _listed(root)[1]
 

@@ -1,4 +1,4 @@
-"""Indexes for TFRecord files that others wrote."""
+"""Indexes for TFRecord files that others wrote, and the check of a whole folder against its indexes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,33 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.errors import LoaderConfigError
-from loaders.streaming.errors import ShardError
+from loaders.errors import LoaderConfigError, ShardError
 from loaders.streaming.shards.example import ExampleView, Feature
 from loaders.streaming.shards.index import (
     MANIFEST,
     RECORD,
+    ShardSet,
     index_path,
+    load_index,
     load_manifest,
     read_checksums,
     save_index,
     save_manifest,
 )
-from loaders.streaming.shards.output import OutputError, alone
-from loaders.streaming.shards.parallel import each
+from loaders.streaming.shards.output import OutputError, exclusive_lock, run_tasks
 from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
 
-__all__ = ["LABELS", "PATTERNS", "PAYLOADS", "Derived", "Features", "derive_index", "index_folder"]
+__all__ = [
+    "LABELS",
+    "PATTERNS",
+    "PAYLOADS",
+    "Derived",
+    "Features",
+    "Verified",
+    "derive_index",
+    "index_folder",
+    "verify_folder",
+]
 
 PATTERNS = ("*.tfrecord", "*.tfrecords", "*.tfrec", "*.tfrecord-*", "*-of-*")
 """Names of TFRecord files."""
@@ -102,7 +112,7 @@ def index_folder(
     shards = _shards(root, pattern)
     folder = root if out is None else out
     folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder / ".index.lock", folder):
+    with exclusive_lock(folder / ".index.lock", folder):
         for left in (*folder.glob(".*.index.npy.*.tmp"), *folder.glob(f".{MANIFEST}.*.tmp")):
             left.unlink()  # by one that was killed
         if out is not None:
@@ -124,7 +134,7 @@ def _index_all(
     root: Path, shards: list[Path], features: Features, workers: int, progress: Callable[[int, int], None] | None
 ) -> tuple[int, int]:
     results: dict[int, Derived] = {}
-    for place, result in each(_derived, [_Task(shard, features) for shard in shards], workers):
+    for place, result in run_tasks(_derived, [_Task(shard, features) for shard in shards], workers):
         results[place] = result
         if progress is not None:
             progress(len(results), len(shards))
@@ -299,3 +309,80 @@ def _check_ids(derived: Mapping[Path, Derived]) -> None:
             f"{next(iter(derived)).parent}: two records have the id {twice}; choose with --id-feature, "
             "or leave out the file that is there twice"
         )
+
+
+_MAX_SHOWN_PROBLEMS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A folder that is whole."""
+
+    shards: int
+    samples: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _VerifyTask:
+    path: Path
+    features: Features
+    counted: bool
+
+
+def verify_folder(root: Path, *, workers: int = 1, progress: Callable[[int, int], None] | None = None) -> Verified:
+    """Read every record of a shard folder and check it; `progress` is called with (shards done, shards in all).
+
+    Raises ShardError naming every shard that is damaged, each with the first thing that is wrong with it.
+    """
+    opened = ShardSet.open(root)
+    _check_unique_ids(opened)
+    problems: list[str] = []
+    features, counted = _indexed_features(root)
+    tasks = [_VerifyTask(shard.path, features, counted) for shard in opened.shards]
+    for done, (_, problem) in enumerate(run_tasks(_problem, tasks, workers), 1):
+        if problem:
+            problems.append(problem)
+        if progress is not None:
+            progress(done, len(tasks))
+    if problems:
+        shown = sorted(problems)[:_MAX_SHOWN_PROBLEMS]
+        more = [f"and {len(problems) - _MAX_SHOWN_PROBLEMS} more"] if len(problems) > _MAX_SHOWN_PROBLEMS else []
+        raise ShardError(
+            "\n  ".join([f"{root}: {len(problems)} of {len(tasks)} shards are damaged; copy them again", *shown, *more])
+        )
+    return Verified(len(tasks), opened.samples, opened.nbytes)
+
+
+def _check_unique_ids(opened: ShardSet) -> None:
+    ids = np.concatenate([shard.records["id"] for shard in opened.shards])
+    unique, counts = np.unique(ids, return_counts=True)
+    if len(unique) != len(ids):
+        raise ShardError(f"{opened.root}: two records have the id {int(unique[counts > 1][0])}; index the folder again")
+
+
+def _problem(task: _VerifyTask) -> str:
+    """Return the first thing that is wrong with a shard, nothing when it is whole."""
+    try:
+        stored = load_index(task.path).records
+        derived = derive_index(task.path, task.features, stored["size"].tolist()).records
+    except ShardError as error:
+        return str(error)
+    columns = [name for name in stored.dtype.names or () if name != "id" or not task.counted]
+    for name in columns:
+        if (wrong := np.flatnonzero(stored[name] != derived[name])).size:
+            row = int(wrong[0])
+            return (
+                f"{index_path(task.path)}: {name} of record {row} is {stored[name][row]}, in the shard it is "
+                f"{derived[name][row]}; index the folder again"
+            )
+    return ""
+
+
+def _indexed_features(root: Path) -> tuple[Features, bool]:
+    """Return by which features the folder was indexed, and whether its samples are counted through."""
+    manifest = load_manifest(root)
+    try:
+        return Features(**manifest.get("features", {})), bool(manifest.get("counted", False))
+    except TypeError as error:
+        raise ShardError(f"{root / MANIFEST}: `features`: {error}; index the folder again") from error

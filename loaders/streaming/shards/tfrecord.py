@@ -14,13 +14,13 @@ from typing import BinaryIO, cast
 
 from crc32c import crc32c
 
-from loaders.streaming.errors import ShardError
+from loaders.errors import ShardError
 
 __all__ = [
     "FOOTER_BYTES",
     "HEADER_BYTES",
     "check_record",
-    "intact_records",
+    "count_intact",
     "masked_crc32c",
     "read_records",
     "write_record",
@@ -85,7 +85,7 @@ def check_record(record: _Bytes, where: str) -> memoryview:
     return payload
 
 
-def intact_records(frame: memoryview, checksums: Sequence[int], *, payloads: bool = True) -> int:
+def count_intact(frame: memoryview, checksums: Sequence[int], *, payloads: bool = True) -> int:
     """Return how many records in a row are whole and have the expected checksums.
 
     `checksums` are those of the records' payloads, as an index has them. Without `payloads` they are compared to those

@@ -11,8 +11,7 @@ import pytest
 import zmq
 
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import BatchHeader, Get, WireFormat
-from loaders.streaming.protocol.wire import pack, unpack_answer
+from loaders.streaming.protocol import BatchHeader, Get, WireFormat, pack, unpack_answer
 from loaders.streaming.receiver.session import Session, health
 
 MIB = 2**20

@@ -19,7 +19,7 @@ from loaders.streaming.__main__ import main
 from loaders.streaming.shards.convert import convert, convert_source, image_tree, job, numpy_volumes
 from loaders.streaming.shards.convert.shard import ShardTask, Written, write_shard
 from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.verify import verify_folder
+from loaders.streaming.shards.indexer import verify_folder
 
 BROKEN = ("a/03.jpg", "b/11.jpg", "b/19.jpg")
 

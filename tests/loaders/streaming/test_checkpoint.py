@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
-from loaders.streaming.checkpoint import Progress
+from loaders.streaming.checkpoint import Checkpoint
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.planner import plan
 from loaders.streaming.shards.convert import convert
@@ -172,11 +172,11 @@ def test_a_damaged_state_is_refused(daemon, changed: dict[str, object], said: st
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_progress_survives_its_state(counts: list[int], batch_size: int, random: Any) -> None:
     whole = plan(counts, batch_size=batch_size, seed=1, epoch=2)
-    progress = Progress.beginning(whole, whole.records)
+    progress = Checkpoint.beginning(whole, whole.records)
     for batch in whole:
         if random.random() < 0.5:
             progress.delivered[whole.positions(batch.batch)] = True
-    again = Progress.of(_kept(progress.state({"seed": 1})), {"seed": 1}, whole.records)
+    again = Checkpoint.of(_kept(progress.state({"seed": 1})), {"seed": 1}, whole.records)
     assert again.epoch == 2 and (again.delivered == progress.delivered).all()
     left = again.left(whole)
     assert left.records == int((~progress.delivered).sum()) and again.complete == (left.records == 0)
@@ -237,11 +237,11 @@ def test_what_no_rank_delivered_comes_once_over_any_other_number_of_ranks(
             ranked: dict[str, Any] = {"rank": rank, "world_size": world_size, "remainder": remainder, "limit": limit}
             known = planned | ranked
             del known["epoch"]
-            before = Progress.of(states, known, len(everything)) if states else None
+            before = Checkpoint.of(states, known, len(everything)) if states else None
             whole = plan(
                 shard_records, batch_size=batch_size, **planned, **ranked, done=before.before if before else None
             )
-            progress = before or Progress.beginning(whole, whole.records)
+            progress = before or Checkpoint.beginning(whole, whole.records)
             left = progress.left(whole)
             shares.append(left.records)
             delivered = progress.delivered.copy()
@@ -249,7 +249,7 @@ def test_what_no_rank_delivered_comes_once_over_any_other_number_of_ranks(
                 if is_last or random.random() < 0.5:
                     now.update(_records([batch]))
                     delivered[left.positions(batch.batch)] = True
-            saved.append(_kept(Progress(1, delivered, progress.before).state(known)))
+            saved.append(_kept(Checkpoint(1, delivered, progress.before).state(known)))
         shared_anew = (
             not states
             or states[0]["settings"]["world_size"] != world_size

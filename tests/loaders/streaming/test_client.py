@@ -18,22 +18,22 @@ import pytest
 import zmq
 
 from loaders.base import Samples
-from loaders.errors import LoaderConfigError, StreamError
-from loaders.streaming.errors import WireError
+from loaders.errors import LoaderConfigError, StreamError, WireError
 from loaders.streaming.planner import BatchPlan, Slice, plan
-from loaders.streaming.protocol.messages import (
+from loaders.streaming.protocol import (
     MAX_SLICES,
     BatchHeader,
     Catalog,
     Get,
     Health,
+    HealthReport,
     Hello,
-    Report,
     Shard,
     Warm,
     Warmed,
+    pack,
+    unpack_request,
 )
-from loaders.streaming.protocol.wire import pack, unpack_request
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.session import health
@@ -206,7 +206,7 @@ def _false_daemon(answer: Callable[[Get], list[bytes]]) -> Iterator[str]:
                 case Hello():
                     return [pack(Catalog("x", (Shard("a", 8, 8, "d"),)))]
                 case Health():
-                    return [pack(Report({}))]
+                    return [pack(HealthReport({}))]
                 case Warm(sequence, _):
                     return [pack(Warmed(sequence))]
                 case Get():

@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaders.errors import LoaderConfigError, StreamError
+from loaders.errors import LoaderConfigError, ShardError, StreamError
 from loaders.streaming.daemon.store import ShardStore
-from loaders.streaming.errors import ShardError
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards import index
 from loaders.streaming.shards.convert import convert_source, numpy_volumes
 from loaders.streaming.shards.example import encode_example
 from loaders.streaming.shards.index import RECORD, ShardSet, index_path
-from loaders.streaming.shards.indexer import index_folder
+from loaders.streaming.shards.indexer import index_folder, verify_folder
 from loaders.streaming.shards.output import OutputError
 from loaders.streaming.shards.tfrecord import write_record
-from loaders.streaming.shards.verify import verify_folder
 
 Start = Callable[..., Any]
 SAMPLES = 96

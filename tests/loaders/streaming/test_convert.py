@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from loaders.base import Samples
-from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.errors import ShardError
+from loaders.errors import LoaderConfigError, SampleError, ShardError
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.example import decode_example
 from loaders.streaming.shards.index import RECORD, ShardSet, index_path

@@ -20,9 +20,8 @@ from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, WorkerError
 from loaders.streaming.shards.convert import convert, convert_source, image_tree
 from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.output import OutputError
-from loaders.streaming.shards.parallel import each
-from loaders.streaming.shards.verify import verify_folder
+from loaders.streaming.shards.indexer import verify_folder
+from loaders.streaming.shards.output import OutputError, run_tasks
 
 SAMPLES = 1500
 
@@ -304,10 +303,10 @@ def _die(task: int) -> int:
 
 def test_a_killed_worker_is_an_error_and_no_hang() -> None:
     with pytest.raises(WorkerError, match="a worker process was killed"):
-        list(each(_die, list(range(20)), 2))
+        list(run_tasks(_die, list(range(20)), 2))
 
 
 @pytest.mark.parametrize("workers", [0, -1, 257])
 def test_an_impossible_number_of_workers_is_refused(workers: int) -> None:
     with pytest.raises(LoaderConfigError, match=f"workers={workers}: expected 1 to 256"):
-        list(each(_die, [1], workers))
+        list(run_tasks(_die, [1], workers))

@@ -17,8 +17,8 @@ from loaders.errors import LoaderConfigError, LoaderError, SampleError
 from loaders.streaming.shards.convert import Source, audio_folder, coco, convert_source, image_tree, numpy_volumes
 from loaders.streaming.shards.example import Feature, decode_example
 from loaders.streaming.shards.index import ShardSet
+from loaders.streaming.shards.indexer import verify_folder
 from loaders.streaming.shards.tfrecord import read_records
-from loaders.streaming.shards.verify import verify_folder
 
 
 def _picture(kind: str = "JPEG", seed: int = 0) -> bytes:

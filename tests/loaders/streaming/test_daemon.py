@@ -17,8 +17,7 @@ import zmq
 
 from loaders.base import Samples
 from loaders.streaming.planner import Slice, plan
-from loaders.streaming.protocol.messages import Catalog, Get, Hello, Refusal
-from loaders.streaming.protocol.wire import pack, unpack_reply
+from loaders.streaming.protocol import Catalog, Get, Hello, Refusal, pack, unpack_reply
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import MANIFEST, index_path

@@ -20,7 +20,7 @@ from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.planner import Slice
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.receiver.source import Source
+from loaders.streaming.receiver.remote_daemon import RemoteDaemon
 
 engines = pytest.mark.parametrize("decode", ["torch", "raw"])
 ALL = list(range(61))
@@ -39,10 +39,10 @@ def _ids(batches: list[Batch]) -> list[int]:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[Slice, ...]]]:
     """Every request that is sent: epoch, batch and slices."""
     sent: list[tuple[int, int, tuple[Slice, ...]]] = []
-    ask = Source.ask
+    ask = RemoteDaemon.ask
 
     def noted(
-        self: Source,
+        self: RemoteDaemon,
         sequence: int,
         epoch: int,
         batch: int,
@@ -54,7 +54,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, tuple[Slic
         sent.append((epoch, batch, slices))
         ask(self, sequence, epoch, batch, slices, nbytes, check=check)
 
-    monkeypatch.setattr(Source, "ask", noted)
+    monkeypatch.setattr(RemoteDaemon, "ask", noted)
     return sent
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.streaming.errors import ShardError
-from loaders.streaming.shards.example import ExampleView, Feature, decode_example, encode_example, example_head
+from loaders.errors import ShardError
+from loaders.streaming.shards.example import ExampleView, Feature, decode_example, encode_example, encode_head
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _FLOAT32 = st.floats(width=32, allow_nan=False)
@@ -27,7 +27,7 @@ def test_an_example_holds_what_was_put_in(features: dict[str, Feature]) -> None:
 @given(_FEATURES, _NAMES, st.binary(max_size=400))
 def test_a_head_and_its_payload_are_the_whole_example(features: dict[str, Feature], name: str, payload: bytes) -> None:
     features.pop(name, None)
-    head = example_head(features, name, len(payload))
+    head = encode_head(features, name, len(payload))
     assert head + payload == encode_example({**features, name: [payload]})
     example = ExampleView(head + payload)
     assert example.spans(name) == [(len(head), len(payload))]
@@ -88,4 +88,4 @@ def test_what_no_feature_can_hold_is_refused(values: list[object]) -> None:
 
 def test_more_than_protobuf_reads_is_refused_before_it_is_written() -> None:
     with pytest.raises(ShardError, match="2147483648 bytes in one sample"):
-        example_head({}, "a", 2**31 - len(example_head({}, "a", 2**31 - 64)))
+        encode_head({}, "a", 2**31 - len(encode_head({}, "a", 2**31 - 64)))

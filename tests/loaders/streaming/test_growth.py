@@ -11,7 +11,7 @@ import pytest
 from loaders.errors import LoaderConfigError
 from loaders.streaming import StreamingLoader
 from loaders.streaming.receiver import growth
-from loaders.streaming.receiver.growth import AUTO_LEAST, AUTO_MOST, Growth
+from loaders.streaming.receiver.growth import AUTO_MAX_STREAMS, AUTO_MIN_STREAMS, Growth
 
 
 class _Link:
@@ -20,7 +20,7 @@ class _Link:
     def __init__(self, carries: Callable[[int], float], *, waited: float = 1.0) -> None:
         self.growth, self.carries, self._waited = Growth(0.057), carries, waited
         self._now, self._bytes, self._answers, self._wait_s = 100.0, 0.0, 0, 0.0
-        self.history = [AUTO_LEAST]
+        self.history = [AUTO_MIN_STREAMS]
 
     def run(self, seconds: float) -> int:
         """Let time pass; return the number of streams then."""
@@ -29,14 +29,14 @@ class _Link:
             self._bytes += 0.01 * self.carries(self.growth.streams)
             self._answers += self.growth.streams
             self._wait_s += 0.01 * self._waited
-            if self.growth.measured(self._now, round(self._bytes), self._answers, self._wait_s):
+            if self.growth.measure(self._now, round(self._bytes), self._answers, self._wait_s):
                 self.history.append(self.growth.streams)
         return self.growth.streams
 
 
 def test_streams_double_while_they_carry_more_and_not_beyond_what_is_stated() -> None:
     link = _Link(lambda streams: 1e6 * streams)
-    assert link.run(60) == AUTO_MOST
+    assert link.run(60) == AUTO_MAX_STREAMS
     assert link.history == [2, 4, 8, 16, 32]
     assert link.growth.goodput[16] == pytest.approx(16e6, rel=0.1)
 
@@ -55,7 +55,7 @@ def test_more_streams_are_tried_again_when_far_less_comes() -> None:
 
 
 def test_no_streams_are_made_where_the_network_is_not_what_is_waited_for() -> None:
-    assert _Link(lambda streams: 1e6 * streams, waited=0.2).run(60) == AUTO_LEAST
+    assert _Link(lambda streams: 1e6 * streams, waited=0.2).run(60) == AUTO_MIN_STREAMS
 
 
 def test_streams_that_are_made_within_epochs_lose_and_repeat_nothing(
@@ -69,9 +69,9 @@ def test_streams_that_are_made_within_epochs_lose_and_repeat_nothing(
         for epoch in range(20):
             seen = Counter(one for batch in loader.epoch(epoch) for one in batch.ids.tolist())
             assert len(seen) == len(loader) and set(seen.values()) == {1}
-            if loader.stats().details["streams"] == AUTO_MOST:
+            if loader.stats().details["streams"] == AUTO_MAX_STREAMS:
                 break
-        assert loader.stats().details["streams"] == AUTO_MOST
+        assert loader.stats().details["streams"] == AUTO_MAX_STREAMS
         assert "32 streams to each daemon, congestion control reno; streams=auto" in loader.notes[-1]
 
 

@@ -18,8 +18,7 @@ import pytest
 import zmq
 
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import BatchHeader, Hello
-from loaders.streaming.protocol.wire import pack
+from loaders.streaming.protocol import BatchHeader, Hello, pack
 from loaders.streaming.receiver.session import Session, health
 
 MIB = 2**20

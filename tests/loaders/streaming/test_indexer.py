@@ -18,17 +18,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loaders.base import Samples
-from loaders.errors import LoaderConfigError
+from loaders.errors import LoaderConfigError, ShardError
 from loaders.streaming.__main__ import main
-from loaders.streaming.decoding.received import received, rows_of
-from loaders.streaming.errors import ShardError
+from loaders.streaming.decoding.received import ReceivedSamples, read_rows
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.example import Feature, encode_example
 from loaders.streaming.shards.index import RECORD, ShardSet, index_path
-from loaders.streaming.shards.indexer import Features, index_folder
+from loaders.streaming.shards.indexer import Features, index_folder, verify_folder
 from loaders.streaming.shards.output import OutputError
 from loaders.streaming.shards.tfrecord import write_record
-from loaders.streaming.shards.verify import verify_folder
 
 
 def _shard(path: Path, *examples: dict[str, Feature]) -> Path:
@@ -193,7 +191,7 @@ def test_the_other_features_are_columns_that_a_pipeline_reads(tmp_path: Path, st
     index_folder(tmp_path, Features(label="", id=""))
     with StreamClient(start_daemon(tmp_path).endpoint, streams=1, timeout_s=10) as client:
         (raw,) = client.fetch(client.plan(epoch=0, batch_size=2, seed=0), window=1)
-    samples = received(dict(zip(raw.ids.tolist(), rows_of(raw), strict=True)))
+    samples = ReceivedSamples(dict(zip(raw.ids.tolist(), read_rows(raw), strict=True)))
     assert [bytes(samples.read(sample_id)) for sample_id in range(2)] == [b"1", b"2"]
     assert set(samples.columns) == set(others)
     assert {name: samples.columns[name][0].as_py() for name in others} == others
@@ -389,7 +387,7 @@ def test_the_commands_import_nothing_heavy_before_they_run() -> None:
 def test_the_converter_imports_no_engine() -> None:
     code = (
         "import sys, loaders.streaming.shards.convert, loaders.streaming.shards.indexer;"
-        "import loaders.streaming.shards.verify;"
+        "import loaders.streaming.shards.indexer;"
         "print([m for m in sys.modules])"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

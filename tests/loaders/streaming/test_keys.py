@@ -18,8 +18,7 @@ import zmq
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import BatchHeader, Get, Health, Hello, Warm
-from loaders.streaming.protocol.wire import pack
+from loaders.streaming.protocol import BatchHeader, Get, Health, Hello, Warm, pack
 from loaders.streaming.receiver.session import Session, health
 
 

@@ -24,8 +24,8 @@ from loaders.pipeline import Pipeline, load_item
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import ShardSet
+from loaders.streaming.shards.indexer import verify_folder
 from loaders.streaming.shards.tfrecord import HEADER_BYTES
-from loaders.streaming.shards.verify import verify_folder
 
 COUNT = 13
 VICTIM = 5

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 import zmq
 
-from loaders.errors import StreamError
-from loaders.streaming.errors import WireError
+from loaders.errors import StreamError, WireError
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import (
+from loaders.streaming.protocol import (
     BatchHeader,
     Catalog,
     Health,
+    HealthReport,
     Hello,
     Refusal,
-    Report,
     Shard,
     Warm,
     Warmed,
+    pack,
+    unpack_request,
 )
-from loaders.streaming.protocol.wire import pack, unpack_request
 from loaders.streaming.receiver.session import Session, health
 from loaders.streaming.shards.index import ShardSet
 
@@ -157,7 +157,7 @@ def test_a_malformed_greeting_names_the_daemon(greeting: list[bytes], warm: list
                 if router.poll(20):
                     client, data = router.recv_multipart()
                     request = unpack_request(data)
-                    answers = {Hello: greeting, Health: [pack(Report({}))], Warm: warm}
+                    answers = {Hello: greeting, Health: [pack(HealthReport({}))], Warm: warm}
                     router.send_multipart([client, *answers[type(request)]])
 
         thread = threading.Thread(target=serve)

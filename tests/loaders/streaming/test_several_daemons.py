@@ -200,7 +200,7 @@ def _raw(endpoints: object, **changed: object) -> StreamingLoader:
 def test_a_replica_that_is_down_at_the_start_and_another_one_at_the_resume_cost_no_sample(
     start_daemon: Start, shards: Path, samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loaders.streaming.receiver.client._REPLICA_PATIENCE_S", 0.3)
+    monkeypatch.setattr("loaders.streaming.receiver.connections._REPLICA_PATIENCE_S", 0.3)
     one, down = start_daemon(shards), _closed_port()
     with _raw([[down, one.endpoint]]) as loader:
         assert any(f"for no answer came: {down};" in note for note in loader.notes)
@@ -218,7 +218,7 @@ def test_a_replica_that_is_down_at_the_start_and_another_one_at_the_resume_cost_
 def test_halves_with_replicas_need_one_of_each(
     start_daemon: Start, halves: tuple[Path, Path], samples: Samples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loaders.streaming.receiver.client._REPLICA_PATIENCE_S", 0.3)
+    monkeypatch.setattr("loaders.streaming.receiver.connections._REPLICA_PATIENCE_S", 0.3)
     even, odd, down = start_daemon(halves[0]), start_daemon(halves[1]), _closed_port()
     with _raw([[even.endpoint, down], odd.endpoint]) as loader:
         assert len(loader) == len(samples)

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, tfrecord
 
 from loaders.base import Samples
-from loaders.streaming.errors import ShardError
+from loaders.errors import ShardError
 from loaders.streaming.shards.index import ShardSet
 from loaders.streaming.shards.tfrecord import (
     check_record,
-    intact_records,
+    count_intact,
     masked_crc32c,
     read_records,
     write_record,
@@ -144,15 +144,15 @@ def test_whole_records_in_a_row_are_counted() -> None:
     file = io.BytesIO()
     sizes, checksums = zip(*[write_record(file, bytes([number]) * (number * 37)) for number in range(5)], strict=True)
     data = file.getvalue()
-    assert intact_records(memoryview(data), checksums) == 5
-    assert intact_records(memoryview(b""), checksums) == 0
+    assert count_intact(memoryview(data), checksums) == 5
+    assert count_intact(memoryview(b""), checksums) == 0
     for place in range(len(data)):
         damaged = bytearray(data)
         damaged[place] ^= 1
         whole = next(n for n in range(5) if sum(sizes[: n + 1]) > place)
-        assert intact_records(memoryview(damaged), checksums) == whole
+        assert count_intact(memoryview(damaged), checksums) == whole
         cut = next((n for n in range(5) if sum(sizes[: n + 1]) > place), 5)
-        assert intact_records(memoryview(data)[:place], checksums) == cut
+        assert count_intact(memoryview(data)[:place], checksums) == cut
 
 
 def test_whole_records_other_than_those_expected_are_not_counted() -> None:
@@ -160,6 +160,6 @@ def test_whole_records_other_than_those_expected_are_not_counted() -> None:
     checksums = [write_record(file, bytes([number]) * 9)[1] for number in range(3)]
     data = memoryview(file.getvalue())
     for payloads in (True, False):
-        assert intact_records(data, checksums, payloads=payloads) == 3
-        assert intact_records(data, [checksums[0], checksums[2], checksums[1]], payloads=payloads) == 1
-        assert intact_records(data, [0], payloads=payloads) == 0
+        assert count_intact(data, checksums, payloads=payloads) == 3
+        assert count_intact(data, [checksums[0], checksums[2], checksums[1]], payloads=payloads) == 1
+        assert count_intact(data, [0], payloads=payloads) == 0

@@ -11,23 +11,28 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loaders.streaming.errors import WireError
+from loaders.errors import WireError
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import (
+from loaders.streaming.protocol import (
     MAX_PADDING,
     MAX_SLICES,
     BatchHeader,
     Catalog,
     Get,
     Health,
+    HealthReport,
     Hello,
     Refusal,
-    Report,
     Shard,
     Warm,
     Warmed,
+    pack,
+    pack_joined,
+    pack_whole,
+    unpack_answer,
+    unpack_reply,
+    unpack_request,
 )
-from loaders.streaming.protocol.wire import pack, pack_joined, pack_whole, unpack_answer, unpack_reply, unpack_request
 
 number = st.integers(0, 2**63 - 1)
 slices = st.lists(st.builds(Slice, number, number, number), min_size=1, max_size=5).map(tuple)
@@ -44,7 +49,7 @@ replies = st.one_of(
     ),
     st.builds(Warmed, number),
     st.builds(Refusal, number, st.text()),
-    st.builds(Report, st.dictionaries(st.text(), number | st.floats(allow_nan=False) | st.text(), max_size=4)),
+    st.builds(HealthReport, st.dictionaries(st.text(), number | st.floats(allow_nan=False) | st.text(), max_size=4)),
 )
 
 
@@ -56,7 +61,7 @@ def test_a_request_arrives_as_it_was_sent(request: Hello | Health | Warm | Get) 
 
 @settings(deadline=None)
 @given(replies)
-def test_a_reply_arrives_as_it_was_sent(reply: Catalog | Warmed | Refusal | Report) -> None:
+def test_a_reply_arrives_as_it_was_sent(reply: Catalog | Warmed | Refusal | HealthReport) -> None:
     assert unpack_reply(pack(reply)) == reply
     assert unpack_answer([pack(reply), b"more"]) == (reply, [memoryview(b"more")])
 
@@ -92,7 +97,7 @@ def _valid() -> list[bytes]:
         pack_whole(header, [b"record" * 20, b"other"]),
         pack_joined(header, [b"record" * 20, b"other"])[0],
         pack(Refusal(1, "why")),
-        pack(Report({"uptime_s": 1.5, "clients": 3})),
+        pack(HealthReport({"uptime_s": 1.5, "clients": 3})),
     ]
 
 

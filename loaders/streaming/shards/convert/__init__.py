@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming.shards.classes import check_splits
-from loaders.streaming.shards.convert.audio import audio_folder
 from loaders.streaming.shards.convert.coco import coco
-from loaders.streaming.shards.convert.images import image_tree
-from loaders.streaming.shards.convert.job import SKIPPED, broken_error, run_job, skipped_key
-from loaders.streaming.shards.convert.plan import content_key, listing_key
+from loaders.streaming.shards.convert.folders import audio_folder, image_tree
+from loaders.streaming.shards.convert.job import SKIPPED, broken_error, key_of_skipped, run_job
+from loaders.streaming.shards.convert.shard import hash_content, hash_listing
 from loaders.streaming.shards.convert.source import Broken, Source
 from loaders.streaming.shards.convert.volumes import numpy_volumes
-from loaders.streaming.shards.index import MANIFEST, load_manifest, stored_key
+from loaders.streaming.shards.index import MANIFEST, load_manifest, read_key
 from loaders.streaming.shards.output import OutputError, output_errors
 
 if TYPE_CHECKING:
@@ -89,16 +88,16 @@ def convert_source(
     _check_apart(source.root, out)
     if check_classes:
         check_splits(source.labels, out, source.kind, source.root)
-    key = content_key(source, seed=seed, shard_bytes=shard_bytes)
+    key = hash_content(source, seed=seed, shard_bytes=shard_bytes)
     with output_errors(out):
         there = (out / MANIFEST).is_file()
-        stored = stored_key(out) if there and not replace else key
-        if stored == skipped_key(key) and on_error == "raise":
+        stored = read_key(out) if there and not replace else key
+        if stored == key_of_skipped(key) and on_error == "raise":
             raise OutputError(
                 f"{out}: it was made with --on-error skip and lacks the samples in {out / SKIPPED}; mend them and use "
                 "--replace, or give --on-error skip again"
             )
-        if stored not in (key, skipped_key(key)):
+        if stored not in (key, key_of_skipped(key)):
             raise OutputError(f"{out}: it holds other shards, or damaged ones; choose another folder or --replace")
         if there and not replace and not _is_made_of(source, key, out):
             raise OutputError(
@@ -144,11 +143,11 @@ def convert(
     """
     if not len(samples):
         raise LoaderConfigError(f"nothing to convert: {samples.root} has no samples")
-    if stored_key(out) == key:
+    if read_key(out) == key:
         return out
-    from loaders.streaming.shards.convert.samples import sample_source  # with Arrow, which Samples has anyway
+    from loaders.streaming.shards.convert.samples import list_samples  # with Arrow, which Samples has anyway
 
-    source = sample_source(samples)
+    source = list_samples(samples)
     run_job(source, out, key=key, seed=seed, shard_bytes=shard_bytes, workers=workers, progress=progress)
     return out
 
@@ -158,7 +157,7 @@ def _is_made_of(source: Source, key: str, out: Path) -> bool:
     listing = load_manifest(out).get("listing")
     if listing is None:  # made by an older version
         return max(item.mtime_ns for item in source.items) <= (out / MANIFEST).stat().st_mtime_ns
-    return bool(listing == listing_key(source, key))
+    return bool(listing == hash_listing(source, key))
 
 
 def _check_apart(root: Path, out: Path) -> None:

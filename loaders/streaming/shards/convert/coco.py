@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.shards.classes import Classes, labels_of
-from loaders.streaming.shards.convert.images import listed, read_image
-from loaders.streaming.shards.convert.source import Broken, Item, Source, listed_or_broken, source_folder
+from loaders.streaming.shards.classes import Classes, assign_labels
+from loaders.streaming.shards.convert.folders import make_item, read_image
+from loaders.streaming.shards.convert.source import Broken, Item, Source, source_folder, try_item
 from loaders.streaming.shards.example import Feature
 
 if TYPE_CHECKING:  # which takes long to import
@@ -49,7 +49,7 @@ def coco(
     try:
         categories = {int(entry["id"]): str(entry["name"]) for entry in content.get("categories", [])}
         names = _told_apart(categories)
-        by_name = labels_of([names[category] for category in sorted(categories)], classes, annotations)
+        by_name = assign_labels([names[category] for category in sorted(categories)], classes, annotations)
         labels = {category: by_name[name] for category, name in names.items()}
         by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for entry in content.get("annotations", []):
@@ -63,7 +63,7 @@ def coco(
         items, kept = [], []
         for picture in pictures:
             entries = by_image.get(int(picture["id"]), [])
-            item = listed_or_broken(
+            item = try_item(
                 str(picture["file_name"]), partial(_item, folder, picture, entries, labels, categories), broken
             )
             if item is not None:
@@ -164,7 +164,7 @@ def _item(
         # All of it, with segments, key points and captions, as it was.
         "image/annotations": [json.dumps(entries, separators=(",", ":")).encode()],
     }
-    return replace(listed(name, path, label), features=features)
+    return replace(make_item(name, path, label), features=features)
 
 
 def _columns(pictures: list[dict[str, Any]], by_image: Mapping[int, list[dict[str, Any]]]) -> dict[str, pa.Array]:

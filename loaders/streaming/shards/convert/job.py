@@ -9,17 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from loaders.errors import SampleError
-from loaders.streaming.errors import ShardError
+from loaders.errors import SampleError, ShardError
 from loaders.streaming.shards.classes import CLASSES, save_classes
-from loaders.streaming.shards.convert.plan import listing_key, shard_tasks
-from loaders.streaming.shards.convert.shard import ShardTask, skipped_path, write_shard
+from loaders.streaming.shards.convert.shard import ShardTask, hash_listing, plan_shards, skipped_path, write_shard
 from loaders.streaming.shards.convert.source import Broken, Source
-from loaders.streaming.shards.index import MANIFEST, load_index, save_manifest, stored_key, written_whole
-from loaders.streaming.shards.output import OutputError, alone
-from loaders.streaming.shards.parallel import check_workers, each
+from loaders.streaming.shards.index import MANIFEST, load_index, read_key, save_manifest, write_atomically
+from loaders.streaming.shards.output import OutputError, check_workers, exclusive_lock, run_tasks
 
-__all__ = ["SKIPPED", "Job", "broken_error", "run_job", "skipped_key"]
+__all__ = ["SKIPPED", "Job", "broken_error", "key_of_skipped", "run_job"]
 
 SKIPPED = "skipped.json"
 """The file of a shard folder that lists the samples that were left out."""
@@ -56,7 +53,7 @@ def run_job(
     Shards that a killed conversion of the same listing left are taken over. After an error the whole ones stay for
     the next try if `keep`, else nothing is left. A folder that has the key already is left as it is, unless
     `again`. With `skip` samples that are broken are left out, a list of them is written beside the shards, and the key
-    is that of `skipped_key`. `progress` is called with (samples done, samples in all).
+    is that of `key_of_skipped`. `progress` is called with (samples done, samples in all).
 
     Raises OutputError when another process converts to `out` or when it holds something else, OSError naming
     the file that cannot be written, SampleError naming the samples that cannot be read.
@@ -65,18 +62,18 @@ def run_job(
     if not out.name or out.name == "..":
         raise OutputError(f"{out}: it cannot be made anew; choose a folder with a name")
     work = out.with_name(f".{out.name}.convert.partial")
-    tasks = shard_tasks(source, work, seed=seed, shard_bytes=shard_bytes, skip=skip)
+    tasks = plan_shards(source, work, seed=seed, shard_bytes=shard_bytes, skip=skip)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with alone(out.with_name(f".{out.name}.convert.lock"), out):
+    with exclusive_lock(out.with_name(f".{out.name}.convert.lock"), out):
         _check_replaceable(out)
-        stored = stored_key(out)
-        if not again and (stored == key or (skip and stored == skipped_key(key))):
+        stored = read_key(out)
+        if not again and (stored == key or (skip and stored == key_of_skipped(key))):
             (out / _LISTING).unlink(missing_ok=True)
             if source.labels and not (out / CLASSES).is_file():  # made by an older version
                 save_classes(out, source.labels)
             return Job(len(source.items), _skipped_before(out))
         try:
-            listing = listing_key(source, key)
+            listing = hash_listing(source, key)
             open_tasks, taken_over = _prepare(work, tasks, listing)
             found = _write(open_tasks, len(source.items), taken_over, workers, progress, source.broken)
             broken = [*source.broken, *found]
@@ -87,7 +84,7 @@ def run_job(
                 save_classes(work, source.labels)
             save_manifest(
                 work,
-                key=skipped_key(key) if skipped else key,
+                key=key_of_skipped(key) if skipped else key,
                 seed=seed,
                 shards=[task.path for task in kept],
                 kind=source.kind,
@@ -95,7 +92,7 @@ def run_job(
                 classes=source.classes if source.is_enumerated else source.labels,
             )
             if skipped:
-                with written_whole(work / SKIPPED) as file:
+                with write_atomically(work / SKIPPED) as file:
                     file.write(json.dumps([asdict(one) for one in skipped], indent=1).encode() + b"\n")
             for task in tasks:
                 skipped_path(task.path).unlink(missing_ok=True)
@@ -108,7 +105,7 @@ def run_job(
     return Job(taken_over, tuple(skipped))
 
 
-def skipped_key(key: str) -> str:
+def key_of_skipped(key: str) -> str:
     """Return the key of shards that lack the broken samples of a source."""
     return f"{key}-skipped"
 
@@ -160,7 +157,7 @@ def _prepare(work: Path, tasks: list[ShardTask], listing: str) -> tuple[list[Sha
     if not stored.is_file() or stored.read_text() != listing:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir()
-        with written_whole(stored) as file:
+        with write_atomically(stored) as file:
             file.write(listing.encode())
     for partial in work.glob(".*.tmp"):
         partial.unlink()
@@ -202,7 +199,7 @@ def _write(
             if not task.skip and len(known) + len(broken) >= _MOST_BROKEN:
                 break
         return broken
-    for _, made in each(write_shard, tasks, workers):
+    for _, made in run_tasks(write_shard, tasks, workers):
         done += made.samples
         broken += made.broken
         if progress is not None:

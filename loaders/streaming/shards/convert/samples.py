@@ -6,25 +6,25 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from loaders.errors import SampleError
-from loaders.streaming.shards.columns import FILE_SUFFIX, file_feature, storable
-from loaders.streaming.shards.convert.audio import AUDIO_SUFFIXES
+from loaders.streaming.shards.columns import FILE_SUFFIX, name_file_feature, to_storable
+from loaders.streaming.shards.convert.folders import AUDIO_SUFFIXES
 from loaders.streaming.shards.convert.source import Content, Item, Source, read_regular
 
 if TYPE_CHECKING:
     from loaders.base import Samples
 
-__all__ = ["sample_source"]
+__all__ = ["list_samples"]
 
 _OTHERS: Final = (".npy", ".nii.gz", ".nii", ".npz")
 """Suffixes of files that are neither pictures nor recordings."""
 
 
-def sample_source(samples: Samples) -> Source:
+def list_samples(samples: Samples) -> Source:
     """Return the samples as a source, each with all its files.
 
     Raises LoaderConfigError naming a column that a record cannot hold.
     """
-    columns = storable(samples.columns)
+    columns = to_storable(samples.columns)
     beside = {name: column.to_pylist() for name, column in columns.items() if name.endswith(FILE_SUFFIX)}
     sizes, labels = samples.sizes.tolist(), samples.labels.tolist()
     items = tuple(
@@ -60,7 +60,7 @@ def _read_data(root: Path, item: Item, sample_id: int) -> Content:
 
 def _read(payload_name: str, root: Path, item: Item, sample_id: int) -> Content:
     payload = _content(root, item.name, sample_id)
-    beside = {file_feature(column): _content(root, path, sample_id) for column, path in item.files.items()}
+    beside = {name_file_feature(column): _content(root, path, sample_id) for column, path in item.files.items()}
     nbytes = len(payload) + sum(map(len, beside.values()))
     if nbytes != item.size:
         raise SampleError(

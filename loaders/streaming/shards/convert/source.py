@@ -22,12 +22,12 @@ __all__ = [
     "Item",
     "Source",
     "check_regular",
-    "classes_of",
-    "files_below",
-    "listed_or_broken",
+    "list_classes",
+    "list_files",
     "read_file",
     "read_regular",
     "source_folder",
+    "try_item",
 ]
 
 
@@ -116,7 +116,7 @@ def source_folder(root: Path) -> Path:
     return root
 
 
-def files_below(root: Path) -> Iterator[tuple[str, Path]]:
+def list_files(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield the relative name and the path of every file below a folder in the order of names, hidden ones left out.
 
     Links are followed, but into no folder a second time. Raises LoaderConfigError naming a folder that cannot be read.
@@ -139,7 +139,7 @@ def files_below(root: Path) -> Iterator[tuple[str, Path]]:
     yield from sorted(found)
 
 
-def classes_of(root: Path, names: list[str]) -> tuple[str, ...]:
+def list_classes(root: Path, names: list[str]) -> tuple[str, ...]:
     """Return the folders right below the root that hold the files, in order; none where the files lie in the root.
 
     Raises LoaderConfigError when some files are in such folders and some are not.
@@ -153,7 +153,7 @@ def classes_of(root: Path, names: list[str]) -> tuple[str, ...]:
     return classes
 
 
-def listed_or_broken(name: str, item: Callable[[], Item], broken: list[Broken] | None) -> Item | None:
+def try_item(name: str, item: Callable[[], Item], broken: list[Broken] | None) -> Item | None:
     """Return an item; where it cannot be listed raise, or add it to `broken` if that is a list and return None."""
     try:
         return item()

@@ -17,16 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.classes import Classes, labels_of
-from loaders.streaming.shards.convert.images import listed
+from loaders.streaming.shards.classes import Classes, assign_labels
+from loaders.streaming.shards.convert.folders import make_item
 from loaders.streaming.shards.convert.source import (
     Broken,
     Content,
     Item,
     Source,
-    classes_of,
-    files_below,
-    listed_or_broken,
+    list_classes,
+    list_files,
+    try_item,
 )
 from loaders.streaming.shards.example import MAX_EXAMPLE_BYTES, Feature
 
@@ -47,7 +47,7 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
     Raises LoaderConfigError naming what is missing, SampleError naming a file that is no array.
     """
     found, ignored = [], 0
-    for name, path in files_below(root):
+    for name, path in list_files(root):
         if path.suffix.lower() in (".npy", ".npz"):
             found.append((name, path))
         else:
@@ -56,7 +56,7 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
         raise LoaderConfigError(f"{root}: no volume below it (.npy, .npz)")
     names = {name for name, _ in found}
     masks = {name for name in names if name.endswith("_y.npy") and f"{name[:-6]}_x.npy" in names}
-    labels = labels_of(classes_of(root, sorted(names)), classes, root)
+    labels = assign_labels(list_classes(root, sorted(names)), classes, root)
 
     def item_of(name: str, path: Path) -> Item:
         mask = f"{name[:-6]}_y.npy" if masks and name.endswith("_x.npy") else None
@@ -66,7 +66,7 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
 
     items = []
     for name, path in found:
-        item = None if name in masks else listed_or_broken(name, partial(item_of, name, path), broken)
+        item = None if name in masks else try_item(name, partial(item_of, name, path), broken)
         if item is not None:
             items.append(item)
     source = Source(
@@ -83,12 +83,12 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
 
 
 def _listed(root: Path, name: str, path: Path, label: int, mask: str | None) -> Item:
-    item = listed(name, path, label)
+    item = make_item(name, path, label)
     if path.suffix.lower() == ".npz":
         return _listed_archive(item, path)
     payload = _load(path, mapped=True).nbytes
     if mask is not None:
-        beside = listed(mask, root / mask, label)
+        beside = make_item(mask, root / mask, label)
         payload += _load(root / mask, mapped=True).nbytes
         item = replace(item, companion=mask, companion_size=beside.size, mtime_ns=max(item.mtime_ns, beside.mtime_ns))
     return _readable(replace(item, payload_size=payload), path)
@@ -146,7 +146,7 @@ def _numbers(array: _Array, path: Path) -> _Array:
 def _read(root: Path, item: Item, sample_id: int) -> Content:
     path, beside = root / item.name, root / item.companion if item.companion else None
     for file, size in ((path, item.size), (beside, item.companion_size)):
-        if file is not None and listed(item.name, file, -1).size != size:
+        if file is not None and make_item(item.name, file, -1).size != size:
             raise SampleError(f"sample {sample_id}, {file}: it changed since the folder was scanned; scan it again")
     if path.suffix.lower() == ".npz":
         volume, mask = _load_archive(path)

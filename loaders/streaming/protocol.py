@@ -2,55 +2,166 @@
 
     client                                     daemon
     HELLO                                  ->
-                                           <-  CATALOG (what is served)
+                                           <-  CATALOG (the shards)
     WARM (sequence number, padding)        ->
                                            <-  WARMED, and so many zeros
     GET (sequence number, slices)          ->
-                                           <-  BATCH (what is in the frames), one frame per slice
-                                           or  REFUSAL (why not)
+                                           <-  BATCH (where the records are), one frame per slice
+                                           or  REFUSAL (a reason)
                                            or  DAMAGED (the request cannot be read)
     HEALTH                                 ->
-                                           <-  REPORT (what the daemon counted)
+                                           <-  REPORT (the daemon's counters)
 
-Requests do not depend on one another, so one that was lost is sent again. What arrives is checked here before
-anything else touches it; WireError says what is wrong with it.
+Requests do not depend on one another, so a lost one is sent again. Each message is checked here before anything else
+uses it; WireError says what is wrong with it.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
-from loaders.streaming.errors import DamagedError, WireError
+from loaders.errors import DamagedError, WireError
 from loaders.streaming.planner import Slice
-from loaders.streaming.protocol.messages import (
-    MAX_PADDING,
-    MAX_SLICES,
-    BatchHeader,
-    Buffer,
-    Catalog,
-    Damaged,
-    Get,
-    Health,
-    Hello,
-    Refusal,
-    Reply,
-    Report,
-    Request,
-    Shard,
-    Warm,
-    Warmed,
-)
 
-__all__ = ["pack", "pack_joined", "pack_whole", "unpack_answer", "unpack_reply", "unpack_request"]
+MAX_RECORDS = 65_536
+"""Records of one request."""
+MAX_PADDING = 2**20
+"""Bytes of zeros of one request."""
+MAX_SLICES = 1024
+"""Slices of one request."""
+MAX_REQUEST_BYTES = 32 * 2**10
+"""Bytes of a request; a longer one closes the connection."""
+
+_Ints = npt.NDArray[np.int64]
+Buffer: TypeAlias = bytes | memoryview
+WireFormat: TypeAlias = Literal["raw", "msgpack"]
+"""How a batch travels: records as frames of their own, not copied, or all in one msgpack frame."""
+
+
+class Shard(NamedTuple):
+    """One shard of a daemon."""
+
+    name: str
+    records: int
+    nbytes: int
+    digest: str
+    """Of its name and index: shards of one name and digest are replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Asks for the catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Asks for the daemon's counters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Asks for zeros, which open a connection's TCP window."""
+
+    sequence: int
+    padding: int = 0
+    """Bytes of zeros, at most MAX_PADDING, in a frame of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Asks for one batch, or a part of one."""
+
+    sequence: int
+    """Chosen by the client, repeated in the answer."""
+    fingerprint: str
+    """Of the catalog by which the client planned."""
+    epoch: int
+    batch: int
+    slices: tuple[Slice, ...]
+    """`shard` is the place in this daemon's catalog."""
+    wire: WireFormat = "raw"
+    check: bool = False
+    """Whether the daemon checks its own records first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The shards of a daemon."""
+
+    fingerprint: str
+    """Changes with the shards' content."""
+    shards: tuple[Shard, ...]
+    """Sorted by name."""
+
+    @property
+    def shard_records(self) -> tuple[int, ...]:
+        """Number of records of every shard."""
+        return tuple(shard.records for shard in self.shards)
+
+    @property
+    def samples(self) -> int:
+        """Number of records in all shards."""
+        return sum(self.shard_records)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """Comes before the zeros of a Warm."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHeader:
+    """The records in the frames that follow; arrays of shape (records,), in the order of the slices."""
+
+    sequence: int
+    epoch: int
+    batch: int
+    ids: _Ints
+    labels: _Ints
+    offsets: _Ints
+    """Of each image in its frame, in bytes."""
+    sizes: _Ints
+    """Of each image in bytes."""
+    checksums: _Ints
+    """Of each record's payload as it was indexed, masked CRC-32C."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A request was changed on its way and cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The daemon cannot answer a request."""
+
+    sequence: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """A daemon's counters and state: names and numbers."""
+
+    fields: Mapping[str, object]
+
+
+Request: TypeAlias = Hello | Health | Warm | Get
+Reply: TypeAlias = Catalog | Warmed | BatchHeader | Refusal | Damaged | HealthReport
+
 
 _VERSION = 6
-_MOST_FIELDS = 16
+_MAX_FIELDS = 16
 """Of a request; it has fewer."""
 
 
@@ -71,14 +182,14 @@ def pack_joined(header: BatchHeader, records: Sequence[Buffer]) -> tuple[bytes, 
     return _packed(("joined", *fields, lengths.tobytes())), b"".join(records)
 
 
-def _packed(fields: tuple[Any, ...], *records: list[Buffer]) -> bytes:
+def _packed(fields: tuple[object, ...], *records: list[Buffer]) -> bytes:
     body = msgpack.packb((_VERSION, *fields))
     # TCP's checksum misses one damaged segment in 65,536; records have checksums of their own.
     data: bytes = msgpack.packb((crc32c(body), body, *records))
     return data
 
 
-def _fields(message: Request | Reply) -> tuple[Any, ...]:  # noqa: PLR0911 - one a kind of message
+def _fields(message: Request | Reply) -> tuple[object, ...]:  # noqa: PLR0911 - one a kind of message
     match message:
         case Get():
             return (
@@ -114,13 +225,13 @@ def _fields(message: Request | Reply) -> tuple[Any, ...]:  # noqa: PLR0911 - one
             return ("damaged",)
         case Refusal():
             return ("refusal", message.sequence, message.reason)
-        case Report():
+        case HealthReport():
             return ("report", message.fields)
 
 
 def unpack_request(data: Buffer) -> Request:
-    """Return what a client asks for, checked for form; WireError when it is malformed."""
-    # No request has maps, lists in its list, or a long one: what is not one is to cost little.
+    """Return a client's request, checked for form; raises WireError when it is malformed."""
+    # No request has maps, nested lists or long lists, so that garbage costs little.
     kind, fields, _ = _unpack(data, is_request=True)
     match kind, fields:
         case "get", [sequence, fingerprint, epoch, batch, slices, wire, check]:
@@ -138,9 +249,10 @@ def unpack_request(data: Buffer) -> Request:
                 check,
             )
         case "warm", [sequence, padding]:
-            if _count(padding, "padding") > MAX_PADDING:
+            nbytes = _count(padding, "padding")
+            if nbytes > MAX_PADDING:
                 raise WireError(f"warm: at most {MAX_PADDING} bytes of padding")
-            return Warm(_count(sequence, "sequence"), padding)
+            return Warm(_count(sequence, "sequence"), nbytes)
         case "hello", []:
             return Hello()
         case "health", []:
@@ -149,12 +261,12 @@ def unpack_request(data: Buffer) -> Request:
 
 
 def unpack_reply(data: Buffer) -> Reply:
-    """Return what a daemon answers, checked for form; WireError when it is malformed."""
+    """Return a daemon's answer, checked for form; raises WireError when it is malformed."""
     kind, fields, _ = _unpack(data)
     return _reply(kind, fields)
 
 
-def _reply(kind: str, fields: list[Any]) -> Reply:
+def _reply(kind: str, fields: list[object]) -> Reply:
     match kind, fields:
         case "batch", [_, _, _, _]:
             return _batch(fields)
@@ -171,15 +283,15 @@ def _reply(kind: str, fields: list[Any]) -> Reply:
         case "report", [values]:
             if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
                 raise WireError("report: expected names and numbers")
-            return Report(values)
+            return HealthReport(values)
     raise WireError(f"no reply {kind[:20]!r} with {len(fields)} fields")
 
 
 def unpack_answer(frames: Sequence[Buffer]) -> tuple[Reply, list[memoryview]]:
     """Return an answer and the records that came with it, whichever their wire format.
 
-    Records in frames of their own are views of them. Raises WireError when the first frame is malformed; what the
-    records hold is not looked at.
+    Records in frames of their own are views of them. Raises WireError when the first frame is malformed; the records
+    are not checked.
     """
     if not frames:
         raise WireError("an answer without a frame")
@@ -201,7 +313,7 @@ def _split(joined: memoryview, lengths: object) -> list[memoryview]:
     return [joined[end - length : end] for end, length in zip(ends, each, strict=True)]
 
 
-def _batch(fields: list[Any]) -> BatchHeader:
+def _batch(fields: list[object]) -> BatchHeader:
     sequence, epoch, batch, columns = fields
     if not isinstance(columns, bytes) or len(columns) % 40:
         raise WireError("batch: expected five arrays of 64-bit numbers, of one length")
@@ -210,24 +322,25 @@ def _batch(fields: list[Any]) -> BatchHeader:
 
 
 class _OneList:
-    """Ends the unpacking of a message at its second list; the first is the inner one of two."""
+    """Ends the unpacking of a message at its second list, as msgpack's list hook."""
 
     def __init__(self) -> None:
         self._seen = False
 
-    def __call__(self, values: list[Any]) -> list[Any]:
+    def __call__(self, values: list[object]) -> list[object]:
         if self._seen:
             raise WireError("a request with a list in its list")
         self._seen = True
         return values
 
 
-def _unpack(data: Buffer, *, is_request: bool = False) -> tuple[str, list[Any], list[bytes]]:
+def _unpack(data: Buffer, *, is_request: bool = False) -> tuple[str, list[object], list[bytes]]:
     """Return the kind of a message, its fields, and the records in its frame."""
-    checksum, body, records = (*_list(data, is_request), None, None, None)[:3]
-    records = [] if records is None else records
-    is_whole = isinstance(checksum, int) and isinstance(body, bytes) and isinstance(records, list)
-    if not is_whole or not all(isinstance(record, bytes) for record in records):
+    checksum, body, found = (*_list(data, is_request), None, None, None)[:3]
+    records = [] if found is None else found
+    if not (isinstance(checksum, int) and isinstance(body, bytes) and isinstance(records, list)) or not all(
+        isinstance(record, bytes) for record in records
+    ):
         raise WireError(f"not a message of protocol version {_VERSION}")
     if crc32c(body) != checksum:
         raise DamagedError("its checksum does not match")
@@ -237,13 +350,11 @@ def _unpack(data: Buffer, *, is_request: bool = False) -> tuple[str, list[Any], 
     return _text(message[1], "kind"), message[2:], records
 
 
-def _list(data: Buffer, is_request: bool) -> list[Any]:
-    limits: dict[str, Any] = {}
-    if is_request:
-        limits = {"max_array_len": _MOST_FIELDS, "max_map_len": 0, "max_ext_len": 0, "list_hook": _OneList()}
+def _list(data: Buffer, is_request: bool) -> list[object]:
+    limits = {"max_array_len": _MAX_FIELDS, "max_map_len": 0, "max_ext_len": 0} if is_request else {}
     try:
-        message = msgpack.unpackb(data, **limits)
-    # What nests too deeply or has a key that cannot be one ends in these as well.
+        message = msgpack.unpackb(data, list_hook=_OneList() if is_request else None, **limits)
+    # Deep nesting and keys that cannot be hashed end in these as well.
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"not msgpack: {error}") from error
     return message if isinstance(message, list) else []

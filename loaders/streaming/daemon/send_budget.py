@@ -1,0 +1,175 @@
+"""Back-pressure: the bytes of answers that ZeroMQ has for every client and has not given to the kernel yet.
+
+ZeroMQ frees a message when it is sent. The first frame of every answer owns a Reservation, which returns its bytes to
+the budget when the frame is freed. So a client that does not read gets no more than its share, and its requests, which
+are small, wait.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from loaders.streaming.protocol import Buffer
+
+__all__ = ["Name", "Reservation", "SendBudget"]
+
+_SHARE_BYTES = 4 * 2**20
+"""A client with fewer bytes under way gets a further answer."""
+_MAX_OWNED_BYTES = 64 * 2**20
+"""Requests wait while answers of all clients own so many bytes that are no views of shards."""
+_MAX_WAITING_BYTES = 64 * 2**20
+"""Bytes of waiting requests of all clients together; each counts for _REQUEST_BYTES more."""
+_REQUEST_BYTES = 256
+
+Name: TypeAlias = bytes
+"""The socket's name for a connection."""
+
+
+class Reservation:
+    """The bytes of one answer; they are free again when the last reference is gone."""
+
+    __slots__ = ("_budget", "name", "nbytes", "owned")
+
+    def __init__(self, budget: SendBudget, name: Name, nbytes: int, owned: int) -> None:
+        self._budget, self.name, self.nbytes, self.owned = budget, name, nbytes, owned
+
+    def hold(self, data: bytes) -> npt.NDArray[np.uint8]:
+        """Return the answer's first frame; the reservation lasts while ZeroMQ has it."""
+        frame = np.frombuffer(data, np.uint8).view(_Frame)
+        frame.reservation = self
+        return frame
+
+    def __del__(self) -> None:
+        self._budget._return(self)
+
+
+class _Frame(np.ndarray[Any, np.dtype[np.uint8]]):
+    reservation: Reservation
+
+
+@dataclass(slots=True)
+class _Client:
+    answers: int = 0
+    nbytes: int = 0
+    owned: int = 0
+    waiting_bytes: int = 0
+    waiting: deque[Buffer] = field(default_factory=deque)
+
+
+class SendBudget:
+    """Counts the bytes under way. One thread uses it; ZeroMQ's threads return reservations."""
+
+    def __init__(self) -> None:
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Readable when a client with waiting requests may have room."""
+        self.owned = 0
+        """Bytes of answers under way that are no views of shards."""
+        self._clients: dict[Name, _Client] = {}
+        self._waiting: dict[Name, None] = {}
+        self.waiting_bytes = 0
+        """Bytes of waiting requests."""
+        self._returned: deque[tuple[Name, int, int]] = deque()
+        self._closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Number of waiting requests."""
+        return sum(len(self._clients[name].waiting) for name in self._waiting)
+
+    def reserve(self, name: Name, *, nbytes: int, owned: int) -> Reservation:
+        """Reserve `nbytes` for an answer; `owned` of them are no views of shards."""
+        client = self._clients.setdefault(name, _Client())
+        client.answers += 1
+        client.nbytes += nbytes
+        client.owned += owned
+        self.owned += owned
+        return Reservation(self, name, nbytes, owned)
+
+    def has_room(self, name: Name) -> bool:
+        """Return whether a client may get one more answer now and has no older request that waits."""
+        client = self._clients.get(name)
+        return self.owned < _MAX_OWNED_BYTES and (
+            client is None or (client.nbytes < _SHARE_BYTES and not client.waiting)
+        )
+
+    def wait(self, name: Name, request: Buffer) -> Name | None:
+        """Queue a request until there is room; return the client with the most waiting bytes if there are too many."""
+        client = self._clients.setdefault(name, _Client())
+        client.waiting.append(request)
+        self._waiting[name] = None
+        self._count_waiting(client, request, 1)
+        if self.waiting_bytes <= _MAX_WAITING_BYTES:
+            return None
+        return max(self._waiting, key=lambda one: self._clients[one].waiting_bytes)
+
+    def waiting_bytes_of(self, name: Name) -> int:
+        """Return the bytes of a client's waiting requests."""
+        client = self._clients.get(name)
+        return client.waiting_bytes if client else 0
+
+    def owned_bytes_of(self, name: Name) -> int:
+        """Return the bytes of a client's answers that are no views of shards, and of its waiting requests."""
+        client = self._clients.get(name)
+        return client.owned + client.waiting_bytes if client else 0
+
+    def take(self) -> list[tuple[Name, Buffer]]:
+        """Count the reservations that were returned; return the oldest request of every client that has room."""
+        while self._returned:
+            name, nbytes, owned = self._returned.popleft()
+            client = self._clients[name]
+            client.answers -= 1
+            client.nbytes -= nbytes
+            client.owned -= owned
+            self.owned -= owned
+            self._drop_if_idle(name)
+        taken = []
+        for name in list(self._waiting):
+            client = self._clients[name]
+            if self.owned < _MAX_OWNED_BYTES and client.nbytes < _SHARE_BYTES:
+                taken.append((name, self._pop_request(name, client)))
+        return taken
+
+    def forget(self, name: Name) -> int:
+        """Drop the waiting requests of a client that is gone; return their number."""
+        client = self._clients.get(name)
+        if client is None:
+            return 0
+        count = len(client.waiting)
+        for _ in range(count):
+            self._pop_request(name, client)
+        return count
+
+    def close(self) -> None:
+        """Ignore the reservations that are returned from now on."""
+        self._closed = True
+        os.close(self.wake)
+
+    def _pop_request(self, name: Name, client: _Client) -> Buffer:
+        request = client.waiting.popleft()
+        self._count_waiting(client, request, -1)
+        if not client.waiting:
+            del self._waiting[name]
+            self._drop_if_idle(name)
+        return request
+
+    def _count_waiting(self, client: _Client, request: Buffer, sign: int) -> None:
+        nbytes = sign * (len(request) + _REQUEST_BYTES)
+        client.waiting_bytes += nbytes
+        self.waiting_bytes += nbytes
+
+    def _drop_if_idle(self, name: Name) -> None:
+        client = self._clients[name]
+        if not client.answers and not client.waiting:
+            del self._clients[name]
+
+    def _return(self, reservation: Reservation) -> None:
+        self._returned.append((reservation.name, reservation.nbytes, reservation.owned))
+        # The thread that queues a request looks at the returned reservations once more before it sleeps.
+        if self._waiting and not self._closed:
+            os.eventfd_write(self.wake, 1)

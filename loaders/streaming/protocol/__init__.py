@@ -1,1 +1,0 @@
-"""What client and daemon say to one another."""
