@@ -196,9 +196,9 @@ class Raw:
 class Decoded:
     """Fetches and decodes in a thread that keeps a few batches ready."""
 
-    def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, side: DeviceTransfer) -> None:
+    def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, transfer: DeviceTransfer) -> None:
         self.schedule = schedule
-        self._fetching, self._decoder, self._side = fetching, decoder, side
+        self._fetching, self._decoder, self._transfer = fetching, decoder, transfer
         self._ready: Channel[tuple[int, InTransfer[Batch] | None, Sequence[Failed]]] = Channel(_READY_BATCHES)
         self._fetch = fetching.start(schedule)
         self._thread = threading.Thread(target=self._run, name="streaming-epoch", daemon=True)
@@ -237,7 +237,7 @@ class Decoded:
             if decoder.pending:
                 began = time.perf_counter_ns()
                 batch, failed = decoder.collect()
-                moving = None if batch is None else self._side.start(batch)
+                moving = None if batch is None else self._transfer.start(batch)
                 decoded = times.add("decode_wait", began)
                 wanted = self._ready.put((numbers.popleft(), moving, failed))
                 times.add("consumer_wait", decoded)

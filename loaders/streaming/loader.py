@@ -8,8 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeAlias, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
-from loaders.options import OnError, Remainder
+from loaders.options import LoaderKeywords, LoaderOptions, OnError, takes_options
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.shared.arguments import check_whole
@@ -37,23 +36,24 @@ from loaders.streaming.receiver.growth import Streams
 from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
 
-__all__ = ["StreamingLoader"]
+__all__ = ["State", "StreamingLoader"]
+
+State: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""A state of `state_dict`, or the list of those of all ranks."""
 
 
 class StreamingLoader:
     """Streams TFRecord slices from daemons over several connections and decodes them in the background.
 
-    Up to `prefetch_batches` batches are asked for ahead of each daemon, which is what hides the distance: their
-    bytes should exceed the link's bandwidth-delay product. One thread at a time uses it.
+    Up to `prefetch_batches` batches are requested ahead of each daemon, which hides the distance: their bytes should
+    exceed the link's bandwidth-delay product. One thread at a time uses it.
     """
 
+    @takes_options(LoaderOptions)
     def __init__(
         self,
         *,
         transform: AnyTransform | None = None,
-        batch_size: int,
-        seed: int,
-        device: str = "cpu",
         endpoint: str | None = None,
         endpoints: Endpoints | None = None,
         keys: Path | str | None = None,
@@ -65,9 +65,6 @@ class StreamingLoader:
         num_threads: int = 2,
         slice_records: int | None = None,
         shuffle_window: int | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
-        remainder: Remainder | None = None,
         part: tuple[int, int] = (0, 1),
         epochs_ahead: int = 1,
         epochs: int | None = None,
@@ -77,46 +74,46 @@ class StreamingLoader:
         limit: int | None = None,
         verify: bool = True,
         events: Path | str | None = None,
-        sample_timeout_s: float | None = None,
-        on_error: OnError = "raise",
+        **keywords: Unpack[LoaderKeywords],
     ) -> None:
-        """Connect to the daemon at `endpoint`, such as tcp://10.77.0.1:41234, or to those at `endpoints`.
-
-        Replicas are in a list of their own among the `endpoints`, and one that does not answer now is left out.
-
-        `keys` is the client's folder of keys, for daemons that serve with keys. Each daemon gets `streams`
-        connections; with "auto" 2, then 4 and up to 32, while goodput grows and the network is waited for. With
-        `prefetch_step` an epoch begins with so many requests and asks for so many more with each batch, until
-        `prefetch_batches` is reached. `order` is "arrival", first come, first used, or "strict".
-
-        `transform` is a pipeline, or any callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
-        array or number, such as torchvision's Compose. `decode` names the engine and `num_threads` its threads or, of
-        "torch-process", its processes: "dali" decodes images alone, "torch" and "torch-process" run any pipeline,
-        "auto" takes the fitting one, and "raw" yields RawBatch, not decoded. A batch is made of runs of `slice_records`
-        neighbouring records, or of records shuffled within windows of `shuffle_window`; with neither given, as the
-        daemons say that their shards need, and of one alone the other is 8 or 0. `rank`, `world_size` and
-        `remainder` share the records among ranks, see `planner.plan`; `part` (i, n) is every n-th batch of the rank's
-        from the i-th on, for one of n loaders that share them. `limit` ends an epoch after so many samples.
-
-        Requests run on up to `epochs_ahead` epochs into those that come after, of which there are `epochs` in all,
-        or as many as are asked for. `warm_bytes` of padding are moved over each daemon's connections at the
-        beginning, so that TCP's windows are open when the first batch is asked for; twice the link's
-        bandwidth-delay product is enough. `wire` is "raw", or "msgpack" for the paper's way. `verify` computes every
-        record's checksum. A daemon that is silent for `timeout_s` seconds while it is waited for is given up.
-        `events` is a file to which TimestampLogger's lines are appended. A sample that is not through the pipeline
-        after `sample_timeout_s` seconds ends the epoch. With on_error "skip" a sample that fails is left out of its
-        batch and told in `stats`, and a batch of which nothing is left is left out too.
+        """Connect to the daemon at `endpoint`, or to those at `endpoints`.
 
         Raises LoaderConfigError for an argument out of range, StreamError when a daemon does not answer.
+
+        Args:
+            transform: A pipeline, or a callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
+                array or number, such as torchvision's Compose (default: ImageTransform()).
+            endpoint: Address of the daemon, such as tcp://10.77.0.1:41234.
+            endpoints: Addresses of several daemons; an inner list names replicas, of which one must answer.
+            keys: The client's folder of keys, for daemons with keys (default: none).
+            streams: Connections to each daemon; "auto" is 2, then 4 and up to 32 while goodput grows (default: 2).
+            prefetch_batches: Batches that are requested ahead of each daemon (default: 8).
+            prefetch_step: Requests at the start of an epoch, and more with each batch, until `prefetch_batches` is
+                reached; 0 requests all at once (default: 0).
+            order: "arrival", or "strict" for the order of the plan (default: "arrival").
+            decode: "dali" decodes images alone, "torch" and "torch-process" run any pipeline, "auto" takes the
+                fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
+            num_threads: Threads that decode, or processes of "torch-process" (default: 2).
+            slice_records: Neighbouring records in a run; a batch is made of runs (default: as the daemons say that
+                their shards need, or 8 with a `shuffle_window`).
+            shuffle_window: Records that are shuffled one by one within windows of so many, 0 for none (default: as
+                the daemons say, or 0 with `slice_records`).
+            part: (i, n) takes every n-th batch of the rank from the i-th on, for one of n loaders (default: (0, 1)).
+            epochs_ahead: Epochs after the current one whose batches may be requested already (default: 1).
+            epochs: Number of epochs in all, after which no batch is requested (default: no limit).
+            warm_bytes: Bytes of padding that open TCP's windows at each daemon's connections before the first batch;
+                twice the link's bandwidth-delay product is enough (default: 8 MiB).
+            wire: "raw", or "msgpack" as in EMLIO's paper (default: "raw").
+            timeout_s: Seconds of silence after which a daemon is given up (default: 30).
+            limit: Samples after which an epoch ends (default: no limit).
+            verify: Whether the checksum of every record is computed (default: True).
+            events: File to which TimestampLogger's lines are appended (default: none).
         """
-        where_from = endpoints if endpoint is None else endpoint
-        if where_from is None or (endpoint is not None and endpoints is not None):
+        options = LoaderOptions(**keywords)
+        addresses = endpoints if endpoint is None else endpoint
+        if addresses is None or (endpoint is not None and endpoints is not None):
             raise LoaderConfigError("endpoint or endpoints: give one of the two")
-        num_threads, epochs_ahead = (
-            check_whole("num_threads", num_threads, 1),
-            check_whole("epochs_ahead", epochs_ahead, 0),
-        )
-        epochs = None if epochs is None else check_whole("epochs", epochs, 1)
+        num_threads = check_whole("num_threads", num_threads, 1)
         for name, given in (("keys", keys), ("events", events)):
             if not isinstance(given, str | os.PathLike | None):
                 raise LoaderConfigError(f"{name}={given!r}: expected a path, or none")
@@ -125,51 +122,46 @@ class StreamingLoader:
         check_window(prefetch_batches, order, prefetch_step)
         if not 0 <= part[0] < part[1]:
             raise LoaderConfigError(f"part={part}: expected (i, n) with i from 0 to n - 1")
-        rank, world_size = place_among_ranks(rank, world_size)
-        batch_size, seed = check_whole("batch_size", batch_size, 1), check_whole("seed", seed, 0)
+        rank, world_size = place_among_ranks(options.rank, options.world_size)
+        self._batch_size, self._order, self._part = options.batch_size, order, part
+        self._epochs_ahead = check_whole("epochs_ahead", epochs_ahead, 0)
+        self._epochs = None if epochs is None else check_whole("epochs", epochs, 1)
         self._settings: dict[str, Any] = {
-            "seed": seed,
+            "seed": check_whole("seed", options.seed, 0),
             "slice_records": SLICE_RECORDS if slice_records is None else slice_records,
             "shuffle_window": SHUFFLE_WINDOW if shuffle_window is None else shuffle_window,
             "rank": rank,
             "world_size": world_size,
-            "remainder": remainder,
+            "remainder": options.remainder,
             "limit": limit,
         }
-        self._batch_size, self._order, self._epochs_ahead, self._epochs = batch_size, order, epochs_ahead, epochs
-        self._part = part
-        plan([1], batch_size=batch_size, epoch=0, **self._settings)  # refuses what is out of range
-        where = usable_device(device)
+        plan([1], batch_size=options.batch_size, epoch=0, **self._settings)  # refuses settings out of range
+        device = usable_device(options.device)
         pipeline = ImageTransform() if transform is None else as_pipeline(transform)
-        policy = ErrorPolicy(on_error, sample_timeout_s)
+        policy = ErrorPolicy(options.on_error, options.sample_timeout_s)
         self._decoder = make_decoder(
             check_engine(decode, pipeline, policy),
             pipeline,
-            seed=seed,
-            device=where,
+            seed=options.seed,
+            device=device,
             num_threads=num_threads,
-            batch_size=batch_size,
+            batch_size=options.batch_size,
             policy=policy,
         )
-        self._side = DeviceTransfer(where)
+        self._transfer = DeviceTransfer(device)
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._times = StageTimes()
         self._events: TimestampLogger | None = None
         self._running: Running | None = None
-        self._progress: Checkpoint | None = None
-        self._under_way: EpochPlan | None = None
+        self._checkpoint: Checkpoint | None = None
+        self._plan_under_way: EpochPlan | None = None
         self._given: list[tuple[int, ...]] = []
         self._resumed = self._closed = False
         try:
             if events is not None:
                 self._events = TimestampLogger(events, rank=rank)
             self._client = StreamClient(
-                where_from,
-                streams=streams,
-                timeout_s=timeout_s,
-                keys=keys,
-                warm_bytes=warm_bytes,
-                wire=wire,
+                addresses, streams=streams, timeout_s=timeout_s, keys=keys, warm_bytes=warm_bytes, wire=wire
             )
         except BaseException:
             self._close_helpers()
@@ -184,13 +176,13 @@ class StreamingLoader:
             self._settings["slice_records"] = min((each.slice_records for each in known), default=SLICE_RECORDS)
             self._settings["shuffle_window"] = max((each.shuffle_window for each in known), default=SHUFFLE_WINDOW)
         self._notes: tuple[str, ...] = (
-            self._mixed(),
+            self._describe_mixing(),
             f"moves {warm_bytes / 2**20:.3g} MiB of padding before the first epoch to open its connections",
-            *(self._decoder.notes if self._decoder else ("hands out encoded images, not decoded",)),
+            *(self._decoder.notes if self._decoder else ("yields encoded images, not decoded",)),
         )
 
-    def _mixed(self) -> str:
-        """Say how samples are shuffled and what that does to classes; warn where it mixes them badly."""
+    def _describe_mixing(self) -> str:
+        """Return how samples are shuffled and how well classes are mixed; warn where that is too little."""
         slices, window = self._settings["slice_records"], self._settings["shuffle_window"]
         within = f"records within windows of {window} of them, after " if window > 1 else ""
         how = f"shuffles {within}runs of {slices} samples that are neighbours in the shards"
@@ -201,19 +193,19 @@ class StreamingLoader:
         if len(figures) < len(counted) or is_shared:
             return f"{how}; how well that mixes classes was not measured"
         share, classes, worst = min(figures, key=lambda figure: figure[0])
-        told = f"a batch of {BATCH} has {classes:.3g} classes where a full shuffle has {worst.shuffled:.3g}"
+        measured = f"a batch of {BATCH} has {classes:.3g} classes where a full shuffle has {worst.shuffled:.3g}"
         if share < ENOUGH:
             warnings.warn(
-                f"{told}: samples of a class lie together in the shards, and slice_records={slices} with "
+                f"{measured}: samples of a class lie together in the shards, and slice_records={slices} with "
                 f"shuffle_window={window} mixes them too little; leave both out, or give slice_records="
                 f"{worst.slice_records} and shuffle_window={worst.shuffle_window} for {worst.chosen:.3g} classes",
                 stacklevel=3,
             )
-        return f"{how}; {told}"
+        return f"{how}; {measured}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What sets this loader apart, up to now."""
+        """The properties of this loader for the report, up to now."""
         return (*self._notes, self._client.transport)
 
     @staticmethod
@@ -224,7 +216,7 @@ class StreamingLoader:
         sample_timeout_s: float | None = None,
         **_: Any,
     ) -> None:
-        """Raise LoaderConfigError for a pipeline on which, with these arguments, nothing can be trained."""
+        """Raise LoaderConfigError for a pipeline that cannot be trained on with these arguments."""
         if check_engine(decode, as_pipeline(transform), ErrorPolicy(on_error, sample_timeout_s)) == "raw":
             raise LoaderConfigError("decode=raw: nothing is trained on encoded samples; use decode=auto")
 
@@ -234,14 +226,14 @@ class StreamingLoader:
         return count_share(self._client.catalog.samples, **{name: self._settings[name] for name in names})
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """Yield the epoch's batches, every sample of this rank exactly once; of an epoch resumed, what was left.
+        """Yield the epoch's batches, every sample of this rank exactly once; of a resumed epoch, the rest.
 
-        Batches of decode="raw" are RawBatch. Another call ends the epoch before it, and uses what was asked for
-        ahead if that was whole and this is the next one.
+        Batches of decode="raw" are RawBatch. Another call ends the epoch before it, and uses its requests ahead if
+        that epoch was complete and this is the next one.
 
         Raises StreamError naming the daemon that is gone or refuses, SampleError naming a sample that failed and its
-        stage, SampleTimeoutError naming one that is late, WorkerError naming a decoding process that died. A daemon
-        that dies and comes back within the timeout costs time only.
+        stage, SampleTimeoutError naming one that is late, WorkerError naming a decoding process that died, LoaderError
+        when the loader is closed. A daemon that dies and comes back within the timeout costs time only.
         """
         if self._closed:
             raise LoaderError("the loader is closed: make a new one")
@@ -249,22 +241,22 @@ class StreamingLoader:
         epoch = check_whole("epoch", epoch, 0)
         running = self._begin(epoch)
         planned = running.schedule.plan(epoch)
-        progress, given = self._progress, self._given
+        checkpoint, given = self._checkpoint, self._given
         ended: tuple[int, ...] = ()
-        assert progress is not None, "an epoch has begun"
+        assert checkpoint is not None, "an epoch has started"
         self._log("epoch_start", epoch)
         is_whole = False
         try:
             for _ in range(len(planned)):
                 number, batch, failed = self._next(running)
-                progress.delivered[planned.positions(number)] = True
+                checkpoint.delivered[planned.positions(number)] = True
                 ended = (*ended, number)
                 for one in failed:
                     self._stats.skip(*one)
                 if batch is not None:
                     given.append(ended)
                     ended = ()
-                    # What is raw is handed out as what the protocol names; it counts alike.
+                    # A RawBatch counts like a Batch.
                     self._stats.count(cast(Batch, batch))
                     yield cast(Batch, batch)
             is_whole = True
@@ -279,21 +271,23 @@ class StreamingLoader:
         item = running.next() if running is self._running else None
         self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
         if item is None:
-            raise LoaderError("the loader was closed or another epoch was begun: there are no more batches of this one")
+            raise LoaderError(
+                "the loader was closed or another epoch was started: there are no more batches of this one"
+            )
         return item
 
     def _begin(self, epoch: int) -> Running:
-        """Return what runs an epoch: what ran the one before, or all anew."""
+        """Return the run of an epoch: that of the epoch before, or a new one."""
         ahead = epoch + self._epochs_ahead
         last = ahead if self._epochs is None else max(epoch, min(ahead, self._epochs - 1))
-        progress, resumed = self._progress, self._resumed
+        checkpoint, resumed = self._checkpoint, self._resumed
         self._resumed = False
-        if resumed and progress is not None and progress.epoch == epoch:
+        if resumed and checkpoint is not None and checkpoint.epoch == epoch:
             self._stop()
-            first = self._left(progress)
+            first = self._left(checkpoint)
             first = self._client.grouped(first) if self._order == "arrival" else first
             first = first.part(*self._part)
-            self._note(first, len(progress.delivered), progress.before)
+            self._note(first, len(checkpoint.delivered), checkpoint.before)
         elif self._running and self.finished == epoch - 1:
             self._running.schedule.go_on(epoch, last=last)
             self._note(self._running.schedule.plan(epoch), len(self))
@@ -306,18 +300,18 @@ class StreamingLoader:
         if self._decoder is None:
             self._running = Raw(self._fetching, schedule)
         else:
-            self._running = Decoded(self._fetching, schedule, self._decoder, self._side)
+            self._running = Decoded(self._fetching, schedule, self._decoder, self._transfer)
         return self._running
 
     def _note(self, plan: EpochPlan, records: int, before: npt.NDArray[np.bool_] | None = None) -> None:
-        """Begin to note what of an epoch is delivered."""
-        self._under_way, self._given = plan, []
-        self._progress = Checkpoint.beginning(plan, records, before)
+        """Start to note the delivered samples of an epoch."""
+        self._plan_under_way, self._given = plan, []
+        self._checkpoint = Checkpoint.beginning(plan, records, before)
 
-    def _left(self, progress: Checkpoint) -> EpochPlan:
-        """Return what is left of a rank's epoch, in the order of its seed."""
-        everything = plan(self._client.catalog.shard_records, **self._planned(progress.epoch), done=progress.before)
-        return progress.left(everything)
+    def _left(self, checkpoint: Checkpoint) -> EpochPlan:
+        """Return the rest of a rank's epoch, in the order of its seed."""
+        everything = plan(self._client.catalog.shard_records, **self._planned(checkpoint.epoch), done=checkpoint.before)
+        return checkpoint.left(everything)
 
     def _planned(self, epoch: int) -> dict[str, Any]:
         settings = {name: value for name, value in self._settings.items() if name != "catalog"}
@@ -328,32 +322,30 @@ class StreamingLoader:
 
     @property
     def finished(self) -> int | None:
-        """The epoch that was begun last, if every sample of it was handed out."""
-        return self._progress.epoch if self._progress is not None and self._progress.complete else None
+        """The epoch that was started last, if every sample of it was delivered."""
+        return self._checkpoint.epoch if self._checkpoint is not None and self._checkpoint.complete else None
 
-    def progress(self, taken: int | None = None) -> Checkpoint | None:
-        """Return what was handed out of the epoch begun last, all of it or that of its first `taken` batches.
+    def checkpoint(self, taken: int | None = None) -> Checkpoint | None:
+        """Return the checkpoint of the last epoch, after all of its delivered batches or the first `taken`.
 
-        Raises LoaderConfigError for more batches than were handed out.
+        Raises LoaderConfigError for more batches than were delivered.
         """
-        progress = self._progress
-        if taken is None or progress is None:
-            return progress
+        checkpoint = self._checkpoint
+        if taken is None or checkpoint is None:
+            return checkpoint
         taken = check_whole("taken", taken, 0, len(self._given))
-        delivered = progress.delivered.copy()
+        delivered = checkpoint.delivered.copy()
         for number in chain.from_iterable(self._given[taken:]):
-            assert self._under_way is not None, "batches are of a plan"
-            delivered[self._under_way.positions(number)] = False
-        return Checkpoint(progress.epoch, delivered, progress.before)
+            assert self._plan_under_way is not None, "batches are of a plan"
+            delivered[self._plan_under_way.positions(number)] = False
+        return Checkpoint(checkpoint.epoch, delivered, checkpoint.before)
 
-    def progress_after(
-        self, epoch: int, taken: int, state: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
-    ) -> Checkpoint:
-        """Return what the first `taken` batches of an epoch are in planned order, of what `state` leaves of it.
+    def checkpoint_after(self, epoch: int, taken: int, state: State | None) -> Checkpoint:
+        """Return the checkpoint after the first `taken` batches of an epoch in planned order, resumed from `state`.
 
         Raises LoaderConfigError for more batches than there are, and as `load_state_dict` does.
         """
-        begun = self._progress_of(state) if state else None
+        begun = self._read_state(state) if state else None
         if begun is None or begun.epoch != epoch:
             begun = Checkpoint(epoch, np.zeros(len(self), np.bool_))
         left = self._left(begun)
@@ -362,41 +354,39 @@ class StreamingLoader:
         delivered[left.positions(left.number, taken)] = True
         return Checkpoint(epoch, delivered, begun.before)
 
-    def state_dict(self, progress: Checkpoint | None = None) -> dict[str, Any]:
-        """Return how far the loader has come: the epoch, and what of it was handed out, up to now or in `progress`.
+    def state_dict(self, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
+        """Return the position of the loader, now or of `checkpoint`: the epoch and its delivered samples.
 
-        Numbers, text and bytes, so that `torch.save` and pickle keep it. Every rank keeps its own; those of all ranks
-        together can be resumed by another number of ranks.
+        Numbers, text and bytes, for `torch.save` and pickle. Every rank saves its own; the states of all ranks together
+        can be resumed by another number of ranks.
         """
-        progress = self._progress if progress is None else progress
-        return {} if progress is None else progress.state(self._settings)
+        checkpoint = self._checkpoint if checkpoint is None else checkpoint
+        return {} if checkpoint is None else checkpoint.state(self._settings)
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on where `state_dict` was called: the next `epoch` of the same number yields what was left.
+    def load_state_dict(self, state: State) -> None:
+        """Go on where `state_dict` was called: the next `epoch` of the same number yields the rest.
 
-        Batch size, daemons, streams and engine may be others than they were. Given a list of the states of all ranks,
-        saved at the same step, rank, world size and `remainder` may be others too: the ranks of now share what none of
-        the ranks of then has delivered.
+        Batch size, daemons, streams and engine may differ. Given a list of the states of all ranks, saved at the same
+        step, rank, world size and `remainder` may differ too: the ranks share the samples that no rank has delivered.
 
-        Raises LoaderConfigError naming a setting on which the order depends and that was another one then, or what is
-        missing of the list.
+        Raises LoaderConfigError naming a setting that differs and on which the order depends, or a rank whose state is
+        missing.
         """
         self._stop()
-        self._progress = self._progress_of(state) if state else None
-        self._resumed, self._under_way, self._given = self._progress is not None, None, []
+        self._checkpoint = self._read_state(state) if state else None
+        self._resumed, self._plan_under_way, self._given = self._checkpoint is not None, None, []
 
-    def _progress_of(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Checkpoint:
+    def _read_state(self, state: State) -> Checkpoint:
         samples, limit = self._client.catalog.samples, self._settings["limit"]
         return Checkpoint.of(state, self._settings, samples if limit is None else min(samples, limit))
 
     def stats(self) -> LoaderStats:
         """Return the counts so far.
 
-        `wait_s` is the time the caller waited for a batch; `network_wait_s` the time in which nothing could be done
-        but wait for the network, `decode_wait_s` for the decoder, `consumer_wait_s` for the caller, and `verify_s`
-        what checksums took. `streams` are the connections, `wire_bytes` the frames' bytes, `asked_again` the requests
-        that were repeated after a lost connection, `moved` those taken to another daemon, `stale` the answers that
-        came twice.
+        Seconds: `wait_s` of the caller for a batch; `network_wait_s`, `decode_wait_s` and `consumer_wait_s` in which
+        the loader could only wait for the network, the decoder or the caller; `verify_s` of checksums. Counts:
+        `streams`, `wire_bytes` of all frames, `asked_again` (requests repeated after a lost connection), `moved`
+        (to another daemon), `damaged`, `stale` (answers that came twice).
         """
         traffic, waits = self._client.traffic, self._times.seconds()
         self._stats.details |= {
@@ -442,7 +432,5 @@ class StreamingLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

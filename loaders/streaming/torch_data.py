@@ -123,13 +123,13 @@ class StreamDataset(IterableDataset[Any]):
                 raise LoaderConfigError(f"taken={taken}: no iteration has begun; leave it out")
             if not isinstance(position.state, list):
                 return {"epoch": position.epoch, "loader": dict(position.state or {}), "share": share}
-            progress = self.loader.progress_after(position.epoch, 0, position.state)
+            checkpoint = self.loader.checkpoint_after(position.epoch, 0, position.state)
         elif last.worker is None:
             assert self._loader is not None, "an iteration of this process has a loader"
-            begun = self._loader.progress(taken)
+            begun = self._loader.checkpoint(taken)
             if begun is None or begun.epoch != last.epoch:  # an error came before the first batch
-                begun = self._loader.progress_after(last.epoch, taken or 0, last.state)
-            progress = begun
+                begun = self._loader.checkpoint_after(last.epoch, taken or 0, last.state)
+            checkpoint = begun
         elif taken is None:
             raise LoaderError(
                 "DataLoader's workers are ahead of the training loop: give state_dict(taken=n), the number of batches "
@@ -141,10 +141,10 @@ class StreamDataset(IterableDataset[Any]):
                 "checkpoints"
             )
         else:
-            progress = self.loader.progress_after(last.epoch, taken, last.state)
-        done = progress.complete
-        state = {} if done else self.loader.state_dict(progress)
-        return {"epoch": progress.epoch + done, "loader": state, "share": share}
+            checkpoint = self.loader.checkpoint_after(last.epoch, taken, last.state)
+        done = checkpoint.complete
+        state = {} if done else self.loader.state_dict(checkpoint)
+        return {"epoch": checkpoint.epoch + done, "loader": state, "share": share}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Go on where `state_dict` was called: the next iteration yields what was left of the epoch.

@@ -12,9 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
 if TYPE_CHECKING:
     from loaders.streaming.shards.convert import Source
 
@@ -24,6 +21,16 @@ __all__ = ["Commands", "add_commands", "progress_bar"]
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
     """Show a bar from the first call of what it yields, with (done, in all), to the end of the block."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
