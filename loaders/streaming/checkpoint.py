@@ -1,4 +1,4 @@
-"""How far an epoch has come: which places of a rank's sequence were delivered, kept over a restart.
+"""The position in an epoch: which places of a rank's sequence were delivered, kept over a restart.
 
 A place is a record's number in the rank's planned sequence. It depends on neither batch size nor daemons, so that
 both may be others when the epoch is resumed. What all ranks together delivered is known from the states of all of them;
@@ -21,26 +21,26 @@ from loaders.streaming.planner import EpochPlan, count_share, list_share
 __all__ = ["Checkpoint", "make_ended_state"]
 
 _VERSIONS = (1, 2)
-"""Of states; the second has what was delivered before the ranks shared the epoch anew."""
+"""Of states; the second one has the records that were delivered before the ranks shared the epoch again."""
 _OF_RANKS = ("rank", "world_size", "remainder")
-"""Settings that may change where the states of all ranks are given."""
+"""Settings that may change when the states of all ranks are given."""
 
 _Marks: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What was delivered of an epoch."""
+    """The delivered records of an epoch."""
 
     epoch: int
     delivered: _Marks
     """Per place of the rank's sequence, shape (records,)."""
     before: _Marks | None = None
-    """What other ranks delivered before these shared the rest, per place of the epoch of all ranks; None: nothing."""
+    """Places of the epoch of all ranks that other ranks delivered before these shared the rest; None: no place."""
 
     @classmethod
     def beginning(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Checkpoint:
-        """Return the beginning of a plan of some of a rank's `records`: the others are done, or another worker's."""
+        """Return the start of a plan of some of a rank's `records`; the others are delivered, or another worker's."""
         delivered = np.ones(records, np.bool_)
         delivered[plan.positions(plan.number, len(plan))] = False
         return cls(plan.epoch, delivered, before)
@@ -51,7 +51,7 @@ class Checkpoint:
         return bool(self.delivered.all())
 
     def left(self, plan: EpochPlan) -> EpochPlan:
-        """Return what was not delivered of a whole epoch."""
+        """Return the undelivered rest of a whole epoch."""
         return plan.without(self.delivered, number=-(-int(self.delivered.sum()) // plan.batch_size))
 
     def state(self, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class Checkpoint:
     def of(
         cls, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], settings: Mapping[str, Any], total: int
     ) -> Checkpoint:
-        """Read what `state` returned, for this rank or for all ranks of any number, of an epoch of `total` records.
+        """Read the result of `state`, for this rank or for all ranks, of an epoch of `total` records.
 
-        Raises LoaderConfigError naming a setting that was another one then, or a rank whose state is not there.
+        Raises LoaderConfigError naming a setting that differs, or a rank whose state is missing.
         """
         if isinstance(state, Mapping):
             own = _State.of(state, settings)
@@ -156,7 +156,7 @@ def _shared(states: Sequence[_State], settings: Mapping[str, Any], total: int) -
     marked = [state for state in states if not isinstance(state.delivered, bool)]
     before = marked[0].before if marked else None
     if any(not _same(state.before, before) for state in marked):
-        raise LoaderConfigError("the states are of several runs: they differ in what was delivered before")
+        raise LoaderConfigError("the states are of several runs: they differ in the records that were delivered before")
     done = np.zeros(total, np.bool_) if before is None else before.copy()
     if len(done) != total:
         raise LoaderConfigError(f"the checkpoint is damaged: marks for {len(done)} of {total} records")

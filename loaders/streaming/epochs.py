@@ -108,7 +108,7 @@ class Channel(Generic[Item]):
             return None
 
     def close(self, error: BaseException | None = None) -> None:
-        """Take no more items; what is in the channel can still be taken, then `error` is raised."""
+        """Take no more items; those in the channel can still be taken, then `error` is raised."""
         with self._changed:
             if not self._closed:
                 self._closed, self._error = True, error
@@ -134,7 +134,7 @@ class Fetching:
     waited, and nothing else was done, because nobody took them."""
 
     def start(self, schedule: Schedule) -> Fetch:
-        """Start to fetch what is planned."""
+        """Start to fetch the planned batches."""
         return self.client.fetch_from(
             schedule.pull, window=self.window, order=self.order, step=self.step, verify=self.verify
         )
@@ -188,7 +188,7 @@ class Raw:
         return None if raw is None else Numbered(raw.batch, raw)
 
     def stop(self) -> None:
-        """Drop what is under way; may be called twice."""
+        """Drop the requests under way; may be called twice."""
         self.schedule.close()
         self._fetch.close()
 
@@ -228,7 +228,7 @@ class Decoded:
         numbers: deque[int] = deque()
         while True:
             while decoder.pending < LOOKAHEAD:
-                # With a batch in decoding there is something to hand over, so what is not here yet can wait.
+                # With a batch in decoding there is work to do, so a batch that has not arrived can wait.
                 raw = self._fetching.take(self._fetch, wait=not decoder.pending)
                 if raw is None:
                     break

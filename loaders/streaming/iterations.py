@@ -41,7 +41,7 @@ class Worker:
     process: int
     """Number of the first worker's process among those that the parent has made, if no other was made meanwhile."""
     count: int
-    """Iterations that the worker had begun before; above 0 for persistent ones."""
+    """Earlier iterations of the worker; above 0 for persistent ones."""
 
     @classmethod
     def here(cls, count: int) -> Worker | None:
@@ -60,7 +60,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """An iteration that has begun."""
+    """An iteration that has started."""
 
     epoch: int
     state: State = None
@@ -78,9 +78,9 @@ class Position:
     epoch: int = 0
     """Of the iteration that is under way, or else of the next one."""
     begun: bool = False
-    """Whether an iteration of that epoch has begun."""
+    """Whether an iteration of that epoch has started."""
     state: State = None
-    """From where the epoch goes on that has not begun; None: from its beginning."""
+    """The state from which the epoch starts; None: its beginning."""
     last: Iteration | None = None
     """The iteration that began last, unless the position was chosen since."""
     known: tuple[Iteration, ...] = field(default=(), repr=False)
@@ -115,7 +115,7 @@ class Iterations:
             return self._read()
 
     def choose(self, epoch: int) -> None:
-        """Have the next iteration begin an epoch; what is left of it where that was loaded."""
+        """Have the next iteration start an epoch, or go on with it where its state was loaded."""
         self._change(lambda now: _at(now, epoch, now.state if (now.epoch, now.begun) == (epoch, False) else None))
 
     def load(self, epoch: int, state: State) -> None:
@@ -135,7 +135,7 @@ class Iterations:
 
         now = self._change(change)
         found = now.last if worker is None else _of(now, worker)
-        assert found is not None, "an iteration that has begun is known"
+        assert found is not None, "an iteration that has started is known"
         return found
 
     def end(self, iteration: Iteration, worker: Worker | None) -> None:
@@ -184,7 +184,7 @@ class Iterations:
         return position
 
     def _write(self, position: Position) -> None:
-        # What is left of a longer one behind it is not read.
+        # The rest of a longer one behind it is not read.
         os.pwrite(self._file, pickle.dumps(position), 0)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -83,8 +83,9 @@ class StreamingLoader:
         Args:
             transform: A pipeline, or a callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
                 array or number, such as torchvision's Compose (default: ImageTransform()).
-            endpoint: Address of the daemon, such as tcp://10.77.0.1:41234.
-            endpoints: Addresses of several daemons; an inner list names replicas, of which one must answer.
+            endpoint: Address of the daemon, such as tcp://10.77.0.1:41234 (default: `endpoints`).
+            endpoints: Addresses of several daemons; an inner list names replicas, of which one must answer
+                (default: `endpoint`).
             keys: The client's folder of keys, for daemons with keys (default: none).
             streams: Connections to each daemon; "auto" is 2, then 4 and up to 32 while goodput grows (default: 2).
             prefetch_batches: Batches that are requested ahead of each daemon (default: 8).

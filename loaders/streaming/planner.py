@@ -21,7 +21,7 @@ _Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class RecordRuns:
-    """A sequence of records, told by its runs; arrays of shape (runs,)."""
+    """A sequence of records as runs; arrays of shape (runs,)."""
 
     shard: _Ints
     first: _Ints
@@ -185,7 +185,7 @@ class EpochPlan(Sequence[BatchPlan]):
         return EpochPlan(self.epoch, self._runs[batch % of == index], self.batch_size, number=self.number)
 
     def without(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
-        """Return the plan of what is left where `done` marks places in the rank's sequence, numbered from `number`."""
+        """Return the plan without the places of the rank's sequence that `done` marks, numbered from `number`."""
         return EpochPlan(self.epoch, self._runs.without(done), self.batch_size, number=number)
 
     def grouped(self, groups: Sequence[int]) -> EpochPlan:
@@ -223,17 +223,27 @@ def plan(
 ) -> EpochPlan:
     """Return the batches of one rank for one epoch, from the number of records of every shard.
 
-    Shards are cut into slices of `slice_records` at other places every epoch, and all slices are shuffled; then
-    records are shuffled within windows of `shuffle_window` of them, 0 for none. Smaller slices and a window mix
-    better and cost more frames. `limit` keeps the first so many records of the epoch. `done` marks records, by their
-    places in the epoch of all ranks, that were delivered before: the ranks share the others, in the same order.
-
-    A rank with a share of n records gets ceil(n / batch_size) batches, of which only the last may be short. Where
-    n cannot be equal for all, `remainder` says what becomes of the rest: "uneven" gives some ranks one record
-    more, "drop" leaves it out (another rest every epoch), "pad" repeats the epoch's first records. It has to be
-    chosen where there are several ranks.
+    Shards are cut into slices at other places every epoch, and all slices are shuffled; then records are shuffled
+    within windows. Smaller slices and a window mix better and cost more frames. A rank with a share of n records gets
+    ceil(n / batch_size) batches, of which only the last may be short.
 
     Raises LoaderConfigError for a number out of range.
+
+    Args:
+        shard_records: Number of records of every shard.
+        batch_size: Records of a batch.
+        seed: Of the order of all epochs.
+        epoch: Number of the epoch.
+        slice_records: Neighbouring records of a slice (default: 8).
+        shuffle_window: Records of a window, 0 for no window (default: 0).
+        rank: Of this process (default: 0).
+        world_size: Number of ranks that share the records (default: 1).
+        remainder: What happens to records that cannot be shared equally: "uneven" gives some ranks one more, "drop"
+            leaves them out (others every epoch), "pad" repeats the epoch's first records; required for several ranks
+            (default: None).
+        limit: Records of the epoch, from its first on (default: all).
+        done: Marks, by place in the epoch of all ranks, of delivered records: the ranks share the others in the same
+            order (default: no record).
     """
     batch_size, slice_records = check_whole("batch_size", batch_size, 1), check_whole("slice_records", slice_records, 1)
     seed, epoch = check_whole("seed", seed, 0), check_whole("epoch", epoch, 0)

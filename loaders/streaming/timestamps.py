@@ -25,8 +25,8 @@ _EPOCHS = 16
 class TimestampLogger:
     """Notes events with the UTC time in ns; threads may share it.
 
-    A line is `{"t_ns", "event", "epoch", "batch", "bytes"}` and what tells this process from others, `daemon` or
-    `rank`; what an event does not have is left out. Lines are written at the end of an epoch, on `flush` and on
+    A line is `{"t_ns", "event", "epoch", "batch", "bytes"}` and the name of this process, `daemon` or
+    `rank`; fields that an event does not have are left out. Lines are written at the end of an epoch, on `flush` and on
     `close`.
     """
 
@@ -48,7 +48,7 @@ class TimestampLogger:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was noted so far."""
+        """Write the events noted so far."""
         with self._lock:
             if self._noted and not self._file.closed:
                 lines = [self._line(*self._noted.popleft()) for _ in range(len(self._noted))]
@@ -56,7 +56,7 @@ class TimestampLogger:
                 self._file.flush()
 
     def close(self) -> None:
-        """Write what was noted and close the file; may be called twice."""
+        """Write the noted events and close the file; may be called twice."""
         self.flush()
         with self._lock:
             self._file.close()
@@ -78,8 +78,8 @@ class TimestampLogger:
 class EpochMarks:
     """Notes on the sending side when an epoch begins and when all of it has been sent.
 
-    A daemon is told no epochs: one begins with the first request for it, and ends with the record by which as many
-    have been sent as there are, or at the latest on close.
+    A daemon does not know epochs: one starts with its first request, and ends when as many records have been sent as
+    there are, or on close.
     """
 
     def __init__(self, log: TimestampLogger, samples: int) -> None:
@@ -99,7 +99,7 @@ class EpochMarks:
             self._end(epoch)
 
     def close(self) -> None:
-        """Note the end of every epoch that was begun."""
+        """Note the end of every open epoch."""
         for epoch in list(self._sent):
             self._end(epoch)
 

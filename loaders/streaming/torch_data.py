@@ -42,9 +42,9 @@ class StreamDataset(IterableDataset[Any]):
     def __init__(self, *, batches: Form = "dict", **arguments: Any) -> None:
         """Take the arguments of StreamingLoader; connections are made when the first batch is asked for.
 
-        `batches` says what is yielded: "dict" has the tensors `data`, `labels` and `ids`, and what else the pipeline
-        makes by its name; "tuple" has data, labels and what else the pipeline makes; "batch" is a `Batch`. Those of
-        decode="raw" are RawBatch.
+        `batches` is the form of a batch: "dict" has the tensors `data`, `labels` and `ids`, and further ones of the
+        pipeline by name; "tuple" has data, labels and the further ones; "batch" is a `Batch`. Those of decode="raw" are
+        RawBatch.
 
         `rank` and `world_size`, where they are not given, are those of torch.distributed if it is initialised, else
         RANK and WORLD_SIZE of the environment. They are those of the process that makes the dataset, and go with it
@@ -86,7 +86,7 @@ class StreamDataset(IterableDataset[Any]):
 
     @property
     def loader(self) -> StreamingLoader:
-        """What fetches and decodes in this process, made when it is first asked for."""
+        """The loader of this process, made at the first use; raises LoaderError where the rank has changed since."""
         if self._loader is None or self._closed or self._pid != os.getpid():  # a fork's connections are its parent's
             self._place = self._known_place()
             self._loader, self._pid, self._closed = StreamingLoader(**self._shared()), os.getpid(), False
@@ -103,9 +103,9 @@ class StreamDataset(IterableDataset[Any]):
         self._iterations.choose(check_whole("epoch", epoch, 0))
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return how far the dataset has come; what was iterated up to now is not given again.
+        """Return the position of the dataset; batches iterated up to now do not come again.
 
-        `taken` is the number of batches that the training loop has taken of the iteration begun last. It is needed
+        `taken` is the number of batches that the training loop has taken of the last iteration. It is needed
         where something takes them ahead of the loop: DataLoader's workers, or a wrapper that looks a batch ahead.
         Without it all batches that were iterated count as taken.
 
@@ -120,7 +120,7 @@ class StreamDataset(IterableDataset[Any]):
         last = position.last
         if last is None:
             if taken:
-                raise LoaderConfigError(f"taken={taken}: no iteration has begun; leave it out")
+                raise LoaderConfigError(f"taken={taken}: no iteration has started; leave it out")
             if not isinstance(position.state, list):
                 return {"epoch": position.epoch, "loader": dict(position.state or {}), "share": share}
             checkpoint = self.loader.checkpoint_after(position.epoch, 0, position.state)
@@ -147,7 +147,7 @@ class StreamDataset(IterableDataset[Any]):
         return {"epoch": checkpoint.epoch + done, "loader": state, "share": share}
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on where `state_dict` was called: the next iteration yields what was left of the epoch.
+        """Go on where `state_dict` was called: the next iteration yields the rest of the epoch.
 
         Given a list of the states of all ranks, saved at the same step, any number of ranks goes on.
         """
@@ -177,7 +177,7 @@ class StreamDataset(IterableDataset[Any]):
             transform = self._arguments.get("transform")
             try:
                 pickle.dumps(transform)
-            except Exception as error:  # what is pickled may raise what it likes
+            except Exception as error:  # pickling a user's class may raise anything
                 raise LoaderConfigError(
                     f"transform: {stage_name(transform)} cannot be sent to a worker of DataLoader: {error}; define it "
                     "by name in a module, or use num_workers=0, which decodes beside the training loop as well"
@@ -212,7 +212,7 @@ def _formed(batch: Batch, form: Form) -> Batch | dict[str, torch.Tensor] | tuple
 
 
 def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[str, Any]]]:
-    """Return the epoch that several ranks are in, and what each of them has delivered of it, as loaders tell it."""
+    """Return the epoch of several ranks, and the state of each rank's loader in it."""
     if not states:
         raise LoaderConfigError("the list of states is empty: expected one of every rank")
     try:
@@ -220,7 +220,7 @@ def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[st
         epoch = min(epochs)
         if max(epochs) == epoch and not any(state["loader"] for state in states):
             return epoch, []
-        told: list[Mapping[str, Any]] = []
+        loaders: list[Mapping[str, Any]] = []
         for state, own in zip(states, epochs, strict=True):
             begun = bool(state["loader"]) and int(state["loader"]["epoch"]) == own
             if own > epoch + 1 or (own > epoch and begun):
@@ -228,7 +228,7 @@ def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[st
                     f"one rank is in epoch {epoch}, and rank {state['share']['rank']} in epoch {own}: give states that "
                     "all ranks saved at the same step"
                 )
-            told.append(state["loader"] if begun else make_ended_state(state["share"], epoch, delivered=own > epoch))
+            loaders.append(state["loader"] if begun else make_ended_state(state["share"], epoch, delivered=own > epoch))
     except (KeyError, TypeError, ValueError) as error:
         raise LoaderConfigError(f"the list is not of states of a StreamDataset: {error!r}") from error
-    return epoch, told
+    return epoch, loaders

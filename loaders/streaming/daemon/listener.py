@@ -60,7 +60,7 @@ _MAX_BUFFER_BYTES = 2**31
 def choose_send_buffer(bandwidth_gbit: float | None, rtt_ms: float | None) -> int | None:
     """Return the send buffer in bytes for a link, None where TCP's own tuning does as well or better.
 
-    A sender keeps what is not acknowledged: the bandwidth-delay product, twice while TCP recovers a loss. A buffer
+    A sender keeps unacknowledged bytes: the bandwidth-delay product, twice while TCP recovers a loss. A buffer
     that is set is no longer tuned, so one is set only where it is larger than what tuning may reach (tcp(7)).
 
     Raises LoaderConfigError for one number without the other, or one that is not more than 0.

@@ -24,7 +24,7 @@ Engine: TypeAlias = Literal["auto", "dali", "torch", "torch-process", "raw"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
-    """What becomes of samples that fail or hang."""
+    """What happens to samples that fail or hang."""
 
     on_error: OnError = "raise"
     timeout_s: float | None = None
@@ -42,8 +42,8 @@ _STRICT: Final = ErrorPolicy()
 def check_engine(name: str, pipeline: Pipeline, policy: ErrorPolicy = _STRICT) -> Engine:
     """Return the engine that a name stands for with a pipeline.
 
-    "auto" is "dali" for images where DALI is installed, unless the policy asks for what that cannot do, and "torch"
-    otherwise. Raises LoaderConfigError for an engine that there is none of, or that cannot do what is asked.
+    "auto" is "dali" for images where DALI is installed and can keep the policy, and "torch" otherwise. Raises
+    LoaderConfigError for an unknown engine, or one that cannot keep the policy or run the pipeline.
     """
     check_on_error(policy.on_error, policy.timeout_s)
     match name:

@@ -95,7 +95,7 @@ class DaliDecoder:
         raise _name_sample(suspects, failure)
 
     def reset(self) -> None:
-        """Forget what is pending."""
+        """Drop the pending batches."""
         if self._pending:
             self.close()
 

@@ -52,7 +52,7 @@ class Decoder(Protocol):
         ...
 
     def reset(self) -> None:
-        """Forget what is pending."""
+        """Drop the pending batches."""
         ...
 
     def interrupt(self) -> None:

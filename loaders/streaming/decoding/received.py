@@ -74,7 +74,7 @@ def find_records(raw: RawBatch) -> list[Record | None]:
 
 
 PATHS: Final = ("image/path", "image/filename", "volume/path", "audio/path", "path")
-"""Features that tell the path of a sample's file, in the order in which they are tried."""
+"""Features with the path of a sample's file, in the order in which they are tried."""
 _MASK: Final = "mask/encoded"
 
 
@@ -100,7 +100,7 @@ class Row:
         try:
             bare = is_bare(self._read(), "volume")
         except UndecodableError:
-            return self.payload  # what it is worth, its decoder tells
+            return self.payload  # its decoder finds out what is wrong with it
         return self._tried(lambda: npy_file(self._read(), "volume", self.payload)) if bare else self.payload
 
     @property
@@ -138,7 +138,7 @@ class Row:
         return self._tried(lambda: self.columns[column][0])
 
     def read_file(self, column: str) -> memoryview:
-        """Return the file that a column tells of; raises UndecodableError where none came."""
+        """Return the further file that a column names; raises UndecodableError where it is missing."""
         example = self._read()
         name = _feature_of(example, column)
         spans = self._tried(lambda: _spans(example, name))
@@ -167,7 +167,7 @@ class Row:
 
 
 def _feature_of(example: ExampleView, column: str) -> str:
-    """Return the name of the feature that holds the file which a column tells of."""
+    """Return the name of the feature with the file that a column names."""
     bare = column == LABELS and is_bare(example, "mask")
     return _MASK if bare else name_file_feature(column)
 

@@ -87,7 +87,10 @@ class TorchDecoder:
         return collate_batch(work, thread_number(), samples, loaded, failed, self._device)
 
     def collect(self) -> Outcome:
-        """Return the oldest batch; raise SampleError naming the sample that failed, or is late."""
+        """Return the oldest batch.
+
+        Raises SampleError naming the sample that failed or is late, LoaderError when the loader is closed meanwhile.
+        """
         oldest = self._pending.popleft()
         poll_s = None if self._timeout_s is None else self._timeout_s / _POLLS
         ends: tuple[Future[Any], ...] = (oldest.batch, self._interrupted)
@@ -101,7 +104,7 @@ class TorchDecoder:
         return oldest.batch.result()
 
     def reset(self) -> None:
-        """Forget what is pending."""
+        """Drop the pending batches."""
         while self._pending:
             forgotten = self._pending.popleft()
             for job in list(forgotten.samples):

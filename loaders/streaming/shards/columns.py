@@ -5,7 +5,7 @@ The feature `columns` lists them, each as its name, a blank and its type, such a
 of lists in lists, all of them in one row. The lengths of the inner lists are `column/NAME/lengths/0`, `/1` and so on
 from the outermost lists in. `tf.io.RaggedFeature` puts them together again, with
 `partitions=[tf.io.RaggedFeature.RowLengths("column/NAME/lengths/0"), ...]`. A column of doubles, which features have
-not, is one string of bytes for `tf.io.decode_raw(..., tf.float64)`. The file that a column NAME_path tells of is
+not, is one string of bytes for `tf.io.decode_raw(..., tf.float64)`. The file of a column NAME_path is
 `column/NAME_path/encoded`. Of an Example without `columns` every feature but the payload is a column, a list of its
 values.
 """
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 FILE_SUFFIX: Final = "_path"
-"""Ends the names of columns that tell of a sample's further files."""
+"""Ends the names of columns with the paths of further files."""
 LABELS: Final = "label_path"
-"""The column that tells of a volume's labels."""
+"""The column with the paths of volumes' labels."""
 _LISTED: Final = "columns"
 _TEXT: Final = (pa.string(), pa.large_string())
 _BYTES: Final = (pa.binary(), pa.large_binary())
@@ -50,7 +50,7 @@ _LIST, _NULL, _FEATURE = "list<", "null", "feature"
 
 
 def name_file_feature(column: str) -> str:
-    """Return the name of the feature that holds the file which a column tells of."""
+    """Return the name of the feature with the file that a column names."""
     return f"column/{column}/encoded"
 
 

@@ -205,7 +205,7 @@ def _index(arguments: argparse.Namespace) -> None:
 
 
 def _mixed(root: Path) -> str:
-    """Return what is to be said of shards that are sorted by class."""
+    """Return the text for shards that are sorted by class, "" for others."""
     from loaders.streaming.shards.index import load_manifest
     from loaders.streaming.shards.mixing import BATCH, ENOUGH, SLICE_RECORDS, Mixing
 

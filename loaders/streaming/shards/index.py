@@ -137,7 +137,7 @@ def save_manifest(root: Path, *, key: str, seed: int | None, shards: list[Path],
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes its name when the block ends well and its bytes are on the disk."""
+    """Open a file that takes its name when the block ends well and its bytes are on the disk; raises OSError."""
     # Of this thread alone: two that write the same file must not write into one another's.
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.tmp")
     try:
@@ -147,7 +147,7 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        # A full disk is told of without a name.
+        # The error of a full disk has no file name.
         raise OSError(error.errno, error.strerror, str(error.filename or path)) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -35,7 +35,7 @@ def output_errors(out: Path, remedy: str = "choose a folder that can be written"
     except OSError as error:
         where = error.filename or out
         if error.errno in _FULL:
-            message = "the disk is full; make room, then run the same command again: it goes on with what is whole"
+            message = "the disk is full; make room, then run the same command again: it goes on with the whole shards"
         else:
             message = f"{error.strerror or error}; {remedy}"
         raise OutputError(f"{where}: {message}") from error
@@ -91,7 +91,7 @@ def check_workers(workers: int) -> None:
 def run_tasks(work: Callable[[_Task], _Result], tasks: Sequence[_Task], workers: int) -> Iterator[tuple[int, _Result]]:
     """Yield the place and the result of every task as it is done; `work` is a function of a module.
 
-    With one worker the tasks are done here, in order. After an error no further task is begun, those under way are
+    With one worker the tasks are done here, in order. After an error no further task starts, those under way are
     waited for, and the error is raised. Raises WorkerError when a process was killed.
     """
     check_workers(workers)
@@ -99,7 +99,7 @@ def run_tasks(work: Callable[[_Task], _Result], tasks: Sequence[_Task], workers:
         for place, task in enumerate(tasks):
             yield place, work(task)
         return
-    # Forking would copy threads' locks, a progress bar's for one.
+    # Forking would copy threads' locks, such as a progress bar's.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, len(tasks)), mp_context=context, initializer=_begin)
     try:

@@ -144,7 +144,7 @@ def _read(file: BufferedReader, left: int, where: str, expected: int | None) -> 
     # A damaged length could ask for any amount of memory, so its checksum and the file's size come first.
     if masked_crc32c(header[:8]) != length_crc:
         if header.startswith(_COMPRESSED):
-            raise ShardError(f"{where}: a compressed file; write it anew without compression, it cannot be mapped")
+            raise ShardError(f"{where}: a compressed file; write it again without compression, it cannot be mapped")
         raise ShardError(
             f"{where}: the checksum of the record's length does not match; the file is damaged or no TFRecord"
         )

@@ -271,7 +271,7 @@ def test_an_answer_that_comes_twice_is_used_once() -> None:
         part = BatchPlan(0, 0, (Slice(0, 0, 8),))
         fetch = client.fetch([part, part], window=1)
         # The same request again, as after a lost connection.
-        (stream,) = client.sources[0].session.streams
+        (stream,) = client.daemons[0].session.streams
         stream.socket.send(next(iter(stream.under_way.values())))
         assert fetch.take() is not None
         assert fetch.take() is not None

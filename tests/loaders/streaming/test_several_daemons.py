@@ -97,7 +97,7 @@ def test_replicas_share_the_work(start_daemon: Start, shards: Path, samples: Sam
     daemons = [start_daemon(shards) for _ in range(2)]
     with StreamClient([daemon.endpoint for daemon in daemons], streams=1, timeout_s=10) as client:
         asked = [0, 0]
-        for place, source in enumerate(client.sources):
+        for place, source in enumerate(client.daemons):
             stream = source.session.streams[0]
 
             def counted(sequence: int, request: bytes, place: int = place, ask: Any = stream.ask) -> None:

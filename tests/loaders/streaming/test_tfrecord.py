@@ -69,7 +69,7 @@ def test_a_damaged_length_asks_for_no_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"\x1f\x8b\x08" + bytes(40), "a compressed file; write it anew without compression"),
+        (b"\x1f\x8b\x08" + bytes(40), "a compressed file; write it again without compression"),
         (b"\xff\xd8\xff\xe0 this is a JPEG file of some bytes", "the file is damaged or no TFRecord"),
         (b"short", "the file ends within a record's header"),
     ],

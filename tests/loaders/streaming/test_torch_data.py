@@ -107,7 +107,7 @@ def test_spawned_workers_share_the_epoch_of_their_parent(daemon) -> None:
 def test_only_the_training_loop_knows_how_many_batches_it_has_of_workers(daemon) -> None:
     quick = {"decode": "raw", "streams": 1, "warm_bytes": 0}
     with _dataset(daemon.endpoint, **quick) as dataset:
-        with pytest.raises(LoaderConfigError, match="taken=1: no iteration has begun"):
+        with pytest.raises(LoaderConfigError, match="taken=1: no iteration has started"):
             dataset.state_dict(taken=1)
         start = dataset.state_dict()
         loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
