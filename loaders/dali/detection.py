@@ -101,7 +101,9 @@ class _Ahead(WrappedPipeline):
         resize, flip, *_ = self.of.transforms
         return resize, flip, _Masks()
 
-    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[_Picture, dict[str, Any]]:
+    def decode(
+        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
+    ) -> tuple[_Picture, dict[str, Any]]:
         try:
             with Image.open(io.BytesIO(encoded)) as image:
                 size = image.size

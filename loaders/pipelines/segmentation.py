@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import default_collate
 
-from loaders.base import Samples, SampleSource
+from loaders.base import SampleSource
 from loaders.errors import LoaderError
 from loaders.pipeline import Item, Tensors, Transform, UndecodableError
 from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
