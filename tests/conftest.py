@@ -12,7 +12,8 @@ import fcntl
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,21 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sp
 # They end at once.
 _QUICK = {"git", "nvidia-smi", "systemd-detect-virt", "cc"}
 _HERE = ("127.", "::1", "localhost")
+
+
+@pytest.fixture(scope="session")
+def shared_memory_left() -> Callable[[set[Path]], set[Path]]:
+    """List the files in /dev/shm that were not there `before`, once other tests had time to remove theirs."""
+
+    def find(before: set[Path]) -> set[Path]:
+        left = set(Path("/dev/shm").iterdir()) - before
+        deadline = time.monotonic() + 60
+        while left and time.monotonic() < deadline:
+            time.sleep(0.05)
+            left &= set(Path("/dev/shm").iterdir())
+        return left
+
+    return find
 
 
 class NotFastError(RuntimeError):

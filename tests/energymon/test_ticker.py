@@ -14,6 +14,8 @@ from energymon.sampling.monitor import Gap, Monitor, Sampled, SampledBlock
 from energymon.sensors.estimate import EstimateSensor
 from energymon.ticker.ticker import Operation, Reason, Ticker, ticker_library
 
+pytestmark = pytest.mark.serial
+
 MS = 1_000_000
 INTERVAL_NS = 5 * MS
 
