@@ -122,7 +122,7 @@ def _query(options: argparse.Namespace) -> int:
     from energymon.analysis.query import query, to_json
     from energymon.cli.render import render
     from energymon.clock.monotonic import utc_text
-    from energymon.influx.locate import open_store
+    from energymon.stores.base import open_store
 
     _require_stdout()
     baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
@@ -148,7 +148,7 @@ def _query(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from energymon.cli.export import export
-    from energymon.influx.locate import open_store
+    from energymon.stores.base import open_store
 
     if options.out == "-":
         _require_stdout()

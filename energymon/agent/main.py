@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from energymon.agent.event_loop import Loop
-from energymon.agent.liveness import own_name
+from energymon.agent.lifetime import own_name
 from energymon.agent.sender_process import SenderProcess
 from energymon.analysis.attribution import channels_of
 from energymon.analysis.integrate import UNBOUNDED

@@ -24,7 +24,7 @@ from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from energymon.agent.temporary import TemporaryFolder
+    from energymon.agent.lifetime import TemporaryFolder
     from energymon.system.child import Child
 
 __all__ = ["AgentProcess", "shared_agent", "wait_until_read"]
@@ -165,7 +165,7 @@ class AgentProcess:
         self.owner = os.getpid()
         self.failure = None
         if self._kept is None or self._log is None:
-            from energymon.agent.temporary import TemporaryFolder
+            from energymon.agent.lifetime import TemporaryFolder
 
             self._folder = TemporaryFolder()
         self._store = self._kept or (self._folder.path / "energy.sqlite" if self._folder else None)

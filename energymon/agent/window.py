@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, cast
 
-from energymon.agent.liveness import lives
+from energymon.agent.lifetime import is_alive
 from energymon.agent.process import AgentProcess, shared_agent, wait_until_read
 from energymon.analysis.attribution import Component
 from energymon.analysis.integrate import Energy
@@ -218,7 +218,7 @@ class Window:
             return
         # Of an agent on another host, or in another container, nothing is known from here.
         here = last.description.get("boot_id") == boot_id()
-        if last.end_ns is None and here and lives(str(last.description["process"])) is False:
+        if last.end_ns is None and here and is_alive(str(last.description["process"])) is False:
             raise WindowError(
                 f"{STORE}={named}: the agent of {node}, process {last.description['pid']}, is dead, and nothing "
                 f"samples into this store; start `energymon run` with it again, or unset {STORE}"
@@ -330,7 +330,7 @@ def _events_told(window: WindowEnergy) -> str:
 def _opened(where: Store | Path | str) -> Iterator[Store]:
     """Open a store for a moment; one that was given open stays so."""
     if isinstance(where, str) and "://" in where:
-        from energymon.influx.locate import open_store
+        from energymon.stores.base import open_store
 
         with open_store(where) as remote:
             yield remote

@@ -12,8 +12,9 @@ from typing import Final
 from energymon.clock.monotonic import Clock
 from energymon.errors import ConfigError
 from energymon.reading import ESTIMATE
-from energymon.sampling.jitter import Jitter
-from energymon.sampling.monitor import Gap, Monitor, Record, Sampled, SampledBlock
+from energymon.sampling.monitor import Monitor
+from energymon.sampling.punctuality import Jitter
+from energymon.sampling.records import Gap, Record, Sampled, SampledBlock
 from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wrapping, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor

@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from energymon.errors import StoreError
 from energymon.influx.client import explain
-from energymon.influx.flux import FluxReader
-from energymon.influx.influxql import InfluxQLReader
 from energymon.influx.lineprotocol import (
     BASELINES,
     CLOCKS,
@@ -30,7 +28,7 @@ from energymon.influx.lineprotocol import (
     to_session,
     to_tick,
 )
-from energymon.influx.points import MAX_NS, MIN_NS, PointReader, Series
+from energymon.influx.queries import MAX_NS, MIN_NS, FluxReader, InfluxQLReader, PointReader, Series
 from energymon.influx.settings import InfluxSettings
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session

@@ -5,18 +5,18 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, NamedTuple
 
 from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
 from energymon.sampling.edges import Listener
-from energymon.sampling.priority import raise_priority
+from energymon.sampling.punctuality import raise_priority
+from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
 from energymon.sensors.base import Sensor
-from energymon.ticker.ticker import Block, Library, Operation, Reason, Taken, Ticker, ticker_library
+from energymon.ticker.ticker import Library, Operation, Reason, Ticker, ticker_library
 
-__all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled", "SampledBlock"]
+__all__ = ["Monitor"]
 
 _QUICK_NS: Final = 100_000
 """A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
@@ -39,70 +39,6 @@ _COMPILED_NS: Final = NS
 """Ticks that are further apart than this cost nothing, whoever takes them."""
 _MEND_NS: Final = NS
 """How long Python takes the ticks after one that failed: it opens anew what has to be."""
-
-
-class Sampled(NamedTuple):
-    """What the sensors brought for one tick, raw."""
-
-    tick_ns: int
-    """UTC ns."""
-    offset_ns: int
-    """What the monotonic clock lacked to UTC."""
-    samples: Sequence[tuple[int, Any]]
-    """Sensor's place in the monitor's list, and what its `sample` returned."""
-    whole: bool
-    """Whether every sensor answered in time."""
-    late: bool
-    """Whether this is no tick of its own: a straggler's part of one that was handed over before, or a reading between
-    ticks, of which `tick_ns` is then the begin."""
-    start_ns: int
-    """When the first of these samples was begun, ns of the monotonic clock."""
-    end_ns: int
-    """When the last of them was done, ns of the monotonic clock."""
-    ahead_ns: int = 0
-    """How far the clock of the ticks was ahead of UTC: 0 unless the wall clock was set."""
-
-
-class SampledBlock(NamedTuple):
-    """What compiled code took in a row: every sensor in time, at every tick."""
-
-    offset_ns: int
-    """What the monotonic clock lacked to UTC."""
-    sensors: Sequence[int]
-    """The place of each group's sensor in the monitor's list."""
-    block: Block
-    ahead_ns: int = 0
-    """As in Sampled."""
-
-    def ticks(self) -> Iterator[Sampled]:
-        """Yield one tick after the other."""
-        for taken in self.block.ticks():
-            yield _sampled(taken, self.sensors, self.offset_ns, self.ahead_ns, whole=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Ticks that passed unseen: the process was stopped or starved, or the machine was suspended."""
-
-    first_ns: int
-    last_ns: int
-    interval_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClockStep:
-    """The wall clock was set."""
-
-    t_ns: int
-    """When it was noticed, ns of the clock of the ticks, which nobody sets."""
-    step_ns: int
-    wall_ns: int
-    """How far the wall clock is ahead of the clock of the ticks since, ns."""
-    within_ns: int
-    """How long before it was noticed it may have been, ns."""
-
-
-Record = Sampled | SampledBlock | Gap | ClockStep
 
 
 class _Due(NamedTuple):
@@ -427,7 +363,7 @@ class Monitor:
                 self._due_ns = next_ns
         if replaced:
             taken = ticker.left_with()
-            brought = _sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=False)
+            brought = sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=False)
             self._left_with(self._stuck[keeper], brought)
         elif reason is Reason.FAILED:
             self._mended_ns = next_ns + _MEND_NS
@@ -584,12 +520,6 @@ class Monitor:
             self._open = None
         self._sink(record)
         self._answer()
-
-
-def _sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, ahead_ns: int, *, whole: bool) -> Sampled:
-    samples = list(zip(sensors, taken.raw, strict=False))
-    start_ns, end_ns = (taken.raw[0][0], taken.raw[-1][-1]) if samples else (0, 0)
-    return Sampled(taken.tick_ns, offset_ns, samples, whole, False, start_ns, end_ns, ahead_ns)
 
 
 def _answers_in_ns(sensor: Sensor) -> int:

@@ -15,9 +15,8 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import StoreError
 from energymon.reading import START, Baseline, ClockOffset, CounterStart, Event, Tick
-from energymon.sampling.jitter import Jitter
-from energymon.sampling.missed import Missed
-from energymon.sampling.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
+from energymon.sampling.punctuality import Jitter, Missed
+from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor, wraps
 from energymon.stores.sqlite import Row, Series, SqliteStore
 

@@ -3,8 +3,8 @@
 import pytest
 
 from energymon import START, SqliteStore
-from energymon.sampling.missed import Missed, Portion
-from energymon.sampling.monitor import Gap, Sampled
+from energymon.sampling.punctuality import Missed, Portion
+from energymon.sampling.records import Gap, Sampled
 from energymon.sampling.writer import Writer
 from energymon.sensors.base import Channel, Point
 

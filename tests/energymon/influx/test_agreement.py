@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, open_store
-from energymon.influx.influxql import InfluxQLReader
+from energymon.influx.queries import InfluxQLReader
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.store import InfluxStore
 from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, CounterStart, Event
