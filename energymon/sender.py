@@ -50,22 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _open(store: Path, stop: StopListener, *, until_eof: bool) -> Spool:
     """Open the store; an agent's sender waits for the one of the agent before it, which may still be draining."""
-    told = False
+    reported = False
     while True:
         try:
             return Spool(store)
         except BusyError as error:
             if not until_eof or stop.eof or stop.killed:
                 raise
-            if not told:
+            if not reported:
                 _say("waiting", str(error), None)
-                told = True
+                reported = True
         stop.wait(_POLL_S)
 
 
 def _say(state: str, message: str, unsent: int | None) -> None:
     line = json.dumps({"state": state, "message": message, "unsent": unsent}) + "\n"
-    # Whoever listened may be gone; what is unsent stays in the store all the same. Nothing may be left in a buffer,
+    # The agent may be gone; unsent readings stay in the store all the same. Nothing may be left in a buffer,
     # which would be written, and fail, at the end.
     with contextlib.suppress(BrokenPipeError):
         os.write(1, line.encode())
@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         f"sent, s ({_DRAIN_S:g})",
     )
     parser.add_argument(
-        "--spool-limit-mb", type=float, help="delete what was sent, oldest first, when the store nears this size"
+        "--spool-limit-mb", type=float, help="delete sent readings, oldest first, when the store nears this size"
     )
     return parser
 

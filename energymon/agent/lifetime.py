@@ -76,7 +76,7 @@ def own_name() -> str:
 
 
 def is_alive(name: str) -> bool | None:
-    """Return whether a process lives; None for one in another namespace, of which that cannot be told from here."""
+    """Return whether a process lives; None for one in another namespace, which cannot be seen from here."""
     namespace, pid, _ = name.split()
     if namespace != _namespace():
         return None

@@ -36,7 +36,7 @@ READING_COLUMNS: Final = {
     "domain": "cpu, dram or gpu",
     "source": "rapl-perf, rapl-powercap, nvml-counter, nvml-power, nvml-power-average; estimate is no measurement",
     "joules": "cumulative, unwrapped, J",
-    "flags": "start: began anew here; interpolated: inferred across missed ticks",
+    "flags": "start: the series starts again here; interpolated: inferred across missed ticks",
     "early_ns": "joules had been used by some instant from so long before t_ns, ns; empty when unknown",
     "late_ns": "and until so long after t_ns, ns",
 }
@@ -90,7 +90,7 @@ def export(
         with _binary(Path(out)) as (file, regular):
             if regular:
                 return _write_parquet(rows, file, columns)
-            # Parquet's writer asks where in the file it is, which a pipe does not tell.
+            # Parquet's writer asks for its position in the file, which a pipe does not have.
             with tempfile.TemporaryFile() as whole:
                 count = _write_parquet(rows, whole, columns)
                 whole.seek(0)
@@ -228,7 +228,7 @@ def _binary(out: Path) -> Iterator[tuple[BinaryIO, bool]]:
 
 
 def _through(out: Path) -> int | None:
-    """Return a descriptor of what is at `out`; None where a regular file is, or nothing yet."""
+    """Return a descriptor of the file at `out`; None where a regular file is, or nothing yet."""
     try:
         mode = out.stat().st_mode
     except FileNotFoundError:

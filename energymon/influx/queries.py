@@ -59,7 +59,7 @@ class PointReader(Protocol):
 
 
 class FluxReader:
-    """Reads points; what is raised is influxdb-client's and urllib3's, or StoreError for a query that failed midway."""
+    """Reads points; raises what influxdb-client and urllib3 raise, and StoreError for a query that failed midway."""
 
     def __init__(self, client: InfluxDBClient, settings: InfluxSettings) -> None:
         self._client, self._settings = client, settings
@@ -152,7 +152,7 @@ def _second_ns(moment: str) -> int:
 
 
 class InfluxQLReader:
-    """Reads points; what is raised is influxdb-client's and urllib3's, or StoreError for a query that failed."""
+    """Reads points; raises what influxdb-client and urllib3 raise, and StoreError for a query that failed."""
 
     def __init__(self, client: InfluxDBClient, settings: InfluxSettings) -> None:
         self._client, self._settings = client, settings

@@ -2,7 +2,7 @@
 
 `python -m energymon.sender --store FILE`, with the server in INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,
 TIMEOUT}. What the server has acknowledged leaves the outbox, everything else stays in the file, so that the sender can
-die at any moment: what is sent again writes the same points. Prints a line of JSON at every change of its state.
+die at any moment: lines that are sent again write the same points. Prints a line of JSON at every change of its state.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SLOWER: Final = 3.0
 _TRIM_S: Final = 5.0
 _PROGRESS_S: Final = 2.0
 _TELL_S: Final = 60.0
-"""How often lines that were set aside are told about at most."""
+"""How often lines that were set aside are reported at most."""
 _ISOLATING_POSTS: Final = 64
 """Spent on finding bad lines of one request; the rest is set aside with its neighbours, which the server has."""
 _NO_POINTS: Final = "# energymon"
@@ -52,7 +52,7 @@ def backoff_s(failures: int, draw: Callable[[], float] = random.random) -> float
 
 
 class StopListener:
-    """Waits, and hears meanwhile that the sender shall end: the end of stdin, SIGTERM or SIGINT."""
+    """Waits until a time, or until the sender must end: the end of stdin, SIGTERM or SIGINT."""
 
     def __init__(self, *, until_eof: bool) -> None:
         self.eof = False
@@ -115,7 +115,7 @@ class Sender:
         """Lines that the server has taken."""
 
     def run(self) -> int:
-        """Send until told to end; return 0 when nothing is left, 1 otherwise."""
+        """Send until it is stopped; return 0 when nothing is left, 1 otherwise."""
         self._check_stop()
         while not self._over():
             try:
@@ -183,7 +183,7 @@ class Sender:
         return len(lines)
 
     def _deliver(self, lines: list[str]) -> None:
-        """Post lines, and leave the answer to itself when it is time to end: what is sent again is the same points."""
+        """Post lines; the deadline ends the wait for the answer: lines that are sent again are the same points."""
         began_s = time.monotonic()
         answer: Future[None] = Future()
         answer.add_done_callback(lambda _: self._stop.wake())
@@ -260,13 +260,13 @@ class Sender:
         self._full = full
 
     def _tell_progress(self) -> None:
-        """Show whoever drains a store by hand that it goes on."""
+        """Show the user who drains a store by hand that it goes on."""
         if not self._until_eof and time.monotonic() >= self._progress_due_s:
             self._progress_due_s = time.monotonic() + _PROGRESS_S
             print(f"energymon: {self.sent} points sent, {self._unsent()} readings to go", file=sys.stderr)
 
     def _enter(self, state: str, message: str) -> None:
-        """Tell a change of state, once; the last one is told at the end, with what to do."""
+        """Report a change of state, once; the last one is reported at the end, with what to do."""
         if (state, message) != self._state:
             self._state = (state, message)
             if self._over():
@@ -309,12 +309,12 @@ class Sender:
             self._extend()
 
     def _extend(self) -> None:
-        """Go on for a while: nobody waits for long on a server that is away, and what is unsent stays in the store."""
+        """Go on for a while: nobody waits for long on a server that is away, and unsent readings stay in the store."""
         patience_s = max(_PATIENCE_S, _SLOWER * self._slowest_s) if self._until_eof else self._drain_s
         self._deadline_s = min(self._last_s, time.monotonic() + patience_s)
 
     def _unsent(self) -> int | None:
-        """Return how many readings are unsent, or None when the store does not tell."""
+        """Return how many readings are unsent, or None when the store does not answer."""
         try:
             return self._spool.unsent()
         except StoreError:
@@ -322,7 +322,7 @@ class Sender:
 
 
 def _answer(answer: Future[None], client: InfluxClient, lines: list[str]) -> None:
-    """Post lines and tell what became of it."""
+    """Post lines, and set the answer or the error."""
     try:
         client.post(lines)
     except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for

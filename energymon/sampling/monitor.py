@@ -36,9 +36,9 @@ _LAST_TICK_NS: Final = NS
 """A stopping monitor waits this long at most for one more tick, which closes windows that ended before it."""
 _JOIN_S: Final = 2.0
 _COMPILED_NS: Final = NS
-"""Ticks that are further apart than this cost nothing, whoever takes them."""
+"""Ticks that are further apart than this cost nothing, compiled or not."""
 _MEND_NS: Final = NS
-"""How long Python takes the ticks after one that failed: it opens anew what has to be."""
+"""How long Python takes the ticks after one that failed: it opens again what has to be."""
 
 
 class _Due(NamedTuple):
@@ -49,7 +49,7 @@ class _Due(NamedTuple):
     ahead_ns: int
 
     def sampled(self, samples: Sequence[tuple[int, Any]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
-        """Return what was brought for it."""
+        """Return the answers to it."""
         return Sampled(self.tick_ns, self.offset_ns, samples, whole, late, *span, self.ahead_ns)
 
 
@@ -94,11 +94,20 @@ class Monitor:
         follow_ups_ns: Sequence[int] = (),
         strewn_ns: int = 0,
     ) -> None:
-        """Take ticks after `after_ns`, UTC ns, only; go on for `linger_ns` after `stop`, for values that come late.
+        """Take what to sample and where the records go; nothing starts yet.
 
-        What is asked for at `edges` is read again `follow_ups_ns` later. Ticks are taken up to `strewn_ns` late, at
-        random: where power is sampled and nothing counts, a load that repeats in step with the ticks is then seen at
-        all of its moments, not always at the same.
+        Args:
+            sensors: Sensors that are read at every tick.
+            interval_ns: Time between two ticks, ns.
+            sink: Called with each record, from the sampling threads.
+            on_failure: Called with the exception that ends a thread.
+            clock: The clock of the ticks; default a new one.
+            after_ns: No tick is taken up to this instant, UTC ns; default 0.
+            linger_ns: Ticks go on for so long after `stop`, for values that come late, ns; default 0.
+            edges: Listener for programs that want a reading at once; default none.
+            follow_ups_ns: How long after such a reading the sensors are read again, ns; default never.
+            strewn_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
+                counts, a load that repeats in step with the ticks is then seen at all of its moments.
         """
         self._strewn_ns = strewn_ns
         self._edges = edges
@@ -192,7 +201,7 @@ class Monitor:
                 self._pass_on(self._ticker)
 
     def attend(self) -> None:
-        """Have Python take the next tick: a sensor's answer made no sense, and may have to be opened anew."""
+        """Have Python take the next tick: a sensor's answer made no sense, and its file may have to be opened again."""
         with self._draining:
             if self._ticker is not None:
                 self._ticker.leave()
@@ -214,7 +223,7 @@ class Monitor:
         self._keeping = self._spawn(self._keep_time, keeper)
 
     def _stuck_at(self) -> int | None:
-        """Return the sensor that has kept the timekeeper for too long; compiled code is told to come back."""
+        """Return the sensor that has kept the timekeeper for too long; compiled code then returns."""
         if self._stopping:
             return None
         too_long_ns = time.monotonic_ns() - _STUCK_NS
@@ -242,7 +251,7 @@ class Monitor:
     def _guard(self, body: Callable[..., None], *args: Any) -> None:
         try:
             body(*args)
-        except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
+        except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
 
     def _keep_time(self, keeper: int, granted: SimpleQueue[str] | None = None) -> None:
@@ -300,7 +309,7 @@ class Monitor:
         return True
 
     def _serve(self, edges: Listener, keeper: int, awaited_ns: int) -> bool:
-        """Wait until the tick `awaited_ns`, and read meanwhile what is asked for at edges, and what follows them.
+        """Wait until the tick `awaited_ns`; read the sensors meanwhile when a program asks at an edge, and after it.
 
         Returns False when this thread is to end: another keeps the time, or the monitor stops before the tick.
         """
@@ -332,7 +341,7 @@ class Monitor:
         return self._take(keeper, now_ns, between=awaited_ns - now_ns)
 
     def _answer(self) -> None:
-        """Tell those who have asked that every sensor that could be was read."""
+        """Answer those who have asked: every sensor that could be was read."""
         if self._answers and self._edges is not None:
             self._answers = False
             self._edges.answer()
@@ -494,7 +503,7 @@ class Monitor:
         span: tuple[int, int],
         slow_sensor: _SlowSensor | None = None,
     ) -> None:
-        """Add samples to their tick; whoever comes last hands it over."""
+        """Add samples to their tick; the last one hands it over."""
         with self._meeting:
             if slow_sensor is not None:
                 slow_sensor.busy = False

@@ -65,7 +65,7 @@ class Jitter:
 
 
 class Portion(NamedTuple):
-    """Missed ticks that one event tells."""
+    """Missed ticks that one event reports."""
 
     first_ns: int
     """The first of them, UTC ns."""
@@ -75,12 +75,12 @@ class Portion(NamedTuple):
 
 
 class Missed:
-    """Collects missed ticks; those that come rarely are told each, those that do not cease every ten seconds."""
+    """Collects missed ticks; rare ones are reported each, those that do not cease every ten seconds."""
 
     def __init__(self) -> None:
         self._first_ns = self._end_ns = 0
         self._count = self._longest = self._run = 0
-        self._told_ns: int | None = None
+        self._reported_ns: int | None = None
         self._quiet_ns = _QUIET_NS
 
     def add(self, first_ns: int, count: int, interval_ns: int) -> None:
@@ -93,12 +93,12 @@ class Missed:
         self._end_ns = first_ns + count * interval_ns
 
     def portion(self, now_ns: int, *, last: bool = False) -> Portion | None:
-        """Return what is to be told at `now_ns` of the monotonic clock, once; `last` leaves nothing for later."""
-        since_ns = _MAX_QUIET_NS if self._told_ns is None else now_ns - self._told_ns
+        """Return what to report at `now_ns` of the monotonic clock, once; `last` leaves nothing for later."""
+        since_ns = _MAX_QUIET_NS if self._reported_ns is None else now_ns - self._reported_ns
         if not self._count or (since_ns < self._quiet_ns and not last):
             return None
         self._quiet_ns = min(2 * self._quiet_ns, _MAX_QUIET_NS) if since_ns < 2 * self._quiet_ns else _QUIET_NS
-        self._told_ns = now_ns
-        told = Portion(self._first_ns, self._count, self._longest)
+        self._reported_ns = now_ns
+        portion = Portion(self._first_ns, self._count, self._longest)
         self._count = self._longest = 0
-        return told
+        return portion

@@ -26,7 +26,7 @@ class Sampled(NamedTuple):
     """Whether this is no tick of its own: a straggler's part of one that was handed over before, or a reading between
     ticks, of which `tick_ns` is then the begin."""
     start_ns: int
-    """When the first of these samples was begun, ns of the monotonic clock."""
+    """When the first of these samples started, ns of the monotonic clock."""
     end_ns: int
     """When the last of them was done, ns of the monotonic clock."""
     ahead_ns: int = 0

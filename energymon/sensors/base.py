@@ -149,7 +149,7 @@ class Sensor(Protocol):
     def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
         """Decode the answers to `operations` at several ticks, as `decode` does, for a third of the price.
 
-        Returns None, with nothing changed, when one of them is unusual: `decode` tells what about it.
+        Returns None, with nothing changed, when one of them is unusual: `decode` says what about it.
         """
         ...
 
@@ -158,7 +158,7 @@ class Sensor(Protocol):
         ...
 
     def notes(self) -> list[str]:
-        """Return what the samples decoded since the last call told against the sensor, once."""
+        """Return doubts about the sensor that arose in decoding since the last call, each once."""
         ...
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class Missing:
     reason: str
     remedy: str
     parts: tuple[Part, ...] = ()
-    """What was found and cannot be read; the sum of its domain is unknown without it."""
+    """Parts that were found and cannot be read; the sum of its domain is unknown without it."""
 
     def __str__(self) -> str:
         return f"{self.sensor}: {self.reason}. {self.remedy}"

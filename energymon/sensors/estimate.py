@@ -111,7 +111,7 @@ class EstimateSensor:
         }
 
     def notes(self) -> list[str]:
-        """Return nothing: its points tell all."""
+        """Return nothing: its points say all."""
         return []
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def _is_sliced(nvml: Any, index: int) -> bool:
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(index))
     except nvml.NVMLError:
-        # Boards that cannot be sliced answer so; one that has failed tells it again when it is opened.
+        # Boards that cannot be sliced answer so; one that has failed fails again when it is opened.
         return False
     return bool(current)
 

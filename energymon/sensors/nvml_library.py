@@ -51,7 +51,7 @@ _ALL_BOARDS: Final[Part] = ("gpus", "gpu")
 """Stands for boards whose number is not known."""
 
 Shown = tuple[int, int, int]
-"""NVML's return code, the value, and its timestamp, UTC ns (0 where the call tells none)."""
+"""NVML's return code, the value, and its timestamp, UTC ns (0 where the call has none)."""
 ShownMany = tuple[Sequence[int], Sequence[int]]
 """Values and their timestamps."""
 
@@ -181,7 +181,7 @@ def load(library: Path | None) -> ModuleType | Missing:
     """Return the initialised module pynvml, bound to `library` or else to the driver's, or why there is none.
 
     Importing pynvml takes 50 ms, so the library is looked for first. A library of another path serves when its
-    SONAME is the driver's, for that is how the loader finds again what is loaded.
+    SONAME is the driver's, by which the loader finds a library that is loaded.
     """
     path = _DRIVERS if library is None else str(library.absolute())
     try:

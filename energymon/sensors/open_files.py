@@ -21,7 +21,7 @@ class Entry(Protocol):
         ...
 
     def open(self) -> None:
-        """Open it, closing what was open before. Raises OSError."""
+        """Open it, closing the file that was open before. Raises OSError."""
         ...
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class OpenFiles:
             entry.close()
 
     def _failed(self, index: int, error: OSError) -> OSError:
-        # A traceback would keep this frame, and what was read with it, for as long as the error waits.
+        # A traceback would keep this frame, and the values read with it, for as long as the error waits.
         error.__traceback__ = None
         self._broken.append(index)
         return self._errors.get(index, error)

@@ -212,14 +212,14 @@ class PerfSensor:
                     why = f"a read returned {len(data)} bytes, expected {group.words.size}"
                 else:
                     why = str(data.strerror)
-                points += [Point(channel, t_ns, None, problem=_told(group, why)) for channel in group.channels]
+                points += [Point(channel, t_ns, None, problem=_problem(group, why)) for channel in group.channels]
                 continue
             values = group.words.unpack(data)
             for i, channel in enumerate(group.channels):
                 try:
                     joules, flags = group.counters[i].update(values[i + 1], after_ns, begun_ns)
                 except CounterError as error:
-                    points.append(Point(channel, t_ns, None, problem=_told(group, str(error))))
+                    points.append(Point(channel, t_ns, None, problem=_problem(group, str(error))))
                 else:
                     if flags:
                         group.ages[i].restart()
@@ -250,7 +250,7 @@ class PerfSensor:
         }
 
     def notes(self) -> list[str]:
-        """Return nothing: its points tell all."""
+        """Return nothing: its points say all."""
         return []
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class PerfSensor:
         self._held.close()
 
 
-def _told(group: _Group, why: str) -> str:
+def _problem(group: _Group, why: str) -> str:
     return f"perf events of {group.device} on CPU {group.cpu}: {why}"
 
 
@@ -315,7 +315,7 @@ def open_perf(
 
 
 def _open_groups(pmu: Pmu, wanted: set[RaplDomain], missing: list[Missing], paranoid: Path) -> list[_Group]:
-    """Open what is wanted of each socket; name once in `missing` what fails for the same reason."""
+    """Open the wanted events of each socket; name once in `missing` what fails for the same reason."""
     groups: list[_Group] = []
     for device, cpu in pmu.cpus.items():
         events = [event for event in pmu.events if (device, event.domain) in wanted]

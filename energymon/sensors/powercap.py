@@ -167,7 +167,7 @@ class PowercapSensor:
         return [Operation(_BYTES, fd=zone.fd, seeks=True) for zone in self._zones] if self._held.whole else None
 
     def decode(self, raw: Any, offset_ns: int) -> list[Point]:
-        """Return a point of each zone; a file that held what cannot be true is opened anew, it may be another."""
+        """Return a point of each zone; a file with an impossible value is opened again, for it may be another."""
         points: list[Point] = []
         before_ns: int = raw[0]
         at = 1
@@ -239,7 +239,7 @@ class PowercapSensor:
         }
 
     def notes(self) -> list[str]:
-        """Return nothing: its points tell all."""
+        """Return nothing: its points say all."""
         return []
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ def open_powercap(
         return Discovery((PowercapSensor(list(zones.values()), confirmed_by),), tuple(missing))
     if not missing:
         if _entries(sysfs):
-            missing.append(Missing(_NAME, f"no zone below {root} can be told to be a package or DRAM", _MASKED))
+            missing.append(Missing(_NAME, f"no zone below {root} is known to be a package or DRAM", _MASKED))
         else:
             missing.append(Missing(_NAME, f"{root} has no RAPL zones", _ABSENT))
     return Discovery((), tuple(missing))
@@ -329,13 +329,13 @@ def _domain(zone: Path) -> RaplDomain | None:
 
 
 def _max_w(zone: Path) -> float:
-    """Return more watts than the zone can draw, from the largest of its own limits where it tells any."""
+    """Return more watts than the zone can draw, from the largest of its own limits where it has any."""
     limits_w = [0.0]
     for path in (*zone.glob("constraint_*_max_power_uw"), *zone.glob("constraint_*_power_limit_uw")):
         try:
             limits_w.append(_parse(path.read_bytes()) / 1e6)
         except (OSError, ValueError):
-            # Some zones list a limit that they do not tell.
+            # Some zones list a limit that cannot be read.
             continue
     most_w = _LIMIT_HEADROOM * max(limits_w)
     return min(max(most_w, _LEAST_LIMIT_W), 2 * MAX_DOMAIN_W) if most_w > 0 else MAX_DOMAIN_W

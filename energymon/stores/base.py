@@ -47,7 +47,7 @@ class Store(Protocol):
         ...
 
     def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:
-        """Return what was told in [start, end), UTC ns, by time."""
+        """Return the events in [start, end), UTC ns, by time."""
         ...
 
     def sessions(self) -> list[Session]:

@@ -18,7 +18,7 @@ from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
 
-__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "connect", "told"]
+__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "connect", "store_error"]
 
 Series = tuple[str, str, str, str]
 """Node, device, domain and source."""
@@ -91,7 +91,7 @@ _MEANINGS: Final = {
 """What SQLite says, and what that means for a store."""
 
 _READING: Final = "SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags"
-# One reading beyond the one that covers the edge tells the power there, and thereby the error.
+# One reading beyond the one that covers the edge gives the power there, and with it the error.
 _BEFORE: Final = """SELECT min(tick_ns) FROM (SELECT tick_ns FROM readings
     WHERE series_id = ? AND tick_ns <= ? AND t_ns <= ? ORDER BY tick_ns DESC LIMIT 2)"""
 _AFTER: Final = """SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings
@@ -144,7 +144,7 @@ class SqliteStore:
             if connection is not None:
                 connection.close()
             os.close(lock_fd)
-            raise told(path, error) from error
+            raise store_error(path, error) from error
         return cls(path, connection, lock_fd)
 
     @classmethod
@@ -169,7 +169,7 @@ class SqliteStore:
                     raise
             return cls(path, _opened(path, immutable=True), None)
         except sqlite3.Error as error:
-            raise told(path, error) from error
+            raise store_error(path, error) from error
 
     def append(
         self,
@@ -182,7 +182,7 @@ class SqliteStore:
     ) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
 
-        Raises StoreError, when the disk is full for one.
+        Raises StoreError, for example when the disk is full.
         """
         self.append_rows(
             [
@@ -285,7 +285,7 @@ class SqliteStore:
             ]
 
     def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:
-        """Return what was told in [start, end), UTC ns, by time."""
+        """Return the events in [start, end), UTC ns, by time."""
         with self._reading():
             return [
                 Event(*row)
@@ -404,12 +404,12 @@ class SqliteStore:
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
-            # Ids handed out in a transaction that is undone are no ids.
+            # Ids of a transaction that is undone are no ids.
             self._series.clear()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise told(self.path, error) from error
+                raise store_error(self.path, error) from error
             if isinstance(error, OverflowError):
                 raise StoreError(f"{self.path}: a number does not fit into 64 bits ({error})") from error
             raise
@@ -424,7 +424,7 @@ class SqliteStore:
             finally:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
-            raise told(self.path, error) from error
+            raise store_error(self.path, error) from error
 
 
 def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
@@ -439,7 +439,7 @@ def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connec
             check_same_thread=False,
         )
     except sqlite3.Error as error:
-        raise told(path, error) from error
+        raise store_error(path, error) from error
 
 
 def _opened(path: Path, *, immutable: bool) -> sqlite3.Connection:
@@ -481,7 +481,7 @@ def add_columns(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN IMMEDIATE; {adding} PRAGMA user_version = {_VERSION}; COMMIT;")
 
 
-def told(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
+def store_error(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
     """Return what went wrong with a store in words that say what to do."""
     if isinstance(error, StoreError):
         return error

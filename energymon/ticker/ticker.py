@@ -97,7 +97,7 @@ class Answers(NamedTuple):
     """One operation's answers, each column with an entry a tick."""
 
     before_ns: Sequence[int]
-    """When it was begun, monotonic ns."""
+    """When it started, monotonic ns."""
     after_ns: Sequence[int]
     """When it was done, monotonic ns."""
     status: Sequence[int]
@@ -207,12 +207,19 @@ class Ticker:
         wake_fd: int = -1,
         strewn_ns: int = 0,
     ) -> None:
-        """Take groups of operations, one a sensor, which are done in order at each tick, `readings` times.
+        """Prepare the operations; `run` takes the ticks.
 
-        `offset_ns` is what the monotonic clock lacks to that of the ticks, and `wall_ns` how far the wall clock is
-        ahead of that one, which ends `run` when it changes; an operation that takes more than `slow_ns` is told. The
-        ring holds `slots` ticks, those of some seconds by default. `run` comes back when `wake_fd` can be
-        read. Ticks are taken up to `strewn_ns` late, at random.
+        Args:
+            library: The compiled loop.
+            groups: Operations by sensor, which are done in order at each tick.
+            interval_ns: Time between two ticks, ns.
+            offset_ns: The clock of the ticks minus the monotonic clock, ns.
+            wall_ns: The wall clock minus the clock of the ticks, ns; default 0. `run` ends when it changes.
+            readings: How often the operations are done at a tick; the last answers count.
+            slow_ns: `run` reports an operation that takes longer, ns.
+            slots: Ticks that the ring holds; default those of some seconds.
+            wake_fd: `run` ends when this descriptor can be read; default none.
+            strewn_ns: Ticks are taken up to so much late, at random, ns; default 0.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
         operations = [operation for group in groups for operation in group]

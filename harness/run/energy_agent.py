@@ -62,7 +62,7 @@ class EnergyAgent(Agent):
 
     @property
     def series(self) -> list[dict[str, object]]:
-        """What is sampled, as `energymon.series_of` gives it."""
+        """Every series that is sampled, as `energymon.series_of` gives it."""
         return series_of(self.sensors)
 
     @property

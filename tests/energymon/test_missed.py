@@ -65,7 +65,7 @@ def events(tmp_path):
                 TICK,
                 on_stored=lambda count: None,
                 on_failure=failures.append,
-                tell=lambda event: None,
+                on_event=lambda event: None,
             )
             for record in records:
                 writer.put(record)
