@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from energymon.agent.event_loop import Loop
 from energymon.agent.lifetime import own_name
 from energymon.agent.sender_process import SenderProcess
-from energymon.analysis.attribution import channels_of
+from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
@@ -379,8 +379,8 @@ def _listener(store: Path) -> Listener | None:
 
 
 def _lags_s(found: Found) -> list[float]:
-    channels = [channel for sensor in found.sensors for channel in cast(Any, sensor.describe()["channels"])]
-    return [float(channel.get("lag_s") or 0) for channel in channels if channel["source"] not in UNBOUNDED]
+    series = series_of(sensor.describe() for sensor in found.sensors)
+    return [cast(float, one["lag_s"] or 0.0) for one in series if one["source"] not in UNBOUNDED]
 
 
 def _linger_ns(found: Found) -> int:

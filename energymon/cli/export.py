@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal
 
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
@@ -109,7 +109,7 @@ def save_readings(readings: Iterable[Reading], path: Path) -> None:
         _write_parquet((astuple(reading) for reading in readings), file, READING_COLUMNS)
 
 
-def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Any, ...]]:
+def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
     if what == "tuples":
         return (astuple(found) for found in stored_tuples(store, start_ns, end_ns, node))
     return (astuple(r) for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)

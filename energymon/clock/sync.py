@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from energymon.clock.monotonic import NS, Clock
 from energymon.clock.offsets import CONTROLLER
@@ -200,7 +200,7 @@ def _split(peer: str) -> tuple[str, int]:
     return host, port
 
 
-def _resolve(host: str, port: int, *, passive: bool = False) -> tuple[socket.AddressFamily, Any]:
+def _resolve(host: str, port: int, *, passive: bool = False) -> tuple[socket.AddressFamily, tuple[object, ...]]:
     flags = socket.AI_PASSIVE if passive else 0
     try:
         found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), port, type=socket.SOCK_DGRAM, flags=flags)

@@ -54,7 +54,7 @@ _NEWS: Final = {
 }
 
 Statement = tuple[str, Sequence[object]]
-_Row = tuple[int, *tuple[Any, ...]]
+_Row = Sequence[Any]
 
 
 class BusyError(StoreError):

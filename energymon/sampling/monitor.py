@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
 from energymon.sampling.edges import Listener
 from energymon.sampling.punctuality import raise_priority
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
 from energymon.sensors.base import Sensor
-from energymon.ticker.ticker import Library, Operation, Reason, Ticker, ticker_library
+from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
 
 __all__ = ["Monitor"]
 
@@ -48,7 +48,7 @@ class _Due(NamedTuple):
     offset_ns: int
     ahead_ns: int
 
-    def sampled(self, samples: Sequence[tuple[int, Any]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
+    def sampled(self, samples: Sequence[tuple[int, Raw]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
         """Return the answers to it."""
         return Sampled(self.tick_ns, self.offset_ns, samples, whole, late, *span, self.ahead_ns)
 
@@ -143,7 +143,7 @@ class Monitor:
         self._stuck: dict[int, int] = {}
         self._due_ns = 0
         self._hand: tuple[int, int] | None = None
-        self._open: list[tuple[int, Any]] | None = None
+        self._open: list[tuple[int, Raw]] | None = None
         self._span = (0, 0)
         self._tick = _Due(0, 0, 0)
         self._awaited = 0
@@ -241,14 +241,14 @@ class Monitor:
         self._due_ns = self._ticker.next_ns + self._interval_ns
         return self._order[hand[0]]
 
-    def _spawn(self, body: Callable[..., None], *args: Any) -> threading.Thread:
+    def _spawn(self, body: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(body, *args), name=f"sampler-{len(self._threads)}")
         thread.daemon = True
         self._threads.append(thread)
         thread.start()
         return thread
 
-    def _guard(self, body: Callable[..., None], *args: Any) -> None:
+    def _guard(self, body: Callable[..., None], *args: object) -> None:
         try:
             body(*args)
         except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
@@ -415,7 +415,7 @@ class Monitor:
             met = self._release(tick, between)
         sensors, monotonic_ns = self._sensors, time.monotonic_ns
         for _ in range(self._readings if between is None else 1):
-            samples: list[tuple[int, Any]] = []
+            samples: list[tuple[int, Raw]] = []
             slow: list[int] = []
             start_ns = end_ns = before_ns = monotonic_ns()
             for index in self._quick:
@@ -499,7 +499,7 @@ class Monitor:
     def _meet(
         self,
         tick: _Due,
-        samples: list[tuple[int, Any]],
+        samples: list[tuple[int, Raw]],
         span: tuple[int, int],
         slow_sensor: _SlowSensor | None = None,
     ) -> None:

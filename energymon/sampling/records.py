@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from energymon.ticker.ticker import Block, Taken
+from energymon.ticker.ticker import Block, Raw, Taken
 
 __all__ = ["ClockStep", "Gap", "Record", "Sampled", "SampledBlock", "sampled"]
 
@@ -18,7 +18,7 @@ class Sampled(NamedTuple):
     """UTC ns."""
     offset_ns: int
     """What the monotonic clock lacked to UTC."""
-    samples: Sequence[tuple[int, Any]]
+    samples: Sequence[tuple[int, Raw]]
     """Sensor's place in the monitor's list, and what its `sample` returned."""
     whole: bool
     """Whether every sensor answered in time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
@@ -19,12 +19,13 @@ from energymon.sensors.nvml_library import (
     MODULE_SCOPE,
     NAME,
     Call,
+    CObject,
     FieldsCall,
     ShownMany,
     ValueCall,
 )
 from energymon.sensors.updates import Age, Poll, Updates, lag_of, updates
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = ["NvmlSensor"]
 
@@ -146,7 +147,7 @@ class _Series:
 class NvmlSensor:
     """One board."""
 
-    def __init__(self, nvml: Any, index: int, interval_ns: int) -> None:
+    def __init__(self, nvml: CObject, index: int, interval_ns: int) -> None:
         """Open a board; raises NVMLError for one that gives neither energy nor power."""
         self._nvml = nvml
         self._device = f"gpu-{index}"
@@ -179,12 +180,12 @@ class NvmlSensor:
         """The board's counter, power and average power, as far as it gives them."""
         return tuple(series.channel for series in self._series())
 
-    def sample(self) -> list[Any]:
+    def sample(self) -> Raw:
         """Return [t, answer, t, …, t], the answers between monotonic times, ns: bytes, or NVML's return code."""
         if self._failed:
             self._renew()
         now_ns = time.monotonic_ns
-        raw: list[Any] = [now_ns()]
+        raw: Raw = [now_ns()]
         for function, arguments, buffer in self._bound:
             code = function(*arguments)
             if code:
@@ -198,7 +199,7 @@ class NvmlSensor:
         """Return the calls; None while the board fails."""
         return None if self._failed else [call.operation for call, _ in self._calls]
 
-    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
         """Return a point of each channel, at the value's own time where it is plausible."""
         points: list[Point] = []
         at = 0

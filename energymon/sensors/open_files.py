@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
+
+from energymon.ticker.ticker import Raw
 
 __all__ = ["CLOSED", "Entry", "OpenFiles"]
 
@@ -45,7 +47,7 @@ class OpenFiles:
         self._errors: dict[int, OSError] = {}
         self._fds = [entry.fd for entry in entries]
 
-    def read(self) -> list[Any]:
+    def read(self) -> Raw:
         """Return [t, value, t, value, …, t]: what each entry holds between two times, monotonic ns.
 
         A value is bytes, or the OSError that came instead; an entry's own times are those beside its value.
@@ -53,7 +55,7 @@ class OpenFiles:
         if self._broken:
             self._reopen()
         call, args, now_ns = self._call, self._args, time.monotonic_ns
-        raw: list[Any] = [now_ns()]
+        raw: Raw = [now_ns()]
         for fd in self._fds:
             try:
                 value: bytes | OSError = call(fd, *args)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
@@ -35,7 +35,7 @@ from energymon.sensors.open_files import CLOSED, OpenFiles
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
 from energymon.sensors.reference import Reference
 from energymon.sensors.updates import Age
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = ["PerfSensor", "domains", "open_perf"]
 
@@ -195,7 +195,7 @@ class PerfSensor:
                 counted.append((group.channels[i], answer, joules, group.ages[i]))
         return [counted_column(*column, offset_ns) for column in counted]
 
-    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
         """Return a point of each event; those of a socket share their time."""
         points: list[Point] = []
         before_ns: int = raw[0]

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
@@ -26,7 +26,7 @@ from energymon.sensors.domains import (
 )
 from energymon.sensors.open_files import CLOSED, OpenFiles
 from energymon.sensors.updates import Age
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = ["PowercapSensor", "domains", "open_powercap"]
 
@@ -166,7 +166,7 @@ class PowercapSensor:
         """Return a read a zone."""
         return [Operation(_BYTES, fd=zone.fd, seeks=True) for zone in self._zones] if self._held.whole else None
 
-    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
         """Return a point of each zone; a file with an impossible value is opened again, for it may be another."""
         points: list[Point] = []
         before_ns: int = raw[0]

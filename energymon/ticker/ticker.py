@@ -10,14 +10,16 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from energymon.clock.monotonic import NS, UNNOTICED_NS
 from energymon.system.native import compiled
 
-__all__ = ["Answers", "Block", "Library", "Operation", "Reason", "Taken", "Ticker", "ticker_library"]
+__all__ = ["Answers", "Block", "Library", "Operation", "Raw", "Reason", "Taken", "Ticker", "ticker_library"]
 
 Library = ctypes.CDLL
+Raw: TypeAlias = "list[Any]"
+"""Answers between monotonic times, ns: [t, answer, t, …, t]. An answer is bytes, a return code, or an OSError."""
 _SOURCE: Final = Path(__file__).with_name("ticker.c")
 
 _RING_NS: Final = 5 * NS
@@ -88,7 +90,7 @@ class Taken(NamedTuple):
 
     tick_ns: int
     """UTC ns."""
-    raw: Sequence[list[Any]]
+    raw: Sequence[Raw]
     """For each group of operations [t, answer, t, …, t], the answers between monotonic times, ns: bytes, a function's
     return code, or the OSError that came instead."""
 
@@ -325,12 +327,12 @@ def _parts(shape: str) -> int:
     return len(form.unpack(bytes(form.size)))
 
 
-def _taken(flat: tuple[Any, ...], groups: Sequence[Sequence[Operation]]) -> Taken:
-    raw: list[list[Any]] = []
+def _taken(flat: Sequence[Any], groups: Sequence[Sequence[Operation]]) -> Taken:
+    raw: list[Raw] = []
     tick_ns, t_ns = flat[:2]
     at = 2
     for operations in groups:
-        answers: list[Any] = [t_ns]
+        answers: Raw = [t_ns]
         for op in operations:
             t_ns, status, data = flat[at : at + 3]
             at += 3
