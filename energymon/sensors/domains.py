@@ -37,7 +37,7 @@ _LAG_USUAL_S: Final = 0.05
 _LAG_LONGEST_S: Final = 0.5
 
 
-def still(read: Callable[[], Mapping[RaplDomain, bytes]], settle_s: float) -> set[RaplDomain]:
+def still(read: Callable[[], Mapping[RaplDomain, object]], settle_s: float) -> set[RaplDomain]:
     """Return the domains that show the same for `settle_s`; live ones are found in a few ms.
 
     `read` returns what every domain shows.

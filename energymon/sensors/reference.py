@@ -35,7 +35,7 @@ class Reference:
         self._unit_j = 1e-6 * true_nj / round(step_nj)
         self._shown()
 
-    def begun(self, count: Callable[[], int], value: int, unit_j: float) -> RawCounter | None:
+    def started(self, count: Callable[[], int], value: int, unit_j: float) -> RawCounter | None:
         """Return what powercap showed when perf's counter showed `value`, units of `unit_j`; None when unknown.
 
         `count` returns what perf's counter shows now.
