@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, cast
 from weakref import WeakSet
 
-from energymon.analysis.attribution import channels_of
+from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.restarts import bridged
 from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
@@ -147,6 +147,21 @@ class AgentProcess:
         """What the agent has written on stderr."""
         log = self._log_path
         return log.read_text(errors="replace").strip() if log is not None and log.exists() else ""
+
+    @property
+    def sensors(self) -> list[dict[str, object]]:
+        """What each sensor says of itself; empty when the agent was never ready."""
+        return cast(list[dict[str, object]], self.description.get("sensors", []))
+
+    @property
+    def series(self) -> list[dict[str, object]]:
+        """Every series that is sampled, as `energymon.series_of` gives it."""
+        return series_of(self.sensors)
+
+    @property
+    def unreadable(self) -> list[Mapping[str, str]]:
+        """Device, domain and reason of each part of the host that was found and cannot be read."""
+        return cast(list[Mapping[str, str]], self.description.get("unreadable", []))
 
     @property
     def offset_ns(self) -> int:

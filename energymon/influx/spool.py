@@ -29,7 +29,7 @@ from energymon.influx.lineprotocol import (
 )
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event
 from energymon.stores.base import Session
-from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, add_columns, connect, store_error
+from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, add_columns, columns, connect, store_error
 
 __all__ = ["Batch", "BusyError", "Spool"]
 
@@ -45,12 +45,8 @@ _TRIM_TO: Final = 0.8
 """Parts of the limit at which acknowledged readings begin and cease to be deleted."""
 _WAL_BYTES: Final = 8_000_000
 _NEWS: Final = {
-    "clocks": "SELECT rowid, t_ns, node, peer, offset_ns, error_ns FROM clocks WHERE rowid > ? ORDER BY rowid LIMIT ?",
-    "baselines": "SELECT rowid, node, device, domain, source, start_ns, end_ns, watts, error_w FROM baselines"
-    " WHERE rowid > ? ORDER BY rowid LIMIT ?",
-    "counters": "SELECT rowid, node, device, domain, source, tick_ns, t_ns, boot_ns, boot_id, joules, raw, unit_j,"
-    " wrap, max_w, counter FROM counters WHERE rowid > ? ORDER BY rowid LIMIT ?",
-    "events": "SELECT rowid, t_ns, node, kind, message FROM events WHERE rowid > ? ORDER BY rowid LIMIT ?",
+    table: f"SELECT rowid, {columns(kind)} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"  # noqa: S608
+    for table, kind in (("clocks", ClockOffset), ("baselines", Baseline), ("counters", CounterStart), ("events", Event))
 }
 
 Statement = tuple[str, Sequence[object]]

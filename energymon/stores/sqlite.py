@@ -9,17 +9,18 @@ import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
 
-__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "connect", "store_error"]
+__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "columns", "connect", "store_error"]
 
+_Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
 Series = tuple[str, str, str, str]
 """Node, device, domain and source."""
 Row = tuple[int, Series, int, float, str, int | None, int]
@@ -308,39 +309,17 @@ class SqliteStore:
 
     def clocks(self, node: str | None = None) -> list[ClockOffset]:
         """Return every offset measured, by time."""
-        with self._reading():
-            rows = self._db.execute(
-                "SELECT t_ns, node, peer, offset_ns, error_ns FROM clocks WHERE ? IS NULL OR node = ?"
-                " ORDER BY t_ns, node, peer",
-                (node, node),
-            ).fetchall()
-        return [ClockOffset(*row) for row in rows]
+        return self._all(ClockOffset, "clocks", node, "t_ns, node, peer")
 
     def baselines(self, node: str | None = None) -> list[Baseline]:
         """Return every idle baseline recorded, by time and series."""
-        with self._reading():
-            rows = self._db.execute(
-                "SELECT node, device, domain, source, start_ns, end_ns, watts, error_w FROM baselines"
-                " WHERE ? IS NULL OR node = ? ORDER BY start_ns, node, device, domain, source",
-                (node, node),
-            ).fetchall()
-        return [Baseline(*row) for row in rows]
+        return self._all(Baseline, "baselines", node, "start_ns, node, device, domain, source")
 
     def counters(self, node: str | None = None) -> list[CounterStart]:
         """Return every counter that a series began with, by time; none from a store that was written without them."""
         with self._reading():
             (there,) = self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'counters'").fetchone()
-            rows = (
-                self._db.execute(
-                    "SELECT node, device, domain, source, tick_ns, t_ns, boot_ns, boot_id, joules, raw, unit_j, wrap,"
-                    " max_w, counter FROM counters WHERE ? IS NULL OR node = ?"
-                    " ORDER BY t_ns, node, device, domain, source",
-                    (node, node),
-                ).fetchall()
-                if there
-                else []
-            )
-        return [CounterStart(*row) for row in rows]
+        return self._all(CounterStart, "counters", node, "t_ns, node, device, domain, source") if there else []
 
     def last_tick_ns(self, node: str) -> int:
         """Return the latest tick that a node has, UTC ns; 0 when it has none."""
@@ -380,6 +359,12 @@ class SqliteStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _all(self, kind: type[_Record], table: str, node: str | None, order: str) -> list[_Record]:
+        """Return the records of a table, whose columns are those of their class, of one node or of all."""
+        query = f"SELECT {columns(kind)} FROM {table} WHERE ? IS NULL OR node = ? ORDER BY {order}"  # noqa: S608
+        with self._reading():
+            return [kind(*row) for row in self._db.execute(query, (node, node))]
 
     def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str, int | None, int]]:
         ids = self._series
@@ -425,6 +410,11 @@ class SqliteStore:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
             raise store_error(self.path, error) from error
+
+
+def columns(kind: type[ClockOffset | Baseline | CounterStart | Event]) -> str:
+    """Return the columns of the records of a class, which are its fields, for a SELECT."""
+    return ", ".join(field.name for field in fields(kind))
 
 
 def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
