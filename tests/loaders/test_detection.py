@@ -86,6 +86,7 @@ def test_pixels_box_and_mask_go_the_same_way(square, flip):
     assert mask.sum() == pytest.approx(1600, rel=0.06)
 
 
+@pytest.mark.process
 def test_masks_agree_with_those_that_pycocotools_draws(samples):
     from pycocotools import mask as official
 
@@ -106,6 +107,7 @@ def test_masks_agree_with_those_that_pycocotools_draws(samples):
     assert compared > 10
 
 
+@pytest.mark.process
 def test_a_flip_is_drawn_for_each_sample_and_epoch_as_often_as_asked(samples):
     half = DetectionPipeline(min_size=32, max_size=64).transforms[1]
     image = Image.new("RGB", (8, 8))
@@ -119,6 +121,7 @@ def test_a_flip_is_drawn_for_each_sample_and_epoch_as_often_as_asked(samples):
     assert [one.getpixel((7, 0))[0] == 255 for one in again] != flipped
 
 
+@pytest.mark.process
 def test_a_batch_is_padded_and_its_things_stand_in_the_order_of_its_pictures(samples):
     items = [load_item(SMALL, samples, sample_id, seed=0, epoch=0) for sample_id in range(6)]
     data, labels, extra = SMALL.collate(items)
@@ -160,6 +163,7 @@ def test_without_masks_no_outlines_are_needed(square):
         load_item(SMALL, given, 0, seed=0, epoch=0)
 
 
+@pytest.mark.process
 def test_workers_and_their_number_change_nothing(samples):
     alone = batches(samples, num_workers=0)
     for count in (1, 2):
@@ -172,6 +176,7 @@ def test_workers_and_their_number_change_nothing(samples):
     assert sum(batch.nbytes for batch in alone) == samples.sizes.sum()
 
 
+@pytest.mark.process
 def test_a_broken_picture_is_named_with_its_stage(samples, tmp_path):
     path = tmp_path / "cut.jpg"
     path.write_bytes(samples.path(0).read_bytes()[:500])
@@ -183,6 +188,7 @@ def test_a_broken_picture_is_named_with_its_stage(samples, tmp_path):
         next(loader.epoch(0))
 
 
+@pytest.mark.process
 def test_every_stage_of_table_1_is_timed_by_its_name(samples):
     times = StageTimes()
     load_item(SMALL, samples, 0, seed=0, epoch=0, times=times)

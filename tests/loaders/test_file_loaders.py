@@ -42,6 +42,7 @@ def make(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return KINDS[request.param]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("damage", ["truncated", "missing", "no image", "empty", "directory"])
 def test_a_sample_that_fails_in_mid_epoch_is_named(make: Callable[..., Any], image_tree: Tree, damage: str) -> None:
     samples = image_tree(60)
@@ -65,6 +66,7 @@ def test_a_sample_that_fails_in_mid_epoch_is_named(make: Callable[..., Any], ima
     assert f"sample {victim} ({path})" in str(caught.value)
 
 
+@pytest.mark.process
 def test_the_sample_to_blame_is_found_among_those_read_ahead(make: Callable[..., Any], image_tree: Tree) -> None:
     samples = image_tree(60)
     with make(samples=samples, batch_size=8, seed=2) as loader:
@@ -102,6 +104,7 @@ def test_an_empty_dataset_is_refused(make: Callable[..., Any], image_tree: Tree)
         make(samples=image_tree(2).first(0), batch_size=1, seed=0)
 
 
+@pytest.mark.process
 def test_a_root_that_is_gone_is_named(make: Callable[..., Any], image_tree: Tree) -> None:
     gone = image_tree(2).root.parent / "gone"
     samples = replace(image_tree(2), root=gone)

@@ -16,6 +16,8 @@ import pytest
 
 from loaders import ImageTransform, PyTorchLoader, Samples, WorkerError
 
+pytestmark = pytest.mark.process
+
 TRANSFORM = ImageTransform(size=32)
 Tree = Callable[[int], Samples]
 

@@ -202,6 +202,7 @@ def test_what_is_made_of_a_sample_depends_on_seed_epoch_and_id_alone(volumes):
     assert not torch.equal(first[0].data, load_item(PIPELINE, samples, 0, seed=2, epoch=2).data)
 
 
+@pytest.mark.process
 def test_a_loader_yields_cubes_that_are_the_files_own_voxels(volumes):
     samples = volumes(5)
     plain = replace(

@@ -106,6 +106,7 @@ def test_a_thread_that_hangs_is_left_behind_and_keeps_nobody_waiting() -> None:
     assert hanging.result(5)
 
 
+@pytest.mark.process
 def test_a_loader_that_nobody_closes_is_closed_when_its_process_ends(
     image_tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -265,6 +265,7 @@ def test_a_batch_holds_padded_features_and_labels_with_their_lengths(speech: Cal
         assert not labels[k, extra["label_lengths"][k] :].any()
 
 
+@pytest.mark.process
 def test_workers_and_their_number_change_nothing(speech: Callable[[int], Samples]) -> None:
     samples, made = speech(10), []
     for workers in (0, 2):

@@ -50,6 +50,7 @@ class Closing:
         self.closed = True
 
 
+@pytest.mark.process
 def test_each_process_closes_its_own_and_no_other_s_at_its_end(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -76,6 +77,7 @@ print(DaemonThreads(1, "test").submit(torch.get_num_threads).result(timeout=60))
 """
 
 
+@pytest.mark.process
 def test_threads_start_where_the_path_of_openmp_has_blanks_and_other_letters(tmp_path):
     folder = tmp_path / "jöule  feed"
     folder.mkdir()

@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 REPO = Path(__file__).parents[2]
 # A child for each case, because an interpreter ends once; forked, because the imports take seconds.
 SCRIPT = """

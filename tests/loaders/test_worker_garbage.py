@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from loaders import ImageTransform, PyTorchLoader, Samples
 from loaders.pipeline import Item, Tensors
+
+pytestmark = pytest.mark.process
 
 
 class Ends:

@@ -23,6 +23,8 @@ from torch.utils.data import (
 
 from loaders import LoaderConfigError, SampleAwareDataLoader, WorkerError
 
+pytestmark = pytest.mark.process
+
 COUNT = 23
 
 
@@ -85,7 +87,6 @@ def equal(ours, theirs):
             assert all(torch.equal(left, right) for left, right in zip(a, b, strict=True))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Squares(), Arrays()], ids=["dicts", "arrays"])
 @pytest.mark.parametrize("options", [{"batch_size": 4}, {"batch_size": 5, "drop_last": True}, {"batch_size": None}])
@@ -102,7 +103,6 @@ def test_batches_in_order_are_those_of_torch(workers, dataset, options):
     equal(list(ours), list(theirs))
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_same_generator_gives_the_same_epochs_as_torch(persistent):
     def orders(kind, **options):
@@ -116,7 +116,6 @@ def test_the_same_generator_gives_the_same_epochs_as_torch(persistent):
     assert orders(SampleAwareDataLoader, order="strict") == orders(DataLoader)
 
 
-@pytest.mark.process
 def test_every_shuffled_epoch_has_every_sample_once_and_full_batches():
     loader = SampleAwareDataLoader(Squares(), batch_size=4, shuffle=True, num_workers=3, persistent_workers=True)
     for _ in range(4):
@@ -142,7 +141,6 @@ def test_order_follows_the_sampler_unless_told():
     assert order(sampler=DistributedSampler(Squares(), 2, 0, shuffle=False)) == "strict"
 
 
-@pytest.mark.process
 def test_set_epoch_of_a_distributed_sampler_is_honoured_and_ranks_are_disjoint():
     seen = {}
     for rank in range(2):
@@ -157,14 +155,12 @@ def test_set_epoch_of_a_distributed_sampler_is_honoured_and_ranks_are_disjoint()
         assert len(set(seen[0, epoch]) | set(seen[1, epoch])) == COUNT
 
 
-@pytest.mark.process
 def test_a_batch_sampler_says_which_samples_share_a_batch():
     batches = [[3, 1], [2], [7, 8, 9], [0]]
     loader = SampleAwareDataLoader(Squares(), batch_sampler=batches, num_workers=2)
     assert [batch["y"].tolist() for batch in loader] == [[k * k for k in batch] for batch in batches]
 
 
-@pytest.mark.process
 def test_samples_of_every_shape_reach_a_collate_function_of_ones_own():
     loader = SampleAwareDataLoader(Ragged(), batch_size=4, shuffle=True, num_workers=2, collate_fn=as_list)
     lengths = [len(sample) for batch in loader for sample in batch]
@@ -182,7 +178,6 @@ class Named(Dataset):
         return name
 
 
-@pytest.mark.process
 def test_keys_may_be_anything_of_any_length():
     names = [f"{'a long way down ' * 20}{k}" for k in range(COUNT)]
     loader = SampleAwareDataLoader(

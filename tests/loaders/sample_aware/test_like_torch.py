@@ -15,7 +15,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset,
 
 from loaders import LoaderConfigError, SampleAwareDataLoader
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*will create.*worker processes", "ignore:.*all of a sample's work")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*will create.*worker processes", "ignore:.*all of a sample's work"),
+    pytest.mark.process,
+]
 ours = pytest.mark.parametrize("kind", [SampleAwareDataLoader], ids=["ours"])
 both = pytest.mark.parametrize("kind", [DataLoader, SampleAwareDataLoader], ids=["torch", "ours"])
 

@@ -9,6 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 IMPORT = re.compile(r"^from loaders import SampleAwareDataLoader as DataLoader  # before: (.+)$", re.MULTILINE)
 

@@ -12,6 +12,8 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Sampler,
 
 from loaders import LoaderConfigError, SampleAwareDataLoader
 
+pytestmark = pytest.mark.process
+
 COUNT = 22
 
 

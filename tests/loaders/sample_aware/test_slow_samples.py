@@ -8,6 +8,8 @@ import pytest
 
 from loaders import SampleAwareLoader
 
+pytestmark = pytest.mark.process
+
 HEAVY = {k: 0.03 for k in range(0, 60, 5)}
 
 

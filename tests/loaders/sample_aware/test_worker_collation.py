@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from loaders import SampleAwareDataLoader
 
+pytestmark = pytest.mark.process
+
 COUNT, BATCH = 96, 8
 PACES_S = pytest.mark.parametrize("pace_s", [0.0, 0.005], ids=["by_one", "by_all"])
 """What a sample takes: so little that one worker makes a whole batch, or so much that all of them do."""

@@ -16,6 +16,8 @@ import pytest
 from loaders import ImageTransform, LoaderConfigError, SampleAwareLoader, SampleError, WorkerError
 from loaders.pipeline import Item
 
+pytestmark = pytest.mark.process
+
 PARENT = """
 import sys, time
 from pathlib import Path
@@ -38,7 +40,6 @@ def loader_of(samples, transform, **options):
     return SampleAwareLoader(samples=samples, transform=transform, **options)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_start_by_every_method(image_tree, method):
     with loader_of(image_tree(9), ImageTransform(size=16), start_method=method, num_workers=1) as loader:

@@ -14,6 +14,8 @@ from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Get, WireFormat, pack, unpack_answer
 from loaders.streaming.receiver.session import Session, health
 
+pytestmark = pytest.mark.process
+
 MIB = 2**20
 
 

@@ -22,6 +22,8 @@ from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.torch_data import StreamDataset
 
+pytestmark = pytest.mark.process
+
 ALL = list(range(61))
 
 

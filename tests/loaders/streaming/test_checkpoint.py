@@ -24,6 +24,8 @@ from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.planner import plan
 from loaders.streaming.shards.convert import convert
 
+pytestmark = pytest.mark.process
+
 ALL = list(range(61))
 
 

@@ -39,6 +39,8 @@ from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.session import health
 from loaders.streaming.shards.convert import convert
 
+pytestmark = pytest.mark.process
+
 
 def _plan(client: StreamClient, epoch: int = 0, batch_size: int = 8) -> tuple[BatchPlan, ...]:
     return plan(client.catalog.shard_records, batch_size=batch_size, seed=0, epoch=epoch)

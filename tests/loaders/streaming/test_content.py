@@ -79,6 +79,7 @@ def test_a_fingerprint_covers_the_bytes(pair: tuple[Path, Path], tmp_path: Path)
     assert found[0] != found[1] and found[0] == found[2]
 
 
+@pytest.mark.process
 def test_an_epoch_ends_with_an_error_when_its_daemon_comes_back_with_other_bytes(
     start_daemon: Start, pair: tuple[Path, Path]
 ) -> None:
@@ -106,6 +107,7 @@ def test_a_folder_made_of_other_files_of_the_same_sizes_is_not_taken_for_this_on
         convert_source(numpy_volumes(sources[0]), tmp_path / "out")
 
 
+@pytest.mark.process
 def test_daemons_of_other_bytes_are_no_replicas(start_daemon: Start, pair: tuple[Path, Path]) -> None:
     endpoints = [start_daemon(root).endpoint for root in pair]
     with pytest.raises(StreamError, match="serve different shards of the name"):
@@ -138,6 +140,7 @@ def test_one_record_that_was_changed_after_indexing_is_named(served: Path, pair:
         ShardStore(served)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("verify", [True, False])
 def test_shards_that_change_under_the_daemon_give_an_error_and_no_sample(
     start_daemon: Start, served: Path, pair: tuple[Path, Path], verify: bool
@@ -154,6 +157,7 @@ def test_shards_that_change_under_the_daemon_give_an_error_and_no_sample(
                     assert np.frombuffer(volume, np.int64)[0] == sample_id, "a sample of the other data"
 
 
+@pytest.mark.process
 def test_records_at_other_places_in_shards_that_change_under_the_daemon_give_an_error(
     start_daemon: Start, tmp_path: Path
 ) -> None:

@@ -24,6 +24,8 @@ from loaders.pipelines.speech import SpeechPipeline
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.shards.convert import Source, audio_folder, coco, convert_source, numpy_volumes
 
+pytestmark = pytest.mark.process
+
 COUNT = 5
 
 

@@ -23,6 +23,8 @@ from loaders.streaming.shards.index import ShardSet
 from loaders.streaming.shards.indexer import verify_folder
 from loaders.streaming.shards.output import OutputError, run_tasks
 
+pytestmark = pytest.mark.process
+
 SAMPLES = 1500
 
 

@@ -22,6 +22,8 @@ from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import MANIFEST, index_path
 
+pytestmark = pytest.mark.process
+
 SERVE = [sys.executable, "-m", "loaders.streaming", "serve"]
 
 

@@ -17,6 +17,8 @@ from loaders.errors import StreamError
 from loaders.streaming import StreamingLoader
 from loaders.streaming.shards.index import ShardSet
 
+pytestmark = pytest.mark.process
+
 Start = Callable[..., Any]
 
 

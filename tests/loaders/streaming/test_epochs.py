@@ -22,6 +22,8 @@ from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.remote_daemon import RemoteDaemon
 
+pytestmark = pytest.mark.process
+
 engines = pytest.mark.parametrize("decode", ["torch", "raw"])
 ALL = list(range(61))
 

@@ -70,6 +70,7 @@ def _epoch_is_whole(loader: StreamingLoader, epoch: int) -> None:
     assert len(seen) == len(loader) and set(seen.values()) == {1}
 
 
+@pytest.mark.process
 def test_connections_that_are_reset_while_their_messages_wait_do_not_end_the_daemon(
     start_daemon: Callable[..., object], shards: Path
 ) -> None:
@@ -90,6 +91,7 @@ def test_connections_that_are_reset_while_their_messages_wait_do_not_end_the_dae
     assert daemon.stop() == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.process
 def test_connections_beyond_the_limit_of_descriptors_are_not_taken(
     start_daemon: Callable[..., object], shards: Path
 ) -> None:
@@ -113,12 +115,14 @@ def test_connections_beyond_the_limit_of_descriptors_are_not_taken(
     assert daemon.stop() == 0  # type: ignore[attr-defined]
 
 
+@pytest.mark.process
 def test_a_daemon_without_descriptors_for_connections_says_so_and_ends(shards: Path) -> None:
     serve = [sys.executable, "-m", "loaders.streaming", "serve", "--root", str(shards), "--listen", "127.0.0.1:0"]
     done = subprocess.run(["prlimit", "--nofile=40", *serve], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2 and "a limit of 40 descriptors" in done.stderr
 
 
+@pytest.mark.process
 def test_a_keyed_client_is_served_under_more_idle_connections_and_shards_than_there_are_descriptors(
     start_daemon: Callable[..., object], make_shards: Callable[..., Path], keys: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +165,7 @@ def _flood(peer: socket.socket, data: bytes, until: threading.Event) -> None:
             return
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "data",
     [

@@ -58,6 +58,7 @@ def test_no_streams_are_made_where_the_network_is_not_what_is_waited_for() -> No
     assert _Link(lambda streams: 1e6 * streams, waited=0.2).run(60) == AUTO_MIN_STREAMS
 
 
+@pytest.mark.process
 def test_streams_that_are_made_within_epochs_lose_and_repeat_nothing(
     start_daemon: Callable[..., object], large_shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

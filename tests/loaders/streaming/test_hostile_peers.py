@@ -21,6 +21,8 @@ from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Hello, pack
 from loaders.streaming.receiver.session import Session, health
 
+pytestmark = pytest.mark.process
+
 MIB = 2**20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"

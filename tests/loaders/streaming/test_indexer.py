@@ -179,6 +179,7 @@ def test_a_converted_folder_that_is_indexed_keeps_its_classes(shards: Path, tmp_
     assert (again["kind"], again["classes"]) == (manifest["kind"], manifest["classes"])
 
 
+@pytest.mark.process
 def test_the_other_features_are_columns_that_a_pipeline_reads(tmp_path: Path, start_daemon: Callable[..., Any]) -> None:
     others: dict[str, Feature] = {
         "label": [1.5],
@@ -198,6 +199,7 @@ def test_the_other_features_are_columns_that_a_pipeline_reads(tmp_path: Path, st
     assert samples.columns["label"][1].as_py() == [0.5, 2.0]
 
 
+@pytest.mark.process
 def test_a_folder_that_cannot_be_written_is_indexed_elsewhere_and_served_from_where_it_is(
     tmp_path: Path, start_daemon: Callable[..., Any]
 ) -> None:
@@ -364,6 +366,7 @@ def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.process
 def test_the_commands_index_and_verify_and_tell_what_is_wrong(tmp_path: Path) -> None:
     _shard(tmp_path / "a.tfrecord", {"picture": [b"1"], "other": [b"2"], "class": [3]})
     failed = _command("index", "--root", tmp_path)
@@ -378,12 +381,14 @@ def test_the_commands_index_and_verify_and_tell_what_is_wrong(tmp_path: Path) ->
     assert failed.returncode == 2 and "error: " in failed.stderr and "a.index.npy does not describe" in failed.stderr
 
 
+@pytest.mark.process
 def test_the_commands_import_nothing_heavy_before_they_run() -> None:
     code = "import loaders.streaming.shards.commands, sys; print([m for m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not any(f"'{name}'" in loaded for name in ("torch", "nvidia", "rich", "pyarrow", "numpy", "PIL"))
 
 
+@pytest.mark.process
 def test_the_converter_imports_no_engine() -> None:
     code = (
         "import sys, loaders.streaming.shards.convert, loaders.streaming.shards.indexer;"

@@ -85,6 +85,7 @@ def _begin(iterations: Iterations, worker: bool, told: Any) -> None:
     told.put(iterations.begin(iterations.worker()).epoch)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("method", "processes"), [("fork", [(False, 5), (True, 5), (True, 6)]), ("spawn", [(False, 5)])]
 )

@@ -21,6 +21,8 @@ from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Get, Health, Hello, Warm, pack
 from loaders.streaming.receiver.session import Session, health
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def _session(endpoint: str, keys: Path | None, **options: object) -> Iterator[Session]:

@@ -17,6 +17,8 @@ from loaders.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.shards.convert import convert
 
+pytestmark = pytest.mark.process
+
 SMALL = ImageTransform(size=16)
 engines = pytest.mark.parametrize("decode", ["dali", "torch"])
 

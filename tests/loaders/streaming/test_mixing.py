@@ -51,6 +51,7 @@ def _classes(endpoint: str, **arguments: Any) -> Iterator[Any]:
         yield loader.notes[0]
 
 
+@pytest.mark.process
 def test_a_batch_of_sorted_shards_has_nearly_the_classes_of_a_full_shuffle(
     indexed: Path, start_daemon: Callable[..., Any]
 ) -> None:
@@ -81,6 +82,7 @@ def test_indexing_says_that_shards_are_sorted(indexed: Path, capsys: pytest.Capt
     assert f"slice_records=8 and shuffle_window={mixing.shuffle_window}, and have {mixing.chosen:.3g}" in said
 
 
+@pytest.mark.process
 def test_shards_without_a_measure_are_measured_when_they_are_served(
     indexed: Path, start_daemon: Callable[..., Any]
 ) -> None:

@@ -27,6 +27,8 @@ from loaders.streaming.shards.index import ShardSet
 from loaders.streaming.shards.indexer import verify_folder
 from loaders.streaming.shards.tfrecord import HEADER_BYTES
 
+pytestmark = pytest.mark.process
+
 COUNT = 13
 VICTIM = 5
 engines = pytest.mark.parametrize("decode", ["torch", "torch-process"])

@@ -17,6 +17,8 @@ from loaders.errors import SampleError, WorkerError
 from loaders.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
 
+pytestmark = pytest.mark.process
+
 SMALL = ImageTransform(size=16)
 ALL = list(range(61))
 

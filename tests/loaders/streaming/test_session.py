@@ -27,6 +27,8 @@ from loaders.streaming.protocol import (
 from loaders.streaming.receiver.session import Session, health
 from loaders.streaming.shards.index import ShardSet
 
+pytestmark = pytest.mark.process
+
 
 @contextmanager
 def _session(endpoint: str, **options: object) -> Iterator[Session]:

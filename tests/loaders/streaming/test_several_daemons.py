@@ -23,6 +23,8 @@ from loaders.streaming.receiver.fetch import Fetch
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import index_path, save_manifest
 
+pytestmark = pytest.mark.process
+
 Start = Callable[..., Any]
 ARGUMENTS = {"epoch": 0, "batch_size": 4, "seed": 2, "slice_records": 3}
 

@@ -22,6 +22,8 @@ from loaders.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.torch_data import StreamDataset
 
+pytestmark = pytest.mark.process
+
 ALL = list(range(61))
 ROOT = Path(__file__).parents[3]
 STREAMING = ROOT / "docs/streaming.md"

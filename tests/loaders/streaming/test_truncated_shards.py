@@ -14,6 +14,8 @@ from loaders.errors import StreamError
 from loaders.streaming import StreamClient
 from loaders.streaming.planner import BatchPlan, Slice
 
+pytestmark = pytest.mark.process
+
 
 def _endless(client: StreamClient) -> Iterator[BatchPlan]:
     for epoch in count():
