@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from harness.diagnose.diagnosis import KINDS, Diagnosis, Stage
 from harness.diagnose.verdict import FED, Verdict, judge, stage_s
-from harness.report.figures.palette import BAD, FAINT, GRID, INK, MUTED, SURFACE
+from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import percent, significant, spell
 
 __all__ = ["draw"]

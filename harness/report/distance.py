@@ -1,15 +1,58 @@
-"""How much distance costs a loader: its epoch far away over its epoch in the nearest regime."""
+"""Loaders by distance: which figure of the EMLIO paper a run asks, and how much slower a loader is far away."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, TypeVar
 
 from harness.report.folder import Results
-from harness.report.published import figure_of
+from harness.report.papers import Tree, high, low, paper, published
 from harness.report.summary import Group, find, ratio
 
-__all__ = ["Slowdown", "slowdowns"]
+__all__ = ["PaperFigure", "Slowdown", "figure_of", "paper_figure", "slowdowns", "total_kj"]
+
+T = TypeVar("T")
+
+_PAPER: Final = "emlio"
+_SAME_RTT: Final = 0.05
+"""Share of the paper's RTT within which a regime equals its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaperFigure:
+    """One figure of the paper in numbers; the paper's own loader stands under streaming."""
+
+    id: str
+    """Of the figure that draws it: emlio_fig5."""
+    name: str
+    """As the paper counts it: figure 5."""
+    citation: str
+    conditions: str
+    workload: str
+    """The workload that the values are of."""
+    epoch_s: Mapping[str, Mapping[float, float]]
+    """Seconds per epoch by loader and RTT in ms, 0 being local disk; empty where the text gives none."""
+    energy_kj: Mapping[str, Mapping[float, Mapping[str, Tree]]]
+    """Energy per epoch by loader, RTT in ms and domain, as far as the text gives it; the rest is in the plot alone."""
+
+    @property
+    def rtt_ms(self) -> tuple[float, ...]:
+        """Round-trip times of the values in ms; 0 is local disk."""
+        return tuple(dict.fromkeys(rtt for values in self.epoch_s.values() for rtt in values))
+
+    def matching_rtt_ms(self, results: Results, regime: str) -> float | None:
+        """Return the paper's regime that equals a run's; None when it has none.
+
+        The paper's links have neither loss nor jitter, so no regime of it equals a disturbed one.
+        """
+        if any(results.disturbance(regime)):
+            return None
+        if results.is_local(regime):
+            return 0.0 if 0.0 in self.rtt_ms else None
+        rtt_ms = results.rtt_ms(regime)
+        return next((known for known in self.rtt_ms if known and abs(rtt_ms - known) <= _SAME_RTT * known), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,33 +71,71 @@ class Slowdown:
     """Whether both medians come from valid rows."""
 
 
+@lru_cache(maxsize=8)
+def paper_figure(path: str) -> PaperFigure:
+    """Return a figure of conf/papers, such as "emlio/fig5". Raises ResultsError where there is none."""
+    entry, name = published(path), path.partition("/")[0]
+    parts: Mapping[str, Tree] = entry.value if isinstance(entry.value, Mapping) else {}
+    return PaperFigure(
+        id=path.replace("/", "_"),
+        name=entry.at.rpartition(" and ")[2],
+        citation=f"{paper(name).citation}, {entry.at}",
+        conditions=entry.conditions,
+        workload=entry.workload,
+        epoch_s={loader: _by_rtt(low, values) for loader, values in _keys(parts.get("epoch_s")).items()},
+        energy_kj={loader: _by_rtt(_keys, values) for loader, values in _keys(parts.get("energy_kj")).items()},
+    )
+
+
+def figure_of(results: Results) -> PaperFigure:
+    """Return the paper's figure that asks what a run asks, from where its data lies, its samples and its model."""
+    return paper_figure(f"{_PAPER}/{_figure_of(results)}")
+
+
+def _figure_of(results: Results) -> str:
+    if results.placement == "half":
+        return "fig10"
+    dataset = results.config.get("dataset") or {}
+    if str(dataset.get("_target_", "")).endswith(".Synthetic"):
+        loaders = results.config.get("loaders") or {}
+        streaming = loaders.get(results.streaming or "") or {}
+        return "fig7" if streaming.get("streams") == 1 else "fig8"
+    return "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"
+
+
 def slowdowns(results: Results, groups: Sequence[Group], workload: str) -> tuple[Slowdown, ...]:
     """Return the slowdowns of one workload, loader by loader, for every regime but the nearest."""
-    if len(results.regimes) < 2:
-        return ()
-    near = results.regimes[0]
     return tuple(
-        _slowdown(results, groups, workload, loader, near, far)
+        _slowdown(results, groups, workload, loader, results.regimes[0], far)
         for loader in results.loaders
         for far in results.regimes[1:]
     )
 
 
 def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: str, near: str, far: str) -> Slowdown:
-    at_near = find(groups, workload, near, loader)
-    at_far = find(groups, workload, far, loader)
-    ours = ratio(at_far.time_s, at_near.time_s) if at_near and at_far else None
-    paper = figure_of(results)
-    known = [
-        paper.seconds(
-            loader,
-            paper.matching_rtt_ms(
-                results.rtt_ms(regime), local=results.is_local(regime), disturbed=any(results.disturbance(regime))
-            ),
-        )
-        for regime in (near, far)
-        if workload == paper.workload
-    ]
-    theirs = known[1] / known[0] if len(known) == 2 and known[0] and known[1] else None
-    trusted = bool(at_near and at_far and at_near.trusted and at_far.trusted)
-    return Slowdown(loader, far, near, ours, theirs, trusted)
+    at_near, at_far = find(groups, workload, near, loader), find(groups, workload, far, loader)
+    theirs = figure_of(results)
+    seconds = theirs.epoch_s.get(loader, {}) if workload == theirs.workload else {}
+    matching = [theirs.matching_rtt_ms(results, regime) for regime in (near, far)]
+    known = [seconds.get(rtt_ms) for rtt_ms in matching if rtt_ms is not None]
+    return Slowdown(
+        loader,
+        far,
+        near,
+        ours=ratio(at_far.time_s, at_near.time_s) if at_near and at_far else None,
+        paper=known[1] / known[0] if len(known) == 2 and known[0] and known[1] else None,
+        trusted=bool(at_near and at_far and at_near.trusted and at_far.trusted),
+    )
+
+
+def _keys(value: Tree | None) -> Mapping[str, Tree]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _by_rtt(read: Callable[[Tree], T], values: Tree) -> dict[float, T]:
+    return {float(rtt_ms): read(value) for rtt_ms, value in _keys(values).items()}
+
+
+def total_kj(energy: Mapping[str, Tree]) -> tuple[float, float]:
+    """Return the least and the greatest total that the text allows, in kJ, over the domains it names."""
+    return sum(low(one) for one in energy.values()), sum(high(one) for one in energy.values())

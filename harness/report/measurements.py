@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from harness.report.folder import Results
 from harness.report.reading import CELL, COLLECT, reading
 
-__all__ = ["base_of", "epochs", "settled", "stored", "trusted", "work"]
+__all__ = ["EPOCH_COLUMNS", "base_of", "epochs", "settled", "stored", "trusted", "work"]
 
 
 def epochs(results: Results) -> pd.DataFrame:
@@ -45,7 +45,7 @@ def epochs(results: Results) -> pd.DataFrame:
         for row in sorted(results.rows, key=lambda row: (order[row.loader], results.workloads.index(row.workload)))
         if row.duration_s is not None
     ]
-    frame = pd.DataFrame(rows, columns=_EPOCH_COLUMNS).astype(dict.fromkeys(_NUMBERS, "float64"))
+    frame = pd.DataFrame(rows, columns=EPOCH_COLUMNS).astype(dict.fromkeys(_NUMBERS, "float64"))
     stored = _metrics(results.folder / "metrics.parquet").drop(columns="gpu_util")
     joined: pd.DataFrame = frame.merge(stored, "left", ["cell_id", "epoch"])
     return joined
@@ -94,7 +94,7 @@ def base_of(results: Results, loader: str) -> str:
 
 
 _NUMBERS = ["setting", "duration_s", "samples", "bytes", "samples_per_s", "au", "cpu_util", "gpu_util"]
-_EPOCH_COLUMNS = ["cell_id", "epoch", "workload", "regime", "repeat", "loader", "base", "valid", *_NUMBERS]
+EPOCH_COLUMNS = ["cell_id", "epoch", "workload", "regime", "repeat", "loader", "base", "valid", *_NUMBERS]
 _WORK_COLUMNS = ["epoch", "sample", "work_s"]
 
 

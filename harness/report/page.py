@@ -18,7 +18,7 @@ from harness.report.caveats import caveats
 from harness.report.claims import Claim
 from harness.report.distance import slowdowns
 from harness.report.figures import BrokenFigure, Drawn
-from harness.report.figures.palette import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
+from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.findings import cards, headline
 from harness.report.folder import Cell, Results
 from harness.report.labels import (

@@ -16,7 +16,7 @@ from harness.report.caveats import caveats
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, Claim, judge
 from harness.report.distance import Slowdown, slowdowns
 from harness.report.figures import figure_tables
-from harness.report.figures.tables import FigureTable
+from harness.report.figures.definition import FigureTable
 from harness.report.folder import Results, read_results
 from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
 from harness.report.problems import problems

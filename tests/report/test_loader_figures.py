@@ -1,14 +1,13 @@
 """Figures of the MinatoLoader and SPDL papers: drawn from what is stored, the paper's values beside."""
 
 import json
-from importlib import import_module
 
 import pytest
 from matplotlib.text import Text
 
 from harness.report import render
-from harness.report.figures import figure_tables, spdl_fig9
-from harness.report.figures.lines import _apart
+from harness.report.figures import figure, figure_tables
+from harness.report.figures.marks import _apart
 from harness.report.folder import read_results
 
 SWEEPS = {
@@ -21,8 +20,8 @@ WORK_S = [0.02, 0.03, 0.03, 0.04, 0.2] * 12
 
 def drawn(folder, name):
     """Return every text of a figure; nothing is saved, which would take most of a test's time."""
-    figure = import_module(f"harness.report.figures.{name}").draw(read_results(folder))
-    return " ".join(text.get_text() for text in figure.findobj(Text))
+    drawn = figure(name).draw(read_results(folder))
+    return " ".join(text.get_text() for text in drawn.findobj(Text))
 
 
 def only_table(folder):
@@ -89,7 +88,7 @@ def test_throughput_is_told_by_concurrency_and_against_the_fixed_batch(build_swe
 def test_a_step_that_is_not_assumed_is_not_said_to_be(build_sweep):
     builder = build_sweep(figures=("spdl_fig9",), loaders=SWEEPS)
     assert "assumed" not in drawn(builder.write(), "spdl_fig9")
-    assert "assumed" not in spdl_fig9.caption(read_results(builder.folder))
+    assert "assumed" not in figure("spdl_fig9").caption(read_results(builder.folder))
 
 
 def test_an_assumed_step_is_labelled_in_the_figure_with_the_reason_for_its_length(build_sweep):
@@ -97,7 +96,7 @@ def test_an_assumed_step_is_labelled_in_the_figure_with_the_reason_for_its_lengt
     builder.accelerator = "emulated: assumed 0.0025 s a sample"
     folder = builder.write()
     assert "(its step is assumed)" in drawn(folder, "spdl_fig9")
-    told = spdl_fig9.caption(read_results(folder))
+    told = figure("spdl_fig9").caption(read_results(folder))
     assert "neither measured nor published but assumed" in told
     # Of 60 samples: 4 s with the fixed batch, 1 to 4 s through the loaders.
     assert "this run shows no difference: assume a shorter one" in told

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.text import Text
 
 from harness.report import render
-from harness.report.figures import figure_tables, minato_fig10
+from harness.report.figures import figure, figure_tables
 from harness.report.folder import read_results
 
 LOADERS = {key: {"_target_": "l"} for key in ("pytorch", "dali", "sample_aware")}
@@ -48,15 +48,15 @@ def folder(build_sweep: Callable[..., Any]) -> Path:
 
 def test_use_throughput_and_disk_reads_stand_a_row_a_loader_beside_the_paper_s(folder: Path) -> None:
     results = read_results(folder)
-    figure = minato_fig10.draw(results)
-    assert figure is not None
-    assert len(figure.axes) == 9
-    text = " ".join(one.get_text() for one in figure.findobj(Text))
+    drawn = figure("minato_fig10").draw(results)
+    assert drawn is not None
+    assert len(drawn.axes) == 9
+    text = " ".join(one.get_text() for one in drawn.findobj(Text))
     assert "950 MB of memory a loader" in text
     assert "16.0 s; accelerator 50 %" in text
     assert "mean 10.0" in text and "mean 5" in text
     assert text.count("MB/s read from disk") == text.count("MB/s trained on") == 1
-    assert "650 s with PyTorch" in minato_fig10.caption(results)
+    assert "650 s with PyTorch" in figure("minato_fig10").caption(results)
     (table,) = figure_tables(results)
     assert table.rows[0][:4] == ("PyTorch", "16.0 s", "50 %", "75 %")
     assert table.rows[0][5:] == ("≈ 650 s", "57 %")
@@ -76,9 +76,9 @@ def test_claims_of_eight_gpus_are_not_judged_on_an_emulation(folder: Path) -> No
 def test_without_a_limit_the_figure_says_so(folder: Path) -> None:
     config = json.loads((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(json.dumps({**config, "testbed": {"memory_mb": None}}))
-    assert "Memory not limited" in minato_fig10.caption(read_results(folder))
+    assert "Memory not limited" in figure("minato_fig10").caption(read_results(folder))
 
 
 def test_there_is_no_figure_where_nothing_was_measured(build_sweep: Callable[..., Any]) -> None:
     results = read_results(build_sweep(figures=("minato_fig10",), loaders=LOADERS, epochs=0).write())
-    assert minato_fig10.draw(results) is None and minato_fig10.table(results) is None
+    assert figure("minato_fig10").draw(results) is None and figure("minato_fig10").table(results) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from matplotlib.text import Text
 
 from harness.config.experiment import experiment_from
 from harness.report.claims import judge
-from harness.report.figures import figure_tables
-from harness.report.figures.overtime import courses, window_s
+from harness.report.figures import figure, figure_tables
+from harness.report.figures.timeline import timelines, window_s
 from harness.report.folder import read_results
 from harness.run.plan import plan
 
@@ -72,8 +71,8 @@ class Cells:
 
 
 def texts(folder: Path, name: str) -> str:
-    figure = import_module(f"harness.report.figures.{name}").draw(read_results(folder))
-    return " ".join(text.get_text() for text in figure.findobj(Text))
+    drawn = figure(name).draw(read_results(folder))
+    return " ".join(text.get_text() for text in drawn.findobj(Text))
 
 
 @pytest.fixture
@@ -94,29 +93,29 @@ def grid(build_sweep: Any) -> Callable[..., Path]:
     return make
 
 
-def test_a_course_is_cut_into_windows_and_leaves_out_what_passed_between_epochs(build_sweep: Any) -> None:
+def test_a_timeline_is_cut_into_windows_and_leaves_out_what_passed_between_epochs(build_sweep: Any) -> None:
     folder = build_sweep(figures=("minato_fig7",), loaders={"pytorch": {"_target_": "p"}}).write()
     Cells(folder).give("pytorch", "resnet50", [1.5, 0.5], [0.5, 0.5], cpu=lambda at_s: 0.2 if at_s < 2 else 0.8)
-    course = courses(read_results(folder), "resnet50")["pytorch"]
-    assert course.epoch_ends_s == (3.0, 6.0)
-    assert course.duration_s == pytest.approx(6.0)
-    assert set(course.width_s) == {0.25}
+    timeline = timelines(read_results(folder), "resnet50")["pytorch"]
+    assert timeline.epoch_ends_s == (3.0, 6.0)
+    assert timeline.duration_s == pytest.approx(6.0)
+    assert set(timeline.width_s) == {0.25}
     one_epoch = [1.5] * 8 + [3.0] * 4  # 3 MB in 2 s, then 3 MB in 1 s
-    assert course.mb_per_s == pytest.approx(np.array(one_epoch * 2))
-    assert course.stepping == pytest.approx(np.array(([0.0] * 6 + [1.0] * 2 + [0.0] * 2 + [1.0] * 2) * 2))
-    assert course.cpu_util == pytest.approx(np.array(([0.2] * 8 + [0.8] * 4) * 2))
-    assert course.disk_mb_per_s == pytest.approx(np.full(24, 4.0))
-    assert course.mean(course.mb_per_s) == pytest.approx(2.0)
-    assert not course.has_board
-    assert course.accelerator_util is course.stepping
+    assert timeline.mb_per_s == pytest.approx(np.array(one_epoch * 2))
+    assert timeline.stepping == pytest.approx(np.array(([0.0] * 6 + [1.0] * 2 + [0.0] * 2 + [1.0] * 2) * 2))
+    assert timeline.cpu_util == pytest.approx(np.array(([0.2] * 8 + [0.8] * 4) * 2))
+    assert timeline.disk_mb_per_s == pytest.approx(np.full(24, 4.0))
+    assert timeline.mean(timeline.mb_per_s) == pytest.approx(2.0)
+    assert not timeline.has_board
+    assert timeline.accelerator_util is timeline.stepping
 
 
 def test_where_nvml_tells_of_a_board_its_use_is_shown(build_sweep: Any) -> None:
     folder = build_sweep(figures=("minato_fig8",), loaders={"pytorch": {"_target_": "p"}}).write()
     Cells(folder, gpu_util=0.75).give("pytorch", "resnet50", [1.0], [1.0])
-    course = courses(read_results(folder), "resnet50")["pytorch"]
-    assert course.mean(course.accelerator_util) == pytest.approx(0.75)
-    assert course.mean(course.stepping) == pytest.approx(0.5)
+    timeline = timelines(read_results(folder), "resnet50")["pytorch"]
+    assert timeline.mean(timeline.accelerator_util) == pytest.approx(0.75)
+    assert timeline.mean(timeline.stepping) == pytest.approx(0.5)
     assert "GPU (NVML)" in texts(folder, "minato_fig8")
 
 
@@ -124,8 +123,8 @@ def test_a_cell_that_stored_no_resources_has_no_cpu_use(build_sweep: Any) -> Non
     folder = build_sweep(figures=("minato_fig8",), loaders={"pytorch": {"_target_": "p"}}).write()
     Cells(folder).give("pytorch", "resnet50", [1.0], [1.0])
     next(folder.glob("cells/*/resources.parquet")).unlink()
-    course = courses(read_results(folder), "resnet50")["pytorch"]
-    assert course.mean(course.cpu_util) is None
+    timeline = timelines(read_results(folder), "resnet50")["pytorch"]
+    assert timeline.mean(timeline.cpu_util) is None
     assert figure_tables(read_results(folder))[0].rows[0] == ("ResNet-50, PyTorch", "50 %", "–", "–")
 
 
@@ -220,10 +219,9 @@ def test_who_trains_faster_is_judged_at_every_number_of_workers(build_sweep: Any
 @pytest.mark.parametrize("name", ["minato_fig1b", "minato_fig7", "minato_fig8", "minato_fig9"])
 def test_nothing_is_drawn_of_a_run_of_which_no_epoch_ended(build_sweep: Any, name: str) -> None:
     results = read_results(build_sweep(figures=(name,), loaders=SWEPT, epochs=0).write())
-    module = import_module(f"harness.report.figures.{name}")
-    assert module.draw(results) is None
-    assert module.table(results) is None
-    assert "MinatoLoader" in module.caption(results)
+    assert figure(name).draw(results) is None
+    assert figure_tables(results) == ()
+    assert "MinatoLoader" in figure(name).caption(results)
 
 
 def test_figure_8_is_asked_of_the_run_of_figure_7() -> None:

@@ -7,12 +7,14 @@ import pytest
 
 from harness.report import render
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, judge
-from harness.report.figures import textbook_8_5_1, textbook_8_5_2
+from harness.report.figures import figure, figure_tables
+from harness.report.figures.textbook import curves
 from harness.report.folder import read_results
-from harness.report.textbook import OUTPUT_8_5_1, curves
+from harness.report.papers import low, table
 from harness.workloads.overlap import simulate
 
 WORKERS = (1, 2, 3, 4, 6, 8)
+UTILISATION = {int(key): low(value) for key, value in table("textbook/output_8_5_1/utilisation").items()}
 
 
 @pytest.fixture
@@ -70,12 +72,10 @@ def words(path):
 def test_epochs_as_the_textbook_simulates_them_meet_every_line_of_its_table(output_8_5_1):
     results = read_results(output_8_5_1().write())
     claims = judge(results)
-    assert len(claims) == len(OUTPUT_8_5_1) + 1
+    assert len(claims) == len(UTILISATION) + 1
     assert {claim.verdict for claim in claims} == {PASS}
-    table = textbook_8_5_1.table(results)
-    assert [row[1:4] for row in table.rows] == [
-        (f"{line.utilisation_pct:.1f} %",) * 3 for line in OUTPUT_8_5_1.values()
-    ]
+    (shown,) = figure_tables(results)
+    assert [row[1:4] for row in shown.rows] == [(f"{100 * share:.1f} %",) * 3 for share in UTILISATION.values()]
 
 
 def test_epochs_that_last_longer_do_not_meet_it(output_8_5_1):
@@ -97,12 +97,12 @@ def test_the_figure_has_the_book_s_values_beside_ours(output_8_5_1):
     text = words(folder / "figures" / "textbook_8_5_1.svg")
     for expected in ("textbook, output 8.5.1", "measured, real workers", "98.6 %", "emulated", "⌈2.8⌉ = 3"):
         assert expected in text
-    assert len(json.loads((folder / "claims.json").read_text())) == len(OUTPUT_8_5_1) + 1
+    assert len(json.loads((folder / "claims.json").read_text())) == len(UTILISATION) + 1
 
 
 def test_loads_of_another_length_are_drawn_and_not_judged(folder):
     results = read_results(folder("textbook_8_5_1", {"textbook": {"load_ms": 14.0, "batch_size": 1}}).write())
-    assert textbook_8_5_1.draw(results) is not None
+    assert figure("textbook_8_5_1").draw(results) is not None
     assert {claim.verdict for claim in judge(results)} == {NOT_CHECKED}
 
 
@@ -140,9 +140,9 @@ def test_workers_that_are_not_capped_have_their_knee_elsewhere(folder):
     assert (claim.actual, claim.verdict) == ("knee at 3", FAIL)
 
 
-@pytest.mark.parametrize("module", [textbook_8_5_1, textbook_8_5_2])
-def test_a_run_without_epochs_has_no_figure(output_8_5_1, module):
+@pytest.mark.parametrize("name", ["textbook_8_5_1", "textbook_8_5_2"])
+def test_a_run_without_epochs_has_no_figure(output_8_5_1, name):
     results = read_results(output_8_5_1().write(epochs=False))
-    assert module.draw(results) is None
-    assert module.table(results) is None
-    assert module.caption(results)
+    assert figure(name).draw(results) is None
+    assert figure_tables(results) == ()
+    assert figure(name).caption(results)

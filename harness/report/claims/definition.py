@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 import yaml
 
 from harness.errors import ResultsError
+from harness.report import papers
 from harness.report.claims.metrics import METRICS
 from harness.report.claims.words import BOUNDS, COMBINE, STYLES, Bound, Style
 from harness.report.reading import reading
@@ -93,10 +94,12 @@ def read_claims(path: Path) -> tuple[Definition, ...]:
     whole = _Section(str(path), stored)
     whole.known("paper", "claims")
     paper = whole.text("paper")
+    values = paper if paper in papers.names() else ""
+    source = papers.paper(paper).citation if values else paper
     found: list[Definition] = []
     for number, entry in enumerate(whole.listed("claims"), 1):
         name = entry.get("id", f"number {number}") if isinstance(entry, Mapping) else f"number {number}"
-        found.append(_definition(_Section(f"{path}, claim {name}", entry), paper))
+        found.append(_definition(_Section(f"{path}, claim {name}", entry), source, values))
     twice = [one.id for one in found if [other.id for other in found].count(one.id) > 1]
     if twice:
         raise ResultsError(f"{path}: id {twice[0]} is there twice; each claim has one of its own")
@@ -151,7 +154,7 @@ _KEYS: Final = (
 )
 
 
-def _definition(entry: _Section, paper: str) -> Definition:
+def _definition(entry: _Section, source: str, values: str) -> Definition:
     entry.known(*_KEYS)
     metric = entry.one_of("metric", tuple(METRICS))
     over, each = entry.part("over"), entry.part("each")
@@ -162,13 +165,13 @@ def _definition(entry: _Section, paper: str) -> Definition:
         id=entry.text("id"),
         figure=entry.text("figure"),
         claim=entry.text("text"),
-        source=f"{paper}, {entry.text('section')}",
+        source=f"{source}, {entry.text('section')}",
         metric=metric,
         of=_selection(_Section(f"{entry.where}: of", entry.stored.get("of", {}))),
         over=None if over is None else _selection(over),
         each=None if each is None else _values(each),
         combine=combine,
-        bound=_bound(entry),
+        bound=_bound(entry, values),
         style=_style(entry, metric, combine, divided=over is not None),
         needs=_needs(entry.part("needs")),
         settled=entry.get("settled", bool, "true or false", False),
@@ -211,7 +214,7 @@ def _number(section: _Section, name: str) -> float:
     return float(section.get(name, (int, float), "a number"))
 
 
-def _bound(entry: _Section) -> Bound:
+def _bound(entry: _Section, values: str) -> Bound:
     tolerance = entry.part("tolerance")
     kinds = tuple(one.name for one in fields(Bound) if one.name in {"relative", "absolute", "factor"})
     allowed: dict[str, float] = {}
@@ -222,18 +225,36 @@ def _bound(entry: _Section) -> Bound:
         allowed = {str(name): _number(tolerance, name) for name in tolerance.stored}
         if min(allowed.values()) < (1 if "factor" in allowed else 0):
             raise ResultsError(f"{tolerance.where}: {allowed}: expected a factor of 1 or more, or a share from 0 on")
-    return Bound(entry.one_of("is", BOUNDS), _paper(entry), entry.text("shown", ""), **allowed)
+    kind = entry.one_of("is", BOUNDS)
+    return Bound(kind, _paper(entry, kind, values), entry.text("shown", ""), **allowed)
 
 
-def _paper(entry: _Section) -> float:
-    if not isinstance(entry.stored.get("paper"), Mapping):
-        return _number(entry, "paper")
-    quotient = _Section(f"{entry.where}: paper", entry.stored["paper"])
+def _paper(entry: _Section, kind: str, values: str) -> float:
+    stored = entry.stored.get("paper")
+    if not isinstance(stored, Mapping):
+        return _published(entry, "paper", stored, kind, values)
+    quotient = _Section(f"{entry.where}: paper", stored)
     quotient.known("ratio")
-    parts = quotient.listed("ratio")
-    if len(parts) != 2 or not all(isinstance(one, int | float) and one > 0 for one in parts):
-        raise ResultsError(f"{quotient.where}: ratio={parts}: expected two numbers above 0")
-    return float(parts[0]) / float(parts[1])
+    parts = [_published(quotient, "ratio", part, kind, values) for part in quotient.listed("ratio")]
+    if len(parts) != 2 or min(parts) <= 0:
+        raise ResultsError(f"{quotient.where}: ratio={stored['ratio']}: expected two numbers above 0")
+    return parts[0] / parts[1]
+
+
+def _published(section: _Section, name: str, value: object, kind: str, values: str) -> float:
+    """Return a number, or the published value of that id; of a range the end that `kind` compares with."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    expected = f"{section.where}: {name}={value!r}: expected a number, or a published value such as fig5_spread"
+    if not isinstance(value, str):
+        raise ResultsError(expected)
+    try:
+        found = papers.tree(f"{values}/{value}" if values else value)
+    except ResultsError as error:
+        raise ResultsError(f"{expected} ({error})") from error
+    if isinstance(found, Mapping) or (isinstance(found, tuple) and kind == "within"):
+        raise ResultsError(f"{expected}; it has {found}")
+    return papers.high(found) if kind == "at_most" else papers.low(found)
 
 
 def _style(entry: _Section, metric: str, combine: str, *, divided: bool) -> Style:

@@ -1,35 +1,36 @@
-"""One module a figure, found by its name in the experiment's `figures`.
+"""Figures, found by their names in the experiment's `figures` and drawn from the results folder alone.
 
-A figure module has `draw(results) -> Figure | None`, None when the folder holds nothing to draw, and
-`caption(results) -> str`, one or two sentences that say how to read it. It may have `table(results) -> FigureTable |
-None`, which the page and the terminal show beside the picture, and `CLAIMS`, the path of a YAML with claims of its own
-beside those of conf/claims (docs/claims.md). A name that is no figure of this package is the import path of a module
-of the user's own. docs/figures.md has an example.
+A figure is a YAML: of conf/figures by its id, or of the user by its path, which ends in .yaml. Its family names the
+plotter, a module of this package. A name that is neither is the import path of a module of the user's own, which has
+`draw(results) -> Figure | None` and `caption(results) -> str`, and may have `table(results) -> FigureTable | None` and
+`CLAIMS`, the path of a YAML with claims (docs/claims.md). docs/figures.md has an example of each.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
-from types import ModuleType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.config.validation import nearest
 from harness.errors import HarnessError, Interrupted, ResultsError
-from harness.report.figures.tables import FigureTable
+from harness.report.figures.captions import fill, run_words
+from harness.report.figures.definition import Figure, FigureTable, packaged, read_figure
 from harness.report.folder import Results
 
-__all__ = ["BrokenFigure", "Drawn", "check_figures", "draw_figures", "figure_modules", "figure_tables"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+    from harness.report.claims.definition import Definition
+
+__all__ = ["BrokenFigure", "Drawn", "check_figures", "draw_figures", "figure", "figure_claims", "figure_tables"]
 
 T = TypeVar("T")
-
-_SHARED = {"epochs", "lines", "losses", "marks", "overtime", "palette", "slots", "style", "tables", "throughput", "use"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Drawn:
 
     name: str
     title: str
-    """What it shows: the first line of its module's docstring, without the full stop."""
+    """What it shows."""
     caption: str
     png: Path
     svg: Path
@@ -59,14 +60,81 @@ class BrokenFigure:
         return f"figure {self.name} cannot be drawn: {self.error}"
 
 
-def check_figures(names: Iterable[str]) -> None:
-    """Raise ResultsError naming a figure that is not there, or one of the user's own that cannot be drawn.
+class _Plotter(Protocol):
+    """A module of this package that draws a family of figures."""
 
-    Imports the user's own modules, and none of this package's.
-    """
+    def draw(self, spec: Figure, results: Results, heading: str) -> Picture | None: ...
+    def table(self, spec: Figure, results: Results) -> FigureTable | None: ...
+    def words(self, spec: Figure, results: Results) -> Mapping[str, object]: ...
+
+
+class _Source(Protocol):
+    """What draws a figure: a YAML with its plotter, or a module of the user's own."""
+
+    def draw(self, results: Results) -> Picture | None: ...
+    def caption(self, results: Results) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _FromYaml:
+    """A figure of a YAML."""
+
+    spec: Figure
+
+    def draw(self, results: Results) -> Picture | None:
+        return self._plotter().draw(self.spec, results, fill(self.spec.heading, self._words(results)))
+
+    def caption(self, results: Results) -> str:
+        return fill(self.spec.caption, self._words(results))
+
+    def table(self, results: Results) -> FigureTable | None:
+        return self._plotter().table(self.spec, results)
+
+    def _words(self, results: Results) -> Mapping[str, object]:
+        return {**run_words(results), **self._plotter().words(self.spec, results)}
+
+    def _plotter(self) -> _Plotter:
+        # Plotters are slow to import, and a run imports this package to begin with.
+        plotter: _Plotter = import_module(f"{__name__}.{self.spec.family}")
+        return plotter
+
+
+def figure(name: str) -> _Source:
+    """Return what draws a figure. Raises ResultsError where there is no such figure or its YAML is wrong."""
+    path = packaged().get(name) or (Path(name) if name.endswith(".yaml") else None)
+    if path is not None:
+        return _FromYaml(read_figure(path))
+    try:
+        found = find_spec(name)
+    except (ImportError, ValueError):  # of a package that is not there; of a name such as "a..b"
+        found = None
+    if found is None:
+        near = nearest(name, packaged())
+        meant = f" (did you mean {near}?)" if near else ""
+        raise ResultsError(
+            f"figures: no figure {name!r}{meant}; expected {', '.join(packaged())}, the path of a .yaml, "
+            "or the import path of a module with draw and caption"
+        )
+    module: _Source = import_module(name)
+    return module
+
+
+def check_figures(names: Iterable[str]) -> None:
+    """Raise ResultsError naming a figure that is not there, or one of the user's own that cannot be drawn."""
     for name in names:
-        if _path(name) == name:
-            _check_own(name)
+        try:
+            source = figure(name)
+        except HarnessError:
+            raise
+        except Exception as error:
+            raise ResultsError(f"figures: {name!r} cannot be imported: {_one_line(error, name)}") from error
+        missing = [part for part in ("draw", "caption") if not callable(getattr(source, part, None))]
+        if missing:
+            raise ResultsError(
+                f"figures: {name!r} ({getattr(source, '__file__', name)}) is no figure: it lacks "
+                f"{' and '.join(missing)}; expected draw(results) and caption(results)"
+            )
+        _claims(source)
 
 
 def draw_figures(results: Results) -> tuple[Drawn | BrokenFigure, ...]:
@@ -81,36 +149,44 @@ def figure_tables(results: Results) -> tuple[FigureTable, ...]:
     return tuple(one for one in found if isinstance(one, FigureTable))
 
 
-def figure_modules(results: Results) -> tuple[ModuleType, ...]:
-    """Return the modules of the experiment's figures; one that cannot be imported is left out."""
-    found = [_use(name, lambda module: module) for name, _ in _stems(results)]
-    return tuple(one for one in found if isinstance(one, ModuleType))
+def figure_claims(results: Results) -> tuple[Definition, ...]:
+    """Return the claims that figures of the user's own bring. Raises ResultsError where their YAML is wrong."""
+    found = [_use(name, _claims, raised=ResultsError) for name, _ in _stems(results)]
+    return tuple(claim for claims in found if not isinstance(claims, BrokenFigure) for claim in claims)
+
+
+def _claims(source: _Source) -> tuple[Definition, ...]:
+    from harness.report.claims import read_claims
+
+    path = getattr(source, "CLAIMS", None)
+    return () if path is None else read_claims(Path(path))
 
 
 def _stems(results: Results) -> Iterable[tuple[str, str]]:
-    """Yield the name of each figure, and what its files are called."""
+    """Yield the name of each figure, and how its files are called."""
     used: set[str] = set()
     for name in map(str, results.config.get("figures") or ()):
-        stem = name.rpartition(".")[2]
-        stem = name.replace(".", "_") if stem in used else stem
+        whole = name.removesuffix(".yaml").strip("./").replace("/", ".")
+        stem = whole.rpartition(".")[2]
+        stem = whole.replace(".", "_") if stem in used else stem
         used.add(stem)
         yield name, stem
 
 
-def _use(name: str, use: Callable[[ModuleType], T]) -> T | BrokenFigure:
-    """Return what `use` makes of a figure's module.
+def _use(name: str, use: Callable[[_Source], T], raised: type[Exception] = Interrupted) -> T | BrokenFigure:
+    """Return the result of `use` with a figure.
 
-    The module may be the user's own: whatever it raises is the figure's error, and does not end the report.
+    The figure may be the user's own: any error of it but `raised` stands in its place, and does not end the report.
     """
     try:
-        return use(import_module(_path(name)))
-    except Interrupted:
+        return use(figure(name))
+    except (Interrupted, raised):
         raise
     except Exception as error:  # noqa: BLE001 - it stands in the figure's place, and the exit status says so
-        return BrokenFigure(name, _told(error, name))
+        return BrokenFigure(name, _one_line(error, name))
 
 
-def _told(error: Exception, name: str) -> str:
+def _one_line(error: Exception, name: str) -> str:
     """Return an error as one line; one that is not the project's with the line of the module that led to it."""
     text = " ".join(str(error).split())
     if isinstance(error, HarnessError):
@@ -121,59 +197,19 @@ def _told(error: Exception, name: str) -> str:
     return f"{text} ({file}, line {lines[-1]})" if lines else text
 
 
-def _drawn(results: Results, stem: str, module: ModuleType) -> Drawn | None:
-    # Slow to import, and a run imports this module to begin with.
+def _drawn(results: Results, stem: str, source: _Source) -> Drawn | None:
     from harness.report.figures.style import house_style, save
 
     with house_style(stem):
-        figure = module.draw(results)
-        if figure is None:
+        picture = source.draw(results)
+        if picture is None:
             return None
-        caption = str(module.caption(results))
-        title = (module.__doc__ or caption or stem).strip().splitlines()[0].rstrip(".")
-        png, svg = save(figure, results.folder / "figures" / stem)
-        return Drawn(stem, title, caption, png, svg, _table(results, module))
+        caption = str(source.caption(results))
+        title = source.spec.title if isinstance(source, _FromYaml) else (source.__doc__ or caption or stem)
+        png, svg = save(picture, results.folder / "figures" / stem)
+        return Drawn(stem, title.strip().splitlines()[0].rstrip("."), caption, png, svg, _table(results, source))
 
 
-def _table(results: Results, module: ModuleType) -> FigureTable | None:
-    table: FigureTable | None = module.table(results) if hasattr(module, "table") else None
-    return table
-
-
-def _check_own(name: str) -> None:
-    from harness.report.claims import read_claims
-
-    module = _use(name, lambda module: module)
-    if isinstance(module, BrokenFigure):
-        raise ResultsError(f"figures: {name!r} cannot be imported: {module.error}")
-    missing = [part for part in ("draw", "caption") if not callable(getattr(module, part, None))]
-    if missing:
-        raise ResultsError(
-            f"figures: {name!r} ({module.__file__}) is no figure: it lacks {' and '.join(missing)}; "
-            "expected draw(results) and caption(results)"
-        )
-    if hasattr(module, "CLAIMS"):
-        read_claims(Path(module.CLAIMS))
-
-
-def _path(name: str) -> str:
-    """Return the import path of a figure: of this package, else of the user's own; raises ResultsError without one."""
-    if name not in _SHARED and "." not in name and find_spec(f"{__name__}.{name}"):
-        return f"{__name__}.{name}"
-    try:
-        found = find_spec(name)
-    except (ImportError, ValueError):  # of a package that is not there; of a name such as "a..b"
-        found = None
-    if found is None:
-        raise _no_figure(name)
-    return name
-
-
-def _no_figure(name: str) -> ResultsError:
-    known = [module.name for module in iter_modules(__path__) if module.name not in _SHARED]
-    near = nearest(name, known)
-    meant = f" (did you mean {near}?)" if near else ""
-    return ResultsError(
-        f"figures: no figure {name!r}{meant}; expected {', '.join(known)}, "
-        "or the import path of a module with draw and caption"
-    )
+def _table(results: Results, source: _Source) -> FigureTable | None:
+    table: Callable[[Results], FigureTable | None] | None = getattr(source, "table", None)
+    return None if table is None else table(results)

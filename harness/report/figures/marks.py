@@ -1,143 +1,170 @@
-"""Marks that figures share: stacked joules, value labels, legends, slowdowns."""
+"""Marks that figures share: the sheet, notes, lines over a sweep, legends."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
+import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
+from matplotlib.text import Annotation
+from matplotlib.transforms import offset_copy
 
-from harness.report.distance import Slowdown
-from harness.report.figures.palette import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FAINT, GRID, INK, MUTED, SURFACE
-from harness.report.figures.slots import Slot
-from harness.report.folder import Results
-from harness.report.labels import factor, regime_labels, spell
-from harness.report.rows import DOMAINS
-from harness.report.summary import Group
+from harness.report.figures.style import BAD, MUTED, SURFACE, loader_colour
+from harness.report.labels import significant, spell
 
-__all__ = ["above", "draw_slowdowns", "legend_handles", "rises", "stack"]
+__all__ = [
+    "draw_sweep",
+    "invalid_note",
+    "loader_handles",
+    "medians_of",
+    "note",
+    "right_title",
+    "running_mean",
+    "say",
+    "sheet",
+    "tick_settings",
+    "under_title",
+    "value_at",
+]
 
-BAR = 0.74
-STEEP = 0.12
-"""A rise to the next point, as a share of the axis, that would run through a label centred above its start."""
-DOMAIN_NAMES = {"cpu": "CPU", "dram": "DRAM", "gpu": "GPU"}
-
-
-def above(
-    axes: Axes, x: float, y: float, text: str, *, valid: bool = True, colour: str = INK, aside: bool = False
-) -> None:
-    """Write a value above a mark; to the left of a rising line when `aside`; marked † when not valid."""
-    axes.annotate(
-        text if valid else f"{text} †",
-        (x, y),
-        xytext=(2 if aside else 0, 5),
-        textcoords="offset points",
-        ha="right" if aside else "center",
-        va="bottom",
-        fontsize=8,
-        color=colour if valid else BAD,
-    )
+_APART: Final = 0.07
+"""Smallest distance between names at the lines' ends, as a share of the highest line."""
 
 
-def rises(slot: Slot, medians: Mapping[Slot, float], top: float) -> bool:
-    """Return whether the line from a slot to its loader's next one is steep on an axis from 0 to `top`."""
-    following = [other for other in medians if other.loader == slot.loader and other.x > slot.x]
-    return bool(following) and medians[min(following, key=lambda other: other.x)] - medians[slot] > STEEP * top
+def sheet(size: tuple[float, float], pad: Mapping[str, Any], heading: str = "") -> Figure:
+    """Return an empty figure of so many inches, with a line above its panels."""
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(**pad))
+    if heading:
+        figure.suptitle(heading, x=0.01, ha="left", fontsize=8.5, color=MUTED)
+    return figure
 
 
-def stack(axes: Axes, x: float, parts: Mapping[str, float], estimated: frozenset[str], *, faded: bool = False) -> None:
-    """Draw one bar of joules stacked by domain; estimated domains are hatched."""
-    base = 0.0
-    for domain in DOMAINS:
-        if domain not in parts:
-            continue
-        axes.bar(
-            x,
-            parts[domain],
-            BAR,
-            bottom=base,
-            color=DOMAIN_COLOURS[domain],
-            hatch=ESTIMATE_HATCH if domain in estimated else None,
-            edgecolor=SURFACE,
-            linewidth=0.6,
-            alpha=0.45 if faded else 1.0,
+def note(
+    axes: Axes,
+    text: str,
+    at: tuple[float, float],
+    offset: tuple[float, float] = (0, 0),
+    *,
+    coordinates: str | tuple[str, str] = "axes fraction",
+    **style: Any,
+) -> Annotation:
+    """Write text at a place of a panel, moved by so many points."""
+    return axes.annotate(text, at, xycoords=coordinates, xytext=offset, textcoords="offset points", **style)
+
+
+def under_title(axes: Axes, text: str) -> None:
+    """Write a line between a panel and its title; it may reach over the gap to the next panel."""
+    note(axes, text, (0, 1), (0, 6), color=MUTED).set_in_layout(False)
+
+
+def right_title(axes: Axes, text: str, pad: float, size: float = 8.5) -> None:
+    """Write a line at the right of a panel's title."""
+    axes.set_title(text, loc="right", pad=pad, color=MUTED, fontweight="normal", fontsize=size)
+
+
+def say(axes: Axes, text: str) -> None:
+    """Write text into an empty panel."""
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=MUTED)
+
+
+def value_at(axes: Axes, x: float, y: float, text: str, size: float = 8, colour: str = MUTED) -> None:
+    """Write a value above a point."""
+    note(axes, text, (x, y), (0, 7), coordinates="data", ha="center", fontsize=size, color=colour)
+
+
+def running_mean(values: pd.Series[float], width: int) -> pd.Series[float]:
+    """Return running means over `width` values about each, fewer at the ends."""
+    return values.rolling(max(1, width), center=True, min_periods=1).mean()
+
+
+def medians_of(frame: pd.DataFrame, measure: str, by: str = "setting") -> dict[float, float]:
+    """Return the medians of a measure by a column of numbers."""
+    medians: pd.Series[float] = frame.groupby(by)[measure].median()
+    return dict(zip(medians.index.to_numpy("float64").tolist(), medians.tolist(), strict=True))
+
+
+def draw_sweep(axes: Axes, frame: pd.DataFrame, measure: str, *, names: bool = True) -> None:
+    """Draw `measure` over `setting` for every `base` of a frame of trusted epochs, its name at the line's end.
+
+    Rows that no validity rule passed are hollow.
+    """
+    known = frame.dropna(subset=[measure, "setting"])
+    bases = list(dict.fromkeys(known["base"]))
+    palette = {base: loader_colour(base) for base in bases}
+    medians = known.groupby(["base", "setting"], sort=False)[measure].median().reset_index()
+    sns.lineplot(medians, x="setting", y=measure, hue="base", palette=palette, linewidth=1.8, legend=False, ax=axes)
+    for base, part in known.groupby("base", sort=False):
+        face = [palette[str(base)] if valid else SURFACE for valid in part["valid"]]
+        axes.scatter(
+            part["setting"], part[measure], s=26, c=face, edgecolors=palette[str(base)], linewidths=1.0, zorder=3
         )
-        base += parts[domain]
+    if names:
+        _name_lines(axes, medians, measure, palette)
+    axes.set_ylim(0, 1.12 * float(known[measure].max()))
+    tick_settings(axes, sorted(known["setting"].unique()))
 
 
-def legend_handles(groups: Sequence[Group], paper: Collection[str] = ()) -> list[Patch | Line2D]:
-    """Return the legend's entries for what the groups hold, and for the domains of a paper's bars beside them."""
-    shown = [domain for domain in DOMAINS if domain in paper or any(domain in group.domain_j for group in groups)]
-    handles: list[Patch | Line2D] = [
-        Patch(facecolor=DOMAIN_COLOURS[domain], label=f"{DOMAIN_NAMES[domain]} joules") for domain in shown
+def tick_settings(axes: Axes, settings: Sequence[float]) -> None:
+    """Put a tick at every setting, on a logarithmic axis where they double."""
+    if len(settings) > 2 and 0 < 4 * settings[0] <= settings[-1]:
+        axes.set_xscale("log", base=2)
+        axes.minorticks_off()
+    axes.set_xticks(settings, [f"{setting:g}" for setting in settings])
+
+
+def loader_handles(bases: Sequence[str]) -> list[Line2D]:
+    """Return a legend entry a loader."""
+    return [
+        Line2D([], [], color=loader_colour(base), marker="o", markersize=5, linewidth=1.8, label=spell(base))
+        for base in bases
     ]
-    if any(group.estimated for group in groups):
-        label = "hatched: estimate, not measured"
-        handles.append(Patch(facecolor=FAINT, edgecolor=SURFACE, hatch=ESTIMATE_HATCH, label=label))
-    handles.append(Line2D([], [], color=INK, marker="o", markersize=4.5, linewidth=1.4, label="epoch time"))
-    if any(not group.trusted for group in groups):
-        handles.append(
-            Line2D([], [], color=INK, marker="o", markerfacecolor=SURFACE, linestyle="none", label="† no valid row")
+
+
+def invalid_note(axes: Axes, frame: pd.DataFrame) -> None:
+    """Write that hollow points broke a validity rule, where there are any."""
+    if not frame.empty and not frame["valid"].all():
+        note(axes, "hollow: no valid row", (1, 0), (0, 4), ha="right", fontsize=8, color=BAD)
+
+
+def _name_lines(axes: Axes, medians: pd.DataFrame, measure: str, palette: dict[str, str]) -> None:
+    """Write each loader's name and last value at the end of its line, apart from one another."""
+    ends = medians.loc[medians.groupby("base", sort=False)["setting"].idxmax()].sort_values(measure)
+    top = float(medians[measure].max())
+    places = _apart([float(value) / top for value in ends[measure]])
+    beside = offset_copy(axes.transData, axes.get_figure(root=True), x=7, y=0, units="points")
+    for end, place in zip(ends.itertuples(), places, strict=True):
+        axes.text(
+            float(str(end.setting)),
+            place * top,
+            f"{spell(str(end.base))}  {significant(float(getattr(end, measure)))}",
+            transform=beside,
+            va="center",
+            color=palette[str(end.base)],
+            fontweight="bold",
+            fontsize=8.5,
         )
-    return handles
+    axes.tick_params(axis="x", colors=MUTED)
 
 
-def draw_slowdowns(axes: Axes, results: Results, far: Sequence[Slowdown]) -> None:
-    """Draw each slowdown as a point on a log axis, the paper's beside ours."""
-    labels = regime_labels(results)
-    near = labels[far[0].near]
-    axes.set_title(f"Slowdown: epoch time against the same loader {_at(near)}", pad=9)
-    _factor_axis(axes, [value for one in far for value in (one.ours, one.paper) if value is not None])
-    places: list[float] = []
-    for one in far:
-        last = far[len(places) - 1].loader if places else one.loader
-        places.append((places[-1] + (1.0 if last == one.loader else 1.4)) if places else 0.0)
-    for y, one in zip(places, far, strict=True):
-        _slowdown(axes, y, one)
-    axes.set_yticks(places, [f"{spell(one.loader)}, {labels[one.regime]}" for one in far], color=INK)
-    axes.set_ylim(places[-1] + 0.6, -0.6)
-    axes.spines["bottom"].set_visible(False)
-    handles = [Line2D([], [], color=INK, marker="o", markersize=6, linestyle="none", label="this run")]
-    if any(one.paper is not None for one in far):
-        handles.append(
-            Line2D([], [], color=MUTED, marker="D", markerfacecolor=SURFACE, linestyle="none", label="EMLIO paper")
-        )
-    axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, borderaxespad=0.3)
+def _apart(values: Sequence[float]) -> list[float]:
+    """Return rising values moved apart by `_APART` where they are closer, each crowd about its own middle."""
+    crowds: list[list[float]] = []
+    for value in values:
+        crowds.append([value])
+        while len(crowds) > 1 and _middle(crowds[-1]) - _middle(crowds[-2]) < _reach(crowds[-1]) + _reach(crowds[-2]):
+            last = crowds.pop()
+            crowds[-1] += last
+    return [_middle(crowd) + _APART * (n - (len(crowd) - 1) / 2) for crowd in crowds for n in range(len(crowd))]
 
 
-def _at(label: str) -> str:
-    return "on local files" if label == "local" else f"at {label}"
+def _middle(crowd: Sequence[float]) -> float:
+    return sum(crowd) / len(crowd)
 
 
-def _factor_axis(axes: Axes, values: Sequence[float]) -> None:
-    low, high = min([*values, 1.0]) * 0.92, max([*values, 2.0]) * 1.55
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if low <= tick <= high]
-    axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
-    axes.minorticks_off()
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x", color=GRID)
-    axes.axvline(1.0, color=FAINT, linewidth=1.0, zorder=1)
-
-
-def _slowdown(axes: Axes, y: float, one: Slowdown) -> None:
-    if one.ours is None:
-        return
-    told = factor(one.ours)
-    if one.paper is not None:
-        axes.plot([one.ours, one.paper], [y, y], color=FAINT, linewidth=1.6, zorder=2)
-        axes.plot(one.paper, y, "D", markersize=6, markerfacecolor=SURFACE, markeredgecolor=MUTED, zorder=3)
-        told += f"  (paper {factor(one.paper)})"
-    face = INK if one.trusted else SURFACE
-    axes.plot(one.ours, y, "o", markersize=7, markerfacecolor=face, markeredgecolor=INK, zorder=4)
-    axes.annotate(
-        told if one.trusted else f"{told} †",
-        (max(one.ours, one.paper or 0.0), y),
-        xytext=(9, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-        color=INK if one.trusted else BAD,
-    )
+def _reach(crowd: Sequence[float]) -> float:
+    return _APART * len(crowd) / 2

@@ -1,4 +1,4 @@
-"""MinatoLoader's figure 3: object detection by the heuristics of image size and of reordering."""
+"""Plotter of MinatoLoader's figure 3: object detection by the heuristics of image size and of reordering."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.figure import Figure as Picture
+from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 
-from harness.report.figures.overtime import Course, courses
-from harness.report.figures.palette import BAD, FAINT, INK, MUTED, SURFACE, loader_colour
-from harness.report.figures.tables import FigureTable
+from harness.report.figures.definition import Figure, FigureTable
+from harness.report.figures.marks import note, right_title, say, sheet
+from harness.report.figures.style import BAD, FAINT, INK, MUTED, SURFACE, loader_colour
+from harness.report.figures.timeline import Timeline, timelines
 from harness.report.folder import Results
-from harness.report.labels import UNKNOWN, accelerators, factor, percent, seconds, spell
+from harness.report.labels import UNKNOWN, factor, percent, seconds, spell
 from harness.report.measurements import epochs, settled, stored, trusted, work
-from harness.report.published_loaders import MINATO, MINATO_FIG3
+from harness.report.papers import low
+from harness.report.papers import table as published_table
 
-__all__ = ["caption", "draw", "table"]
+__all__ = ["draw", "table", "words"]
 
 _BASELINE = "pytorch"
 _HEURISTICS: Mapping[str, str] = {"size_balanced": "by image size", "pecan": "transforms reordered"}
@@ -27,51 +29,34 @@ _SLOWEST = 0.75
 """Quantile of times, and of file sizes, above which a sample is slow, or taken for it."""
 
 
-def draw(results: Results) -> Figure | None:
+def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
     """Draw accelerator and CPU over time a loader, epoch times, and what a file's size tells; None without epochs."""
     workload = next(iter(results.workloads), "")
-    over_time, frame = courses(results, workload), _settled(results, workload)
+    over_time, frame = timelines(results, workload), _settled(results, workload)
     if not over_time or frame.empty:
         return None
-    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06, wspace=0.06, hspace=0.05)
-    figure = Figure(figsize=(11.0, 1.2 + 1.35 * len(over_time)), layout=layout)
-    figure.suptitle(f"{results.name}; {accelerators(results)}", x=0.01, ha="left", fontsize=8.5, color=MUTED)
+    size = (11.0, 1.2 + 1.35 * len(over_time))
+    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.06, "wspace": 0.06, "hspace": 0.05}, heading)
     halves = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.45, 1.0])[0]
-    _draw_courses(halves[0], over_time)
+    _draw_timelines(halves[0], over_time)
     above, below = halves[1].subplots(2, 1, height_ratios=[1.0, 1.25])
     _draw_epochs(above, frame)
     _draw_sizes(below, _sizes_and_times(results, workload))
     return figure
 
 
-def caption(results: Results) -> str:
-    """Return how to read the figure."""
-    return (
-        "Left: share of the time in which the accelerator worked, and CPU use of the whole host, over the epochs of "
-        "one cell. Right above: points are epochs, without a cell's first, which starts the workers; bars are medians, "
-        "and × is how many times as fast as PyTorch's DataLoader they are. Right below: every picture by the size of "
-        "its file and the time of its preprocessing, the median of PyTorch's epochs. What lies right of the upright "
-        "line has a file of the largest quarter and is slow for the heuristic; what lies above the other line is of "
-        f"the slowest quarter. The text of the paper ({MINATO}, section 3.2 and figure 3) tells of a picture of 408 KB "
-        "that takes 13 ms and one of 220 KB that takes 155 ms, and that reordering keeps the GPU about "
-        f"{100 * (MINATO_FIG3['pecan'] - 1):.0f} % busier than PyTorch's DataLoader. Where workers are in transforms "
-        "for a part of their time alone (the table's last column), they collate large batches and hand them over for "
-        "the rest: what a loader gains there is not what the paper is about."
-    )
-
-
-def table(results: Results) -> FigureTable | None:
+def table(spec: Figure, results: Results) -> FigureTable | None:
     """Return epoch time, use of the accelerator and its fluctuation, and CPU use, by loader."""
     workload = next(iter(results.workloads), "")
-    over_time, frame = courses(results, workload), _settled(results, workload)
+    over_time, frame = timelines(results, workload), _settled(results, workload)
     if not over_time or frame.empty:
         return None
     times = frame.groupby("base", sort=False)["duration_s"].median()
     theirs = over_time.get(_BASELINE)
     theirs_busy = None if theirs is None else theirs.mean(theirs.accelerator_util)
-    rows = []
-    for base, course in over_time.items():
-        busy = course.mean(course.accelerator_util)
+    rows, published = [], published_table(spec.values)
+    for base, one in over_time.items():
+        busy = one.mean(one.accelerator_util)
         ratio = None if not busy or not theirs_busy else busy / theirs_busy
         rows.append(
             (
@@ -80,14 +65,19 @@ def table(results: Results) -> FigureTable | None:
                 factor(float(times[_BASELINE] / times[base])) if {base, _BASELINE} <= set(times.index) else UNKNOWN,
                 percent(busy),
                 factor(ratio),
-                factor(MINATO_FIG3.get(base)),
-                percent(_fluctuation(course)),
-                percent(course.mean(course.cpu_util)),
+                factor(low(published[base]) if base in published else None),
+                percent(_fluctuation(one)),
+                percent(one.mean(one.cpu_util)),
                 percent(_transforming(results, frame[frame["base"] == base])),
             )
         )
     heads = ("per epoch", "PyTorch over it", "accelerator", "over PyTorch's", "paper", "fluctuation")
     return FigureTable(("Loader", *heads, "CPU", "workers in transforms"), tuple(rows))
+
+
+def words(spec: Figure, results: Results) -> Mapping[str, str]:
+    """Return nothing: the caption needs no words of this figure's own."""
+    return {}
 
 
 def _settled(results: Results, workload: str) -> pd.DataFrame:
@@ -99,35 +89,34 @@ def _name(base: str) -> str:
     return f"{spell(base)} ({_HEURISTICS[base]})" if base in _HEURISTICS else spell(base)
 
 
-def _fluctuation(course: Course) -> float | None:
+def _fluctuation(one: Timeline) -> float | None:
     """Return the deviation of the accelerator's use from window to window."""
-    values = course.accelerator_util
+    values = one.accelerator_util
     return None if np.isnan(values).any() else float(values.std())
 
 
 def _transforming(results: Results, frame: pd.DataFrame) -> float | None:
     """Return the share of the workers' time that transforms took; None where the loader does not tell."""
-    told = work(results).merge(frame[["cell_id", "epoch", "loader", "duration_s"]], on=["cell_id", "epoch"])
-    if told.empty:
+    times = work(results).merge(frame[["cell_id", "epoch", "loader", "duration_s"]], on=["cell_id", "epoch"])
+    if times.empty:
         return None
-    workers = results.variants[str(told["loader"].iloc[0])].section.get("num_workers")
-    by_epoch = told.groupby(["cell_id", "epoch"]).agg(work_s=("work_s", "sum"), duration_s=("duration_s", "first"))
+    workers = results.variants[str(times["loader"].iloc[0])].section.get("num_workers")
+    by_epoch = times.groupby(["cell_id", "epoch"]).agg(work_s=("work_s", "sum"), duration_s=("duration_s", "first"))
     return float((by_epoch["work_s"] / by_epoch["duration_s"]).median()) / int(workers) if workers else None
 
 
-def _draw_courses(figure: SubFigure, over_time: Mapping[str, Course]) -> None:
+def _draw_timelines(figure: SubFigure, over_time: Mapping[str, Timeline]) -> None:
     rows = figure.subplots(len(over_time), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    longest = max(course.duration_s for course in over_time.values())
-    for axes, (base, course) in zip(rows, over_time.items(), strict=True):
-        colour, busy = loader_colour(base), course.accelerator_util
-        axes.fill_between(course.at_s, 100 * busy, color=colour, alpha=0.25, linewidth=0)
-        axes.plot(course.at_s, 100 * busy, color=colour, linewidth=1.6)
-        axes.plot(course.at_s, 100 * course.cpu_util, color=MUTED, linewidth=1.0, linestyle=(0, (2, 1.5)))
-        axes.axvline(course.duration_s, color=FAINT, linewidth=1.0)
+    longest = max(one.duration_s for one in over_time.values())
+    for axes, (base, one) in zip(rows, over_time.items(), strict=True):
+        colour, busy = loader_colour(base), one.accelerator_util
+        axes.fill_between(one.at_s, 100 * busy, color=colour, alpha=0.25, linewidth=0)
+        axes.plot(one.at_s, 100 * busy, color=colour, linewidth=1.6)
+        axes.plot(one.at_s, 100 * one.cpu_util, color=MUTED, linewidth=1.0, linestyle=(0, (2, 1.5)))
+        axes.axvline(one.duration_s, color=FAINT, linewidth=1.0)
         axes.set_title(_name(base), pad=5, color=colour)
-        told = f"accelerator {percent(course.mean(busy))}, ± {percent(_fluctuation(course))}"
-        told += f"; CPU {percent(course.mean(course.cpu_util))}" + ("" if course.trusted else " †")
-        axes.set_title(told, loc="right", pad=5, fontweight="normal", fontsize=8.5, color=MUTED)
+        text = f"accelerator {percent(one.mean(busy))}, ± {percent(_fluctuation(one))}"
+        right_title(axes, f"{text}; CPU {percent(one.mean(one.cpu_util))}{'' if one.trusted else ' †'}", pad=5)
         axes.set_ylim(0, 105)
         axes.set_yticks([0, 50, 100])
         axes.set_xlim(0, longest)
@@ -148,18 +137,13 @@ def _draw_epochs(axes: Axes, frame: pd.DataFrame) -> None:
         axes.barh(place, medians[base], 0.62, color=loader_colour(base), alpha=0.85)
         face = [INK if valid else SURFACE for valid in part["valid"]]
         axes.scatter(part["duration_s"], [place] * len(part), s=12, c=face, edgecolors=INK, linewidths=0.7, zorder=3)
-        told = seconds(float(medians[base]))
+        text = seconds(float(medians[base]))
         if base != _BASELINE and _BASELINE in bases:
-            told += f", {factor(float(medians[_BASELINE] / medians[base]))}"
-        axes.annotate(
-            told if part["valid"].any() else f"{told} †",
-            (float(part["duration_s"].max()), place),
-            xytext=(7, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8.5,
-            color=INK if part["valid"].any() else BAD,
-        )
+            text += f", {factor(float(medians[_BASELINE] / medians[base]))}"
+        valid = bool(part["valid"].any())
+        style = {"va": "center", "fontsize": 8.5, "color": INK if valid else BAD}
+        end = (float(part["duration_s"].max()), place)
+        note(axes, text if valid else f"{text} †", end, (7, 0), coordinates="data", **style)
     axes.set_yticks(range(len(bases)), [spell(base) for base in bases], color=INK)
     axes.set_ylim(len(bases) - 0.5, -0.5)
     axes.set_xlim(0, 1.42 * float(frame["duration_s"].max()))
@@ -171,19 +155,19 @@ def _draw_epochs(axes: Axes, frame: pd.DataFrame) -> None:
 def _sizes_and_times(results: Results, workload: str) -> pd.DataFrame:
     """Return a row a sample: `kb` of its file, `ms` of its preprocessing; none where either is not stored."""
     files = list(results.folder.glob("samples*.parquet"))
-    told = work(results)
-    told = told[(told["base"] == _BASELINE) & (told["workload"] == workload)]
+    times = work(results)
+    times = times[(times["base"] == _BASELINE) & (times["workload"] == workload)]
     sizes = stored(files[0]) if len(files) == 1 else None
-    if sizes is None or told.empty:
+    if sizes is None or times.empty:
         return pd.DataFrame(columns=["kb", "ms"])
-    ms = 1e3 * told.groupby("sample")["work_s"].median()
+    ms = 1e3 * times.groupby("sample")["work_s"].median()
     return pd.DataFrame({"kb": sizes["size"].reindex(ms.index) / 1e3, "ms": ms})
 
 
 def _draw_sizes(axes: Axes, samples: pd.DataFrame) -> None:
     axes.set_title("What the size of a file tells", pad=7)
     if samples.empty:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED)
+        say(axes, "not measured")
         return
     large, late = (float(samples[name].quantile(_SLOWEST)) for name in ("kb", "ms"))
     axes.scatter(samples["kb"], samples["ms"], s=9, color=loader_colour(_BASELINE), alpha=0.6, linewidths=0)

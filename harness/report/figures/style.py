@@ -1,19 +1,52 @@
-"""How figures look: type, lines, hatches, and how they are saved."""
+"""How figures and the page look: colours, type, lines, and how a figure is saved. Matplotlib is imported on use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-import seaborn as sns
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-from harness.report.figures.palette import FAINT, GRID, INK, MUTED, SURFACE
+__all__ = [
+    "BAD",
+    "DOMAIN_COLOURS",
+    "ESTIMATE_HATCH",
+    "FAINT",
+    "GRID",
+    "INK",
+    "LOADER_COLOURS",
+    "MUTED",
+    "SURFACE",
+    "house_style",
+    "loader_colour",
+    "save",
+]
 
-__all__ = ["house_style", "save"]
+INK = "#1b1f24"
+MUTED = "#5c6570"
+FAINT = "#9aa3ad"
+GRID = "#e3e7eb"
+SURFACE = "#ffffff"
+BAD = "#c2410c"
+DOMAIN_COLOURS = {"cpu": "#3b78b8", "dram": "#e0a32e", "gpu": "#2f9e8a"}
+"""Deuteranopes and protanopes can distinguish them, and so can readers of a grey print."""
+ESTIMATE_HATCH = "/////"
+LOADER_COLOURS = {
+    "pytorch": "#c4553b",
+    "dali": "#3b78b8",
+    "spdl": "#2f9e8a",
+    "fixed": INK,
+    "streaming": "#8a5fb0",
+    "sample_aware": "#0f6b5c",
+    "pecan": "#e0a32e",
+    "size_balanced": "#a3577f",
+}
+"""By the section of the config that a loader comes from."""
+_OTHER_LOADERS = ("#e0a32e", "#5c6570", "#a3577f", "#7a8b2e")
+
 
 _RC = {
     "figure.facecolor": SURFACE,
@@ -53,16 +86,24 @@ _RC = {
 }
 
 
+def loader_colour(base: str) -> str:
+    """Return a loader's colour, the same in every figure."""
+    return LOADER_COLOURS.get(base) or _OTHER_LOADERS[sum(base.encode()) % len(_OTHER_LOADERS)]
+
+
 @contextmanager
 def house_style(name: str) -> Iterator[None]:
-    """Draw in the project's style; the name keeps the ids of figures on one page apart."""
+    """Draw in the project's style. The name keeps the ids of the SVGs of one page apart."""
+    import matplotlib as mpl
+    import seaborn as sns
+
     settings: dict[Any, Any] = {**sns.axes_style("whitegrid"), **_RC, "svg.hashsalt": name}
     with mpl.rc_context(settings):
         yield
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Save a figure as PNG (200 dots per inch) and SVG; returns both paths."""
+    """Save a figure as PNG (200 dots per inch) and SVG. Returns both paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_suffix(".png"), stem.with_suffix(".svg")
     figure.savefig(png, dpi=200)

@@ -1,0 +1,1 @@
+"""The process that sends what a store holds to InfluxDB."""

@@ -1,0 +1,7 @@
+"""`python -m energymon.sender`."""
+
+import sys
+
+from energymon.sender.sender import main
+
+sys.exit(main())

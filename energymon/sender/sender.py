@@ -1,0 +1,371 @@
+"""The sender: a process that empties an agent's SQLite store into an InfluxDB server, in order, losing nothing.
+
+`python -m energymon.sender --store FILE`, with the server in INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,
+TIMEOUT}. What the server has acknowledged leaves the outbox, everything else stays in the file, so that the sender can
+die at any moment: what is sent again writes the same points. Prints a line of JSON at every change of its state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Final
+
+from energymon.errors import ConfigError, EnergyError, StoreError
+from energymon.influx.client import InfluxClient, PartialWriteError, RequestTooLarge, ServerUnavailable, WriteRejected
+from energymon.influx.settings import InfluxSettings
+from energymon.influx.spool import Batch, BusyError, Spool
+from energymon.sender.stop_listener import StopListener
+
+__all__ = ["Sender", "backoff_s", "main"]
+
+_POLL_S: Final = 1.0
+_FIRST_DELAY_S: Final = 0.5
+_MAX_DELAY_S: Final = 30.0
+_DRAIN_S: Final = 10.0
+_PATIENCE_S: Final = 1.0
+_SLOWER: Final = 3.0
+"""After the end of its agent a sender waits so long for an answer, or so many times as long as the slowest one took."""
+_TRIM_S: Final = 5.0
+_PROGRESS_S: Final = 2.0
+_TELL_S: Final = 60.0
+"""How often lines that were set aside are told about at most."""
+_ISOLATING_POSTS: Final = 64
+"""Spent on finding bad lines of one request; the rest is set aside with its neighbours, which the server has."""
+_NO_POINTS: Final = "# energymon"
+"""A comment, which writes nothing and which every server takes."""
+
+_LEFT = 1
+_ERROR = 2
+
+
+def backoff_s(failures: int, draw: Callable[[], float] = random.random) -> float:
+    """Return how long to wait after `failures` in a row: 0.5 s, doubled each time up to 30 s, the half of it drawn."""
+    bound_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * (1 << min(failures - 1, 10)))
+    return bound_s * (0.5 + 0.5 * draw())
+
+
+class Sender:
+    """Takes batches from a spool to a server until there is nothing left, or for as long as an agent writes."""
+
+    def __init__(
+        self,
+        spool: Spool,
+        client: InfluxClient,
+        stop: StopListener,
+        say: Callable[[str, str, int | None], None],
+        *,
+        until_eof: bool,
+        drain_s: float,
+        limit_bytes: int | None = None,
+    ) -> None:
+        """`say` takes a state, a message and how many readings are unsent."""
+        self._spool, self._client, self._stop, self._say = spool, client, stop, say
+        self._until_eof, self._drain_s, self._limit_bytes = until_eof, drain_s, limit_bytes
+        self._state = ("", "")
+        self._failures = 0
+        self._max_lines = sys.maxsize
+        self._aside = 0
+        self._aside_reason = ""
+        self._aside_due_s = 0.0
+        self._trim_due_s = 0.0
+        self._full = False
+        self._progress_due_s = time.monotonic() + _PROGRESS_S
+        self._deadline_s: float | None = None
+        self._last_s = float("inf")
+        self._slowest_s = 0.0
+        self.sent = 0
+        """Lines that the server has taken."""
+
+    def run(self) -> int:
+        """Send until told to end; return 0 when nothing is left, 1 otherwise."""
+        self._check_stop()
+        while not self._over():
+            try:
+                self._trim()
+                batch = self._spool.next_batch()
+            except StoreError as error:
+                self._wait(self._failed("waiting", error))
+                continue
+            if batch is not None:
+                self._wait(self._send(batch))
+            elif self._stop.eof or not self._until_eof:
+                break
+            else:
+                self._wait(_POLL_S)
+        self._tell_aside(last=True)
+        return self._leave()
+
+    def _over(self) -> bool:
+        """Whether to end though there may be something left."""
+        given_up = self._failures > 0 and self._state[0] == "refused" and not self._until_eof
+        late = self._deadline_s is not None and time.monotonic() >= self._deadline_s
+        return self._stop.killed or given_up or late
+
+    def _send(self, batch: Batch) -> float:
+        """Send a batch; return how many seconds to wait before the next one."""
+        try:
+            at = 0
+            while at < len(batch.lines):
+                at += self._post(batch.lines[at : at + self._max_lines])
+            self._spool.acknowledge(batch)
+        except (ServerUnavailable, StoreError) as error:
+            after_s = error.retry_after_s if isinstance(error, ServerUnavailable) else None
+            return max(self._failed("waiting", error), after_s or 0.0)
+        except WriteRejected as error:
+            # The token's file may have a better one by now. Without one the old token goes on being refused.
+            with contextlib.suppress(ConfigError):
+                self._client.renew()
+            return self._failed("refused", error)
+        self._failures = 0
+        self._enter("sending", str(self._client.settings))
+        self._tell_aside()
+        self._tell_progress()
+        if self._deadline_s is not None:
+            self._extend()
+        return 0.0
+
+    def _failed(self, state: str, error: EnergyError) -> float:
+        self._failures += 1
+        self._enter(state, str(error))
+        return backoff_s(self._failures)
+
+    def _post(self, lines: list[str]) -> int:
+        """Send lines, or set those aside that cannot be; return how many are done with."""
+        try:
+            self._deliver(lines)
+        except RequestTooLarge as error:
+            if len(lines) == 1:
+                self._set_aside(lines, str(error))
+                return 1
+            self._max_lines = len(lines) // 2
+            return 0
+        except PartialWriteError as error:
+            self._isolate(lines, error)
+        self.sent += len(lines)
+        return len(lines)
+
+    def _deliver(self, lines: list[str]) -> None:
+        """Post lines, and leave the answer to itself when it is time to end: what is sent again is the same points."""
+        began_s = time.monotonic()
+        answer: Future[None] = Future()
+        answer.add_done_callback(lambda _: self._stop.wake())
+        threading.Thread(target=_answer, args=(answer, self._client, lines), name="post", daemon=True).start()
+        while not answer.done():
+            # By hand a request has its own limit alone, INFLUXDB_V2_TIMEOUT.
+            due_s = self._deadline_s if self._until_eof and self._deadline_s is not None else float("inf")
+            self._stop.wait(min(_POLL_S, due_s - time.monotonic()))
+            self._check_stop()
+            if (self._stop.killed or time.monotonic() >= due_s) and not answer.done():
+                raise ServerUnavailable(
+                    f"{self._client.settings.url} gave no answer within {time.monotonic() - began_s:.1f} s"
+                )
+        answer.result()
+        self._slowest_s = max(self._slowest_s, time.monotonic() - began_s)
+
+    def _isolate(self, lines: list[str], error: PartialWriteError) -> None:
+        """Find the lines that the server does not take, by halves, and set them aside; the others are sent."""
+        bad: list[tuple[list[str], str]] = []
+        taken = False
+        posts = 0
+        suspects = [(lines, error)]
+        while suspects:
+            some, why = suspects.pop()
+            spent = why.others_taken and posts >= _ISOLATING_POSTS
+            if len(some) == 1 or why.dropped == len(some) or spent:
+                bad.append((some, str(why)))
+                continue
+            middle = len(some) // 2
+            for half in (some[middle:], some[:middle]):
+                posts += 1
+                try:
+                    self._deliver(half)
+                    taken = True
+                except PartialWriteError as half_error:
+                    suspects.append((half, half_error))
+        if not taken:
+            # Nothing of it was taken: are the lines bad, or is every request?
+            try:
+                self._deliver([_NO_POINTS])
+            except PartialWriteError as every:
+                raise WriteRejected(
+                    f"{self._client.settings} takes no request at all: {every}; is it InfluxDB?"
+                ) from every
+        for some, reason in bad:
+            self._set_aside(some, reason)
+
+    def _set_aside(self, lines: list[str], reason: str) -> None:
+        self._spool.set_aside(lines, reason)
+        self._aside += len(lines)
+        self._aside_reason = reason
+
+    def _tell_aside(self, *, last: bool = False) -> None:
+        if self._aside and (last or time.monotonic() >= self._aside_due_s):
+            self._aside_due_s = time.monotonic() + _TELL_S
+            message = (
+                f"{self._client.settings} will not take {self._aside} points, the last of them because: "
+                f"{self._aside_reason}; they are kept in the table `rejected` of {self._spool.path}"
+            )
+            self._aside = 0
+            self._say("set-aside", message, self._unsent())
+
+    def _trim(self) -> None:
+        if self._limit_bytes is None or time.monotonic() < self._trim_due_s:
+            return
+        self._trim_due_s = time.monotonic() + _TRIM_S
+        full = not self._spool.trim(self._limit_bytes)
+        if full and not self._full:
+            message = (
+                f"{self._spool.path} has reached its limit of {self._limit_bytes / 1e6:.0f} MB and holds little that "
+                f"was sent; bring {self._client.settings} back, or raise --spool-limit-mb"
+            )
+            self._say("refused", message, self._unsent())
+        self._full = full
+
+    def _tell_progress(self) -> None:
+        """Show whoever drains a store by hand that it goes on."""
+        if not self._until_eof and time.monotonic() >= self._progress_due_s:
+            self._progress_due_s = time.monotonic() + _PROGRESS_S
+            print(f"energymon: {self.sent} points sent, {self._unsent()} readings to go", file=sys.stderr)
+
+    def _enter(self, state: str, message: str) -> None:
+        """Tell a change of state, once; the last one is told at the end, with what to do."""
+        if (state, message) != self._state:
+            self._state = (state, message)
+            if self._over():
+                return
+            unsent = self._unsent()
+            kept = f"; {unsent} readings are kept in {self._spool.path} and sent later" if state != "sending" else ""
+            self._say(state, message + kept, unsent)
+
+    def _leave(self) -> int:
+        unsent = self._unsent()
+        if self._spool.next_batch() is None:
+            self._say("drained", f"{self._client.settings} has all of {self._spool.path}", unsent)
+            return 0
+        state, reason = self._state if self._state[0] in ("waiting", "refused") else ("waiting", "there was no time")
+        message = (
+            f"{reason}; {unsent} readings stay in {self._spool.path}, and are sent by the next agent that writes it, "
+            f"or by: python -m energymon.sender --store {self._spool.path}"
+        )
+        self._say(state, message, unsent)
+        return _LEFT
+
+    def _wait(self, delay_s: float) -> None:
+        """Wait, not beyond the deadline, and hear what there is to hear even when there is nothing to wait for."""
+        until_s = time.monotonic() + delay_s
+        if self._deadline_s is not None:
+            until_s = min(until_s, self._deadline_s)
+        while True:
+            eof = self._stop.eof
+            left_s = until_s - time.monotonic()
+            self._stop.wait(left_s)
+            self._check_stop()
+            if left_s <= 0 or self._stop.killed or self._stop.eof != eof:
+                return
+
+    def _check_stop(self) -> None:
+        """Set the time to end by once the agent has ended, or from the start where there is none."""
+        if self._deadline_s is None and (self._stop.eof or not self._until_eof):
+            if self._until_eof:
+                self._last_s = time.monotonic() + self._drain_s
+            self._extend()
+
+    def _extend(self) -> None:
+        """Go on for a while: nobody waits for long on a server that is away, and what is unsent stays in the store."""
+        patience_s = max(_PATIENCE_S, _SLOWER * self._slowest_s) if self._until_eof else self._drain_s
+        self._deadline_s = min(self._last_s, time.monotonic() + patience_s)
+
+    def _unsent(self) -> int | None:
+        """Return how many readings are unsent, or None when the store does not tell."""
+        try:
+            return self._spool.unsent()
+        except StoreError:
+            return None
+
+
+def _answer(answer: Future[None], client: InfluxClient, lines: list[str]) -> None:
+    """Post lines and tell what became of it."""
+    try:
+        client.post(lines)
+    except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
+        answer.set_exception(error)
+    else:
+        answer.set_result(None)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the sender; return 0 when all was sent, 1 when something stays in the store, 2 for an error."""
+    options = _parser().parse_args(argv)
+    try:
+        settings = InfluxSettings.from_environment()
+        if warning := settings.warning():
+            print(f"energymon: {warning}", file=sys.stderr)
+        stop = StopListener(until_eof=options.until_eof)
+        limit = round(options.spool_limit_mb * 1e6) if options.spool_limit_mb else None
+        with _open(options.store, stop, until_eof=options.until_eof) as spool, InfluxClient(settings) as client:
+            return Sender(
+                spool,
+                client,
+                stop,
+                _say,
+                until_eof=options.until_eof,
+                drain_s=options.drain_s,
+                limit_bytes=limit,
+            ).run()
+    except (ConfigError, StoreError) as error:
+        _say("refused", str(error), None)
+        return _ERROR
+
+
+def _open(store: Path, stop: StopListener, *, until_eof: bool) -> Spool:
+    """Open the store; an agent's sender waits for the one of the agent before it, which may still be draining."""
+    told = False
+    while True:
+        try:
+            return Spool(store)
+        except BusyError as error:
+            if not until_eof or stop.eof or stop.killed:
+                raise
+            if not told:
+                _say("waiting", str(error), None)
+                told = True
+        stop.wait(_POLL_S)
+
+
+def _say(state: str, message: str, unsent: int | None) -> None:
+    line = json.dumps({"state": state, "message": message, "unsent": unsent}) + "\n"
+    # Whoever listened may be gone; what is unsent stays in the store all the same. Nothing may be left in a buffer,
+    # which would be written, and fail, at the end.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, line.encode())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m energymon.sender", description="Send what a store holds and InfluxDB does not have yet."
+    )
+    parser.add_argument("--store", type=Path, required=True, help="the SQLite file that `energymon run` writes")
+    parser.add_argument(
+        "--until-eof", action="store_true", help="go on sending what an agent writes until stdin ends, then drain"
+    )
+    parser.add_argument(
+        "--drain-s",
+        type=float,
+        default=_DRAIN_S,
+        help=f"how long to go on after the end of stdin while the server answers, or without it while nothing can be "
+        f"sent, s ({_DRAIN_S:g})",
+    )
+    parser.add_argument(
+        "--spool-limit-mb", type=float, help="delete what was sent, oldest first, when the store nears this size"
+    )
+    return parser

@@ -1,0 +1,183 @@
+"""A figure as a YAML of conf/figures has it, checked. docs/figures.md describes the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import yaml
+from pydantic import AfterValidator, Field
+
+from harness.config.validation import Section
+from harness.errors import ResultsError
+from harness.report.papers import parse_model, published, tree
+from harness.report.reading import reading
+
+__all__ = [
+    "BY_DISTANCE",
+    "ByDistance",
+    "Distribution",
+    "Figure",
+    "FigureTable",
+    "Learning",
+    "OverTime",
+    "Panel",
+    "Sweep",
+    "Textbook",
+    "packaged",
+    "read_figure",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FigureTable:
+    """The table beside a picture. The first column is words, the others are numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    dim: frozenset[int] = frozenset()
+    """Rows of a paper, not of this run."""
+
+
+def _metric(name: str) -> str:
+    from harness.report.measurements import EPOCH_COLUMNS
+    from harness.results.metrics import EpochMetrics
+
+    known = {*EPOCH_COLUMNS, *EpochMetrics.columns(), "cpu_ms_per_sample", "first_batch_from_start_s"}
+    if name not in known:
+        raise ValueError(f"one of {', '.join(sorted(known))}")
+    return name
+
+
+def _values(path: str) -> str:
+    try:
+        if path:
+            tree(path) if path.count("/") > 1 else published(path)
+    except ResultsError as error:
+        raise ValueError(f"a published value ({error})") from error
+    return path
+
+
+class Figure(Section):
+    """What every figure has."""
+
+    title: str
+    """What it shows; the picture's label for readers who do not see it."""
+    family: str
+    """The plotter: a module of harness.report.figures."""
+    caption: str
+    """How to read it: a Jinja template over the words that the plotter offers, and over published values."""
+    heading: str = "{{ name }}; {{ accelerators }}"
+    """A template for the line above the panels."""
+    values: Annotated[str, AfterValidator(_values)] = ""
+    """The id of the paper values drawn beside ours, such as minato/fig7."""
+
+
+class ByDistance(Figure):
+    """Seconds and joules per epoch by loader and regime."""
+
+
+class OverTime(Figure):
+    """A measure over the seconds of training."""
+
+    panels: Literal["stack", "grid", "metrics", "lines"]
+    """One below the other by workload and loader, a grid of both, loaders by metric, or a line a loader."""
+    table: Mapping[str, str]
+    """Heads and what stands below them: loader, time, mb_per_s, accelerator, cpu, disk_read, correlation, lead, or the
+    id of a paper's value with its unit; `mean` before it is for the row over all workloads."""
+    only: str = ""
+    """The workload/loader that the paper's value is of."""
+    paper_row: Sequence[str] = ()
+    """The table's row of the paper, below that one."""
+
+
+class Panel(Section):
+    """One measure over the sweep."""
+
+    metric: Annotated[str, AfterValidator(_metric)]
+    """A column of harness.report.measurements.epochs, `cpu_ms_per_sample` or `first_batch_from_start_s`."""
+    y: str
+    """The axis' name."""
+    title: str = ""
+    """A template, as the next two are."""
+    note: str = ""
+    """A line below the title."""
+    bound_note: str = ""
+    """Text behind the bound's value."""
+    scale: float = 1.0
+    """Factor before drawing, such as 1e-9 for GB."""
+
+
+class Sweep(Figure):
+    """Measures over the setting of swept loaders."""
+
+    x: str
+    """The axis' name."""
+    panels: Sequence[Panel] = Field(min_length=1)
+    by: Literal["metric", "workload", "loader"] = "metric"
+    """Panels: one a metric and one of the paper, one a workload, or one a loader and workload with values at points."""
+    epochs: Literal["all", "later", "first", "training"] = "all"
+    """Which count: all, those after a cell's first, the one with the first batch, or all of a cell together."""
+    bound: str = ""
+    """The loader whose value is the upper bound of the first panel's."""
+    table: Literal["loaders", "settings", "workloads"] = "settings"
+    """Rows: a loader in one setting, a loader over its settings, or a workload and setting over loaders."""
+    corner: str
+    """The table's first head."""
+    columns: Mapping[str, str] = {}
+    """Heads and measures of a table of loaders; `first` before a measure is for a cell's first epoch."""
+    head: str = "{:g}"
+    """How a setting is written in the head of a table of settings."""
+    gain: str = ""
+    """In a table of settings, the head of what the best setting gains over the first."""
+
+
+class Learning(Figure):
+    """The loss of what is trained, and the slow samples in its batches."""
+
+    panels: Literal["iterations", "seeds"]
+
+
+class Distribution(Figure):
+    """Preprocessing times of samples."""
+
+    panels: Literal["samples", "summary"]
+
+
+class Textbook(Figure):
+    """Utilisation by number of workers beside a textbook's model."""
+
+    panels: Literal["output", "exercise"]
+
+
+BY_DISTANCE: Final = "by_distance"
+_FAMILIES: Final[Mapping[str, type[Figure]]] = {
+    BY_DISTANCE: ByDistance,
+    "over_time": OverTime,
+    "sweep": Sweep,
+    "learning": Learning,
+    "distribution": Distribution,
+    "textbook": Textbook,
+    "minato_fig3": Figure,
+    "minato_fig12": Figure,
+}
+"""What a plotter's figures have. The last two draw one figure each."""
+
+
+def packaged() -> Mapping[str, Path]:
+    """Return this project's figures by id."""
+    home = Path(str(files("conf") / "figures"))
+    return {path.stem: path for path in sorted(home.glob("*.yaml"))}
+
+
+def read_figure(path: Path) -> Figure:
+    """Read a figure. Raises ResultsError naming the file and the key that is wrong."""
+    with reading(path, "docs/figures.md describes the keys"):
+        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
+    family = stored.get("family") if isinstance(stored, Mapping) else None
+    if family not in _FAMILIES:
+        raise ResultsError(f"{path}: family={family!r}: expected one of {', '.join(_FAMILIES)}")
+    return parse_model(path, _FAMILIES[str(family)], stored)

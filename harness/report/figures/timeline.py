@@ -1,0 +1,173 @@
+"""What cells did over time, in even windows: MB/s, the share of time in a step, CPU and GPU use, disk reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from harness.report.folder import Cell, Results
+from harness.report.measurements import base_of, stored
+from harness.results.epochs import epoch_edges
+
+__all__ = ["Timeline", "timelines", "window_s"]
+
+_Array = npt.NDArray[np.float64]
+_WINDOWS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
+"""The smallest is the interval in which a cell's resources are sampled."""
+_MAX_WINDOWS: Final = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The epochs of one cell, one after the other, without the time between them.
+
+    Every array has shape (n,), a value a window; NaN is unknown.
+    """
+
+    at_s: _Array
+    """Middles of the windows, in s since the first epoch began."""
+    width_s: _Array
+    epoch_ends_s: tuple[float, ...]
+    """Since the first epoch began."""
+    trusted: bool
+    """Whether every epoch is valid."""
+    mb_per_s: _Array
+    """A batch counts evenly over the time from the end of the step before it to the end of its own."""
+    stepping: _Array
+    """Share of the time in which a step ran, 0 to 1."""
+    cpu_util: _Array
+    """Of the host, 0 to 1."""
+    gpu_util: _Array
+    """Of the cell's board, by NVML, 0 to 1."""
+    disk_mb_per_s: _Array
+    """Read from the host's disks."""
+
+    @property
+    def duration_s(self) -> float:
+        """How long the epochs took together."""
+        return float(self.width_s.sum())
+
+    @property
+    def has_board(self) -> bool:
+        """Whether NVML gave the use of a board."""
+        return not bool(np.isnan(self.gpu_util).all())
+
+    @property
+    def accelerator_util(self) -> _Array:
+        """Use of the accelerator: NVML's where there is a board, else the share of time in a step."""
+        return self.gpu_util if self.has_board else self.stepping
+
+    def line(self, values: _Array) -> tuple[_Array, _Array]:
+        """Return the points of a line through one of its arrays, from its beginning to its end."""
+        at = np.concatenate([[0.0], self.at_s, [self.duration_s]])
+        return at, np.concatenate([values[:1], values, values[-1:]])
+
+    def mean(self, values: _Array) -> float | None:
+        """Return the mean of one of its arrays over time; None where it is unknown."""
+        mean = float((values * self.width_s).sum() / self.duration_s)
+        return None if np.isnan(mean) else mean
+
+
+@dataclass(frozen=True, slots=True)
+class _Track:
+    """How much a cell had done up to a time, as knots of lines that only rise; s since the first epoch began."""
+
+    duration_s: float
+    epoch_ends_s: tuple[float, ...]
+    done: Mapping[str, tuple[_Array, _Array]]
+    """By the field of Timeline that is its rate: times and amounts."""
+
+
+def timelines(results: Results, workload: str) -> dict[str, Timeline]:
+    """Return a timeline a loader, by its section: of its first repeat whose epochs are valid, else of its first.
+
+    All are cut into windows of `window_s` of the longest. Loaders of which no epoch ended are left out.
+    """
+    chosen: dict[str, tuple[Cell, bool]] = {}
+    for cell in results.cells:
+        rows = [row for row in results.rows if row.cell_id == cell.cell_id]
+        if cell.workload != workload or cell.state != "done" or not rows:
+            continue
+        base, valid = base_of(results, cell.loader), all(row.is_valid for row in rows)
+        if base not in chosen or (valid and not chosen[base][1]):
+            chosen[base] = (cell, valid)
+    tracks = {base: _track(results.folder / "cells" / cell.cell_id) for base, (cell, _) in chosen.items()}
+    known = {base: track for base, track in tracks.items() if track is not None}
+    width = window_s(max((track.duration_s for track in known.values()), default=0.0))
+    order = dict.fromkeys(base_of(results, loader) for loader in results.loaders)
+    return {base: _timeline(known[base], width, trusted=chosen[base][1]) for base in order if base in known}
+
+
+def window_s(duration_s: float) -> float:
+    """Return the width of the windows into which so many seconds are cut."""
+    return next((width for width in _WINDOWS_S if duration_s <= _MAX_WINDOWS * width), _WINDOWS_S[-1])
+
+
+def _timeline(track: _Track, width: float, *, trusted: bool) -> Timeline:
+    edges = np.append(np.arange(0.0, track.duration_s, width), track.duration_s)
+    if len(edges) > 2 and edges[-1] - edges[-2] < width / 2:
+        edges = np.delete(edges, -2)
+
+    def rate(name: str) -> _Array:
+        if name not in track.done:
+            return np.full(len(edges) - 1, np.nan)
+        rates: _Array = np.diff(np.interp(edges, *track.done[name])) / np.diff(edges)
+        return rates
+
+    names = ("mb_per_s", "stepping", "cpu_util", "gpu_util", "disk_mb_per_s")
+    middles = (edges[1:] + edges[:-1]) / 2
+    return Timeline(middles, np.diff(edges), track.epoch_ends_s, trusted, **{name: rate(name) for name in names})
+
+
+@lru_cache(maxsize=64)
+def _track(home: Path) -> _Track | None:
+    """Read a cell; None where it stored no batches or no events."""
+    batches, events, seen = (stored(home / f"{name}.parquet") for name in ("batches", "events", "resources"))
+    if batches is None or events is None:
+        return None
+    if seen is not None:
+        seen = seen.assign(disk_mb_per_s=1e3 * seen["disk_read_bytes"].diff() / seen["utc_ns"].diff())
+    began_s, ends_s = 0.0, []
+    found: dict[str, list[tuple[_Array, _Array]]] = {}
+    records = events.to_dict("records")
+    edges = epoch_edges({**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records)
+    for epoch, (start, end) in edges.items():
+        ends_s.append(began_s + float(end["duration_ns"]) / 1e9)
+        amounts = _amounts(batches[batches["epoch"] == epoch].sort_values("step"))
+        for name in ("cpu_util", "gpu_util", "disk_mb_per_s"):
+            known = None if seen is None else seen[seen[name].notna()]
+            if known is not None and len(known):
+                amounts[name] = _integral(known, name, int(start["utc_ns"]), ends_s[-1] - began_s)
+        for name, (at, amount) in amounts.items():
+            knots = np.concatenate([[began_s], began_s + at, [ends_s[-1]]])
+            found.setdefault(name, []).append((knots, np.concatenate([[0.0], amount, [0.0]])))
+        began_s = ends_s[-1]
+    if not ends_s:
+        return None
+    done = {name: [np.concatenate(each) for each in zip(*parts, strict=True)] for name, parts in found.items()}
+    return _Track(began_s, tuple(ends_s), {name: (at, np.cumsum(amount)) for name, (at, amount) in done.items()})
+
+
+def _amounts(batches: pd.DataFrame) -> dict[str, tuple[_Array, _Array]]:
+    """Return times in s since an epoch began, and what was done since the time before, by field of Timeline."""
+    steps = batches["step_s"].to_numpy(np.float64)
+    ends = np.cumsum((batches["wait_s"] + batches["step_s"]).to_numpy(np.float64))
+    edges = np.stack([ends - steps, ends], axis=1).ravel()
+    return {
+        "mb_per_s": (ends, batches["bytes"].to_numpy(np.float64) / 1e6),
+        "stepping": (edges, np.stack([np.zeros_like(steps), steps], axis=1).ravel()),
+    }
+
+
+def _integral(seen: pd.DataFrame, name: str, start_ns: int, duration_s: float) -> tuple[_Array, _Array]:
+    """Return the integral of a share or rate that stands in every row for the time since the row before."""
+    within = np.clip((seen["utc_ns"].to_numpy(np.int64) - start_ns) / 1e9, 0.0, duration_s)
+    return within, np.diff(within, prepend=0.0) * seen[name].to_numpy(np.float64)

@@ -1,0 +1,141 @@
+"""Values that papers publish. Each stands once, in conf/papers, and figures and claims read it from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Final, TypeAlias, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BaseModel, Field
+
+from harness.config.validation import Section, parse
+from harness.errors import ConfigError, ResultsError
+from harness.report.reading import reading
+
+__all__ = ["Paper", "Published", "Tree", "high", "low", "names", "paper", "parse_model", "published", "table", "tree"]
+
+Tree: TypeAlias = "float | tuple[float, float] | Mapping[str, Tree]"
+"""A number, a range, or these by key; a key that is a number is text: 30, 0.1."""
+
+_HELP: Final = "docs/figures.md describes the keys"
+_PAIR: Final = 2
+
+
+def _tree(value: object) -> Tree:
+    """Return values as a YAML, or an earlier call, gives them."""
+    if isinstance(value, Mapping):
+        return {f"{key:g}" if isinstance(key, float) else str(key): _tree(inner) for key, inner in value.items()}
+    ends = [end for end in (value if isinstance(value, list | tuple) else [value]) if isinstance(end, int | float)]
+    if len(ends) not in (1, _PAIR) or isinstance(value, bool):
+        raise ValueError("expected a number, a pair of numbers, or keys with such values")
+    return (float(ends[0]), float(ends[1])) if len(ends) == _PAIR else float(ends[0])
+
+
+class Published(Section):
+    """One value, or one table of values, of a paper."""
+
+    at: str
+    """Section, table or figure."""
+    of: str
+    """Quantity, unit and keys."""
+    conditions: str = ""
+    """Machine or dataset."""
+    workload: str = "resnet50"
+    """Workload of a figure by distance."""
+    contradicts: str = ""
+    """The entry of the same paper that says something else of the same quantity."""
+    stored: Annotated[object, AfterValidator(_tree)] = Field(default={}, alias="value")
+
+    @property
+    def value(self) -> Tree:
+        """The values; empty where only the paper's plot has them."""
+        return _tree(self.stored)
+
+
+class Paper(Section):
+    """A paper and its values."""
+
+    citation: str = Field(alias="paper")
+    name: str
+    values: Mapping[str, Published]
+
+
+S = TypeVar("S", bound=BaseModel)
+
+
+def parse_model(path: Path, model: type[S], stored: object) -> S:
+    """Return the content of a YAML as a model. Raises ResultsError naming the file and the key that is wrong."""
+    try:
+        return parse(model, stored)
+    except ConfigError as error:
+        raise ResultsError(f"{path}: {str(error).removeprefix('the config: ')}; {_HELP}") from error
+
+
+@lru_cache(maxsize=16)
+def paper(name: str) -> Paper:
+    """Return a paper of conf/papers. Raises ResultsError where there is no such paper or its file is wrong."""
+    if name not in names():
+        raise ResultsError(f"no paper {name!r} in conf/papers; expected one of {', '.join(names())}")
+    path = _home() / f"{name}.yaml"
+    with reading(path, _HELP):
+        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return parse_model(path, Paper, stored)
+
+
+@lru_cache(maxsize=1)
+def names() -> tuple[str, ...]:
+    """Return the names of the papers of conf/papers."""
+    return tuple(sorted(path.stem for path in _home().glob("*.yaml")))
+
+
+def _home() -> Path:
+    return Path(str(files("conf") / "papers"))
+
+
+def published(path: str) -> Published:
+    """Return an entry by paper and id, such as "minato/fig7". Raises ResultsError where there is none."""
+    name, _, entry = path.partition("/")
+    values = paper(name).values
+    if entry not in values:
+        raise ResultsError(f"no published value {path!r}: conf/papers/{name}.yaml has {', '.join(values)}")
+    return values[entry]
+
+
+def tree(path: str) -> Tree:
+    """Return values by paper, id and keys, such as "minato/fig7/unet3d". Raises ResultsError where there are none."""
+    name, entry, *keys = [*path.split("/"), ""] if "/" not in path else path.split("/")
+    found = published(f"{name}/{entry}").value
+    for key in keys:
+        if not isinstance(found, Mapping) or key not in found:
+            known = ", ".join(found) if isinstance(found, Mapping) else "no keys"
+            raise ResultsError(f"no published value {path!r}: expected {known} in place of {key!r}")
+        found = found[key]
+    return found
+
+
+def table(path: str) -> Mapping[str, Tree]:
+    """Return values by their last key. Raises ResultsError where there are none."""
+    found = tree(path)
+    if not isinstance(found, Mapping):
+        raise ResultsError(f"published value {path!r}: expected values by key, got {found}")
+    return found
+
+
+def low(value: str | Tree) -> float:
+    """Return a value, or the lower end of a range. Raises ResultsError where a path has no value."""
+    return _end(value, 0)
+
+
+def high(value: str | Tree) -> float:
+    """Return a value, or the upper end of a range. Raises ResultsError where a path has no value."""
+    return _end(value, -1)
+
+
+def _end(value: str | Tree, end: int) -> float:
+    found = tree(value) if isinstance(value, str) else value
+    if isinstance(found, Mapping):
+        raise ResultsError(f"published value {value!r}: expected a number, got values for {', '.join(found)}")
+    return found[end] if isinstance(found, tuple) else found
