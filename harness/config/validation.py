@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
-from typing import Annotated, Final, TypeVar, get_args
+from typing import Annotated, Final, TypeVar, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -106,9 +106,10 @@ def _refusal(model: type[BaseModel], error: ErrorDetails, where: str) -> ConfigE
         about = f", {field.description}" if field and field.description else ""
         return ConfigError(f"{parent or 'the config'}: expected a section with {path[-1]}{about}")
     context = error.get("ctx", {})
-    if kind == "value_error" and isinstance(value, Mapping | BaseModel):
-        # A rule over several keys of a section; its text begins with one of them.
-        return ConfigError(f"{key}.{context['error']}" if key else str(context["error"]))
+    if kind == "value_error" and (field is None or any(_models(field.annotation))):
+        # A rule over several keys of a section; its text begins with one of them, or with what was expected.
+        text = str(context["error"])
+        return ConfigError(f"{key}{': ' if text.startswith('expected') else '.'}{text}" if key else text)
     if field is not None and field.description and issubclass(section, Section):
         expected = field.description  # of other models it says what the field is for
     elif kind == "model_type":
@@ -129,8 +130,9 @@ def _locate(
     field, path = None, []
     for part in location:
         found = next((one for name, one in model.model_fields.items() if part in (name, one.validation_alias)), None)
-        if field is not None and found is None and field.description and not any(_models(field.annotation)):
-            break  # of a union's members, or of a list's elements: the field's description says it
+        is_group = field is not None and get_origin(field.annotation) is Mapping and any(_models(field.annotation))
+        if field is not None and found is None and field.description and not is_group:
+            break  # a member of a union, or an element of a list: the field's description covers it
         path.append(str(part))
         field = found
         model = next(_models(found.annotation), model) if found is not None else model

@@ -35,31 +35,28 @@ def written(tmp_path: Path, *claims: Any, **whole: Any) -> Path:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"tolerence": {"relative": 0.1}}, "claim one: unknown key 'tolerence'; expected some of id, figure, text"),
-        ({"metric": "seconds"}, "claim one: metric='seconds': expected one of duration_s, "),
         (
-            {"of": {"loaders": "dali"}},
-            "claim one: of: unknown key 'loaders'; expected workload, loader, regime, rtt_ms",
+            {"tolerence": {"relative": 0.1}},
+            r"claim one: tolerence: unknown key \(did you mean tolerance\?\)",
         ),
-        ({"of": {"host.name": "a"}}, "unknown key 'host.name'"),
+        ({"metric": "seconds"}, "claim one: metric='seconds': expected one of duration_s, "),
+        ({"of": {"loaders": "dali"}}, "claim one: of=.*workload, loader, regime, rtt_ms, .*not 'loaders'"),
+        ({"of": {"host.name": "a"}}, "not 'host.name'"),
         ({"is": "about"}, "claim one: is='about': expected one of at_least, at_most, within"),
         ({"paper": "2"}, "claim one: paper='2': expected a number"),
         ({"paper": True}, "claim one: paper=True: expected a number"),
-        ({"paper": {"ratio": [1]}}, r"ratio=\[1\]: expected two numbers above 0"),
-        (
-            {"tolerance": {"percent": 5}},
-            "tolerance: unknown key 'percent'; expected some of relative, absolute, factor",
-        ),
-        ({"tolerance": {"factor": 0.5}}, "expected a factor of 1 or more"),
+        ({"paper": {"ratio": [1]}}, r"ratio.*\[1\].*: expected .*two numbers above 0"),
+        ({"tolerance": {"percent": 5}}, "tolerance.percent: unknown key; known are absolute, factor, relative"),
+        ({"tolerance": {"factor": 0.5}}, "tolerance.factor=0.5: expected a number that is 1"),
         ({"tolerance": {"factor": 2, "relative": 1}}, "tolerance: expected one of relative, absolute, factor"),
-        ({"needs": {"gpus": 4}}, "needs: unknown key 'gpus'; expected some of accelerator, devices"),
-        ({"needs": {"accelerator": "fake"}}, "accelerator='fake': expected one of real, emulated, any"),
-        ({"each": {"rtt_ms": "all"}}, "combine=None: expected text"),
-        ({"each": {"rtt_ms": 3}, "combine": "least"}, "each: rtt_ms: expected keys and values, got 3"),
+        ({"needs": {"gpus": 4}}, "needs.gpus: unknown key; known are accelerator, devices"),
+        ({"needs": {"accelerator": "fake"}}, "needs.accelerator='fake': expected one of real, emulated, any"),
+        ({"each": {"rtt_ms": "all"}}, "combine is missing: expected one of least"),
+        ({"each": {"rtt_ms": 3}, "combine": "least"}, "each=.*rtt_ms"),
         ({"combine": "least"}, "combine without each"),
         ({"settled": "yes"}, "settled='yes': expected true or false"),
         ({"as": "furlongs"}, "as='furlongs': expected one of factor, less"),
-        ({"of": ["dali"]}, r"of: expected keys and values, got \['dali'\]"),
+        ({"of": ["dali"]}, r"of=\['dali'\]: expected a section with keys"),
     ],
 )
 def test_what_is_wrong_in_a_claim_is_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -69,7 +66,7 @@ def test_what_is_wrong_in_a_claim_is_named(tmp_path: Path, changed: dict[str, An
 
 
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="unknown key 'author'"):
+    with pytest.raises(ResultsError, match="author: unknown key"):
         read_claims(written(tmp_path, author="me"))
     with pytest.raises(ResultsError, match="id one is there twice"):
         read_claims(written(tmp_path, CLAIM, CLAIM))

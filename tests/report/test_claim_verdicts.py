@@ -80,13 +80,19 @@ def test_what_is_not_in_the_run_is_why_a_claim_is_not_checked(rows: tuple[Row, .
 )
 def test_a_claim_of_a_larger_machine_is_shown_and_not_checked(accelerator: str, devices: int, reason: str) -> None:
     rows = [replace(one, accelerator=accelerator, devices=devices) for one in BOTH]
-    claim = evaluate(replace(FASTER, needs=Needs("real", 4)), rows)
+    four = replace(FASTER, needs=Needs(accelerator="real", devices=4))
+    claim = evaluate(four, rows)
     assert (claim.verdict, claim.actual, claim.reason) == (NOT_CHECKED, "2.11×", reason)
-    assert evaluate(replace(FASTER, needs=Needs("real", 4)), [replace(one, devices=4) for one in BOTH]).verdict == PASS
+    assert (
+        evaluate(
+            replace(FASTER, needs=Needs(accelerator="real", devices=4)), [replace(one, devices=4) for one in BOTH]
+        ).verdict
+        == PASS
+    )
 
 
 def test_where_any_step_will_do_none_at_all_does_not() -> None:
-    step = replace(FASTER, needs=Needs("emulated"))
+    step = replace(FASTER, needs=Needs(accelerator="emulated"))
     assert evaluate(step, [replace(one, accelerator="emulated: A100") for one in BOTH]).verdict == PASS
     idle = evaluate(step, [replace(one, accelerator="none: no load") for one in BOTH])
     assert (idle.verdict, idle.actual, idle.reason) == (NOT_CHECKED, "2.11×", "there is no accelerator")

@@ -1,20 +1,23 @@
-"""A claim as a YAML of `conf/claims/` has it, checked; docs/claims.md tells the keys."""
+"""A claim as a YAML of `conf/claims/` has it, checked; docs/claims.md describes the keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import yaml
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from harness.errors import ResultsError
+from harness.config.validation import Section, parse
+from harness.errors import ConfigError, ResultsError
 from harness.report import papers
 from harness.report.claims.metrics import METRICS
-from harness.report.claims.words import BOUNDS, COMBINE, STYLES, Bound, Style
+from harness.report.claims.words import STYLES, Bound, Style
 from harness.report.reading import reading
 
 __all__ = ["Definition", "Needs", "Values", "definitions", "packaged", "read_claims"]
@@ -24,13 +27,12 @@ SELECTORS: Final = ("workload", "loader", "regime", "rtt_ms", "samples")
 SECTIONS: Final = ("workload", "loader", "accelerator", "dataset")
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a run must be for a claim to be judged on it."""
+class Needs(Section):
+    """Conditions on a run for a claim to be judged on it."""
 
-    accelerator: str = "any"
+    accelerator: Literal["real", "emulated", "any"] = "any"
     """real: something is computed | emulated: there is a step, of whatever kind | any: also without any step."""
-    devices: int = 1
+    devices: int = Field(default=1, ge=1)
     """Accelerators."""
 
 
@@ -39,7 +41,7 @@ class Values:
     """Which values of a key a claim runs over: these, those between two of them, or where neither is given all."""
 
     key: str
-    listed: tuple[Any, ...] = ()
+    listed: tuple[object, ...] = ()
     between: tuple[float, float] | None = None
     """Both ends have to be there."""
 
@@ -56,10 +58,10 @@ class Definition:
     source: str
     """Paper and section."""
     metric: str
-    of: Mapping[str, Any]
+    of: Mapping[str, object]
     """Which rows, by column or config key."""
     bound: Bound
-    over: Mapping[str, Any] | None = None
+    over: Mapping[str, object] | None = None
     """The rows by whose median that of the others is divided."""
     each: Values | None = None
     """Evaluated for every value of a key by itself."""
@@ -72,7 +74,7 @@ class Definition:
     peak: bool = False
     """Of a loader in several settings, that with the greatest median."""
     because: str = ""
-    """What is known to make a difference here; told where the claim fails."""
+    """A known cause of a difference, which is reported where the claim fails."""
 
 
 @lru_cache(maxsize=4)
@@ -83,193 +85,181 @@ def definitions(folder: Path | None = None) -> tuple[Definition, ...]:
 
 
 def packaged() -> Path:
-    """Return where this project's claims lie."""
+    """Return the folder of this project's claims."""
     return Path(str(files("conf") / "claims"))
 
 
 def read_claims(path: Path) -> tuple[Definition, ...]:
     """Read the claims of one paper; raises ResultsError naming the file, the claim and the key that is wrong."""
-    with reading(path, "docs/claims.md has what claims look like"):
+    with reading(path, "docs/claims.md describes claims"):
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
-    whole = _Section(str(path), stored)
-    whole.known("paper", "claims")
-    paper = whole.text("paper")
-    values = paper if paper in papers.names() else ""
-    source = papers.paper(paper).citation if values else paper
+    with _naming(str(path)):
+        whole = parse(_File, stored)
+    values = whole.paper if whole.paper in papers.names() else ""
+    source = papers.paper(values).citation if values else whole.paper
     found: list[Definition] = []
-    for number, entry in enumerate(whole.listed("claims"), 1):
+    for number, entry in enumerate(whole.claims, 1):
         name = entry.get("id", f"number {number}") if isinstance(entry, Mapping) else f"number {number}"
-        found.append(_definition(_Section(f"{path}, claim {name}", entry), source, values))
+        with _naming(f"{path}, claim {name}"):
+            found.append(parse(_Entry, entry).definition(source, values))
     twice = [one.id for one in found if [other.id for other in found].count(one.id) > 1]
     if twice:
         raise ResultsError(f"{path}: id {twice[0]} is there twice; each claim has one of its own")
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """A mapping of a YAML, and where it stands."""
-
-    where: str
-    stored: Any
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.stored, Mapping):
-            raise ResultsError(f"{self.where}: expected keys and values, got {self.stored!r}")
-
-    def known(self, *names: str) -> None:
-        """Refuse keys that there are none of."""
-        for key in self.stored:
-            if key not in names:
-                raise ResultsError(f"{self.where}: unknown key {key!r}; expected some of {', '.join(names)}")
-
-    def get(self, name: str, kind: type | tuple[type, ...], expected: str, default: Any = None) -> Any:
-        value = self.stored.get(name, default)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise ResultsError(f"{self.where}: {name}={value!r}: expected {expected}")
-        return value
-
-    def text(self, name: str, default: str | None = None) -> str:
-        value: str = self.get(name, str, "text", default)
-        return value
-
-    def one_of(self, name: str, known: tuple[str, ...], default: str | None = None) -> str:
-        value = self.text(name, default)
-        if value not in known:
-            raise ResultsError(f"{self.where}: {name}={value!r}: expected one of {', '.join(known)}")
-        return value
-
-    def listed(self, name: str) -> list[Any]:
-        value: list[Any] = self.get(name, list, "a list")
-        return value
-
-    def part(self, name: str) -> _Section | None:
-        value = self.stored.get(name)
-        return None if value is None else _Section(f"{self.where}: {name}", value)
-
-
-_KEYS: Final = (
-    *("id", "figure", "text", "section", "metric", "of", "over", "each", "combine", "is", "paper", "tolerance"),
-    *("shown", "as", "needs", "settled", "peak", "because"),
-)
-
-
-def _definition(entry: _Section, source: str, values: str) -> Definition:
-    entry.known(*_KEYS)
-    metric = entry.one_of("metric", tuple(METRICS))
-    over, each = entry.part("over"), entry.part("each")
-    combine = entry.one_of("combine", COMBINE) if each else ""
-    if each is None and "combine" in entry.stored:
-        raise ResultsError(f"{entry.where}: combine without each: there is one value")
-    return Definition(
-        id=entry.text("id"),
-        figure=entry.text("figure"),
-        claim=entry.text("text"),
-        source=f"{source}, {entry.text('section')}",
-        metric=metric,
-        of=_selection(_Section(f"{entry.where}: of", entry.stored.get("of", {}))),
-        over=None if over is None else _selection(over),
-        each=None if each is None else _values(each),
-        combine=combine,
-        bound=_bound(entry, values),
-        style=_style(entry, metric, combine, divided=over is not None),
-        needs=_needs(entry.part("needs")),
-        settled=entry.get("settled", bool, "true or false", False),
-        peak=entry.get("peak", bool, "true or false", False),
-        because=entry.text("because", ""),
-    )
-
-
-def _selection(section: _Section) -> Mapping[str, Any]:
-    for key in section.stored:
-        _check_selector(section, str(key))
-    return {str(key): value for key, value in section.stored.items()}
-
-
-def _check_selector(section: _Section, key: str) -> None:
-    part, dot, name = key.partition(".")
-    if key in SELECTORS or (dot and name and part in SECTIONS):
-        return
-    raise ResultsError(
-        f"{section.where}: unknown key {key!r}; expected {', '.join(SELECTORS)}, or a key of the config such as "
-        "loader.num_workers"
-    )
-
-
-def _values(section: _Section) -> Values:
-    if len(section.stored) != 1:
-        raise ResultsError(f"{section.where}: expected one key, got {len(section.stored)}")
-    ((key, value),) = section.stored.items()
-    _check_selector(section, str(key))
-    if value == "all":
-        return Values(str(key))
-    if isinstance(value, list) and value:
-        return Values(str(key), listed=tuple(value))
-    ends = _Section(f"{section.where}: {key}", value)
-    ends.known("from", "to")
-    return Values(str(key), between=(_number(ends, "from"), _number(ends, "to")))
-
-
-def _number(section: _Section, name: str) -> float:
-    return float(section.get(name, (int, float), "a number"))
-
-
-def _bound(entry: _Section, values: str) -> Bound:
-    tolerance = entry.part("tolerance")
-    kinds = tuple(one.name for one in fields(Bound) if one.name in {"relative", "absolute", "factor"})
-    allowed: dict[str, float] = {}
-    if tolerance is not None:
-        tolerance.known(*kinds)
-        if len(tolerance.stored) != 1:
-            raise ResultsError(f"{tolerance.where}: expected one of {', '.join(kinds)}")
-        allowed = {str(name): _number(tolerance, name) for name in tolerance.stored}
-        if min(allowed.values()) < (1 if "factor" in allowed else 0):
-            raise ResultsError(f"{tolerance.where}: {allowed}: expected a factor of 1 or more, or a share from 0 on")
-    kind = entry.one_of("is", BOUNDS)
-    return Bound(kind, _paper(entry, kind, values), entry.text("shown", ""), **allowed)
-
-
-def _paper(entry: _Section, kind: str, values: str) -> float:
-    stored = entry.stored.get("paper")
-    if not isinstance(stored, Mapping):
-        return _published(entry, "paper", stored, kind, values)
-    quotient = _Section(f"{entry.where}: paper", stored)
-    quotient.known("ratio")
-    parts = [_published(quotient, "ratio", part, kind, values) for part in quotient.listed("ratio")]
-    if len(parts) != 2 or min(parts) <= 0:
-        raise ResultsError(f"{quotient.where}: ratio={stored['ratio']}: expected two numbers above 0")
-    return parts[0] / parts[1]
-
-
-def _published(section: _Section, name: str, value: object, kind: str, values: str) -> float:
-    """Return a number, or the published value of that id; of a range the end that `kind` compares with."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    expected = f"{section.where}: {name}={value!r}: expected a number, or a published value such as fig5_spread"
-    if not isinstance(value, str):
-        raise ResultsError(expected)
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
     try:
-        found = papers.tree(f"{values}/{value}" if values else value)
-    except ResultsError as error:
-        raise ResultsError(f"{expected} ({error})") from error
-    if isinstance(found, Mapping) or (isinstance(found, tuple) and kind == "within"):
-        raise ResultsError(f"{expected}; it has {found}")
-    return papers.high(found) if kind == "at_most" else papers.low(found)
+        yield
+    except ConfigError as error:
+        raise ResultsError(f"{where}: {error}") from error
 
 
-def _style(entry: _Section, metric: str, combine: str, *, divided: bool) -> Style:
-    if "as" in entry.stored:
-        return entry.one_of("as", get_args(Style))  # type: ignore[return-value]
-    if combine == "knee":
-        return "knee"
-    if combine == "spread":
-        return "percent"
-    return "factor" if divided else STYLES[METRICS[metric]]
+class _File(Section):
+    """The YAML of one paper."""
+
+    paper: str
+    claims: list[object]
 
 
-def _needs(section: _Section | None) -> Needs:
-    if section is None:
-        return Needs()
-    section.known("accelerator", "devices")
-    devices = section.get("devices", int, "a whole number", 1)
-    return Needs(section.one_of("accelerator", ("real", "emulated", "any"), "any"), devices)
+def _check_metric(name: str) -> str:
+    if name not in METRICS:
+        raise ValueError(f"one of {', '.join(METRICS)}")
+    return name
+
+
+def _check_selectors(selection: Mapping[str, object]) -> Mapping[str, object]:
+    for key in selection:
+        part, _, name = key.partition(".")
+        if key not in SELECTORS and not (name and part in SECTIONS):
+            raise ValueError(
+                f"keys among {', '.join(SELECTORS)}, or of the config such as loader.num_workers, not {key!r}"
+            )
+    return selection
+
+
+class _Range(Section):
+    start: float = Field(validation_alias="from")
+    end: float = Field(validation_alias="to")
+
+
+def _to_values(section: object) -> object:
+    """Return `{rtt_ms: all}`, a list or a range of values as Values."""
+    if not isinstance(section, Mapping) or len(section) != 1:
+        raise ValueError("one key, such as {rtt_ms: all}")
+    ((key, value),) = _check_selectors(section).items()
+    if value == "all":
+        return Values(key)
+    if isinstance(value, list) and value:
+        return Values(key, listed=tuple(value))
+    try:
+        ends = parse(_Range, value)
+    except ConfigError as error:
+        raise ValueError(f"{key} with all, a list of values, or {{from: 0.1, to: 30}}") from error
+    return Values(key, between=(ends.start, ends.end))
+
+
+_Value: TypeAlias = float | str
+"""A number, or the path of a published value."""
+
+
+class _Ratio(Section):
+    ratio: list[_Value] = Field(min_length=2, max_length=2, description="two numbers above 0")
+
+
+class _Tolerance(Section):
+    relative: float | None = Field(default=None, ge=0)
+    absolute: float | None = Field(default=None, ge=0)
+    factor: float | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _check_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError("expected one of relative, absolute, factor")
+        return self
+
+
+_PAPER: Final = "a number, a published value such as fig5_spread, or {ratio: [1, 2]} of two numbers above 0"
+_Selection = Annotated[dict[str, object], AfterValidator(_check_selectors)]
+
+
+class _Entry(Section):
+    """One claim as the YAML writes it."""
+
+    id: str
+    figure: str
+    text: str
+    section: str
+    metric: Annotated[str, AfterValidator(_check_metric)]
+    of: _Selection = Field(default_factory=dict)
+    over: _Selection | None = None
+    each: Annotated[Values | None, BeforeValidator(_to_values)] = None
+    combine: Literal["least", "greatest", "mean", "spread", "knee"] | None = None
+    bound: Literal["at_least", "at_most", "within"] = Field(validation_alias="is")
+    paper: _Value | _Ratio = Field(description=_PAPER)
+    tolerance: _Tolerance = _Tolerance(factor=1)
+    shown: str = ""
+    style: Style | None = Field(default=None, validation_alias="as")
+    needs: Needs = Needs()
+    settled: bool = False
+    peak: bool = False
+    because: str = ""
+
+    @model_validator(mode="after")
+    def _check_combine(self) -> Self:
+        if self.each is not None and self.combine is None:
+            raise ValueError("combine is missing: expected one of least, greatest, mean, spread, knee beside each")
+        if self.each is None and self.combine is not None:
+            raise ValueError("combine without each: there is one value")
+        return self
+
+    def definition(self, source: str, values: str) -> Definition:
+        """Return the claim of a source, whose published values are those of the paper `values`.
+
+        Raises ConfigError for a value that is not published.
+        """
+        style: Style = "factor" if self.over is not None else STYLES[METRICS[self.metric]]
+        if self.combine == "knee":
+            style = "knee"
+        elif self.combine == "spread":
+            style = "percent"
+        return Definition(
+            id=self.id,
+            figure=self.figure,
+            claim=self.text,
+            source=f"{source}, {self.section}",
+            metric=self.metric,
+            of=self.of,
+            over=self.over,
+            each=self.each,
+            combine=self.combine or "",
+            bound=Bound(
+                self.bound, self._published(values), self.shown, **self.tolerance.model_dump(exclude_none=True)
+            ),
+            style=self.style or style,
+            needs=self.needs,
+            settled=self.settled,
+            peak=self.peak,
+            because=self.because,
+        )
+
+    def _published(self, values: str) -> float:
+        if not isinstance(self.paper, _Ratio):
+            return self._number(self.paper, values)
+        above, below = (self._number(part, values) for part in self.paper.ratio)
+        if min(above, below) <= 0:
+            raise ConfigError(f"paper.ratio={self.paper.ratio}: expected two numbers above 0")
+        return above / below
+
+    def _number(self, value: _Value, values: str) -> float:
+        """Return a number, or the published value of a path; of a range the end that the bound compares with."""
+        if not isinstance(value, str):
+            return value
+        try:
+            found = papers.tree(f"{values}/{value}" if values else value)
+        except ResultsError as error:
+            raise ConfigError(f"paper={value!r}: expected {_PAPER} ({error})") from error
+        if isinstance(found, Mapping) or (isinstance(found, tuple) and self.bound == "within"):
+            raise ConfigError(f"paper={value!r}: expected {_PAPER}; it has {found}")
+        return papers.high(found) if self.bound == "at_most" else papers.low(found)
