@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from loaders.errors import LoaderConfigError
 from loaders.streaming.shards.classes import check_splits
 from loaders.streaming.shards.convert.coco import coco
-from loaders.streaming.shards.convert.folders import audio_folder, image_tree
+from loaders.streaming.shards.convert.folders import audio_folder, image_tree, list_samples
 from loaders.streaming.shards.convert.job import SKIPPED, broken_error, key_of_skipped, run_job
 from loaders.streaming.shards.convert.shard import hash_content, hash_listing
 from loaders.streaming.shards.convert.source import Broken, Source
@@ -72,16 +72,24 @@ def convert_source(
     check_classes: bool = False,
     on_error: OnError = "raise",
 ) -> Converted:
-    """Write the samples, shuffled by `seed`, into TFRecord shards; the same bytes for any number of workers.
+    """Write the samples into TFRecord shards; the same bytes for any number of workers.
 
-    One that was killed goes on with the shards that are whole. A folder of the same shards is left as it is; one of
-    others is replaced only if `replace`. `progress` is called with (samples done, samples in all). The labels of the
-    classes are written to classes.json; `check_classes` refuses those that a shard folder beside `out` has otherwise.
+    A killed conversion goes on with its whole shards. The labels of the classes are written to classes.json.
 
-    With on_error "skip" samples that cannot be read are left out and listed in skipped.json; the others keep their ids.
+    Raises SampleError naming all samples that cannot be read or have changed, OutputError naming the folder or file
+    that cannot be written and the remedy, WorkerError when a process was killed, LoaderConfigError without samples.
 
-    Raises SampleError naming all samples that cannot be read or have changed, OutputError naming the folder or
-    file that cannot be written and what to do, WorkerError when a process was killed.
+    Args:
+        source: The samples, as `image_tree`, `coco`, `numpy_volumes` or `audio_folder` list them.
+        out: The shard folder. One of the same shards stays as it is.
+        seed: Of the order of the samples (default: 0).
+        shard_bytes: Bytes of a shard, at most (default: 64 MiB).
+        workers: Processes (default: 1).
+        replace: Whether a folder of other shards is replaced (default: False).
+        progress: Called with (samples done, samples in all) (default: not called).
+        check_classes: Whether other labels than those of a shard folder beside `out` are refused (default: False).
+        on_error: "raise", or "skip" to leave out samples that cannot be read and list them in skipped.json; the others
+            keep their ids (default: "raise").
     """
     if source.broken and not source.items:
         raise broken_error(source.broken, len(source.broken))
@@ -132,9 +140,8 @@ def convert(
 ) -> Path:
     """Write the samples, shuffled by `seed`, into TFRecord shards of at most `shard_bytes` and return `out`.
 
-    A record holds the sample's file, its row of the dataset's columns, and the further files that columns whose names
-    end in `_path` tell of (`loaders.streaming.shards.columns`). A folder whose stored key is equal is left as it is,
-    shards under another key are replaced. The folder appears whole or not at all, and readers of an older one keep what
+    A record has the sample's file, its row of the dataset's columns, and the further files of columns whose names end
+    in `_path` (`loaders.streaming.shards.columns`). A folder whose stored key is equal is left as it is, shards under another key are replaced. The folder appears whole or not at all, and readers of an older one keep what
     they have open. `progress` is called with (samples done, samples in all).
 
     Raises SampleError naming the sample that cannot be read or has changed, OSError when `out` cannot be
@@ -145,7 +152,6 @@ def convert(
         raise LoaderConfigError(f"nothing to convert: {samples.root} has no samples")
     if read_key(out) == key:
         return out
-    from loaders.streaming.shards.convert.samples import list_samples  # with Arrow, which Samples has anyway
 
     source = list_samples(samples)
     run_job(source, out, key=key, seed=seed, shard_bytes=shard_bytes, workers=workers, progress=progress)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming.shards.classes import Classes, assign_labels
-from loaders.streaming.shards.convert.folders import make_item, read_image
-from loaders.streaming.shards.convert.source import Broken, Item, Source, source_folder, try_item
+from loaders.streaming.shards.convert.folders import read_image
+from loaders.streaming.shards.convert.source import Broken, Item, Source, make_item, source_folder, try_item
 from loaders.streaming.shards.example import Feature
 
 if TYPE_CHECKING:  # which takes long to import

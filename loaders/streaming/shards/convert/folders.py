@@ -4,26 +4,40 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final
 
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.classes import Classes, assign_labels
+from loaders.streaming.shards.classes import Classes
 from loaders.streaming.shards.convert.source import (
     Broken,
     Content,
     Item,
     Source,
-    check_regular,
-    list_classes,
     list_files,
+    list_tree,
+    make_item,
     read_file,
     read_regular,
     try_item,
 )
 from loaders.streaming.shards.example import Feature
 
-__all__ = ["AUDIO_SUFFIXES", "IMAGE_SUFFIXES", "audio_folder", "check_image", "image_tree", "read_image"]
+if TYPE_CHECKING:
+    from loaders.base import Samples
 
+__all__ = [
+    "AUDIO_SUFFIXES",
+    "IMAGE_SUFFIXES",
+    "audio_folder",
+    "check_image",
+    "image_tree",
+    "list_samples",
+    "read_image",
+]
+
+_OTHERS: Final = (".npy", ".nii.gz", ".nii", ".npz")
+"""Suffixes of files that are neither images nor recordings."""
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
 _JPEG, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
@@ -36,46 +50,25 @@ _PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xae\x42\x60\x82"
 def image_tree(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
     """List the images below a folder; a label is the place of its class folder among all, in order, or as given.
 
-    Files that cannot be looked at are added to `broken`, if that is a list.
+    Files whose status cannot be read are added to `broken`, if that is a list.
 
-    Raises LoaderConfigError naming what is missing or in the way.
+    Raises LoaderConfigError naming a folder or file that is missing or in the wrong place.
     """
-    found, ignored = [], 0
-    for name, path in list_files(root):
-        if path.suffix.lower() in IMAGE_SUFFIXES:
-            found.append((name, path))
-        else:
-            ignored += 1
-    if not found:
-        raise LoaderConfigError(f"{root}: no image below it ({', '.join(IMAGE_SUFFIXES)}); expected class/name.jpg")
-    labels = assign_labels(list_classes(root, [name for name, _ in found]), classes, root)
-    items = []
-    for name, path in found:
-        label = labels.get(name.partition("/")[0], -1)
-        item = try_item(name, partial(make_item, name, path, label), broken)
-        if item is not None:
-            items.append(item)
+    tree = list_tree(
+        root, IMAGE_SUFFIXES, f"image below it ({', '.join(IMAGE_SUFFIXES)}); expected class/name.jpg", classes
+    )
+    items = (try_item(name, partial(make_item, name, path, tree.label(name)), broken) for name, path in tree.files)
     return Source(
         "image-tree",
         root,
-        tuple(items),
+        tuple(item for item in items if item is not None),
         "image/class/label",
         "image/path",
         read_image,
-        labels,
-        ignored,
+        tree.labels,
+        tree.ignored,
         broken=tuple(broken or ()),
     )
-
-
-def make_item(name: str, path: Path, label: int) -> Item:
-    """Return a file as an item whose payload is the file; raises SampleError when it cannot be looked at."""
-    try:
-        status = path.stat()
-        check_regular(status, path)
-    except OSError as error:
-        raise SampleError(f"{path}: {error.strerror}; restore it or take it away") from error
-    return Item(name, label, status.st_size, status.st_mtime_ns, status.st_size)
 
 
 def read_image(root: Path, item: Item, sample_id: int) -> Content:
@@ -133,60 +126,50 @@ _TRANSCRIPTS = ".trans.txt"
 def audio_folder(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
     """List the recordings below a folder; a label is the place of its class folder among all, in order, or as given.
 
-    Recordings that cannot be looked at or lack their transcript are added to `broken`, if that is a list.
+    Recordings whose status cannot be read, or that lack their transcript, are added to `broken`, if that is a list.
 
-    Raises LoaderConfigError naming what is missing or in the way.
+    Raises LoaderConfigError naming a folder or file that is missing or in the wrong place.
     """
-    found, ignored = [], 0
-    texts: dict[str, str] = {}
-    transcribed: set[str] = set()
-    for name, path in list_files(root):
-        if path.suffix.lower() in _MAGIC:
-            found.append((name, path))
-        elif name.endswith(_TRANSCRIPTS):
-            transcribed.add(str(path.parent))
-            texts.update(_transcripts(path))
-        else:
-            ignored += 1
-    if not found:
-        raise LoaderConfigError(f"{root}: no recording below it ({', '.join(_MAGIC)}); expected class/name.wav")
-    labels = assign_labels(list_classes(root, [name for name, _ in found]), classes, root)
+    tree = list_tree(
+        root, AUDIO_SUFFIXES, f"recording below it ({', '.join(_MAGIC)}); expected class/name.wav", classes
+    )
+    scripts = [path for name, path in list_files(root) if name.endswith(_TRANSCRIPTS)]
+    transcribed = {path.parent for path in scripts}
+    texts = {key: text for path in scripts for key, text in _read_transcripts(path).items()}
 
     def item_of(name: str, path: Path) -> Item:
         features: dict[str, Feature] = {"audio/format": [path.suffix.lower()[1:].encode()]}
-        if str(path.parent) in transcribed:
+        if path.parent in transcribed:
             key = str(path.with_suffix(""))
             if key not in texts:
                 raise LoaderConfigError(f"{path}: the transcripts (*{_TRANSCRIPTS}) beside it have no line for it")
             features["audio/text"] = [texts[key].encode()]
-        return replace(make_item(name, path, labels.get(name.partition("/")[0], -1)), features=features)
+        return replace(make_item(name, path, tree.label(name)), features=features)
 
-    items = []
-    spoken: list[str | None] = []
-    for name, path in found:
-        item = try_item(name, partial(item_of, name, path), broken)
-        if item is not None:
-            items.append(item)
-            spoken.append(texts[str(path.with_suffix(""))] if "audio/text" in item.features else None)
+    found = (try_item(name, partial(item_of, name, path), broken) for name, path in tree.files)
+    items = tuple(item for item in found if item is not None)
     source = Source(
         "audio",
         root,
-        tuple(items),
+        items,
         "label",
         "audio/path",
         _read_recording,
-        labels,
-        ignored,
+        tree.labels,
+        tree.ignored - len(scripts),
         broken=tuple(broken or ()),
     )
-    if not transcribed:
+    if not scripts:
         return source
     import pyarrow as pa
 
+    spoken = [
+        texts[str((root / item.name).with_suffix(""))] if "audio/text" in item.features else None for item in items
+    ]
     return replace(source, columns={"transcript": pa.array(spoken, pa.string())})
 
 
-def _transcripts(path: Path) -> dict[str, str]:
+def _read_transcripts(path: Path) -> dict[str, str]:
     """Return the texts of a file by the recordings' paths without suffix."""
     try:
         lines = read_regular(path).decode().splitlines()
@@ -213,3 +196,54 @@ def _read_recording(root: Path, item: Item, sample_id: int) -> Content:
             "restore it or take it away"
         )
     return Content("audio/encoded", recording, item.features)
+
+
+def list_samples(samples: Samples) -> Source:
+    """Return the samples as a source, each with all its files.
+
+    Raises LoaderConfigError naming a column that a record cannot hold.
+    """
+    from loaders.streaming.shards.columns import FILE_SUFFIX, to_storable  # with Arrow, which Samples has anyway
+
+    columns = to_storable(samples.columns)
+    beside = {name: column.to_pylist() for name, column in columns.items() if name.endswith(FILE_SUFFIX)}
+    sizes, labels = samples.sizes.tolist(), samples.labels.tolist()
+    items = tuple(
+        Item(name, label, size, 0, size, files={key: paths[at] for key, paths in beside.items() if paths[at]})
+        for at, (name, label, size) in enumerate(zip(samples.paths, labels, sizes, strict=True))
+    )
+    payload, label, path = _features(samples.paths[0])
+    return Source("samples", samples.root, items, label, path, partial(_read_sample, payload), columns=columns)
+
+
+def _features(path: str) -> tuple[str, str, str]:
+    """Return the names of the features of a sample's file, its label and its path."""
+    name = path.lower()
+    if name.endswith(AUDIO_SUFFIXES):
+        return "audio/encoded", "label", "audio/path"
+    if name.endswith(_OTHERS):
+        return "data", "label", "path"
+    return "image/encoded", "image/class/label", "image/path"
+
+
+def _read_sample(payload_name: str, root: Path, item: Item, sample_id: int) -> Content:
+    from loaders.streaming.shards.columns import name_file_feature
+
+    payload = _content(root, item.name, sample_id)
+    beside = {name_file_feature(column): _content(root, path, sample_id) for column, path in item.files.items()}
+    nbytes = len(payload) + sum(map(len, beside.values()))
+    if nbytes != item.size:
+        raise SampleError(
+            f"sample {sample_id}, {root / item.name}: {nbytes} bytes, {item.size} when the tree was scanned; "
+            "scan it again"
+        )
+    return Content(payload_name, payload, {name: [content] for name, content in beside.items()})
+
+
+def _content(root: Path, path: str, sample_id: int) -> bytes:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise SampleError(f"sample {sample_id}: its file {path} is said to lie outside of {root}")
+    try:
+        return read_regular(root / path)
+    except OSError as error:
+        raise SampleError(f"sample {sample_id}, {root / path}: {error.strerror}; restore it or take it away") from error

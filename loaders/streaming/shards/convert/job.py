@@ -48,19 +48,29 @@ def run_job(
     skip: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Job:
-    """Make `out` a shard folder with this key, whole or not at all; return what became of the samples.
+    """Make `out` a shard folder with this key, whole or not at all; return the number of samples taken over or skipped.
 
-    Shards that a killed conversion of the same listing left are taken over. After an error the whole ones stay for
-    the next try if `keep`, else nothing is left. A folder that has the key already is left as it is, unless
-    `again`. With `skip` samples that are broken are left out, a list of them is written beside the shards, and the key
-    is that of `key_of_skipped`. `progress` is called with (samples done, samples in all).
+    The whole shards of a killed conversion of the same listing are taken over. A folder with the same key stays as it
+    is.
 
-    Raises OutputError when another process converts to `out` or when it holds something else, OSError naming
-    the file that cannot be written, SampleError naming the samples that cannot be read.
+    Raises OutputError when another process converts to `out` or it has other content, OSError naming the file that
+    cannot be written, SampleError naming the samples that cannot be read.
+
+    Args:
+        source: The samples.
+        out: The folder.
+        key: Stored with the shards; `key_of_skipped` changes it where samples are left out.
+        seed: Of the order of the samples.
+        shard_bytes: Bytes of a shard, at most.
+        workers: Processes (default: 1).
+        keep: Whether whole shards stay after an error, for the next try (default: False).
+        again: Whether a folder with the same key is made again (default: False).
+        skip: Whether broken samples are left out and listed beside the shards (default: False).
+        progress: Called with (samples done, samples in all) (default: not called).
     """
     check_workers(workers)
     if not out.name or out.name == "..":
-        raise OutputError(f"{out}: it cannot be made anew; choose a folder with a name")
+        raise OutputError(f"{out}: it cannot be replaced; choose a folder with a name")
     work = out.with_name(f".{out.name}.convert.partial")
     tasks = plan_shards(source, work, seed=seed, shard_bytes=shard_bytes, skip=skip)
     out.parent.mkdir(parents=True, exist_ok=True)

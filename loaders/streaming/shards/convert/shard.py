@@ -129,7 +129,7 @@ _FEATURE_BYTES = 32
 
 
 def hash_content(source: Source, *, seed: int, shard_bytes: int) -> str:
-    """Return 16 hex digits that tell these shards from those of another source or other options."""
+    """Return 16 hex digits that differ for another source or other options."""
     digest = hashlib.sha256(
         f"{_VERSION} {source.kind} {seed} {shard_bytes} {source.classes}\n".encode(errors="surrogateescape")
     )
@@ -144,7 +144,7 @@ def hash_content(source: Source, *, seed: int, shard_bytes: int) -> str:
         )
         if item.features:
             digest.update(repr(item.features).encode())
-    # What is in them follows from what was digested already.
+    # Their content follows from the files above.
     for name in source.columns:
         digest.update(f"column {name}\0".encode())
     return digest.hexdigest()[:16]

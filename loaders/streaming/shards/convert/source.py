@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.errors import LoaderConfigError, LoaderError, SampleError
+from loaders.streaming.shards.classes import Classes, assign_labels
 from loaders.streaming.shards.example import Feature
 
 if TYPE_CHECKING:  # only a source with columns needs it
@@ -21,9 +22,10 @@ __all__ = [
     "Content",
     "Item",
     "Source",
+    "Tree",
     "check_regular",
-    "list_classes",
-    "list_files",
+    "list_tree",
+    "make_item",
     "read_file",
     "read_regular",
     "source_folder",
@@ -43,7 +45,7 @@ class Item:
     """Bytes of the file when it was listed."""
     mtime_ns: int
     payload_size: int
-    """Bytes of the payload, as far as the listing tells; shards are divided by it."""
+    """Bytes of the payload, as far as the listing shows; shards are divided by it."""
     features: dict[str, Feature] = field(default_factory=dict)
     """What else is stored with the sample."""
     companion: str | None = None
@@ -51,7 +53,7 @@ class Item:
     companion_size: int = 0
     """Its bytes when it was listed."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The sample's further files, relative to the source, by the columns that tell of them; `size` is of all files."""
+    """The sample's further files, relative to the source, by the columns that name them; `size` is of all files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Source:
     ignored: int = 0
     """Files that are not of this kind by their names."""
     columns: Mapping[str, pa.Array] = field(default_factory=dict)
-    """What is known of each sample beside its label, by name; storable, and stored with it."""
+    """Columns of the dataset by name, storable; each row is stored with its sample."""
     broken: tuple[Broken, ...] = ()
     """Files that cannot be samples, as was seen when they were listed."""
 
@@ -139,22 +141,53 @@ def list_files(root: Path) -> Iterator[tuple[str, Path]]:
     yield from sorted(found)
 
 
-def list_classes(root: Path, names: list[str]) -> tuple[str, ...]:
-    """Return the folders right below the root that hold the files, in order; none where the files lie in the root.
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The files of one kind below a folder."""
 
-    Raises LoaderConfigError when some files are in such folders and some are not.
+    files: tuple[tuple[str, Path], ...]
+    """Relative name and path."""
+    labels: Mapping[str, int]
+    """Label of every class folder; empty where the files are in the root."""
+    ignored: int
+    """Number of other files."""
+
+    def label(self, name: str) -> int:
+        """Return the label of a file by its relative name, -1 without classes."""
+        return self.labels.get(name.partition("/")[0], -1)
+
+
+def list_tree(root: Path, suffixes: tuple[str, ...], missing: str, classes: Classes | None) -> Tree:
+    """List the files with these suffixes below a folder; a label is the place of the class folder, or as given.
+
+    Raises LoaderConfigError naming a folder that cannot be read, with `missing` where there is no such file, or naming
+    a file that is beside class folders.
     """
-    loose = [name for name in names if "/" not in name]
-    classes = tuple(sorted({name.partition("/")[0] for name in names if "/" in name}))
-    if loose and classes:
+    found = list(list_files(root))
+    files = tuple((name, path) for name, path in found if path.suffix.lower() in suffixes)
+    if not files:
+        raise LoaderConfigError(f"{root}: no {missing}")
+    loose = [name for name, _ in files if "/" not in name]
+    folders = sorted({name.partition("/")[0] for name, _ in files if "/" in name})
+    if loose and folders:
         raise LoaderConfigError(
-            f"{root / loose[0]}: it lies beside class folders such as {classes[0]}; move it into one of them or away"
+            f"{root / loose[0]}: it lies beside class folders such as {folders[0]}; move it into one of them or away"
         )
-    return classes
+    return Tree(files, assign_labels(folders, classes, root), len(found) - len(files))
+
+
+def make_item(name: str, path: Path, label: int) -> Item:
+    """Return a file as an item whose payload is the file; raises SampleError when its status cannot be read."""
+    try:
+        status = path.stat()
+        check_regular(status, path)
+    except OSError as error:
+        raise SampleError(f"{path}: {error.strerror}; restore it or take it away") from error
+    return Item(name, label, status.st_size, status.st_mtime_ns, status.st_size)
 
 
 def try_item(name: str, item: Callable[[], Item], broken: list[Broken] | None) -> Item | None:
-    """Return an item; where it cannot be listed raise, or add it to `broken` if that is a list and return None."""
+    """Return an item; where it cannot be listed raise LoaderError, or add it to `broken` and return None."""
     try:
         return item()
     except LoaderError as error:
@@ -176,7 +209,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def check_regular(status: os.stat_result, path: Path) -> None:
-    """Raise OSError unless a path's status is that of a regular file."""
+    """Raise IsADirectoryError for a folder, and OSError for anything else that is not a regular file."""
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):

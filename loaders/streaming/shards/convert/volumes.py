@@ -17,17 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.classes import Classes, assign_labels
-from loaders.streaming.shards.convert.folders import make_item
-from loaders.streaming.shards.convert.source import (
-    Broken,
-    Content,
-    Item,
-    Source,
-    list_classes,
-    list_files,
-    try_item,
-)
+from loaders.streaming.shards.classes import Classes
+from loaders.streaming.shards.convert.source import Broken, Content, Item, Source, list_tree, make_item, try_item
 from loaders.streaming.shards.example import MAX_EXAMPLE_BYTES, Feature
 
 __all__ = ["numpy_volumes"]
@@ -46,31 +37,20 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
 
     Raises LoaderConfigError naming what is missing, SampleError naming a file that is no array.
     """
-    found, ignored = [], 0
-    for name, path in list_files(root):
-        if path.suffix.lower() in (".npy", ".npz"):
-            found.append((name, path))
-        else:
-            ignored += 1
-    if not found:
-        raise LoaderConfigError(f"{root}: no volume below it (.npy, .npz)")
-    names = {name for name, _ in found}
+    tree = list_tree(root, (".npy", ".npz"), "volume below it (.npy, .npz)", classes)
+    names = {name for name, _ in tree.files}
     masks = {name for name in names if name.endswith("_y.npy") and f"{name[:-6]}_x.npy" in names}
-    labels = assign_labels(list_classes(root, sorted(names)), classes, root)
 
     def item_of(name: str, path: Path) -> Item:
         mask = f"{name[:-6]}_y.npy" if masks and name.endswith("_x.npy") else None
         if mask is not None and mask not in masks:
             raise LoaderConfigError(f"{path}: {Path(mask).name} is not beside it, as with other volumes; restore it")
-        return _listed(root, name, path, labels.get(name.partition("/")[0], -1), mask)
+        return _make_volume(root, name, path, tree.label(name), mask)
 
-    items = []
-    for name, path in found:
-        item = None if name in masks else try_item(name, partial(item_of, name, path), broken)
-        if item is not None:
-            items.append(item)
+    found = (try_item(name, partial(item_of, name, path), broken) for name, path in tree.files if name not in masks)
+    items = tuple(item for item in found if item is not None)
     source = Source(
-        "numpy", root, tuple(items), "label", "volume/path", _read, labels, ignored, broken=tuple(broken or ())
+        "numpy", root, items, "label", "volume/path", _read, tree.labels, tree.ignored, broken=tuple(broken or ())
     )
     if not masks:
         return source
@@ -78,11 +58,11 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
 
     from loaders.streaming.shards.columns import LABELS
 
-    # What tells a pipeline that a volume has labels, and by which name.
+    # By this column a pipeline finds the labels of a volume.
     return replace(source, columns={LABELS: pa.array([item.companion for item in items], pa.string())})
 
 
-def _listed(root: Path, name: str, path: Path, label: int, mask: str | None) -> Item:
+def _make_volume(root: Path, name: str, path: Path, label: int, mask: str | None) -> Item:
     item = make_item(name, path, label)
     if path.suffix.lower() == ".npz":
         return _listed_archive(item, path)
@@ -95,7 +75,7 @@ def _listed(root: Path, name: str, path: Path, label: int, mask: str | None) -> 
 
 
 def _readable(item: Item, path: Path) -> Item:
-    # Told before hours of work, not when the turn of the volume comes.
+    # Before hours of work, not at the turn of the volume.
     if item.payload_size > MAX_EXAMPLE_BYTES:
         raise SampleError(f"{path}: {item.payload_size} bytes in one sample, at most {MAX_EXAMPLE_BYTES}; split it")
     return item
