@@ -141,8 +141,9 @@ def convert(
     """Write the samples, shuffled by `seed`, into TFRecord shards of at most `shard_bytes` and return `out`.
 
     A record has the sample's file, its row of the dataset's columns, and the further files of columns whose names end
-    in `_path` (`loaders.streaming.shards.columns`). A folder whose stored key is equal is left as it is, shards under another key are replaced. The folder appears whole or not at all, and readers of an older one keep what
-    they have open. `progress` is called with (samples done, samples in all).
+    in `_path` (`loaders.streaming.shards.columns`). A folder with this key stays as it
+    is, shards under another key are replaced. The folder appears whole or not at all, and readers of an older one keep
+    their open files. `progress` is called with (samples done, samples in all).
 
     Raises SampleError naming the sample that cannot be read or has changed, OSError when `out` cannot be
     written, OutputError when something else is there or another process converts to it, LoaderConfigError
