@@ -1,10 +1,10 @@
-"""What is read: generated datasets, and adapters of real ones."""
+"""Generated datasets, and adapters of real ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # torch comes with it, and the processes that make samples do not need it
     from loaders.base import Samples
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # torch comes with it, and the processes that make samples do
 __all__ = ["DatasetHandle", "Progress"]
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many of it are done, and how many there are."""
+"""Called with the name of a task, how many of its parts are done, and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,6 @@ class DatasetHandle:
     skipped: tuple[str, ...]
     """Files that were left out because they are broken, relative to the root."""
     content_hash: str
-    """Tells these samples from any others; 16 hex digits."""
-    describe: Mapping[str, Any]
-    """What provenance tells of the dataset; plain values."""
+    """Differs between any two sets of samples; 16 hex digits."""
+    describe: Mapping[str, object]
+    """Facts for provenance.json; plain values."""

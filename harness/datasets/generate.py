@@ -11,17 +11,17 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import building, only_builder, short_hash, storage_errors
-from harness.datasets.checks import check_count, check_name
 from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
 from harness.system.disk import check_room
+from harness.system.values import check_count, check_name
 
 if TYPE_CHECKING:  # the processes that make samples import neither
     import pyarrow as pa
@@ -58,9 +58,9 @@ class GeneratedDataset(ABC):
     seed: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_name(self.name)
-        check_count("samples", self.samples)
-        check_count("seed", self.seed, least=0)
+        check_name("dataset.name", self.name)
+        check_count("dataset.samples", self.samples)
+        check_count("dataset.seed", self.seed, minimum=0)
 
     @abstractmethod
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
@@ -153,7 +153,7 @@ class GeneratedDataset(ABC):
 
         what = f"checking {self.name}"
         try:
-            made: dict[str, Any] = json.loads((target / "dataset.json").read_text())
+            made: dict[str, object] = json.loads((target / "dataset.json").read_text())
             files: dict[str, tuple[int, str]] = json.loads((target / "files.json").read_text())
             if made.get("recipe") != asdict(self):
                 return None
@@ -169,7 +169,7 @@ class GeneratedDataset(ABC):
             pass  # not made yet, or not whole
         return None
 
-    def _description(self, samples: Samples) -> dict[str, Any]:
+    def _description(self, samples: Samples) -> dict[str, object]:
         spread = {"p5_kb": 0.05, "median_kb": 0.5, "p95_kb": 0.95}
         return {
             "made_by": "harness.datasets.generate",

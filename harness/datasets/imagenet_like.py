@@ -10,9 +10,9 @@ from typing import ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.checks import check_count, check_number
 from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
 from harness.datasets.pictures import BITS_TOLERANCE, encode_to_size, patch, shape_of, tinted
+from harness.system.values import check_count, check_number
 
 __all__ = ["ImagenetLike"]
 
@@ -42,8 +42,8 @@ class ImagenetLike(GeneratedDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("classes", self.classes, most=self.samples)
-        check_number("mean_kb", self.mean_kb, least=4, most=20_000, unit="kB")
+        check_count("dataset.classes", self.classes, maximum=self.samples)
+        check_number("dataset.mean_kb", self.mean_kb, minimum=4, maximum=20_000, unit="kB")
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every sample of a set of `count`, shape (count,)."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from mmap import PROT_READ, mmap
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,7 @@ class PlacedData:
         """Whether both nodes have samples."""
         return bool(self.on_compute.any()) and not bool(self.on_compute.all())
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return kind, and samples and bytes that lie on the storage node."""
         remote = ~self.on_compute
         nbytes = int(self.sizes[remote].sum())
@@ -87,7 +87,8 @@ def place(kind: str, handle: DatasetHandle, shards: Path | None, cache: Path, pr
 
     `shards` is the folder of all its shards; `half` needs it, and makes a folder for each node in `cache`.
 
-    Raises DiskError when the cache cannot be written, DatasetError when the dataset has too few shards to be cut.
+    Raises DiskError when the cache cannot be written, DatasetError when the dataset has too few shards to be cut,
+    ValueError where `half` has no shards.
     """
     samples = handle.samples
     if kind != "half":

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from PIL import Image
 
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import short_hash, storage_errors
-from harness.datasets.checks import check_count, check_name
 from harness.datasets.scan import SampleFile, in_threads, limited, list_tree
 from harness.errors import ConfigError, DatasetError
+from harness.system.values import check_count, check_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,13 +58,13 @@ class RealTree(ABC):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_name(self.name)
+        check_name("dataset.name", self.name)
         if not isinstance(self.root, str) or not self.root.strip():
             raise ConfigError(f"dataset.root={self.root!r}: expected {self.layout}")
         if self.on_error not in {"raise", "skip"}:
             raise ConfigError(f"dataset.on_error={self.on_error!r}: expected one of raise, skip")
         if self.limit is not None:
-            check_count("limit", self.limit)
+            check_count("dataset.limit", self.limit)
 
     @abstractmethod
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
@@ -102,7 +102,7 @@ class RealTree(ABC):
             warnings.simplefilter("ignore")
             chunks = in_threads(judge_chunk, range(0, len(files), _CHUNK), heard)
         found = {at: reason for some in chunks for at, reason in some.items()}
-        # What cannot be read today may be readable tomorrow, and no modification time would tell.
+        # A file that cannot be read today may be readable tomorrow, with the same modification time.
         if not any(reason.startswith("cannot be read") for reason in found.values()):
             with storage_errors(stored.parent):
                 stored.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class RealTree(ABC):
         self,
         kept: Sequence[SampleFile],
         faults: Mapping[str, str],
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         hashed: Iterable[str],
         columns: Mapping[str, pa.Array] | None = None,
     ) -> DatasetHandle:
@@ -132,7 +132,7 @@ class RealTree(ABC):
         if shown and not (kept and self.on_error == "skip"):
             (where, reason), *others = shown.items()
             more = f", and {len(others)} more of {len(kept) + len(shown)} {self.noun} are at fault" if others else ""
-            remedy = "mend what is at fault, or leave it out with dataset.on_error=skip"
+            remedy = "repair the file, or leave it out with dataset.on_error=skip"
             end = remedy if self.on_error == "raise" else "no sample is left"
             raise DatasetError(f"dataset.root={self.folder}: {where} {reason}{more}; {end}")
         if not kept:
@@ -158,7 +158,7 @@ class ImageTree(RealTree):
     layout: ClassVar[str] = "a folder of class/name.jpg"
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """Scan the tree, judge every file that was not judged before, and return what is whole."""
+        """Scan the tree, judge every file that was not judged before, and return the whole ones."""
         hint = " (or .jpeg, .png, in any case), for ImageNet the folder that holds n01440764 and its like"
         suffixes = (".jpg", ".jpeg", ".png")
         listing = list_tree(self.folder, noun=self.noun, suffixes=suffixes, layout="class/name.jpg", hint=hint)
@@ -173,8 +173,8 @@ class ImageTree(RealTree):
 def defect(path: Path) -> str | None:
     """Say what is wrong with an image file, None if nothing is.
 
-    A file that ends as its format demands is taken for whole; any other is decoded, which tells one that was cut
-    short from one with further bytes after its end.
+    A file that ends as its format demands is taken for whole; any other is decoded, which distinguishes one that
+    was cut short from one with further bytes after its end.
     """
     try:
         with path.open("rb", buffering=0) as file:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from harness.datasets.cache import storage_errors
 from harness.datasets.generate import GeneratedDataset, write_file
 from harness.errors import DatasetError
+from harness.system.disk import disk_error
 
 if TYPE_CHECKING:
     from energymon.system.child import Child
@@ -38,8 +38,8 @@ _MIN_SHARE_BYTES: Final = 100_000
 def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) -> Iterator[dict[str, Any]]:
     """Make the files of all samples below `tree`; yield a result for each, in the order in which they are made.
 
-    A result has `id` and `files`, the size in bytes and the SHA-256 of each by its path. Raises DatasetError when the
-    disk is full or a process dies.
+    A result has `id` and `files`, the size in bytes and the SHA-256 of each by its path. Raises DiskError when the
+    disk is full, DatasetError when a process dies.
     """
     from energymon.system.child import Child
 
@@ -63,8 +63,8 @@ def made_by_workers(dataset: GeneratedDataset, tree: Path, needed_bytes: int) ->
         for line in lines:
             result = json.loads(line)
             if "errno" in result:
-                with storage_errors(tree, needed_bytes):
-                    raise OSError(result["errno"], os.strerror(result["errno"]), result["path"])
+                failure = OSError(result["errno"], os.strerror(result["errno"]), result["path"])
+                raise disk_error(failure, {"cache_dir": tree}, needed_bytes)
             yield result
             for worker in workers:
                 if worker.process.poll() not in {None, 0}:
@@ -100,7 +100,7 @@ def main() -> int:
     return 0
 
 
-def _say(result: dict[str, Any]) -> None:
+def _say(result: dict[str, object]) -> None:
     os.write(1, (json.dumps(result) + "\n").encode())
 
 

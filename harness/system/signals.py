@@ -1,6 +1,6 @@
 """A whole program: its signals, its output and its errors.
 
-SIGINT, SIGTERM and SIGHUP are one exception, raised once; what it ends is then ended undisturbed.
+SIGINT, SIGTERM and SIGHUP are one exception, raised once; the clean-up after it is not interrupted.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run_program(program: Callable[[], int | None], nothing_done: str) -> NoReturn:
     """Run a whole program and exit with the status that it returns; it imports what it needs, which takes a while.
 
-    A signal that it does not handle itself ends it with one line, of which `nothing_done` is the end, and with its
-    status; while the interpreter ends no signal is heard any more. When the reader of its output goes (`| head`), the
-    program goes on and the rest of its output is dropped.
+    A signal that it does not handle itself ends it with one line, which ends with `nothing_done`, and with its status;
+    signals are ignored while the interpreter ends. When the reader of its output goes (`| head`), the program goes on
+    and the rest of its output is dropped.
     """
     status = 0
     if sys.flags.safe_path:  # python -P: what this program starts is to find its packages as it does
@@ -61,7 +61,7 @@ class _Output(io.FileIO):
     """A descriptor that can be written to after its reader has gone or its disk is full: the rest is dropped."""
 
     failure: OSError | None = None
-    """Why what was written is lost; None where it is not, or where nobody reads it any more."""
+    """Why output is lost; None where it is not, or where nobody reads it any more."""
 
     def write(self, data: Any) -> int:
         try:

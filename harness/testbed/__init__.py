@@ -32,10 +32,10 @@ def open_testbed(
     Args:
         kind: `local` without a link, `netns` with one between two network namespaces of this machine, `auto` for
             local where every regime is local and netns elsewhere.
-        run_id: 1 to 32 letters and digits, part of every name that is given.
+        run_id: 1 to 32 letters and digits, part of every name that the run gives.
         regimes: the regimes that the testbed will be set to.
         link_kind: how the link is emulated, see `harness.testbed.link.open_link`.
-        caches: what is forgotten before an epoch, see `harness.testbed.caches.drop_caches`.
+        caches: what the kernel forgets before an epoch, see `harness.testbed.caches.drop_caches`.
         congestion: TCP's congestion control on both sides of a link.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Making the page cache forget a directory tree, so that the next read comes from its source."""
+"""Makes the page cache forget a directory tree, so that the next read comes from the disk or the link."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 __all__ = ["DROP_CACHES", "Caches", "drop_caches", "how_dropped"]
 
 Caches = Literal["all", "tree"]
-"""What is forgotten before an epoch: all that the kernel caches, or the pages of what the epoch reads."""
+"""The pages that the kernel forgets before an epoch: all that it caches, or those of the files that the epoch reads."""
 
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 PAGES_AND_INODES = "3"  # Linux Documentation/admin-guide/sysctl/vm.rst
@@ -40,7 +40,7 @@ def drop_caches(root: Path, caches: Caches = "all") -> Literal["vm.drop_caches",
 
 
 def how_dropped(caches: Caches = "all") -> Literal["vm.drop_caches", "fadvise"]:
-    """Say how this process can forget: only with "all" and where it may write `vm.drop_caches` by that."""
+    """Return the way that `drop_caches` goes: vm.drop_caches with "all" and where this process may write it."""
     return "vm.drop_caches" if caches == "all" and os.access(DROP_CACHES, os.W_OK) else "fadvise"
 
 

@@ -1,4 +1,4 @@
-"""Removing what a run made: its processes, control group, mounts, namespaces and files."""
+"""Removes the processes, control group, mounts, namespaces and files of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clean() -> list[str]:
 
 
 def tear_down(names: RunNames) -> list[str]:
-    """Remove everything of one run but its record; what is not there is passed over.
+    """Remove everything of one run but its record; parts that do not exist are skipped.
 
     Returns:
         One line for each thing that was removed.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from uuid import uuid4
 
 from harness.errors import CellError, MemoryLimitError, TestbedError
@@ -24,7 +24,7 @@ from harness.testbed.state import RunNames
 __all__ = ["MemoryGroup", "limited_memory", "memory_obstacles", "memory_parent", "remove_memory_group"]
 
 _RECORD: Final = "memory-group"
-"""File in a run's folder that names its group, for whoever cleans up after it."""
+"""File in a run's folder that names its group, for the process that cleans up after it."""
 _LOOK_AGAIN_S: Final = 0.02
 
 
@@ -57,7 +57,7 @@ class MemoryGroup:
     limit_bytes: int
 
     def node(self, node: Node) -> Node:
-        """Return the node so that what is started on it is in the group, and all that those processes start."""
+        """Return the node whose processes, and all that they start, are in the group."""
         return replace(node, memory_group=self.path)
 
     def kills(self) -> int:
@@ -66,8 +66,8 @@ class MemoryGroup:
         counts = dict(line.split() for line in file.read_text().splitlines())
         return int(counts.get("oom_kill", 0))
 
-    def describe(self) -> dict[str, Any]:
-        """Tell, for a cell's record, limit and peak in bytes and whose counting they are."""
+    def describe(self) -> dict[str, object]:
+        """Return limit and peak in bytes and who counts them, for a cell's record."""
         peak = self.path / ("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
         return {
             "limit_bytes": self.limit_bytes,
@@ -234,7 +234,7 @@ def _refuse_kills(group: MemoryGroup, cell_id: str, limit_mb: float, error: Cell
 
 
 def _remove(path: Path) -> None:
-    """Kill what is in a group and remove it; one that is not there is fine. Raises TestbedError when it stays."""
+    """Kill the processes of a group and remove it, if it exists. Raises TestbedError when it stays."""
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while path.is_dir():
         for pid in _members(path):

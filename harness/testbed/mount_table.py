@@ -1,4 +1,4 @@
-"""The kernel's table of mounts: what is mounted where, waiting for a mount, taking one away."""
+"""The kernel's table of mounts: look one up, wait for one, detach one."""
 
 from __future__ import annotations
 

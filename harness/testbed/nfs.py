@@ -58,7 +58,7 @@ for cache in auth.unix.ip auth.unix.gid nfsd.fh nfsd.export; do
     if [ -w /proc/net/rpc/$cache/flush ]; then date +%s >/proc/net/rpc/$cache/flush; fi
 done
 """
-"""The server is the kernel's own threads: they end when told to, and would keep their namespace alive."""
+"""The server is the kernel's own threads: they end by this command alone, and would keep their namespace alive."""
 
 
 def nfs_obstacles() -> list[str]:
@@ -125,7 +125,7 @@ class NfsMounter:
                     detach(point)
 
     def describe(self) -> dict[str, object]:
-        """Tell what the mount is made of."""
+        """Describe the mount."""
         return {"kind": self.kind, "options": OPTIONS, "server_threads": THREADS}
 
     @contextmanager

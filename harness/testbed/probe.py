@@ -210,7 +210,7 @@ def measure_impaired(
     spacing_ms = max(PING_SPACING_MS, PING_JITTERS * jitter_ms)
     pings = max(PINGS_MIN, min(PINGS_MAX, round(PINGS_S * 1e3 / spacing_ms)))
     with Pinger(host) as pinger:
-        trips = pinger.ping(2 * pings * spacing_ms / 1e3, most=pings, every_ns=round(spacing_ms * 1e6))
+        trips = pinger.ping(2 * pings * spacing_ms / 1e3, max_requests=pings, every_ns=round(spacing_ms * 1e6))
     control = TrainControl(host, port)
     quiet_s = QUIET_S + (2 * rtt_ms + PING_JITTERS * jitter_ms) / 1e3
     down, up = (0, 0), (0, 0)

@@ -24,7 +24,7 @@ __all__ = ["SshfsMounter", "sshfs_obstacles"]
 
 FIRST_PORT = 2200
 CIPHER = "aes128-gcm@openssh.com"
-"""The quickest one on CPUs with AES instructions; what it costs is what is not NFS about this mount."""
+"""The quickest one on CPUs with AES instructions; NFS has no such cost."""
 SERVER_START_S = 20.0
 CONNECT_BASE_S = 30.0
 CONNECT_ROUND_TRIPS = 60
@@ -130,7 +130,7 @@ class SshfsMounter:
         }
 
     def describe(self) -> dict[str, object]:
-        """Tell what the mount is made of."""
+        """Describe the mount."""
         return {
             "kind": self.kind,
             "options": _options(self.options()),

@@ -95,7 +95,7 @@ class RunState:
 
     @classmethod
     def take_over(cls, names: RunNames, *, wait: bool) -> RunState | None:
-        """Lock the state of a run whose owner is gone; None when it lives (unless told to wait) or is cleaned."""
+        """Lock the state of a run whose owner is gone; None when it lives (unless `wait`) or is removed already."""
         try:
             descriptor = os.open(names.state_file, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -117,7 +117,7 @@ class RunState:
         self.release()
 
     def release(self) -> None:
-        """Unlock, so that whoever cleans up takes the run for dead; releasing twice is harmless."""
+        """Unlock, so that a clean-up takes the run for dead; releasing twice is harmless."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,4 +1,4 @@
-"""Running the testbed without root, in a user namespace of its own."""
+"""Runs the testbed without root, in a user namespace of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["namespace_obstacles", "outer_identity", "reexec_unprivileged", "user_namespace_obstacles"]
 
 INSIDE_VARIABLE = "JOULEFEED_USER_NAMESPACE"
-"""Set inside, so that a namespace that turns out to be of no use is not nested for ever."""
+"""Set inside, so that a namespace that turns out to be of no use is not nested without end."""
 UNSHARE = ["unshare", "-Urnm", "--map-root-user", "--propagation", "slave"]
 # `ip netns` and the run's state need a writable /run; a daemon is tried on the loopback interface.
 SET_UP = 'mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && exec "$@"'

@@ -1,4 +1,4 @@
-"""What is trained, and on what."""
+"""Models that are trained, and the accelerators that train them."""
 
 from harness.workloads.accelerator import Step, choose_kind, make_step
 from harness.workloads.base import Workload

@@ -1,12 +1,12 @@
-"""What a batch is trained on: a GPU, the CPU, an emulated board, nothing; chosen here, run in modules of their own."""
+"""Chooses the accelerator of a batch: a GPU, the CPU, an emulated board or none; their steps are in other modules."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from harness.errors import ConfigError
+from harness.system.values import check_choice, check_number
 from harness.workloads.published import MODELS, STEPS, BoardPower
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Step(Protocol):
         ...
 
 
-def choose_kind(accelerator: Mapping[str, Any], workload_name: str) -> str:
-    """Return cuda, cpu, emulated or none: what this machine runs the workload on.
+def choose_kind(accelerator: Mapping[str, object], workload_name: str) -> str:
+    """Return cuda, cpu, emulated or none: the accelerator that this machine has for the workload.
 
     `auto` takes a CUDA GPU where there is one and emulates one elsewhere. Raises ConfigError naming the key for
     an unknown kind or model, for CUDA without a GPU, and for an emulation of which no duration is published or assumed.
@@ -63,12 +63,12 @@ def choose_kind(accelerator: Mapping[str, Any], workload_name: str) -> str:
     return kind
 
 
-def make_step(workload: Workload, accelerator: Mapping[str, Any], seed: int) -> Step:
+def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int) -> Step:
     """Make the training step of a workload.
 
     `accelerator` holds kind (auto, cuda, cpu, emulated or none) and, for an emulated one, model (a100 or h100),
     time_scale, by which its duration is multiplied, and seconds_per_sample: a number, or numbers by workload, that
-    the user assumes in the place of what is published. `seed` is that of the weights. Raises as choose_kind does.
+    the user assumes in place of a published one. `seed` is that of the weights. Raises as choose_kind does.
     """
     kind = choose_kind(accelerator, workload.name)
     if kind == "emulated":
@@ -80,7 +80,7 @@ def make_step(workload: Workload, accelerator: Mapping[str, Any], seed: int) -> 
             return EmulatedStep.assumed(assumed, scale)
         return EmulatedStep.published(workload, model, scale)
     if kind == "none":
-        from harness.workloads.nothing import NoStep
+        from harness.workloads.emulated import NoStep
 
         return NoStep()
     from harness.workloads.training import TrainingStep
@@ -88,17 +88,15 @@ def make_step(workload: Workload, accelerator: Mapping[str, Any], seed: int) -> 
     return TrainingStep(workload, kind, seed)
 
 
-def _settings(accelerator: Mapping[str, Any]) -> tuple[str, str, float]:
+def _settings(accelerator: Mapping[str, object]) -> tuple[str, str, float]:
     kind, model = accelerator.get("kind", "auto"), accelerator.get("model", "a100")
     scale = accelerator.get("time_scale", 1.0)
-    if kind not in KINDS:
-        raise ConfigError(f"accelerator.kind={kind!r}: expected one of {', '.join(KINDS)}")
-    if model not in MODELS:
-        raise ConfigError(f"accelerator.model={model!r}: expected one of {', '.join(MODELS)}")
-    return kind, model, _positive("time_scale", scale)
+    check_choice("accelerator.kind", kind, KINDS)
+    check_choice("accelerator.model", model, tuple(MODELS))
+    return str(kind), str(model), _positive("time_scale", scale)
 
 
-def _assumed(accelerator: Mapping[str, Any], workload_name: str) -> float | None:
+def _assumed(accelerator: Mapping[str, object], workload_name: str) -> float | None:
     given = accelerator.get("seconds_per_sample")
     if isinstance(given, Mapping):
         each = {name: _positive(f"seconds_per_sample.{name}", value) for name, value in given.items()}
@@ -106,10 +104,8 @@ def _assumed(accelerator: Mapping[str, Any], workload_name: str) -> float | None
     return None if given is None else _positive("seconds_per_sample", given)
 
 
-def _positive(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"accelerator.{key}={value!r}: expected a number above 0")
-    return float(value)
+def _positive(key: str, value: object) -> float:
+    return check_number(f"accelerator.{key}", value, above=0)
 
 
 def _cuda_problem() -> str | None:

@@ -1,4 +1,4 @@
-"""What a workload is to the cell that trains it."""
+"""The interface of a workload."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Workload"]
 
 
 class Workload(Protocol):
-    """A model, its batch, its loss, and what its samples go through; a frozen dataclass that Hydra makes."""
+    """A model, its batch, its loss and the pipeline of its samples; a frozen dataclass that Hydra makes."""
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Workload(Protocol):
 
     @property
     def transform(self) -> Pipeline:
-        """What a loader does to a sample."""
+        """The pipeline that a loader runs on a sample."""
         ...
 
     def model(self) -> torch.nn.Module:
@@ -45,7 +45,7 @@ class Workload(Protocol):
         ...
 
     def check(self, batch: Batch) -> None:
-        """Raise CellError for a batch that the model cannot take, a label without a class for one."""
+        """Raise CellError for a batch that the model cannot take, for example a label without a class."""
         ...
 
     def example(self) -> Batch:

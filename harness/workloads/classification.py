@@ -1,4 +1,4 @@
-"""What workloads that tell images apart have in common."""
+"""The common part of workloads that classify images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from harness.errors import CellError, ConfigError
+from harness.errors import CellError
+from harness.system.values import check_count
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Classification"]
 
-_SMALLEST: Final = 32
+_MIN_SIZE: Final = 32
 """The networks halve their input five times."""
 
 
@@ -31,10 +32,8 @@ class Classification(ABC):
     name: str = "classification"
 
     def __post_init__(self) -> None:
-        for key, least in (("batch_size", 1), ("image_size", _SMALLEST), ("num_classes", 2)):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"workloads.{self.name}.{key}={value!r}: expected a whole number, {least} or more")
+        for key, minimum in (("batch_size", 1), ("image_size", _MIN_SIZE), ("num_classes", 2)):
+            check_count(f"workloads.{self.name}.{key}", getattr(self, key), minimum=minimum)
 
     @property
     def input_size(self) -> int:

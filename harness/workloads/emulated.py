@@ -1,18 +1,31 @@
-"""A training step that only lasts as long as a published one, or as the user assumes."""
+"""Training steps that compute nothing: one that lasts as long as a published or an assumed step, and none at all."""
 
 from __future__ import annotations
 
+import ctypes
 import time
-from typing import TYPE_CHECKING, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Self
+
+import torch
 
 from harness.workloads.published import BOARDS, MODELS, STEPS, BoardPower
-from harness.workloads.sleep import least_lateness_ns, sleep_until
 
 if TYPE_CHECKING:
     from harness.workloads.base import Workload
     from loaders.base import Batch
 
-__all__ = ["EmulatedStep"]
+__all__ = ["EmulatedStep", "NoStep"]
+
+_PR_SET_TIMERSLACK: Final = 29
+_PR_GET_TIMERSLACK: Final = 30
+_TRIALS: Final = 10
+_TRIAL_NS: Final = 20_000_000
+"""About a step: the longer a core sleeps, the deeper, and the longer it takes to wake."""
+_MAX_LATENESS_NS: Final = 150_000
+"""More than this is a busy machine, not the time that waking up takes."""
+_libc = ctypes.CDLL(None)
 
 
 class EmulatedStep:
@@ -53,8 +66,67 @@ class EmulatedStep:
     def __call__(self, batch: Batch) -> None:
         """Last n times the seconds per sample, n being the batch's samples."""
         started = time.monotonic_ns()
-        sleep_until(started + round(len(batch) * self.seconds_per_sample * 1e9), self._lateness_ns)
+        _sleep_until(started + round(len(batch) * self.seconds_per_sample * 1e9), self._lateness_ns)
 
     def warm_up(self) -> None:
         """Learn how late this machine wakes a sleeper, so that steps can allow for it."""
-        self._lateness_ns = least_lateness_ns()
+        self._lateness_ns = _min_lateness_ns()
+
+
+class NoStep:
+    """Takes a batch and returns, once it is on the device; measures a loader alone (SPDL, section 6.1)."""
+
+    kind = "none"
+    label = "none: no downstream load"
+    emulated = False
+    citation: str | None = None
+    power: BoardPower | None = None
+
+    def __init__(self) -> None:
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def __call__(self, batch: Batch) -> None:
+        """Wait until the batch has arrived: its transfer is the loader's part."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def warm_up(self) -> None:
+        """Make the device's context."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+def _sleep_until(monotonic_ns: int, lateness_ns: int = 0) -> None:
+    """Sleep until time.monotonic_ns() reaches the value; `lateness_ns` is the time that waking up is known to take."""
+    with _exact_timers():
+        _sleep(monotonic_ns - lateness_ns)
+
+
+def _min_lateness_ns() -> int:
+    """Measure by how much this machine wakes a sleeper late at the least, in ns; takes some 0.2 s."""
+    found = _MAX_LATENESS_NS
+    with _exact_timers():
+        for _ in range(_TRIALS):
+            instant = time.monotonic_ns() + _TRIAL_NS
+            _sleep(instant)
+            found = min(found, time.monotonic_ns() - instant)
+    return max(0, found)
+
+
+def _sleep(monotonic_ns: int) -> None:
+    left = monotonic_ns - time.monotonic_ns()
+    if left > 0:
+        time.sleep(left / 1e9)
+
+
+@contextmanager
+def _exact_timers() -> Iterator[None]:
+    # Linux lets a thread's timers be late by its slack, 50 us by default (prctl(2), PR_SET_TIMERSLACK). It is put
+    # back because threads that are started later inherit it.
+    slack = _libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        if slack > 0:
+            _libc.prctl(_PR_SET_TIMERSLACK, slack, 0, 0, 0)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from harness.errors import CellError, ConfigError
+from harness.errors import CellError
+from harness.system.values import check_choice, check_count
 
 if TYPE_CHECKING:
     import torch
@@ -60,16 +61,9 @@ class MaskRCNN:
         }
         if self.max_size is not None:
             bounds["max_size"] = (self.min_size, None)
-        for key, (least, most) in bounds.items():
-            value = getattr(self, key)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or value < least or (most is not None and value > most):
-                upper = "or more" if most is None else f"to {most}"
-                raise ConfigError(f"workloads.{self.name}.{key}={value!r}: expected a whole number, {least} {upper}")
-        if self.backbone not in _BACKBONES:
-            raise ConfigError(
-                f"workloads.{self.name}.backbone={self.backbone!r}: expected one of {', '.join(_BACKBONES)}"
-            )
+        for key, (minimum, maximum) in bounds.items():
+            check_count(f"workloads.{self.name}.{key}", getattr(self, key), minimum=minimum, maximum=maximum)
+        check_choice(f"workloads.{self.name}.backbone", self.backbone, _BACKBONES)
 
     @property
     def input_size(self) -> None:
@@ -163,7 +157,7 @@ class MaskRCNN:
         return round(self.min_size * _SHAPE) if self.max_size is None else self.max_size
 
 
-def _unpadded(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+def _unpadded(batch: Batch) -> tuple[list[torch.Tensor], list[dict[str, torch.Tensor]]]:
     """Return the pictures of a batch without their padding, and what each shows, as torchvision takes them."""
     import torch
 

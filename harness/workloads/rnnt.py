@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import CellError, ConfigError
+from harness.system.values import check_choice, check_count, check_number
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class RNNT:
     """Whether heavy_s is what both steps take together.
 
     Section 2.2 of the paper adds HeavyStep to LightStep, 3.5 s in all; its table 2 has 3.008 s as 90th percentile
-    and 3.017 s as the most, so what was measured took 3 s in all.
+    and 3.017 s as the most, so the measured steps took 3 s in all.
     """
     time_scale: float = 1.0
     """Factor on the time of both steps."""
@@ -59,19 +59,13 @@ class RNNT:
 
     def __post_init__(self) -> None:
         for key in ("batch_size", "encoder_size", "predictor_size", "joint_size"):
+            check_count(f"workloads.{self.name}.{key}", getattr(self, key))
+        for key in ("light_s", "heavy_s", "time_scale", "typical_s"):
             value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"workloads.{self.name}.{key}={value!r}: expected a whole number, 1 or more")
-        for key in ("light_s", "heavy_s", "heavy_share", "time_scale", "typical_s"):
-            value = getattr(self, key)
-            if value is None and key in {"light_s", "heavy_s"}:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not (0 <= value < math.inf):
-                raise ConfigError(f"workloads.{self.name}.{key}={value!r}: expected a number that is 0 or more")
-        if self.heavy_share > 1:
-            raise ConfigError(f"workloads.{self.name}.heavy_share={self.heavy_share}: expected 0 to 1")
-        if self.passing not in {"sleep", "spin"}:
-            raise ConfigError(f"workloads.{self.name}.passing={self.passing!r}: expected one of sleep, spin")
+            if value is not None or key not in {"light_s", "heavy_s"}:
+                check_number(f"workloads.{self.name}.{key}", value)
+        check_number(f"workloads.{self.name}.heavy_share", self.heavy_share, maximum=1)
+        check_choice(f"workloads.{self.name}.passing", self.passing, ("sleep", "spin"))
         if self.heavy_includes_light and (self.heavy_s or 0.0) < (self.light_s or 0.0):
             raise ConfigError(
                 f"workloads.{self.name}.heavy_s={self.heavy_s}: expected light_s={self.light_s} or more, "
@@ -128,11 +122,11 @@ class RNNT:
         if batch.data.ndim != 3 or batch.data.shape[2] != _FEATURES:
             raise CellError(
                 f"workload {self.name}: a batch has shape {tuple(batch.data.shape)}, expected (n, T, {_FEATURES}); "
-                "take a dataset of speech, dataset=librispeech_small for one"
+                "take a dataset of speech, for example dataset=librispeech_small"
             )
         for name in ("lengths", "label_lengths"):
             if name not in batch.extra:
-                raise CellError(f"workload {self.name}: a batch has no extra {name!r}; its pipeline has to tell it")
+                raise CellError(f"workload {self.name}: a batch has no extra {name!r}; its pipeline has to add it")
         if int(batch.extra["lengths"].min()) < 1:
             raise CellError(f"workload {self.name}: a sample has no frame; leave out recordings without sound")
         highest = int(batch.labels.max()) if batch.labels.numel() else 0

@@ -25,7 +25,7 @@ def rnnt_loss(
 
     Args:
         logits: shape (n, T, U + 1, symbols), not normalised; at (t, u) for frame t after u labels.
-        labels: int64 of shape (n, U), 1 to symbols-1; 0 is the blank. What is beyond a sample's length is not read.
+        labels: int64 of shape (n, U), 1 to symbols-1; 0 is the blank. Values beyond a sample's length are not read.
         lengths: int64 of shape (n,), 1 to T, the frames of every sample.
         label_lengths: int64 of shape (n,), 0 to U.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.errors import CellError, ConfigError
+from harness.errors import CellError
+from harness.system.values import check_count, check_number
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Textbook"]
 
 _CLASSES = 1000
-"""As many as any generated set of images has, whose files are what is read."""
+"""As many as any generated set of images has; the files of such a set are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,10 @@ class Textbook:
     name: str = "textbook"
 
     def __post_init__(self) -> None:
-        for key, value in (("batch_size", self.batch_size), ("overlapping_loads", self.overlapping_loads)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(f"workloads.{self.name}.{key}={value!r}: expected a whole number, 1 or more")
-        if isinstance(self.load_ms, bool) or not isinstance(self.load_ms, int | float) or not self.load_ms > 0:
-            raise ConfigError(f"workloads.{self.name}.load_ms={self.load_ms!r}: expected milliseconds above 0")
+        check_count(f"workloads.{self.name}.batch_size", self.batch_size)
+        if self.overlapping_loads is not None:
+            check_count(f"workloads.{self.name}.overlapping_loads", self.overlapping_loads)
+        check_number(f"workloads.{self.name}.load_ms", self.load_ms, above=0, unit="milliseconds")
 
     @property
     def input_size(self) -> int | None:

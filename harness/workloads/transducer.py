@@ -1,4 +1,4 @@
-"""The RNN transducer: an encoder of sound, a predictor of text, and what joins them."""
+"""The RNN transducer: an encoder of sound, a predictor of text, and a layer that joins them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,19 @@ class Transducer(torch.nn.Module):
         encoder_dropout: float = 0.1,
         dropout: float = 0.3,
     ) -> None:
-        """Make the layers; `encoder_layers` are those before and after frames are joined."""
+        """Make the layers.
+
+        Args:
+            features: values of a frame.
+            symbols: characters, with the blank.
+            encoder_size: cells of a layer of the encoder, 1024 by default.
+            encoder_layers: layers before and after frames are joined, 2 and 3 by default.
+            predictor_size: cells of a layer of the predictor, 512 by default.
+            predictor_layers: layers of the predictor, 2 by default.
+            joint_size: units of the layer that joins both, 512 by default.
+            encoder_dropout: share of the encoder's values that are dropped, 0.1 by default.
+            dropout: the same in predictor and joint, 0.3 by default.
+        """
         super().__init__()
         before, after = encoder_layers
         self.first = _lstm(features, encoder_size, before, encoder_dropout)
@@ -56,7 +68,7 @@ class Transducer(torch.nn.Module):
         return logits
 
     def encode(self, features: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Return what the encoder hears, shape (n, ceil(T / STACK), encoder_size)."""
+        """Return the encoding of the sound, shape (n, ceil(T / STACK), encoder_size)."""
         hidden, _ = self.first(features)
         n, frames, size = hidden.shape
         # The last frames that are joined may be half padding.
@@ -67,7 +79,7 @@ class Transducer(torch.nn.Module):
         return hidden  # type: ignore[no-any-return]
 
     def predict(self, labels: torch.Tensor) -> torch.Tensor:
-        """Return what is expected after 0 to U characters, shape (n, U + 1, predictor_size)."""
+        """Return the predictions after 0 to U characters, shape (n, U + 1, predictor_size)."""
         hidden, _ = self.predictor(self.embedding(torch.nn.functional.pad(labels, (1, 0))))
         return hidden  # type: ignore[no-any-return]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import CellError, ConfigError
+from harness.system.values import check_count, check_number
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +37,12 @@ class UNet3D:
     name: str = "unet3d"
 
     def __post_init__(self) -> None:
-        # Hydra hands out lists; a frozen workload is compared and pickled by value.
+        # Hydra gives lists; a frozen workload is compared and pickled by value.
         object.__setattr__(self, "widths", tuple(self.widths))
-        for key, least in (("batch_size", 1), ("crop_size", 4), ("num_classes", 2)):
-            self._whole(key, getattr(self, key), least)
+        for key, minimum in (("batch_size", 1), ("crop_size", 4), ("num_classes", 2)):
+            check_count(f"workloads.{self.name}.{key}", getattr(self, key), minimum=minimum)
         for width in self.widths:
-            self._whole("widths", width, 1)
+            check_count(f"workloads.{self.name}.widths", width)
         if not self.widths:
             raise ConfigError(f"workloads.{self.name}.widths=[]: expected at least one number of channels")
         shrink = 2 ** len(self.widths)
@@ -51,13 +52,7 @@ class UNet3D:
                 f"workloads.{self.name}.crop_size={self.crop_size}: expected a multiple of {shrink}, {2 * shrink} or "
                 f"more, since {len(self.widths)} levels halve it as often"
             )
-        share = self.oversampling
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise ConfigError(f"workloads.{self.name}.oversampling={share!r}: expected a probability, 0 to 1")
-
-    def _whole(self, key: str, value: object, least: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"workloads.{self.name}.{key}={value!r}: expected a whole number, {least} or more")
+        check_number(f"workloads.{self.name}.oversampling", self.oversampling, maximum=1)
 
     @property
     def input_size(self) -> int:

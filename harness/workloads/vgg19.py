@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from harness.errors import ConfigError
+from harness.system.values import check_number
 from harness.workloads.classification import Classification
 
 if TYPE_CHECKING:
@@ -30,11 +30,9 @@ class VGG19(Classification):
     """Of all channels and hidden units; less than 1 makes the model small."""
 
     def __post_init__(self) -> None:
-        # Named, for dataclasses with slots are made anew, which super() without arguments does not know of.
+        # Named, for dataclasses with slots are made again, which super() without arguments does not know of.
         Classification.__post_init__(self)
-        width = self.width
-        if isinstance(width, bool) or not isinstance(width, int | float) or not 0 < width <= 1:
-            raise ConfigError(f"workloads.{self.name}.width={width!r}: expected a number above 0, up to 1")
+        check_number(f"workloads.{self.name}.width", self.width, above=0, maximum=1)
 
     def model(self) -> torch.nn.Module:
         """Return the model with fresh weights, on the CPU."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import ConfigError
+from harness.system.values import check_count
 from harness.workloads.classification import Classification
 
 if TYPE_CHECKING:
@@ -30,16 +31,14 @@ class ViTB16(Classification):
     """Of the encoder; fewer make the model small."""
 
     def __post_init__(self) -> None:
-        # Named, for dataclasses with slots are made anew, which super() without arguments does not know of.
+        # Named, for dataclasses with slots are made again, which super() without arguments does not know of.
         Classification.__post_init__(self)
         if self.image_size % _PATCH:
             raise ConfigError(
                 f"workloads.{self.name}.image_size={self.image_size}: expected a multiple of {_PATCH}, "
                 f"the edge of a patch; {self.image_size // _PATCH * _PATCH} is the nearest below"
             )
-        layers = self.layers
-        if isinstance(layers, bool) or not isinstance(layers, int) or not 1 <= layers <= _LAYERS:
-            raise ConfigError(f"workloads.{self.name}.layers={layers!r}: expected a whole number, 1 to {_LAYERS}")
+        check_count(f"workloads.{self.name}.layers", self.layers, maximum=_LAYERS)
 
     def model(self) -> torch.nn.Module:
         """Return the model with fresh weights, on the CPU."""

@@ -72,7 +72,7 @@ def test_link_whose_relay_was_killed_is_made_again_for_the_next_regime(run_id):
         os.kill(testbed.link.pid, signal.SIGKILL)
         testbed.set_regime(NEAR)
         assert testbed.probe(NEAR) is not None
-        assert "made anew" in str(testbed.describe()["notes"])
+        assert "made again" in str(testbed.describe()["notes"])
     _assert_nothing_left(run_id)
 
 

@@ -89,7 +89,9 @@ class Annotations:
 
     @classmethod
     def of(cls, content: Any, where: str) -> Annotations:
-        """Read the content of an annotation file; raises DatasetError naming `where` when it is none."""
+        """Read the content of an annotation file; raises DatasetError naming `where` when it is none.
+
+        A ValueError that is raised within is among its causes."""
         at = "`images`"
         try:
             images = {

@@ -7,16 +7,16 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from harness.datasets.checks import check_number
 from harness.datasets.coco.annotations import CATEGORY_IDS, Annotations
 from harness.datasets.generate import Content, GeneratedDataset, quantiles
 from harness.datasets.pictures import MAX_COLOUR, MAX_LIGHT, encode_to_size, lay, patch, shape_of, tinted
+from harness.system.values import check_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +74,7 @@ class CocoLike(GeneratedDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("scale", self.scale, least=0.01, most=10)
+        check_number("dataset.scale", self.scale, minimum=0.01, maximum=10)
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every picture of a set of `count`, shape (count,)."""
@@ -103,10 +103,10 @@ class CocoLike(GeneratedDataset):
         return self._read.columns(range(1, self.samples + 1))
 
     @cached_property
-    def annotations(self) -> dict[str, Any]:
+    def annotations(self) -> dict[str, object]:
         """Content of instances_train2017.json (cocodataset.org, "Data format")."""
-        images: list[dict[str, Any]] = []
-        entries: list[dict[str, Any]] = []
+        images: list[dict[str, object]] = []
+        entries: list[dict[str, object]] = []
         for number in range(self.samples):
             picture, image_id = self.picture(number), number + 1
             name = self.path(number).rpartition("/")[2]
@@ -163,7 +163,7 @@ class CocoLike(GeneratedDataset):
         return image
 
 
-def _entry(category_id: int, outline: npt.NDArray[np.float64], image_id: int, number: int) -> dict[str, Any]:
+def _entry(category_id: int, outline: npt.NDArray[np.float64], image_id: int, number: int) -> dict[str, object]:
     """Return one of the entries of `annotations`."""
     x, y = outline.T
     left, top, width, height = x.min(), y.min(), np.ptp(x), np.ptp(y)

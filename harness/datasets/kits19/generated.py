@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.checks import check_number
 from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
 from harness.datasets.pictures import Field, smooth_noise
 from harness.errors import ConfigError
+from harness.system.values import check_number
 from loaders.pipelines.hounsfield import LEAST_EDGE, SPACING_MM, normalised
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class Kits19Like(GeneratedDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("scale", self.scale, least=1e-4, most=10)  # 14 voxels a side have room for kidneys and tumours
+        check_number(
+            "dataset.scale", self.scale, minimum=1e-4, maximum=10
+        )  # 14 voxels a side have room for kidneys and tumours
         if self.form not in _VOXEL_BYTES:
             raise ConfigError(f"dataset.form={self.form!r}: expected one of {', '.join(_VOXEL_BYTES)}")
 

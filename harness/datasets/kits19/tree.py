@@ -43,7 +43,7 @@ class Kits19Tree(RealTree):
     layout: ClassVar[str] = "a folder of KiTS19's cases"
 
     def open(self, cache: Path, progress: Progress) -> DatasetHandle:
-        """List the cases, judge their headers and lengths, and return what is whole; `cache` is not used."""
+        """List the cases, judge their headers and lengths, and return the whole ones; `cache` is not used."""
         import pyarrow as pa
 
         root = self.folder

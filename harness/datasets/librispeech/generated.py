@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.datasets.checks import check_number
 from harness.datasets.generate import Content, GeneratedDataset, quantiles
+from harness.system.values import check_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +76,9 @@ class LibriSpeechLike(GeneratedDataset):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("scale", self.scale, least=0.05, most=10.0)  # the shortest recordings hold a word at least
+        check_number(
+            "dataset.scale", self.scale, minimum=0.05, maximum=10.0
+        )  # the shortest recordings hold a word at least
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
         """Return the wanted bytes of every recording of a set of `count`, shape (count,)."""

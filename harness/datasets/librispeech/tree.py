@@ -117,7 +117,7 @@ def _problem(path: str, lines: Mapping[str, tuple[dict[str, str], str | None]]) 
 def defect(path: Path) -> str | None:
     """Say what is wrong with a FLAC file, None if nothing is.
 
-    The header is read and the end decoded, which tells a file that was cut short; what is damaged between them is
+    The header is read and the end decoded, which finds a file that was cut short; damage between them is
     found by the sums of its frames when it is decoded for training.
     """
     try:

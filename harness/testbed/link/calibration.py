@@ -1,4 +1,4 @@
-"""Bringing a link's measured round trip to the regime's: the kernel and the relay take some time themselves."""
+"""Brings a link's measured round trip to the regime's: the kernel and the relay take some time themselves."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Calibration:
     """How a link was brought to a round-trip time."""
 
     rtt_ms: float
-    """What was asked for."""
+    """The round trip that the regime has."""
     delay_ms: float
-    """The one-way delay that was set for it; half of what was asked for less the link's own time."""
+    """The one-way delay that was set for it; half of the round trip less the link's own time."""
     measured_ms: float
     """The median round trip with that delay."""
 

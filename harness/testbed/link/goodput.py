@@ -118,7 +118,7 @@ class FlowPump:
 
     def _end(self, connection: socket.socket) -> None:
         self._selector.unregister(connection)
-        # What is still queued is of no use to anybody and would go on loading the link.
+        # Data that is queued still would go on loading the link.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
@@ -136,7 +136,7 @@ class FlowMeter:
         self._started = False
 
     def drain(self, seconds: float) -> None:
-        """Start the flows, if that was not done, and take in data for `seconds`."""
+        """Start the flows once and receive data for `seconds`; raises ConnectionError when a flow is closed."""
         buffer = bytearray(16 * CHUNK_BYTES)
         clock = time.monotonic_ns
         end = clock() + int(seconds * 1e9)

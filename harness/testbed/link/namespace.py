@@ -1,4 +1,4 @@
-"""The two network namespaces of a link: what is named in them, and acting inside one, by its path."""
+"""The two network namespaces of a link: their addresses and interface, and calls inside one of them."""
 
 from __future__ import annotations
 

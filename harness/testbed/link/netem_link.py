@@ -66,7 +66,7 @@ class NetemLink(Link):
         return LinkCounters(drops=drops, packets=packets, bytes=sent_bytes, cpu_s=0.0, pause_s=None)
 
     def describe(self) -> dict[str, object]:
-        """Tell what the link is made of and how it was calibrated."""
+        """Describe the parts of the link and its calibration."""
         delays = [describe_qdiscs(namespace, INGRESS_INTERFACE) for namespace in self._namespaces]
         return {**super().describe(), "delay_qdiscs": delays}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from harness.errors import TestbedError
 from harness.testbed.link.namespace import INTERFACE, run_in
@@ -28,7 +27,7 @@ BURST_NS = 500_000
 QUEUE_LIMIT_BYTES = 1 << 30
 """TCP small queues keep about 1 ms of each flow in the qdisc; the limit is only there to be far away."""
 NETEM_LIMIT_PACKETS = 4_000_000
-"""netem counts what is in flight against its limit; tbf before it bounds what can be in flight."""
+"""netem counts the packets in flight against its limit; tbf before it bounds their number."""
 INGRESS_INTERFACE = "jf0in"
 """The ifb device through which netem sees what comes in."""
 
@@ -61,7 +60,7 @@ def kernel_has(namespace: str, qdisc: str, *arguments: str) -> bool:
 def cap_rate(namespace: str, rate_gbit: float) -> None:
     """Cap what leaves the namespace over the link at `rate_gbit` Gbit/s of IP packets.
 
-    The queue stands where TCP can feel it (TCP small queues), so a saturating flow neither loses packets
+    The queue is where TCP notices it (TCP small queues), so a saturating flow neither loses packets
     nor builds a standing queue.
     """
     bits_s = round(rate_gbit * 1e9)
@@ -111,13 +110,15 @@ def segment_in_kernel(namespace: str, *, every_packet: bool) -> None:
     run_in(namespace, ["ip", "link", "set", "dev", INTERFACE, "gso_max_segs", "1" if every_packet else "65535"])
 
 
-def describe_qdiscs(namespace: str, interface: str = INTERFACE) -> list[dict[str, Any]]:
-    """Read the interface's queueing disciplines with their statistics, as `tc -s -j` tells them."""
-    listed: list[dict[str, Any]] = json.loads(run_in(namespace, ["tc", "-s", "-j", "qdisc", "show", "dev", interface]))
+def describe_qdiscs(namespace: str, interface: str = INTERFACE) -> list[dict[str, object]]:
+    """Read the interface's queueing disciplines with their statistics, as `tc -s -j` prints them."""
+    listed: list[dict[str, object]] = json.loads(
+        run_in(namespace, ["tc", "-s", "-j", "qdisc", "show", "dev", interface])
+    )
     return listed
 
 
 def qdisc_counts(namespace: str, interface: str = INTERFACE) -> QdiscCounts:
     """Count what the interface's root queueing discipline dropped and sent."""
     roots = [qdisc for qdisc in describe_qdiscs(namespace, interface) if qdisc.get("root")]
-    return QdiscCounts(*(sum(int(root.get(key, 0)) for root in roots) for key in ("drops", "packets", "bytes")))
+    return QdiscCounts(*(sum(int(str(root.get(key, 0))) for root in roots) for key in ("drops", "packets", "bytes")))

@@ -84,7 +84,7 @@ class Relay:
                 return
 
     def _release(self, line: DelayLine, sink: int, now_ns: int) -> None:
-        """Write what is due."""
+        """Write the packets that are due."""
         waiting = line.waiting
         while waiting and waiting[0][0] <= now_ns:
             try:
@@ -93,7 +93,7 @@ class Relay:
                 self._write_drops += 1
 
     def _wait_s(self) -> float:
-        """Tell for how many seconds to sleep: until shortly before the next packet is due, at most `IDLE_S`."""
+        """Return for how many seconds to sleep: until shortly before the next packet is due, at most `IDLE_S`."""
         due_ns = min((line.waiting[0][0] for line in self._lines if line.waiting), default=None)
         if due_ns is None:
             return IDLE_S
@@ -138,9 +138,9 @@ class Relay:
 
 
 def be_punctual() -> str:
-    """Ask the kernel to wake this process on time, ahead of the loaders; return what was granted."""
+    """Ask the kernel to wake this process on time, ahead of the loaders; return the priority that it granted."""
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    # Packets and their times hold no cycles: a collection would only pause the line.
+    # Packets and their times have no reference cycles: a collection would only pause the line.
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import harness
 from energymon.system.child import Child, ChildError
@@ -81,15 +81,15 @@ class RelayLink(Link):
         relayed = self._ask({"do": "counters"})
         before_relay = sum(qdisc_counts(each).drops + _device_drops(each) for each in self._namespaces)
         return LinkCounters(
-            drops=relayed["drops"] + before_relay,
-            packets=relayed["packets"],
-            bytes=relayed["bytes"],
+            drops=int(relayed["drops"]) + before_relay,
+            packets=int(relayed["packets"]),
+            bytes=int(relayed["bytes"]),
             cpu_s=relayed["cpu_s"],
             pause_s=relayed["pause_s"],
         )
 
     def describe(self) -> dict[str, object]:
-        """Tell what the link is made of and how it was calibrated."""
+        """Describe the parts of the link and its calibration."""
         relay = {"priority": self._priority, "rate_cap": "tbf" if self._kernel_caps else "in the relay"}
         return {**super().describe(), "relay": relay}
 
@@ -97,23 +97,23 @@ class RelayLink(Link):
         # The end of the relay's descriptors removes both devices.
         self._relay.stop()
 
-    def _ask(self, command: dict[str, object]) -> dict[str, Any]:
+    def _ask(self, command: dict[str, object]) -> dict[str, float]:
         if self._closed:
             raise TestbedError("the link is closed")
         try:
             self._relay.send(json.dumps(command).encode() + b"\n")
         except ChildError as error:
             raise self._gone(error) from error
-        return self._answer()
+        return cast(dict[str, float], self._answer())
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> dict[str, object]:
         try:
             line = self._relay.read_line(ANSWER_TIMEOUT_S)
         except ChildError as error:
             raise self._gone(error) from error
         if line is None:
             raise self._gone(f"does not answer within {ANSWER_TIMEOUT_S:g} s")
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, object] = json.loads(line)
         if "error" in answer:
             raise TestbedError(str(answer["error"]))
         return answer

@@ -1,6 +1,6 @@
 """The link's round-trip time by ICMP echo on a nanosecond clock.
 
-The other end's kernel answers by itself, so no program there has to be woken: what is measured is the link.
+The other end's kernel answers by itself, so no program there has to be woken, and the time is that of the link.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GRACE_NS = 1_000_000_000
 
 
 class Pinger:
-    """An ICMP socket of the calling thread's network namespace; it stays there whoever uses it.
+    """An ICMP socket of the calling thread's network namespace; it stays there, whichever thread uses it.
 
     Args:
         host: IPv4 address to ping.
@@ -72,12 +72,12 @@ class Pinger:
     ) -> None:
         self.close()
 
-    def ping(self, seconds: float, most: int = 2000, every_ns: int | None = None) -> list[int]:
+    def ping(self, seconds: float, max_requests: int = 2000, every_ns: int | None = None) -> list[int]:
         """Measure round trips for about `seconds`; at least one request is sent.
 
         Args:
             seconds: how long to send requests.
-            most: how many to send at most.
+            max_requests: how many to send at most.
             every_ns: time between two requests; None sends the next at an answer, or 10 ms after the last one.
 
         Returns:
@@ -92,7 +92,7 @@ class Pinger:
         sent = sent_at = 0
         while True:
             now = clock()
-            sending = sent == 0 or (now < end and sent < most)
+            sending = sent == 0 or (now < end and sent < max_requests)
             if sending and ((every_ns is None and len(trips) == sent) or now - sent_at >= (every_ns or SPACING_NS)):
                 sent += 1
                 sent_at = self.send(sent)

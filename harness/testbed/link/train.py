@@ -9,7 +9,8 @@ import struct
 import threading
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from io import BufferedRWPair
+from typing import Final, Self
 
 __all__ = ["Train", "TrainControl", "TrainCounter", "answer_train", "carried_gbit", "full_train", "loss_train"]
 
@@ -123,7 +124,7 @@ def send_train(host: str, port: int, train: Train) -> int:
 
 
 def loss_train(loss_pct: float, rate_gbit: float) -> Train:
-    """Return a train of small packets that tells a loss from twice that loss, as far as 5 s allow.
+    """Return a train of small packets that distinguishes a loss from twice that loss, as far as 5 s allow.
 
     Of `LOSSES` losses that are expected, the interval of 99.9 % and that around twice as many do not overlap.
     """
@@ -154,7 +155,7 @@ def answer_train(connection: socket.socket) -> None:
                     _say(lines, counted=counter.settle(**json.loads(line)))
 
 
-def _say(lines: Any, **values: Any) -> None:
+def _say(lines: BufferedRWPair, **values: object) -> None:
     lines.write(json.dumps(values).encode() + b"\n")
     lines.flush()
 
@@ -211,12 +212,12 @@ class TrainControl:
     def _connect(self) -> socket.socket:
         return socket.create_connection((self._host, self._port), timeout=self._timeout_s)
 
-    def _ask(self, lines: Any, **values: Any) -> dict[str, Any]:
+    def _ask(self, lines: BufferedRWPair, **values: object) -> dict[str, int]:
         _say(lines, **values)
         line = lines.readline()
         if not line:
             raise ConnectionError(f"the train's server on {self._host}:{self._port} closed the connection")
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, int] = json.loads(line)
         return answer
 
 

@@ -57,7 +57,7 @@ def open_tun(name: str) -> int:
 
 
 def wire_size(packet: bytes) -> tuple[int, int]:
-    """Tell how many IP packets a read of the device stands for, and how many bytes they have on the wire.
+    """Return how many IP packets a read of the device contains, and how many bytes they have on the wire.
 
     Args:
         packet: the virtio header and the IP packet, which may be a super-packet that repeats its headers
@@ -73,13 +73,13 @@ def wire_size(packet: bytes) -> tuple[int, int]:
 
 
 def without_segments(packet: bytes, lost: Sequence[int]) -> list[bytes]:
-    """Return what is left of a super-packet, cut as the kernel cuts it, when some of its segments are lost.
+    """Return the rest of a super-packet, cut as the kernel cuts it, when some of its segments are lost.
 
     Args:
         packet: the virtio header and the IP packet.
         lost: places of the segments that are lost, ascending; 0 is the only one of a packet that is no super-packet.
 
-    Of IPv6, of which the links carry none, nothing is left.
+    A packet of IPv6, which the links do not carry, is lost whole.
     """
     count, _ = wire_size(packet)
     if packet[VNET_HEADER_BYTES] >> 4 != 4:

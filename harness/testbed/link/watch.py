@@ -1,7 +1,7 @@
 """Watches a link while a cell uses it: a ping every 100 ms, on a flow of its own, from outside of the cell.
 
-A delay beyond the round trip is the link's fault only as far as what it carried meanwhile does not explain it: a ping
-stands in the queue behind the loader's own packets.
+A ping waits in the queue behind the loader's own packets. A delay beyond the round trip is the link's fault only where
+the bytes that it carried meanwhile do not explain it.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class LinkWatch:
 
     @property
     def pings(self) -> list[Ping]:
-        """What was seen, in order of sending, once the watch has been left."""
+        """The pings in order of sending, once the context has been left."""
         return self._rows
 
     def start(self) -> None:
-        """Begin to ping; once begun it goes on."""
+        """Start to ping; a second call does nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="link-watch", daemon=True)
             self._thread.start()
