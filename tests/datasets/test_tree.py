@@ -113,7 +113,7 @@ def test_a_broken_file_is_left_out_and_reported_with_skip(kind, tree, tmp_path, 
 def test_all_broken_files_are_counted(tree, tmp_path, heard):
     for name in ("a.jpg", "b.jpg", "c.jpg"):
         (tree / "n01440764" / name).write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"n01440764/a\.jpg is empty, and 2 more of 7 images are at fault"):
+    with pytest.raises(DatasetError, match=r"n01440764/a\.jpg.*2.*7"):
         opened(tree, tmp_path, heard)
 
 

@@ -134,7 +134,7 @@ def test_without_sensors_the_agents_own_words_are_raised(bare, temporary_folder)
 
 
 def test_an_agent_that_does_not_start_says_why(bare, tmp_path):
-    with pytest.raises(AgentError, match=r"--interval-ms 0\.1: expected 1 to 10000 ms"):
+    with pytest.raises(AgentError, match=r"--interval-ms 0\.1.*1.*10000"):
         Agent(interval_ms=0.1, options=bare).start()
     with pytest.raises(AgentError, match="cannot be opened for writing"):
         Agent(tmp_path / "no" / "such" / "store", estimate="missing", options=bare).start()
@@ -282,7 +282,7 @@ def test_a_device_that_was_lost_leaves_its_domain_and_the_total_without_a_figure
         time.sleep(0.01)
     assert window.by_domain["cpu"] > 0
     assert window.by_domain["gpu"] is None
-    with pytest.raises(WindowError, match="'epoch' has no figure of gpu-0"):
+    with pytest.raises(WindowError, match=r"'epoch'.*gpu-0"):
         assert window.joules
 
 

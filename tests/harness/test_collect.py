@@ -136,7 +136,7 @@ def test_damaged_samples_are_no_fault_of_any_cell(results):
 
 def test_sizes_of_other_samples_are_one_error(results):
     pq.write_table(pa.table({"size": pa.array([500] * 5 + [501], pa.int64())}), results.folder / "samples.parquet")
-    with pytest.raises(ResultsError, match=r"samples\.parquet: damaged \(expected 6 samples of 3000 bytes\)"):
+    with pytest.raises(ResultsError, match=r"samples\.parquet.*6.*3000"):
         collect(results)
 
 

@@ -54,5 +54,5 @@ def test_a_cell_that_is_stopped_is_told_so(cell):
 
 
 def test_the_whole_cell_has_a_limit_too(cell):
-    with pytest.raises(CellError, match="took longer than cell_timeout_s while importing"):
+    with pytest.raises(CellError, match="cell_timeout_s"):
         cell.hear(time.monotonic() + 0.1, "importing its modules")

@@ -23,7 +23,7 @@ def test_a_share_is_cut_as_torchs_distributed_sampler_cuts_it(count: int, world_
 
 
 def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(LoaderConfigError, match="remainder=drop leaves none of 2 samples"):
+    with pytest.raises(LoaderConfigError, match=r"remainder=drop.*2"):
         Share(2, 0, 0, 3, "drop")
 
 
@@ -47,5 +47,5 @@ def test_rank_and_world_size_are_the_given_ones_or_those_of_the_process(monkeypa
     finally:
         torch.distributed.destroy_process_group()
     monkeypatch.setenv("WORLD_SIZE", "many")
-    with pytest.raises(LoaderConfigError, match="WORLD_SIZE='many' in the environment: expected a whole number"):
+    with pytest.raises(LoaderConfigError, match="WORLD_SIZE='many'"):
         place_among_ranks()

@@ -120,7 +120,7 @@ def test_the_filter_bank_is_what_its_formulas_say(samples: int) -> None:
 def test_every_mel_channel_has_an_area_of_one_hertz_and_too_many_are_refused() -> None:
     fine = mel_matrix(Spectrum(n_fft=16_384), 80)
     assert fine.sum(dim=1).numpy() * RATE / 16_384 == pytest.approx(np.ones(80), rel=0.02)
-    with pytest.raises(ValueError, match="channels=400: a channel has no frequency"):
+    with pytest.raises(ValueError, match="channels=400"):
         FilterBank(channels=400)
 
 

@@ -155,7 +155,7 @@ def test_emulating_a_workload_without_a_published_step_is_refused():
 def test_an_assumption_for_one_workload_is_none_for_another():
     accelerator = {"kind": "emulated", "seconds_per_sample": {"rnnt": 0.1}}
     assert choose_kind(accelerator, "rnnt") == "emulated"
-    with pytest.raises(ConfigError, match="no step of vgg19 is published"):
+    with pytest.raises(ConfigError, match="vgg19"):
         choose_kind(accelerator, "vgg19")
     with pytest.raises(ConfigError, match=r"^accelerator\.seconds_per_sample\.rnnt=-1"):
         choose_kind({"kind": "emulated", "seconds_per_sample": {"rnnt": -1}}, "resnet50")

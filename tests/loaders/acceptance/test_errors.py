@@ -36,7 +36,7 @@ def test_a_damaged_sample_is_named_with_its_file_and_its_stage(damaged, collect)
 
 def test_skipped_samples_are_counted_and_told_and_all_others_come_once(damaged, collect):
     if damaged.loader in ("dali", "dali_read") and damaged.data.pipeline.__class__.__name__ == "ImageTransform":
-        with pytest.raises(LoaderConfigError, match="on_error=skip: DALI's image pipeline ends with a sample"):
+        with pytest.raises(LoaderConfigError, match="on_error=skip"):
             damaged.make(on_error="skip")
         return
     count = len(damaged.data.samples)

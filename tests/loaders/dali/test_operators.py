@@ -48,7 +48,7 @@ def test_what_dalis_image_pipeline_cannot_do_is_refused_with_what_can(image_tree
 
 
 def test_operators_that_there_are_none_of_are_refused(image_tree):
-    with pytest.raises(LoaderConfigError, match="operators='cuda': expected one of native, python"):
+    with pytest.raises(LoaderConfigError, match="operators='cuda'"):
         DaliLoader(samples=image_tree(2), transform=SMALL, batch_size=2, seed=0, operators="cuda")
 
 

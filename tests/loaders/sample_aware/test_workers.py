@@ -60,7 +60,7 @@ def test_what_does_not_pickle_is_one_clear_error_under_spawn_and_works_under_for
     pipeline = timed((double,))
     with (
         loader_of(make_samples(4), pipeline, start_method="spawn") as loader,
-        pytest.raises(LoaderConfigError, match="spawn pickles the dataset, its transforms and collate_fn") as caught,
+        pytest.raises(LoaderConfigError, match="collate_fn") as caught,
     ):
         next(loader.epoch(0))
     assert "\n" not in str(caught.value)

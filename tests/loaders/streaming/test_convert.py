@@ -90,7 +90,7 @@ def test_nothing_to_convert_is_refused(samples: Samples, tmp_path: Path) -> None
 def test_the_remains_of_a_killed_conversion_are_no_shard_folder(samples: Samples, tmp_path: Path) -> None:
     out = convert(samples, tmp_path / "out", key="a")
     (out / "manifest.json").unlink()
-    with pytest.raises(ShardError, match=r"out is not a shard folder: manifest.json cannot be read"):
+    with pytest.raises(ShardError, match=r"manifest.json"):
         ShardSet.open(out)
 
 

@@ -125,7 +125,7 @@ def test_a_feature_that_is_not_there_is_named(
 def test_ids_that_are_there_twice_are_refused(tmp_path: Path) -> None:
     _shard(tmp_path / "a.tfrecord", {"id": [3], "a": [b"1"]})
     _shard(tmp_path / "b.tfrecord", {"id": [3], "a": [b"1"]})
-    with pytest.raises(ShardError, match="two records have the id 3; choose with --id-feature"):
+    with pytest.raises(ShardError, match=r"3.*--id-feature"):
         index_folder(tmp_path)
     index_folder(tmp_path, Features(id=""))
     assert _column(tmp_path, "id") == [0, 1]

@@ -83,7 +83,7 @@ def test_a_key_file_that_is_missing_open_or_no_key_is_named(tmp_path: Path) -> N
     with pytest.raises(LoaderConfigError, match=r"client/daemon.secret cannot be read .*the daemon's half"):
         load_daemon_keys(client)
     (daemon / "daemon.secret").chmod(0o640)
-    with pytest.raises(LoaderConfigError, match=r"daemon.secret is open to others \(mode 640\)"):
+    with pytest.raises(LoaderConfigError, match=r"daemon.secret.*640\)"):
         load_daemon_keys(daemon)
     for garbage in (b"", b"x", b"\xff" * 40, b"~" * 40):
         (client / "client.secret").write_bytes(garbage)

@@ -114,9 +114,9 @@ def test_only_the_training_loop_knows_how_many_batches_it_has_of_workers(daemon)
         start = dataset.state_dict()
         loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
         assert _ids(loader) == ALL
-        with pytest.raises(LoaderError, match=r"workers are ahead of the training loop: give state_dict\(taken=n\)"):
+        with pytest.raises(LoaderError, match=r"state_dict\(taken=n\)"):
             dataset.state_dict()
-        with pytest.raises(LoaderConfigError, match="taken=9: expected a whole number from 0 to 8"):
+        with pytest.raises(LoaderConfigError, match=r"taken=9.*0.*8"):
             dataset.state_dict(taken=9)
         dataset.set_epoch(1)
         assert dataset.state_dict() == start | {"epoch": 1}
@@ -343,7 +343,7 @@ def test_batches_are_plain_tensors_unless_told_otherwise(daemon, workers: int) -
     assert torch.equal(batch.data, plain["data"]) and torch.equal(batch.data, data)
     assert torch.equal(batch.labels, plain["labels"]) and torch.equal(batch.labels, labels)
     assert plain["ids"].dtype == torch.int64 and plain["ids"].tolist() == batch.ids.tolist()
-    with pytest.raises(LoaderConfigError, match="batches='list': expected dict, tuple or batch"):
+    with pytest.raises(LoaderConfigError, match="batches='list'"):
         _dataset(daemon.endpoint, batches="list")
 
 
