@@ -31,7 +31,6 @@ from energymon.errors import (
     StoreError,
     WindowError,
 )
-from energymon.influx.locate import open_store
 from energymon.reading import (
     DIRECTNESS,
     INTERPOLATED,
@@ -45,7 +44,7 @@ from energymon.reading import (
     Tick,
 )
 from energymon.sampling.edges import Asker
-from energymon.stores.base import Session, Store
+from energymon.stores.base import Session, Store, open_store
 from energymon.stores.sqlite import SqliteStore
 
 __all__ = [

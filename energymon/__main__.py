@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _influxdb(options: argparse.Namespace) -> dict[str, str] | None:
-    """Return the sender's environment, the flags over what is set already; None when no server is named."""
+    """Return the sender's environment, flags before variables that are set; None when no server is named."""
     flags = {
         "INFLUXDB_V2_URL": options.influxdb_url,
         "INFLUXDB_V2_ORG": options.influxdb_org,
@@ -122,7 +122,7 @@ def _query(options: argparse.Namespace) -> int:
     from energymon.analysis.query import query, to_json
     from energymon.cli.render import render
     from energymon.clock.monotonic import utc_text
-    from energymon.influx.locate import open_store
+    from energymon.stores.base import open_store
 
     _require_stdout()
     baseline = (_instant(options.baseline[0]), _instant(options.baseline[1])) if options.baseline else None
@@ -148,7 +148,7 @@ def _query(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from energymon.cli.export import export
-    from energymon.influx.locate import open_store
+    from energymon.stores.base import open_store
 
     if options.out == "-":
         _require_stdout()
@@ -174,8 +174,8 @@ def _clock(options: argparse.Namespace) -> int:
     # Blocked before the responder's thread starts, so that they are this thread's to wait for.
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     with Responder(host, port or 0) as responder:
-        told = f"[{host}]" if ":" in host else host
-        print(json.dumps({"ready": True, "address": f"{told}:{responder.port}"}), flush=True)
+        shown = f"[{host}]" if ":" in host else host
+        print(json.dumps({"ready": True, "address": f"{shown}:{responder.port}"}), flush=True)
         signal.sigwait(signals)
     return 0
 
@@ -296,7 +296,7 @@ def _add_query(commands: _Commands) -> None:
         "--clock",
         choices=("controller", "own"),
         default="controller",
-        help="whose clock the instants are told by: the controller's, or each node's own (controller)",
+        help="the clock of the instants: the controller's, or each node's own (controller)",
     )
     query.add_argument("--json", action="store_true", help="print JSON")
     query.set_defaults(command=_query)
@@ -320,7 +320,7 @@ def _add_doctor(commands: _Commands) -> None:
         "doctor",
         parents=[_sensing()],
         help=does,
-        description=f"Tell {does}. The exit status is 1 where nothing is measured or a part of the host has no figure.",
+        description=f"Show {does}. The exit status is 1 where nothing is measured or a part of the host has no figure.",
     )
     doctor.add_argument("--seconds", type=float, default=10.0, help="how long ticks are watched for jitter (10)")
     doctor.set_defaults(command=_doctor)

@@ -1,4 +1,4 @@
-"""energymon's typed errors; every message says what, where, what was expected and what to do."""
+"""energymon's typed errors; every message says what, where, what it expected and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored: cumulative joules of one device at one tick, and the ticks themselves."""
+"""What a store has: cumulative joules of one device at one tick, and the ticks themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 Domain = Literal["cpu", "dram", "gpu"]
 
 START = "start"
-"""Flag of a series' first reading after the agent or the counter began anew; what was used across it is
+"""Flag of a series' first reading after the agent or the counter started again; the energy across it is
 unknown."""
 INTERPOLATED = "interpolated"
 """Flag of a reading whose joules since the one before it are inferred across missed ticks, not counted."""
@@ -49,7 +49,7 @@ ESTIMATE = "estimate"
 """The source that measures nothing."""
 
 DIRECTNESS = ("rapl-perf", "rapl-powercap", "nvml-counter", "nvml-power", "nvml-power-average", ESTIMATE)
-"""Sources from the most to the least direct; where several tell the same joules, the first is taken."""
+"""Sources from the most to the least direct; where several count the same joules, the first is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ class ClockOffset:
     """When it was measured, UTC ns of the node."""
     node: str
     peer: str
-    """"controller"; "chrony" or "kernel" for what the node itself believes of UTC; "wall" for its wall clock, told when
-    an agent starts and when it is set. Agents that followed the wall clock told of a "step", how far it was set."""
+    """"controller"; "chrony" or "kernel" for what the node itself believes of UTC; "wall" for its wall clock, stored
+    when an agent starts and when it is set. Agents that followed the wall clock stored a "step", how far it was set."""
     offset_ns: int
     """The peer's clock minus the node's, ns."""
     error_ns: int

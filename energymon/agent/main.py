@@ -1,4 +1,4 @@
-"""The agent: a process that samples this host into a store until it is told to stop."""
+"""The agent: a process that samples this host into a store until it is stopped."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from energymon.agent.event_loop import Loop
-from energymon.agent.liveness import own_name
+from energymon.agent.lifetime import own_name
 from energymon.agent.sender_process import SenderProcess
-from energymon.analysis.attribution import channels_of
+from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.integrate import UNBOUNDED
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
@@ -59,12 +59,12 @@ class AgentConfig:
     node: str
     interval_ms: float = 100.0
     until_eof: bool = False
-    """Whether the end of stdin, the death of whoever started the agent, stops it, and a line commits."""
+    """Whether the end of stdin, the death of the parent, stops it, and a line commits."""
     sensors: SensorConfig = field(default_factory=SensorConfig)
     idle_s: float = 0.0
     """How long the host is idle at the start, recorded as its baseline; 0 records none."""
     controller: str | None = None
-    """HOST:PORT of the clock that windows are told by."""
+    """HOST:PORT of the clock that windows are given in."""
     influxdb: Mapping[str, str] | None = None
     """The sender's environment, INFLUXDB_V2_*; None keeps the readings in the store alone."""
     spool_limit_mb: float | None = None
@@ -129,7 +129,7 @@ def run(config: AgentConfig) -> int:
     if config.influxdb is not None:
         settings = InfluxSettings.from_environment({**os.environ, **config.influxdb})
         if warning := settings.warning():
-            _say(warning)
+            _print_stderr(warning)
     _hold_standard_streams()
     signals = _Signals()
     found = discover(config.sensors, config.interval_ns)
@@ -166,7 +166,7 @@ class _Agent:
             config.interval_ns,
             on_stored=signals.on_stored,
             on_failure=signals.on_failure,
-            tell=_tell,
+            on_event=_print_event,
             clock=self._clock,
             limit_bytes=round(config.spool_limit_mb * 1e6) if config.spool_limit_mb and config.influxdb else None,
         )
@@ -201,8 +201,8 @@ class _Agent:
             )
         # While no agent looked, the clock may have been set at any time.
         now_ns = self._clock.now_ns()
-        told_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
-        store.append([], clocks=[ClockOffset(told_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
+        stored_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
+        store.append([], clocks=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
         self._session = self._begin()
         self._waiting = True
         self._measuring: threading.Thread | None = None
@@ -210,11 +210,11 @@ class _Agent:
     def run(self) -> int:
         """Sample until there is a reason to stop."""
         for gap in self._found.missing:
-            _say(f"missing: {gap}")
+            _print_stderr(f"missing: {gap}")
         for (device, domain), _ in self._found.unreadable.items():
-            _say(f"{device} {domain} was found and cannot be read: {domain} and the total have no figure")
+            _print_stderr(f"{device} {domain} was found and cannot be read: {domain} and the total have no figure")
         for gap_of_ticks in wrapping(self._found.sensors, self._config.interval_ns):
-            _say(f"unknown: {gap_of_ticks}")
+            _print_stderr(f"unknown: {gap_of_ticks}")
         self._writer.start()
         self._monitor.start()
         if self._sender is not None:
@@ -245,7 +245,7 @@ class _Agent:
         }
         self._store.end_session(self._session, self._clock.now_ns(), usage.ru_utime + usage.ru_stime, more)
         for message in self._sender.stop() if self._sender is not None else ():
-            _say(message)
+            _print_stderr(message)
         return 0
 
     def _begin(self) -> Session:
@@ -285,7 +285,7 @@ class _Agent:
                 self._say_ready()
 
     def _on_stdin(self) -> None:
-        # Whatever is written to it asks for what is not in the store yet.
+        # A line asks for a commit of all readings.
         if os.read(0, 4096):
             self._writer.flush()
         else:
@@ -330,7 +330,7 @@ class _Agent:
     def _record_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> None:
         from energymon.analysis.baseline import baseline_of
 
-        # Counters are cumulative: the readings around the two edges tell it.
+        # Counters are cumulative: the readings around the two edges suffice.
         edges = {
             reading: None
             for at_ns in (start_ns, end_ns)
@@ -356,17 +356,17 @@ def _print(message: Mapping[str, object]) -> None:
     try:
         print(json.dumps(message), flush=True)
     except OSError:
-        # The parent is gone, and does not read the answer; stdin or a signal tells when to stop.
+        # The parent is gone, and does not read the answer; stdin or a signal stops this process.
         sys.stdout = None
 
 
 def _boot_offset_of_the_last(store: SqliteStore, node: str) -> int | None:
-    """Return how a node's last agent since the machine was booted told time; None when there was none.
+    """Return the clock offset of a node's last agent since the machine was booted; None without one.
 
     The next one goes on with it, so that no time comes twice, and windows that span both have one clock.
     """
-    told = [s.description for s in store.sessions() if s.node == node and s.description.get("boot_id") == boot_id()]
-    return cast(int, told[-1]["boot_offset_ns"]) if told else None
+    earlier = [s.description for s in store.sessions() if s.node == node and s.description.get("boot_id") == boot_id()]
+    return cast(int, earlier[-1]["boot_offset_ns"]) if earlier else None
 
 
 def _listener(store: Path) -> Listener | None:
@@ -374,13 +374,13 @@ def _listener(store: Path) -> Listener | None:
     try:
         return Listener(socket_path(store))
     except OSError as error:
-        _say(f"{socket_path(store)}: {error.strerror}; windows go by the ticks alone")
+        _print_stderr(f"{socket_path(store)}: {error.strerror}; windows go by the ticks alone")
         return None
 
 
 def _lags_s(found: Found) -> list[float]:
-    channels = [channel for sensor in found.sensors for channel in cast(Any, sensor.describe()["channels"])]
-    return [float(channel.get("lag_s") or 0) for channel in channels if channel["source"] not in UNBOUNDED]
+    series = series_of(sensor.describe() for sensor in found.sensors)
+    return [cast(float, one["lag_s"] or 0.0) for one in series if one["source"] not in UNBOUNDED]
 
 
 def _linger_ns(found: Found) -> int:
@@ -388,8 +388,8 @@ def _linger_ns(found: Found) -> int:
     return round(max((lag_s for lag_s in _lags_s(found) if lag_s < _LONG_LAG_S), default=0.0) * NS)
 
 
-def _tell(event: Event) -> None:
-    _say(f"{event.t_ns / NS:.3f} {event.node} {event.kind}: {event.message}")
+def _print_event(event: Event) -> None:
+    _print_stderr(f"{event.t_ns / NS:.3f} {event.node} {event.kind}: {event.message}")
 
 
 def _hold_standard_streams() -> None:
@@ -401,7 +401,7 @@ def _hold_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
 
 
-def _say(message: str) -> None:
+def _print_stderr(message: str) -> None:
     # Sampling goes on when nobody is left to read this; what matters is in the store as an event too. Without a
     # stderr, print would take stdout.
     if sys.stderr is None:

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, cast
 from weakref import WeakSet
 
-from energymon.analysis.attribution import channels_of
+from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.restarts import bridged
 from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
@@ -24,7 +24,7 @@ from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from energymon.agent.temporary import TemporaryFolder
+    from energymon.agent.lifetime import TemporaryFolder
     from energymon.system.child import Child
 
 __all__ = ["AgentProcess", "shared_agent", "wait_until_read"]
@@ -38,7 +38,7 @@ _QUICK_S: Final = 5.0
 _MAX_QUICK: Final = 3
 """An agent that dies so often within `_QUICK_S` of its start is not started again."""
 _COMMIT_S: Final = 3.0
-"""How long, beside an interval, a store may take to have what was sampled: an agent commits every two seconds unless
+"""How long, beside an interval, a store may take to have all readings: an agent commits every two seconds unless
 it is asked to."""
 _POLL_S: Final = 0.02
 _MAX_POLL_S: Final = 0.25
@@ -54,8 +54,8 @@ class AgentProcess:
     """Runs `python -m energymon run` while the context, or this process, lasts.
 
     The agent ends at the end of its stdin, so it does not outlive a process that is killed. A process that forks
-    leaves it to the parent. With `on_restart` an agent that dies is started again at once; what was used meanwhile is
-    in the hardware's counters.
+    leaves it to the parent. With `on_restart` an agent that dies is started again at once; the
+    hardware's counters have the joules that were used meanwhile.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class AgentProcess:
         """Take what to sample and where to; nothing starts yet.
 
         Args:
-            store: File that the agent writes (a temporary one, removed at the end).
-            node: Name of this host in the readings (the host name).
-            interval_ms: Time between two ticks, 1 to 10,000 ms (100).
-            estimate: "missing" to estimate, labelled so, the CPU energy that no sensor measures ("off").
-            sensors: Names of those that must be there (all that are there).
-            options: More options of `energymon run` (none).
-            log: File to which the agent's stderr is appended (a temporary one).
-            environment: Environment of the agent (this process's).
-            on_restart: Called with one line after each death of the agent, which is started again (it is not).
+            store: File that the agent writes; default a temporary one, removed at the end.
+            node: Name of this host in the readings; default the host name.
+            interval_ms: Time between two ticks, 1 to 10,000 ms; default 100.
+            estimate: "missing" to estimate, labelled so, the CPU energy that no sensor measures; default "off".
+            sensors: Names of those that must be there; default all that are there.
+            options: More options of `energymon run`; default none.
+            log: File to which the agent's stderr is appended; default a temporary one.
+            environment: Environment of the agent; default this process's.
+            on_restart: Called with one line after each death of the agent, which is started again; default: it is not.
         """
         self._kept = store
         self._store: Path | None = None
@@ -149,6 +149,21 @@ class AgentProcess:
         return log.read_text(errors="replace").strip() if log is not None and log.exists() else ""
 
     @property
+    def sensors(self) -> list[dict[str, object]]:
+        """What each sensor says of itself; empty when the agent was never ready."""
+        return cast(list[dict[str, object]], self.description.get("sensors", []))
+
+    @property
+    def series(self) -> list[dict[str, object]]:
+        """Every series that is sampled, as `energymon.series_of` gives it."""
+        return series_of(self.sensors)
+
+    @property
+    def unreadable(self) -> list[Mapping[str, str]]:
+        """Device, domain and reason of each part of the host that was found and cannot be read."""
+        return cast(list[Mapping[str, str]], self.description.get("unreadable", []))
+
+    @property
     def offset_ns(self) -> int:
         """The clock of the readings, which nobody sets, minus the monotonic clock, ns."""
         return cast(int, self.description.get("boot_offset_ns", 0)) + boot_ns() - time.monotonic_ns()
@@ -165,7 +180,7 @@ class AgentProcess:
         self.owner = os.getpid()
         self.failure = None
         if self._kept is None or self._log is None:
-            from energymon.agent.temporary import TemporaryFolder
+            from energymon.agent.lifetime import TemporaryFolder
 
             self._folder = TemporaryFolder()
         self._store = self._kept or (self._folder.path / "energy.sqlite" if self._folder else None)
@@ -374,7 +389,7 @@ def wait_until_read(store: Store, session: Session, end_ns: int, since_ns: int, 
         for r in store.readings(end_ns, end_ns + lag_ns, session.node):
             if r.t_ns >= session.start_ns:
                 key = (r.device, r.domain, r.source)
-                # What is shown after the end may be of before it.
+                # A value that is shown after the end may be from before it.
                 last[key] = max(last.get(key, 0), r.t_ns - (r.early_ns or 0))
         if last and min(last.values()) >= end_ns:
             return

@@ -31,19 +31,19 @@ class SenderProcess:
         argv: Sequence[str],
         settings: Mapping[str, str],
         node: str,
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         loop: Loop,
         now_ns: Callable[[], int],
     ) -> None:
-        """Take its options and settings, whose readings it sends, whom to tell, and the clock of the readings."""
+        """Take its options and settings, the node whose readings it sends, the sink of events, and the clock."""
         safe = ["-P"] if sys.flags.safe_path else []
         self._argv = [sys.executable, *safe, "-m", "energymon.sender", "--until-eof", *argv]
         self._environment = {**os.environ, **settings}
         self._node = node
-        self._tell = tell
+        self._on_event = on_event
         self._loop = loop
         self._now_ns = now_ns
-        self._heard = b""
+        self._received = b""
         self._restart_s = _RESTART_S
         self._child: Child | None = None
 
@@ -54,22 +54,22 @@ class SenderProcess:
         self._loop.on_readable(self._child.output_fd, self._listen)
 
     def stop(self) -> list[str]:
-        """Let the sender send the rest and end it; return what it said last."""
+        """Let the sender send the rest and end it; return its last messages."""
         if self._child is None:
             # It may have been in another's way a moment ago.
             self.start()
         assert self._child is not None
         with self._child as child:
-            said = child.finish(_LEAVE_S)
-            if said is None:
+            output = child.finish(_LEAVE_S)
+            if output is None:
                 child.signal(signal.SIGKILL)
-                said = child.finish(_RESTART_S) or b""
-        return [message for _, message in map(_state, (self._heard + said).splitlines())]
+                output = child.finish(_RESTART_S) or b""
+        return [message for _, message in map(_state, (self._received + output).splitlines())]
 
     def _listen(self) -> None:
         assert self._child is not None
-        said = os.read(self._child.output_fd, 65_536)
-        if not said:
+        output = os.read(self._child.output_fd, 65_536)
+        if not output:
             self._loop.forget(self._child.output_fd)
             # Its stdout has ended.
             status = self._child.stop()
@@ -78,14 +78,14 @@ class SenderProcess:
             self._loop.later(self._restart_s, self.start)
             self._restart_s = min(2 * self._restart_s, _MAX_RESTART_S) if status == _REFUSED else _RESTART_S
             if status != _REFUSED:
-                self._told("sender-died", f"the sender ended with status {status}; it is started again")
+                self._report("sender-died", f"the sender ended with status {status}; it is started again")
             return
-        *lines, self._heard = (self._heard + said).split(b"\n")
+        *lines, self._received = (self._received + output).split(b"\n")
         for line in lines:
-            self._told(*_state(line))
+            self._report(*_state(line))
 
-    def _told(self, kind: str, message: str) -> None:
-        self._tell(Event(self._now_ns(), self._node, kind, message))
+    def _report(self, kind: str, message: str) -> None:
+        self._on_event(Event(self._now_ns(), self._node, kind, message))
 
 
 def _state(line: bytes) -> tuple[str, str]:

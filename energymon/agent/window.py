@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, cast
 
-from energymon.agent.liveness import lives
+from energymon.agent.lifetime import is_alive
 from energymon.agent.process import AgentProcess, shared_agent, wait_until_read
 from energymon.analysis.attribution import Component
 from energymon.analysis.integrate import Energy
@@ -49,7 +49,7 @@ class Window:
         store: Store | Path | str | None = None,
         agent: AgentProcess | None = None,
     ) -> None:
-        """Take a name for messages, and whether CUDA is synchronised at the edges, if torch has begun to use it.
+        """Take a name for messages, and whether CUDA is synchronised at the edges, if torch uses it.
 
         `node` is whose energy (this host's, or that of the store's only node).
         """
@@ -67,7 +67,7 @@ class Window:
 
     def __enter__(self) -> Self:
         if self._start_ns:
-            raise WindowError(f"{self._told()} was used before; make another one")
+            raise WindowError(f"{self._label()} was used before; make another one")
         self._locate()
         self._asker = self._ask_agent()
         if self._sync_cuda:
@@ -130,7 +130,7 @@ class Window:
         total = self._total()
         if total.joules is None:
             lost = ", ".join(total.lost)
-            raise WindowError(f"{self._told()} has no figure of {lost}, and so no total{_events_told(self.energy)}")
+            raise WindowError(f"{self._label()} has no figure of {lost}, and so no total{_event_lines(self.energy)}")
         return total.joules
 
     @property
@@ -165,7 +165,7 @@ class Window:
 
     @property
     def energies(self) -> tuple[Energy, ...]:
-        """Every series that covers the window; several may tell the same joules."""
+        """Every series that covers the window; several may count the same joules."""
         return self.energy.energies
 
     def _locate(self) -> None:
@@ -182,9 +182,9 @@ class Window:
             self._agent = shared_agent()
         self._where = self._agent.store
         if self._is_agent_gone():
-            said = f"; it said: {self._agent.stderr_text}" if self._agent.stderr_text else ""
+            details = f"; it said: {self._agent.stderr_text}" if self._agent.stderr_text else ""
             raise WindowError(
-                f"{self._told()}: its agent is dead or was stopped, and samples nothing; start another one{said}"
+                f"{self._label()}: its agent is dead or was stopped, and samples nothing; start another one{details}"
             )
         self._node = self._node or self._agent.node
         self._agent.serve(self)
@@ -208,7 +208,7 @@ class Window:
 
     def _require_end(self) -> None:
         if not self._end_ns:
-            raise WindowError(f"{self._told()} has no end yet; its figures are there after the `with` statement")
+            raise WindowError(f"{self._label()} has no end yet; its figures are there after the `with` statement")
 
     def _require_agent(self, named: str, sessions: list[Session]) -> None:
         """Refuse a store whose agent has ended: nothing would be sampled."""
@@ -218,7 +218,7 @@ class Window:
             return
         # Of an agent on another host, or in another container, nothing is known from here.
         here = last.description.get("boot_id") == boot_id()
-        if last.end_ns is None and here and lives(str(last.description["process"])) is False:
+        if last.end_ns is None and here and is_alive(str(last.description["process"])) is False:
             raise WindowError(
                 f"{STORE}={named}: the agent of {node}, process {last.description['pid']}, is dead, and nothing "
                 f"samples into this store; start `energymon run` with it again, or unset {STORE}"
@@ -233,7 +233,7 @@ class Window:
         self._require_end()
         assert self._where is not None
         if self._agent is not None and self._agent.temporary and not Path(str(self._where)).exists():
-            raise WindowError(f"{self._told()} cannot be read: {self._removed()}")
+            raise WindowError(f"{self._label()} cannot be read: {self._removed()}")
         with _opened(self._where) as store:
             session, span = self._in_readings_time(store.sessions())
             start_ns, end_ns = span or (self._start_ns, self._end_ns)
@@ -260,7 +260,7 @@ class Window:
         session = max((s for s in own if s.start_ns <= end_ns), key=lambda s: s.start_ns, default=None)
         if session is None:
             there = ", ".join(sorted({s.node for s in sessions})) or "no node"
-            raise WindowError(f"{self._told()}: node {node!r} had no agent by then; the store has {there}")
+            raise WindowError(f"{self._label()}: node {node!r} had no agent by then; the store has {there}")
         return session, span
 
     def _node_of(self, sessions: list[Session]) -> str:
@@ -271,24 +271,24 @@ class Window:
         before = [r.t_ns for r in store.readings(end_ns, end_ns, session.node) if r.t_ns <= end_ns]
         node = session.node
         if found.covered:
-            told = ", ".join(f"{utc_text(begin)} to {utc_text(end)}" for begin, end in found.covered)
-            told = f"{node} has readings from {told}"
+            covered = ", ".join(f"{utc_text(begin)} to {utc_text(end)}" for begin, end in found.covered)
+            covered = f"{node} has readings from {covered}"
         elif before:
-            told = f"the last reading of {node} before its end is of {utc_text(max(before))}"
+            covered = f"the last reading of {node} before its end is of {utc_text(max(before))}"
         else:
-            told = f"there is no reading of {node} before its end"
-        said = _events_told(found)
+            covered = f"there is no reading of {node} before its end"
+        details = _event_lines(found)
         if self._agent is not None and self._agent.owner != os.getpid():
-            said += f"\n{self._foreign(self._agent)}"
+            details += f"\n{self._foreign(self._agent)}"
         elif self._agent is not None and self._is_agent_gone():
-            said += f"\nthe agent is gone; it said: {self._agent.stderr_text or 'nothing'}"
+            details += f"\nthe agent is gone; it said: {self._agent.stderr_text or 'nothing'}"
         return WindowError(
-            f"{self._told()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
-            f"{told}; expected an agent that samples throughout{said}"
+            f"{self._label()}, {utc_text(self._start_ns)} to {utc_text(self._end_ns)}, is not covered by any series: "
+            f"{covered}; expected an agent that samples throughout{details}"
         )
 
     def _is_agent_gone(self) -> bool:
-        """Whether the agent of this very process has ended; of another's that cannot be told."""
+        """Whether the agent of this very process has ended; another process's agent cannot be seen."""
         return self._agent is not None and self._agent.owner == os.getpid() and not self._agent.alive
 
     def _removed(self) -> str:
@@ -309,7 +309,7 @@ class Window:
     def _total(self) -> Component:
         return next(c for c in self.energy.components if c.name == "total")
 
-    def _told(self) -> str:
+    def _label(self) -> str:
         return f"the window {self.name!r}" if self.name else "the window"
 
 
@@ -321,8 +321,8 @@ class Agent(AgentProcess):
         return Window(name, sync_cuda=sync_cuda, agent=self)
 
 
-def _events_told(window: WindowEnergy) -> str:
-    """Return what the agent told in the window, a line each."""
+def _event_lines(window: WindowEnergy) -> str:
+    """Return the agent's events in the window, a line each."""
     return "".join(f"\n  {event.kind}: {event.message}" for event in window.events)
 
 
@@ -330,7 +330,7 @@ def _events_told(window: WindowEnergy) -> str:
 def _opened(where: Store | Path | str) -> Iterator[Store]:
     """Open a store for a moment; one that was given open stays so."""
     if isinstance(where, str) and "://" in where:
-        from energymon.influx.locate import open_store
+        from energymon.stores.base import open_store
 
         with open_store(where) as remote:
             yield remote
@@ -342,7 +342,7 @@ def _opened(where: Store | Path | str) -> Iterator[Store]:
 
 
 def _synchronize_cuda() -> None:
-    """Wait for what was launched on every GPU that torch uses in this process."""
+    """Wait for all work that was launched on every GPU that torch uses in this process."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return

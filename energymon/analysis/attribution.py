@@ -154,25 +154,25 @@ def channels_of(description: Mapping[str, object], node: str) -> Channels:
 
     An empty description gives no series, and a domain then consists of the devices that have readings.
     """
-    said = series_of(cast(Sequence[Mapping[str, object]], description.get("sensors") or ()))
-    measured = {c["domain"] for c in said if c["source"] != ESTIMATE}
+    series = series_of(cast(Sequence[Mapping[str, object]], description.get("sensors") or ()))
+    measured = {c["domain"] for c in series if c["source"] != ESTIMATE}
     gaps = cast(Sequence[Mapping[str, str]], description.get("unreadable") or ())
     unreadable = {(gap["device"], cast(Domain, gap["domain"])): gap["reason"] for gap in gaps}
     return Channels(
         frozenset(unreadable)
         | frozenset(
             (str(c["device"]), cast(Domain, c["domain"]))
-            for c in said
+            for c in series
             if c["source"] != ESTIMATE or c["domain"] not in measured
         ),
         {
             (node, str(c["device"]), str(c["domain"]), str(c["source"])): float(cast(float, c["lag_s"]))
-            for c in said
+            for c in series
             if c["lag_s"] is not None and c["source"] in LAG_S
         },
-        any(c["domain"] == "gpu" and c["module_power"] for c in said),
+        any(c["domain"] == "gpu" and c["module_power"] for c in series),
         unreadable,
-        frozenset((str(c["device"]), str(c["domain"]), str(c["source"])) for c in said),
+        frozenset((str(c["device"]), str(c["domain"]), str(c["source"])) for c in series),
     )
 
 
@@ -214,7 +214,7 @@ def best_sources(energies: Iterable[Energy]) -> list[Energy]:
 def components(best: Collection[Energy], channels: Channels, nets: Collection[NetEnergy] = ()) -> list[Component]:
     """Return a node's energy by domain, and in total, from the best source of each device.
 
-    A domain of which a device has no figure is unknown, and so is the total then: what is left of it would pass
+    A domain of which a device has no figure is unknown, and so is the total then: the rest of it would pass
     for the whole. Where a GPU's counter covers the module, the total leaves out what it contains. `nets` are those
     of `best`, where they are wanted.
     """

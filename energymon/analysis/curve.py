@@ -30,14 +30,14 @@ class Place(NamedTuple):
 
 
 class Curve:
-    """The readings of one series in time's order, cut where the agent or the counter began anew."""
+    """The readings of one series in time's order, cut where the agent or the counter started again."""
 
     __slots__ = ("_bounds", "rows", "times")
 
     def __init__(self, rows: Iterable[Reading]) -> None:
         self.rows = sorted(rows, key=lambda row: (row.t_ns, row.tick_ns))
         self.times = [row.t_ns for row in self.rows]
-        # Cumulative joules never fall; where they do, the reading that began anew is not among these.
+        # Cumulative joules never fall; where they do, the reading that started again is not among these.
         begins = [i + 1 for i, (a, b) in enumerate(pairwise(self.rows)) if b.flags == START or b.joules < a.joules]
         self._bounds = [0, *begins, len(self.rows)]
 
@@ -79,7 +79,7 @@ class Curve:
         return min((b.tick_ns - a.tick_ns for a, b in pairwise(rows)), default=0)
 
     def inferred(self, after: int, interval_ns: int) -> bool:
-        """Return whether what was used up to reading `after` since the one before it spans missed ticks."""
+        """Return whether ticks were missed between reading `after` and the one before it."""
         row = self.rows[after]
         return row.flags == INTERPOLATED or row.tick_ns - self.rows[after - 1].tick_ns > interval_ns
 
@@ -101,7 +101,7 @@ class Curve:
     def most_j(self, place: Place, at_ns: int, lag_ns: int) -> float | None:
         """Return what had surely not been exceeded by `at_ns`: the first reading of a later value shows it.
 
-        `lag_ns` is how old the value of a reading may be that does not tell. None where the place's life has no such
+        `lag_ns` is how old the value of a reading may be that does not say. None where the place's life has no such
         reading.
         """
         for i in range(max(place.before, bisect_left(self.times, at_ns)), self._bounds[place.segment + 1]):

@@ -78,7 +78,7 @@ class Integral:
         self._sums: dict[SeriesKey, _Sum] | None = None
 
     def add(self, series: Mapping[SeriesKey, Curve], until_ns: int) -> None:
-        """Add what was used since the last stretch, UTC ns; a series that does not cover it is dropped."""
+        """Add the energy since the last stretch, UTC ns; a series that does not cover it is dropped."""
         added = {}
         for key, curve in series.items():
             if self._sums is not None and key not in self._sums:
@@ -90,7 +90,7 @@ class Integral:
 
     @property
     def lost(self) -> bool:
-        """Whether no series covers what was added, so that none ever covers the window."""
+        """Whether no series covers the stretches so far, so that none can cover the window."""
         return self._sums is not None and not self._sums
 
     def energies(self) -> list[Energy]:
@@ -153,8 +153,8 @@ def joules(
 
     The counter is interpolated at both edges, so windows that split an interval sum up to the whole. Readings
     may come in any order. `interval_ns` is the time between ticks; without it the shortest distance between
-    readings is taken, which cannot tell a gap when there are few. `clock_error_ns` is how far the node's clock may
-    be from the one that the window is told by, for all nodes or by node. `lags` are how old the value that a sensor
+    readings is taken, which cannot show a gap when there are few. `clock_error_ns` is how far the node's clock may
+    be from the one that the window is given in, for all nodes or by node. `lags` are how old the value that a sensor
     shows may be, in seconds by (node, device, domain, source), where that is known better than by LAG_S. Raises
     WindowError when the end is before the start.
     """
@@ -214,9 +214,9 @@ def _joined(one: _Sum, then: _Sum) -> _Sum:
 def _edge(curve: Curve, place: Place, at_ns: int, interval_ns: int, lag_ns: int, clock_ns: int) -> _Edge:
     """Bound the errors of the counter at one instant: of what it shows, and of when the instant was.
 
-    A cumulative counter only grows, so what was used until the instant lies between what the last reading shows that
-    had ended by then, and what the first one shows whose value is no older. At either end of a series, where there is
-    none, what is unseen is taken to be the highest power around the edge times the time that is missing.
+    A cumulative counter only grows, so the joules at the instant lie between those that the last reading shows that
+    had ended by then, and those of the first one whose value is no older. At either end of a series, where there is
+    none, the unseen part is taken to be the highest power around the edge times the time that is missing.
     """
     before, after = curve.rows[place.before], curve.rows[place.after]
     power_w = curve.power_w(place, at_ns, max(lag_ns, clock_ns), lag_ns // 2)

@@ -34,11 +34,11 @@ class WindowEnergy:
     end_ns: int
     """UTC ns, as asked for."""
     energies: tuple[Energy, ...]
-    """Every series that covers the window; several may tell the same joules."""
+    """Every series that covers the window; several may count the same joules."""
     missed_share: float
     """Share of ticks that lack a reading, 0 to 1."""
     events: tuple[Event, ...]
-    """What the agent told in the window, after the parts of the host that it could not read from its start."""
+    """The agent's events in the window, after the parts of the host that it could not read from its start."""
     best: tuple[Energy, ...] = ()
     """The most direct series of every device."""
     components: tuple[Component, ...] = ()
@@ -87,13 +87,17 @@ def query(
     for name in nodes:
         clocks = store.clocks(name)
         since_ns = min(s.start_ns for s in sessions if s.node == name)
-        told = _Told(clocks, since_ns, clock, _offsets(clocks, (start_ns, end_ns)) if clock == "controller" else None)
-        session = _session(sessions, name, told.own(start_ns, end_ns)[1].t_ns)
+        window_clock = _WindowClock(
+            clocks, since_ns, clock, _offsets(clocks, (start_ns, end_ns)) if clock == "controller" else None
+        )
+        session = _session(sessions, name, window_clock.own(start_ns, end_ns)[1].t_ns)
         if session is None:
             continue
         alone = clock != "controller" or len(nodes) == 1
         own = [s for s in sessions if s.node == name]
-        asked = _Node(store, session, channels_of(session.description, name), told, alone, own, store.counters(name))
+        asked = _Node(
+            store, session, channels_of(session.description, name), window_clock, alone, own, store.counters(name)
+        )
         found.append(asked.window(start_ns, end_ns, _baselines(asked, baseline, start_ns) if net or baseline else None))
     return found
 
@@ -114,8 +118,8 @@ def to_json(windows: Sequence[WindowEnergy]) -> dict[str, object]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Whose clock a window is told by, and a node's clock beside it."""
+class _WindowClock:
+    """The clock that a window is given in, and a node's own clock."""
 
     clocks: Sequence[ClockOffset]
     since_ns: int
@@ -133,13 +137,13 @@ class _Told:
         return at_wall(self.clocks, start_ns, self.since_ns), at_wall(self.clocks, end_ns, self.since_ns)
 
     def at(self, own_ns: int) -> int:
-        """Return an instant of the readings' clock by the clock that the window is told by, UTC ns."""
+        """Return an instant of the readings' clock by the clock that the window is given in, UTC ns."""
         if self.offsets is not None:
             return own_ns + self.offsets[0].offset_ns
         return own_ns if self.clock == "readings" else wall_at(self.clocks, own_ns)
 
     def shown(self, event: Event) -> Event:
-        """Return an event with its time by the wall clock, where the window is told by that."""
+        """Return an event with its time by the wall clock, where the window is given in that."""
         if self.offsets is not None:
             return event
         return replace(event, t_ns=wall_at(self.clocks, event.t_ns))
@@ -152,17 +156,17 @@ class _Node:
     store: Store
     session: Session
     channels: Channels
-    told: _Told
+    window_clock: _WindowClock
     alone: bool
     sessions: Sequence[Session]
     counters: Sequence[CounterStart]
 
     @property
     def clock_error_ns(self) -> int:
-        return max(offset.error_ns for offset in self.told.offsets) if self.told.offsets else 0
+        return max(offset.error_ns for offset in self.window_clock.offsets) if self.window_clock.offsets else 0
 
     def window(self, start_ns: int, end_ns: int, baselines: Sequence[Baseline] | None) -> WindowEnergy:
-        start, end = self.told.own(start_ns, end_ns)
+        start, end = self.window_clock.own(start_ns, end_ns)
         own_start_ns, own_end_ns = start.t_ns, max(start.t_ns, end.t_ns)
         torn = start.times > 1 or end.times > 1 or end.t_ns < start.t_ns
         # An edge that the wall clock showed twice gives no figure.
@@ -193,16 +197,16 @@ class _Node:
             found.best,
             found.components,
             found.net,
-            "controller" if self.told.offsets else "own" if self.alone else "unknown",
-            self.told.offsets[0].offset_ns if self.told.offsets else 0,
-            self.clock_error_ns if self.told.offsets or self.alone else None,
-            tuple((self.told.at(begin), self.told.at(stop)) for begin, stop in parts),
+            "controller" if self.window_clock.offsets else "own" if self.alone else "unknown",
+            self.window_clock.offsets[0].offset_ns if self.window_clock.offsets else 0,
+            self.clock_error_ns if self.window_clock.offsets or self.alone else None,
+            tuple((self.window_clock.at(begin), self.window_clock.at(stop)) for begin, stop in parts),
         )
 
     def _parts(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
         """Return the parts of a window that readings cover, cut where a counter started again."""
-        told = self.store.events(start_ns, end_ns)
-        cuts = sorted({e.t_ns for e in told if e.kind == "counter-restart" and e.node == self.session.node})[
+        events = self.store.events(start_ns, end_ns)
+        cuts = sorted({e.t_ns for e in events if e.kind == "counter-restart" and e.node == self.session.node})[
             :_MOST_CUTS
         ]
         edges = [start_ns, *cuts, end_ns]
@@ -230,19 +234,21 @@ class _Node:
             yield Event(t_ns, self.session.node, "clock-ambiguous" if instant.times else "clock-step", message)
 
     def _restarts(self, start_ns: int, end_ns: int) -> list[Event]:
-        told: list[Event] = []
+        found: list[Event] = []
         for session in self.sessions:
             if start_ns < session.start_ns <= end_ns:
                 around = self.store.readings(session.start_ns, session.start_ns, session.node)
                 for event in restarts(around, self.counters, self.sessions):
                     # Around there may be more restarts, of sessions of their own.
-                    if start_ns < event.t_ns <= end_ns and event not in told:
-                        told.append(event)
-        return [self.told.shown(event) for event in told]
+                    if start_ns < event.t_ns <= end_ns and event not in found:
+                        found.append(event)
+        return [self.window_clock.shown(event) for event in found]
 
     def _events(self, start_ns: int, end_ns: int) -> list[Event]:
         return [
-            self.told.shown(event) for event in self.store.events(start_ns, end_ns) if event.node == self.session.node
+            self.window_clock.shown(event)
+            for event in self.store.events(start_ns, end_ns)
+            if event.node == self.session.node
         ]
 
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
@@ -283,9 +289,9 @@ def _offsets(clocks: Sequence[ClockOffset], instants_ns: tuple[int, int]) -> tup
 
 def _baselines(node: _Node, span: tuple[int, int] | None, start_ns: int) -> list[Baseline]:
     if span is None:
-        return baselines_at(node.store.baselines(node.session.node), node.told.own(start_ns, start_ns)[0].t_ns)
+        return baselines_at(node.store.baselines(node.session.node), node.window_clock.own(start_ns, start_ns)[0].t_ns)
     require_order(*span)
-    start, end = node.told.own(*span)
+    start, end = node.window_clock.own(*span)
     if start.times > 1 or end.times > 1:
         raise WindowError(
             f"the idle span begins or ends at an instant that {node.session.node}'s wall clock showed twice"

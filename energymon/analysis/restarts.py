@@ -19,13 +19,13 @@ _LAG_NS: Final = NS // 5
 
 
 class _Unknown(Exception):
-    """What was used between two lives of an agent cannot be told; says why."""
+    """The joules between two sessions are unknown; says why."""
 
 
 def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], sessions: Sequence[Session]) -> list[Reading]:
-    """Return readings of which each agent's joules go on from those of the agent before it, where that can be told.
+    """Return readings of which each agent's joules go on from those of the agent before it, where that is known.
 
-    What was used in between is the difference of the hardware counter that both have read. It is known when the
+    The energy in between is the difference of the hardware counter that both have read. It is known when the
     counter is the same, the machine was not booted or suspended, and no wrap or reset can hide in the time between.
     Where it is not known the reading keeps its flag START. Readings come by series, then tick, as from a store.
     """
@@ -76,7 +76,7 @@ def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessio
             reading.t_ns,
             reading.node,
             "agent-restart",
-            f"the agent was started again after {away_s:.3f} s; the counters tell what was used meanwhile of "
+            f"the agent was started again after {away_s:.3f} s; the counters have the joules in between of "
             + ", ".join(names),
         )
         for reading, away_s, names in known.values()
@@ -97,7 +97,7 @@ def _same_life(one: Reading, other: Reading, sessions: Sequence[Session]) -> boo
 
 
 def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], sessions: Sequence[Session]) -> float:
-    """Return what was used between an agent's last reading and the next agent's first one; raises _Unknown."""
+    """Return the joules between an agent's last reading and the next agent's first one; raises _Unknown."""
     own = [start for start in starts if _series(start) == _series(after)]
     one = max((s for s in own if s.t_ns <= before.t_ns), key=lambda s: s.t_ns, default=None)
     two = next((s for s in own if s.tick_ns == after.tick_ns), None)

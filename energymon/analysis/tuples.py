@@ -33,7 +33,7 @@ class EnergyTuple:
     gpu_energy: float | None
     """J since t_{k-1} over all boards; None when unknown."""
     cpu_source: str
-    """Which sensors' joules these are, ";" between several; "" when unknown, "estimate" for what was not measured."""
+    """Which sensors' joules these are, ";" between several; "" when unknown, "estimate" without a measurement."""
     memory_source: str
     gpu_source: str
     flags: str
@@ -80,7 +80,7 @@ class _Host:
         )
 
     def begin(self, at_ns: int) -> None:
-        """Let the next tuple tell what was used since `at_ns`."""
+        """Let the next tuple count from `at_ns` on."""
         for devices in self.domains.values():
             for several in devices.values():
                 for series in several:
@@ -121,7 +121,7 @@ def tuples(
     Each domain is summed over its devices by the most direct source of each. A domain of which a device has no
     figure is unknown, and a tick at which all of them are has no tuple. `devices` are those that are expected;
     without it, those among the readings, which may come in any order. Over consecutive ticks of one source the sum
-    is what `joules` tells of the whole. Raises WindowError when the end is before the start.
+    is what `joules` returns for the whole. Raises WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
     hosts = _hosts(readings, devices)

@@ -1,4 +1,4 @@
-"""Tells what this host can measure, how well, and what to do about the rest."""
+"""Shows what this host can measure, how well, and what to do about the rest."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Final
 from energymon.clock.monotonic import Clock
 from energymon.errors import ConfigError
 from energymon.reading import ESTIMATE
-from energymon.sampling.jitter import Jitter
-from energymon.sampling.monitor import Gap, Monitor, Record, Sampled, SampledBlock
+from energymon.sampling.monitor import Monitor
+from energymon.sampling.punctuality import Jitter
+from energymon.sampling.records import Gap, Record, Sampled, SampledBlock
 from energymon.sensors.base import Channel, Missing, Part, Point, Sensor, wrapping, wraps
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
@@ -108,19 +109,20 @@ def _channel(point: Point, period_ms: float | None, wraps_s: Mapping[str, float]
 
 
 def _about(sensor: Sensor) -> Iterator[str]:
-    """Yield what else a sensor tells of itself."""
-    told = sensor.describe()
-    if "confirmed_by" in told:
-        other = told["confirmed_by"]
+    """Yield what else a sensor says of itself."""
+    described = sensor.describe()
+    if "confirmed_by" in described:
+        other = described["confirmed_by"]
         yield f"  {other} lists these domains too" if other else "  no other interface confirms this list"
-    if "model" in told:
-        period_ms = told.get("counter_period_ms")
+    if "model" in described:
+        period_ms = described.get("counter_period_ms")
         every = f"counter updated every {period_ms:.3g} ms" if isinstance(period_ms, float) else "counter not probed"
-        yield f"  {told['model']}, {told['uuid']}, driver {told['driver']}; {every}"
-    if told.get("module_power"):
+        yield f"  {described['model']}, {described['uuid']}, driver {described['driver']}; {every}"
+    if described.get("module_power"):
         yield "  its counter covers the whole module: the CPU's joules must not be added to it"
-    if "tdp_w" in told:
-        yield f"  {told['tdp_w']:.4g} W at full load ({told['tdp_from']}), {told['idle_fraction']:.0%} of it idle"
+    if "tdp_w" in described:
+        load = f"{described['tdp_w']:.4g} W at full load ({described['tdp_from']})"
+        yield f"  {load}, {described['idle_fraction']:.0%} of it idle"
 
 
 def _gap(gap: Missing) -> Iterator[str]:
@@ -167,13 +169,13 @@ def _ticks(sensors: Sequence[Sensor], interval_ns: int, seconds: float) -> Itera
         monitor.stop()
         if failures:
             raise failures[0]
-        told = jitter.summary()
+        summary = jitter.summary()
         place = " (of /proc/stat, in the place of sensors)" if stand_in else ""
-        counts = f"{told['ticks']} sampled, {told['missed']} missed"
+        counts = f"{summary['ticks']} sampled, {summary['missed']} missed"
         yield f"every {interval_ns / 1e6:g} ms for {seconds:g} s{place}: {counts}"
         for name, what in (("late", "from a tick to its first sample"), ("skew", "from the first sample to the last")):
-            if f"{name}_max_us" in told:
-                values = "   ".join(f"{q} {_us(told[f'{name}_{q}_us']):>9}" for q in ("p50", "p99", "max"))
+            if f"{name}_max_us" in summary:
+                values = "   ".join(f"{q} {_us(summary[f'{name}_{q}_us']):>9}" for q in ("p50", "p99", "max"))
                 yield f"{name}   {values}   {what}"
         yield f"priority: {_PRIORITY[monitor.priority.split()[0]]}"
         yield f"sampler: {monitor.sampler}"

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO, Final, Literal
+from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal
 
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
@@ -36,7 +36,7 @@ READING_COLUMNS: Final = {
     "domain": "cpu, dram or gpu",
     "source": "rapl-perf, rapl-powercap, nvml-counter, nvml-power, nvml-power-average; estimate is no measurement",
     "joules": "cumulative, unwrapped, J",
-    "flags": "start: began anew here; interpolated: inferred across missed ticks",
+    "flags": "start: the series starts again here; interpolated: inferred across missed ticks",
     "early_ns": "joules had been used by some instant from so long before t_ns, ns; empty when unknown",
     "late_ns": "and until so long after t_ns, ns",
 }
@@ -90,7 +90,7 @@ def export(
         with _binary(Path(out)) as (file, regular):
             if regular:
                 return _write_parquet(rows, file, columns)
-            # Parquet's writer asks where in the file it is, which a pipe does not tell.
+            # Parquet's writer asks for its position in the file, which a pipe does not have.
             with tempfile.TemporaryFile() as whole:
                 count = _write_parquet(rows, whole, columns)
                 whole.seek(0)
@@ -109,7 +109,7 @@ def save_readings(readings: Iterable[Reading], path: Path) -> None:
         _write_parquet((astuple(reading) for reading in readings), file, READING_COLUMNS)
 
 
-def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Any, ...]]:
+def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
     if what == "tuples":
         return (astuple(found) for found in stored_tuples(store, start_ns, end_ns, node))
     return (astuple(r) for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
@@ -228,7 +228,7 @@ def _binary(out: Path) -> Iterator[tuple[BinaryIO, bool]]:
 
 
 def _through(out: Path) -> int | None:
-    """Return a descriptor of what is at `out`; None where a regular file is, or nothing yet."""
+    """Return a descriptor of the file at `out`; None where a regular file is, or nothing yet."""
     try:
         mode = out.stat().st_mode
     except FileNotFoundError:

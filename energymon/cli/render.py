@@ -23,7 +23,7 @@ _MOST_EVENTS: Final = 5
 
 
 def render(windows: Sequence[WindowEnergy]) -> str:
-    """Return each node's components, then its series, then what its agent told; joules and their error bounds.
+    """Return each node's components, then its series, then its agent's events; joules and their error bounds.
 
     An estimate is named so in every line that contains one.
     """
@@ -64,7 +64,7 @@ def _covered(window: WindowEnergy) -> Iterator[str]:
         yield "  there are no readings in it"
         return
     if window.covered == ((window.start_ns, window.end_ns),):
-        # A device is missing from all of it, which its line and the events tell.
+        # A device is missing from all of it, as its line and the events say.
         return
     for begin_ns, end_ns in window.covered[:_MOST_PARTS]:
         yield f"  readings go from {_utc(begin_ns + 999)} to {_utc(end_ns)}: ask for that part"

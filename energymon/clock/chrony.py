@@ -84,7 +84,7 @@ class _Timex(ctypes.Structure):
 
 
 def clock_state() -> list[str]:
-    """Return what is known of this host's clock against UTC, a line each, for people."""
+    """Return how far this host's clock is known to be from UTC, a line each, for people."""
     lines = []
     try:
         tracking = _tracking()
@@ -135,11 +135,11 @@ def _tracking() -> _Tracking | None:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ClockError(f"chrony: {chronyc} does not answer ({error})") from error
-    said = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    if done.returncode or not said:
-        reason = said[0] if said else f"status {done.returncode}"
-        raise ClockError(f"chrony: {chronyc} cannot tell ({reason}); start chronyd, or run as a user it answers")
-    fields = said[-1].split(",")
+    output = (done.stdout.strip() or done.stderr.strip()).splitlines()
+    if done.returncode or not output:
+        reason = output[0] if output else f"status {done.returncode}"
+        raise ClockError(f"chrony: {chronyc} does not answer ({reason}); start chronyd, or run as a user it answers")
+    fields = output[-1].split(",")
     try:
         if len(fields) < _FIELDS:
             raise ValueError
@@ -151,7 +151,9 @@ def _tracking() -> _Tracking | None:
             fields[13] != _NOT_SYNCHRONISED,
         )
     except ValueError as error:
-        raise ClockError(f"chrony: {said[-1]!r} is not what `chronyc -c tracking` prints: {_FIELDS} fields") from error
+        raise ClockError(
+            f"chrony: {output[-1]!r} is not what `chronyc -c tracking` prints: {_FIELDS} fields"
+        ) from error
 
 
 def _kernel_state() -> str:
@@ -172,6 +174,6 @@ def _kernel() -> _Kernel:
     timex = _Timex()
     state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
     if state < 0:
-        raise ClockError(f"adjtimex: {os.strerror(ctypes.get_errno())}; the kernel does not tell its clock's state")
+        raise ClockError(f"adjtimex: {os.strerror(ctypes.get_errno())}; the kernel does not give its clock's state")
     known = state != _TIME_ERROR and not timex.status & _STA_UNSYNC and timex.maxerror < _NTP_LIMIT_US
     return _Kernel(timex.maxerror, timex.esterror, known)

@@ -62,16 +62,16 @@ class _Piece(NamedTuple):
 def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> Instant:
     """Return when a node's wall clock showed an instant, UTC ns, by the clock of its readings.
 
-    What was before `since_ns`, when the node's first agent began, does not count where there is another answer.
+    An instant before `since_ns`, when the node's first agent started, does not count where there is another answer.
     """
-    told = sorted(clocks, key=lambda c: c.t_ns)
-    pieces = _pieces(told)
+    ordered = sorted(clocks, key=lambda c: c.t_ns)
+    pieces = _pieces(ordered)
     found = sorted({utc_ns - p.offset_ns for p in pieces if p.first_ns <= utc_ns - p.offset_ns < p.last_ns})
     found = [t_ns for t_ns in found if t_ns >= since_ns] or found
     if not found:
         return Instant(min(p.first_ns for p in pieces if p.first_ns + p.offset_ns > utc_ns), 0)
     # Agents that followed the clock waited until they had passed the second time what it was set back over.
-    again = sum(c.peer == STEP and c.t_ns <= utc_ns < c.t_ns - c.offset_ns for c in told)
+    again = sum(c.peer == STEP and c.t_ns <= utc_ns < c.t_ns - c.offset_ns for c in ordered)
     return Instant(found[0], len(found) + again)
 
 
@@ -81,13 +81,13 @@ def wall_at(clocks: Iterable[ClockOffset], node_ns: int) -> int:
     return node_ns + next(p.offset_ns for p in pieces if node_ns < p.last_ns)
 
 
-def _pieces(told: Iterable[ClockOffset]) -> list[_Piece]:
+def _pieces(ordered: Iterable[ClockOffset]) -> list[_Piece]:
     """Return the spans of a node's time by the offset of its wall clock, in order.
 
     Where it is not known when within a span the clock was set, that span belongs to both offsets.
     """
     found = [_Piece(-_FOREVER_NS, _FOREVER_NS, 0)]
-    for c in told:
+    for c in ordered:
         if c.peer == WALL and abs(c.offset_ns - found[-1].offset_ns) >= UNNOTICED_NS:
             found[-1] = found[-1]._replace(last_ns=c.t_ns)
             found.append(_Piece(c.t_ns - c.error_ns, _FOREVER_NS, c.offset_ns))
@@ -100,13 +100,13 @@ def offset_at(clocks: Iterable[ClockOffset], controller_ns: int) -> Offset | Non
     Between two measurements the offset is interpolated, outside them the nearest holds. Steps of the node's clock
     in between are accounted for.
     """
-    told = sorted(clocks, key=lambda c: c.t_ns)
-    measured = [c for c in told if c.peer == CONTROLLER]
-    steps = [c for c in told if c.peer == STEP]
+    ordered = sorted(clocks, key=lambda c: c.t_ns)
+    measured = [c for c in ordered if c.peer == CONTROLLER]
+    steps = [c for c in ordered if c.peer == STEP]
     if not measured:
         return None
     found = Offset(0, 0)
-    # The offset is told by the node's time, which follows from the offset: a step apart at most, so this settles.
+    # The offset is stored by the node's time, which follows from the offset: a step apart at most, so this settles.
     for _ in range(_ROUNDS):
         node_ns = found.to_node(controller_ns)
         before, found = found, _offset(measured, steps, node_ns)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from energymon.clock.monotonic import NS, Clock
 from energymon.clock.offsets import CONTROLLER
@@ -166,14 +166,14 @@ def _possible(peer: str, exchange: tuple[int, int, int, int], offset: ClockOffse
     _, received_ns, answered_ns, _ = exchange
     if not (0 <= received_ns <= answered_ns <= _LAST_NS and abs(offset.offset_ns) <= _FARTHEST_NS):
         raise ClockError(
-            f"{peer}: the clock there tells impossible times, {received_ns} to {answered_ns} (UTC ns); expected "
+            f"{peer}: the clock there has impossible times, {received_ns} to {answered_ns} (UTC ns); expected "
             "1970 to 2116 and less than a century from this host's: set that host's clock, or name another peer"
         )
     return offset
 
 
 def split_address(text: str) -> tuple[str, int | None] | None:
-    """Return host and port of HOST[:PORT], IPv6 in brackets; None for what is none."""
+    """Return host and port of HOST[:PORT], IPv6 in brackets; None for any other text."""
     if text.startswith("["):
         host, closed, rest = text[1:].partition("]")
         if not closed or ":" not in host or (rest and not rest.startswith(":")):
@@ -200,7 +200,7 @@ def _split(peer: str) -> tuple[str, int]:
     return host, port
 
 
-def _resolve(host: str, port: int, *, passive: bool = False) -> tuple[socket.AddressFamily, Any]:
+def _resolve(host: str, port: int, *, passive: bool = False) -> tuple[socket.AddressFamily, tuple[object, ...]]:
     flags = socket.AI_PASSIVE if passive else 0
     try:
         found = socket.getaddrinfo(host.removeprefix("[").removesuffix("]"), port, type=socket.SOCK_DGRAM, flags=flags)

@@ -58,7 +58,7 @@ class PartialWriteError(EnergyError):
         """Whether the server has stored the lines that it had nothing against."""
         dropped = re.search(r"dropped[= ](\d+)", reason)
         self.dropped = int(dropped[1]) if dropped and self.others_taken else None
-        """How many it has not stored, where it tells."""
+        """How many it has not stored, where it says."""
 
 
 class InfluxClient:
@@ -70,7 +70,14 @@ class InfluxClient:
         self._client: InfluxDBClient | None = settings.client()
 
     def post(self, lines: Sequence[str]) -> None:
-        """Return when the server has stored the lines, as 204 says; raises one of the four errors above."""
+        """Return when the server has stored the lines, as 204 says; else raises.
+
+        Raises:
+            ServerUnavailable: It gives no answer, or asks for a pause.
+            WriteRejected: It takes nothing until a setting is changed.
+            RequestTooLarge: The lines have too many bytes.
+            PartialWriteError: It does not take some of the lines.
+        """
         import urllib3
         from influxdb_client.rest import ApiException
 
@@ -96,7 +103,7 @@ class InfluxClient:
             raise WriteRejected(unexpected(self.settings, "write", status, headers, body))
 
     def renew(self) -> None:
-        """Connect anew the next time, with the token that its file holds by then; raises ConfigError."""
+        """Connect again the next time, with the token that its file holds by then; raises ConfigError."""
         self.close()
         self.settings = self.settings.reread()
 
@@ -134,25 +141,25 @@ def explain(settings: InfluxSettings, error: Exception) -> str:
 
 def _explain_answer(settings: InfluxSettings, error: ApiException) -> str:
     # Status 0 is no answer: the connection was refused on this side.
-    told = _words(error) if error.status else str(error.reason)
-    told = ", ".join(told.split("\n"))[:_MAX_SHOWN].strip(", ")
+    reason = _words(error) if error.status else str(error.reason)
+    reason = ", ".join(reason.split("\n"))[:_MAX_SHOWN].strip(", ")
     match error.status:
         case 0:
             return (
-                f"no TLS with {settings.url}: {told}; expected a certificate that "
+                f"no TLS with {settings.url}: {reason}; expected a certificate that "
                 f"{settings.ca or 'an authority known to this system'} has signed: "
                 "name its signer's in INFLUXDB_V2_SSL_CA_CERT"
             )
         case 401:
-            return f"{settings.url} does not know the token (401: {told}); correct INFLUXDB_V2_TOKEN or its file"
+            return f"{settings.url} does not know the token (401: {reason}); correct INFLUXDB_V2_TOKEN or its file"
         case 403:
-            return f"the token has no right to {settings} (403: {told}); grant it, or name another token"
+            return f"the token has no right to {settings} (403: {reason}); grant it, or name another token"
         case 404:
             return (
-                f"there is no {settings} for organisation {settings.org!r} (404: {told}); make it, "
+                f"there is no {settings} for organisation {settings.org!r} (404: {reason}); make it, "
                 "or correct INFLUXDB_V2_BUCKET and INFLUXDB_V2_ORG"
             )
-    return f"{settings.url} answered {error.status}: {told}"
+    return f"{settings.url} answered {error.status}: {reason}"
 
 
 def unexpected(settings: InfluxSettings, asked: str, status: int, headers: Mapping[str, str], body: bytes) -> str:
@@ -167,15 +174,15 @@ def unexpected(settings: InfluxSettings, asked: str, status: int, headers: Mappi
 
 
 def _words(error: ApiException) -> str:
-    """Return what the server said; 1.8 says it under another name than influxdb-client looks for."""
-    said = _text(error.message or error.reason or "").strip()
+    """Return what the server text; 1.8 says it under another name than influxdb-client looks for."""
+    text = _text(error.message or error.reason or "").strip()
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        said = str(json.loads(said)["error"])
-    return said
+        text = str(json.loads(text)["error"])
+    return text
 
 
-def _text(said: object) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+def _text(text: object) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
 
 def _meaning(settings: InfluxSettings, error: ApiException) -> EnergyError:

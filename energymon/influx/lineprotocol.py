@@ -4,7 +4,7 @@
 |---|---|---|---|
 | energy | node, device, domain, source, session | joules, offset_ns; early_ns, late_ns, flags if any | tick |
 | ticks | node, session | missed, 0 or 1 | tick |
-| events | node, kind, n | message | when it was told |
+| events | node, kind, n | message | its time |
 | sessions | node, session | interval_ns, description, end_ns and cpu_s when it has ended | start |
 | clocks | node, peer | offset_ns, error_ns, offset_s | when it was measured |
 | baselines | node, device, domain, source | end_ns, watts, error_w when there is one | start |
@@ -12,7 +12,7 @@
 
 Every number is a float field. What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time,
 a string, or a difference: a reading's `offset_ns` is its own time minus its tick's. `offset_s` is there to be drawn.
-The tag `n` counts the events that a node told in one nanosecond, which would be one point without it. Line breaks and
+The tag `n` counts the events of a node in one nanosecond, which would be one point without it. Line breaks and
 backslashes of a message are written as \\n, \\r and \\\\.
 """
 
@@ -82,7 +82,7 @@ _LINE_ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def tag_value(text: str) -> str:
-    """Return what is stored for a tag's text: the same, but for what a tag cannot hold.
+    """Return a tag's text as it is stored: characters that a tag cannot hold are encoded.
 
     Line protocol has no way to write a newline in a tag, or a backslash before a comma, and servers drop tags
     with characters that are not printable. Such characters, and the percent sign, are percent-encoded.

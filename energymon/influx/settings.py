@@ -22,7 +22,7 @@ _TIMEOUT_MS: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class InfluxSettings:
-    """A server's address, and what is presented to it."""
+    """A server's address, and the credentials for it."""
 
     url: str
     bucket: str
@@ -80,7 +80,7 @@ class InfluxSettings:
         return replace(self, token=_checked_token(token.strip(), name))
 
     def warning(self) -> str | None:
-        """Return what is unsafe about these settings, or None."""
+        """Return a warning of an unsafe setting, or None."""
         if self.token_file is not None:
             try:
                 mode = self.token_file.stat().st_mode

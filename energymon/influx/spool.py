@@ -29,32 +29,28 @@ from energymon.influx.lineprotocol import (
 )
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event
 from energymon.stores.base import Session
-from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, add_columns, connect, told
+from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, add_columns, columns, connect, store_error
 
 __all__ = ["Batch", "BusyError", "Spool"]
 
 _BATCH_LINES: Final = 5_000
-"""Some 750 kB; proxies refuse requests of more than 1 MB unless told otherwise."""
+"""Some 750 kB; proxies refuse requests of more than 1 MB by default."""
 _BATCH_SPANS: Final = 500
 _OUTBOX_ROWS: Final = 2_000
-_TOLD_ROWS: Final = 1_000
+_NEWS_ROWS: Final = 1_000
 _TRIM_ROWS: Final = 5_000
-"""What is deleted at a time, so that the agent's commits wait for milliseconds only."""
+"""Readings deleted at a time, so that the agent's commits wait for milliseconds only."""
 _TRIM_FROM: Final = 0.9
 _TRIM_TO: Final = 0.8
 """Parts of the limit at which acknowledged readings begin and cease to be deleted."""
 _WAL_BYTES: Final = 8_000_000
 _NEWS: Final = {
-    "clocks": "SELECT rowid, t_ns, node, peer, offset_ns, error_ns FROM clocks WHERE rowid > ? ORDER BY rowid LIMIT ?",
-    "baselines": "SELECT rowid, node, device, domain, source, start_ns, end_ns, watts, error_w FROM baselines"
-    " WHERE rowid > ? ORDER BY rowid LIMIT ?",
-    "counters": "SELECT rowid, node, device, domain, source, tick_ns, t_ns, boot_ns, boot_id, joules, raw, unit_j,"
-    " wrap, max_w, counter FROM counters WHERE rowid > ? ORDER BY rowid LIMIT ?",
-    "events": "SELECT rowid, t_ns, node, kind, message FROM events WHERE rowid > ? ORDER BY rowid LIMIT ?",
+    table: f"SELECT rowid, {columns(kind)} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"  # noqa: S608
+    for table, kind in (("clocks", ClockOffset), ("baselines", Baseline), ("counters", CounterStart), ("events", Event))
 }
 
 Statement = tuple[str, Sequence[object]]
-_Row = tuple[int, *tuple[Any, ...]]
+_Row = Sequence[Any]
 
 
 class BusyError(StoreError):
@@ -63,7 +59,7 @@ class BusyError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lines to be sent, and what is to be noted in the store once they have been."""
+    """Lines to be sent, and the statements that note it in the store once they have been."""
 
     lines: list[str]
     notes: tuple[Statement, ...]
@@ -99,14 +95,14 @@ class Spool:
             add_columns(self._db)
         except (sqlite3.Error, StoreError) as error:
             self._unlock()
-            raise told(path, error) from error
+            raise store_error(path, error) from error
         self._resume: tuple[int, int] | None = None
         self._prefixes: dict[tuple[int, int], str] = {}
 
     def next_batch(self) -> Batch | None:
         """Return what comes next, the same until it is acknowledged, or None when all has been sent."""
         with self._naming():
-            return self._told_batch() or self._ticks_batch()
+            return self._news_batch() or self._ticks_batch()
 
     def acknowledge(self, batch: Batch) -> None:
         """Note that the server has the batch; raises StoreError when the store cannot be written."""
@@ -140,8 +136,8 @@ class Spool:
     def trim(self, limit_bytes: int) -> bool:
         """Delete acknowledged readings, oldest first, when the store nears its limit; return whether it is below.
 
-        The room is used again by what comes, so the file grows no further. What was never queued for a server,
-        or not acknowledged by it, stays.
+        The room is used again by what comes, so the file grows no further. Readings that were never queued for a
+        server, or not acknowledged by it, stay.
         """
         if self.used_bytes() < limit_bytes * _TRIM_FROM:
             return True
@@ -163,19 +159,19 @@ class Spool:
     ) -> None:
         self.close()
 
-    def _told_batch(self) -> Batch | None:
+    def _news_batch(self) -> Batch | None:
         """Return sessions, clocks, baselines and events that have not been sent."""
         lines: list[str] = []
         notes: list[Statement] = []
         for number, ended, *session, description in self._db.execute(
             "SELECT id, end_ns IS NOT NULL, name, node, start_ns, end_ns, interval_ns, cpu_s, description FROM sessions"
             " WHERE sent < 1 + (end_ns IS NOT NULL) ORDER BY id LIMIT ?",
-            (_TOLD_ROWS,),
+            (_NEWS_ROWS,),
         ).fetchall():
             lines.append(session_line(Session(*(*session, json.loads(description)))))
             notes.append(("UPDATE sessions SET sent = max(sent, ?) WHERE id = ?", (1 + ended, number)))
         last = dict(self._db.execute("SELECT kind, last FROM sent"))
-        news = {k: self._db.execute(query, (last.get(k, 0), _TOLD_ROWS)).fetchall() for k, query in _NEWS.items()}
+        news = {k: self._db.execute(query, (last.get(k, 0), _NEWS_ROWS)).fetchall() for k, query in _NEWS.items()}
         for kind, rows in news.items():
             if rows:
                 note = "INSERT INTO sent VALUES (?, ?) ON CONFLICT DO UPDATE SET last = excluded.last"
@@ -190,7 +186,7 @@ class Spool:
         if not rows:
             return []
         events = [Event(*row) for _, *row in rows]
-        # Events of one nanosecond are told apart by their count, which must come out the same when sent again.
+        # Events of one nanosecond differ in their count, which must come out the same when sent again.
         first = min(event.t_ns for event in events)
         earlier = "SELECT t_ns, node FROM events WHERE t_ns >= ? AND rowid < ?"
         seen = Counter(self._db.execute(earlier, (first, rows[0][0])).fetchall())
@@ -308,7 +304,7 @@ class Spool:
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:
-            # Removed while it is held; whoever waits for this very file finds it gone and makes another.
+            # Removed while it is held; a sender that waits for this very file finds it gone and makes another.
             self._lock_path.unlink(missing_ok=True)
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -331,11 +327,11 @@ class Spool:
         try:
             yield
         except sqlite3.Error as error:
-            raise told(self.path, error) from error
+            raise store_error(self.path, error) from error
 
 
 def _lock(path: Path) -> int:
-    """Return a descriptor that holds the lock of whoever empties a store.
+    """Return a descriptor that holds the lock of the sender of a store.
 
     A file of its own: closing a descriptor of the store would drop SQLite's locks on it in the whole process.
     """

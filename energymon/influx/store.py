@@ -10,8 +10,6 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from energymon.errors import StoreError
 from energymon.influx.client import explain
-from energymon.influx.flux import FluxReader
-from energymon.influx.influxql import InfluxQLReader
 from energymon.influx.lineprotocol import (
     BASELINES,
     CLOCKS,
@@ -30,7 +28,7 @@ from energymon.influx.lineprotocol import (
     to_session,
     to_tick,
 )
-from energymon.influx.points import MAX_NS, MIN_NS, PointReader, Series
+from energymon.influx.queries import MAX_NS, MIN_NS, FluxReader, InfluxQLReader, PointReader, Series
 from energymon.influx.settings import InfluxSettings
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
@@ -46,7 +44,7 @@ Key = tuple[str, str, str, str]
 
 
 class _Found(NamedTuple):
-    """A reading, and the sessions that it is told by."""
+    """A reading, and the sessions that have it."""
 
     reading: Reading
     sessions: frozenset[str]
@@ -94,7 +92,7 @@ class InfluxStore:
     def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Tick]:
         """Return the ticks in [start, end), UTC ns, by time; raises StoreError.
 
-        One that two sessions tell is missed when either says so.
+        One that two sessions have is missed when either says so.
         """
         found: dict[tuple[int, str], Tick] = {}
         with self._asking():
@@ -106,7 +104,7 @@ class InfluxStore:
         return [tick for _, tick in sorted(found.items())]
 
     def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:
-        """Return what was told in [start, end), UTC ns, by time; raises StoreError."""
+        """Return the events in [start, end), UTC ns, by time; raises StoreError."""
         with self._asking():
             found = [
                 (t_ns, tag_text(series.tags["node"]), int(series.tags["n"]), to_event(series.tags, t_ns, fields))
@@ -237,7 +235,7 @@ def _key(series: Series) -> Key:
 
 
 def _collect(found: dict[Key, dict[tuple[int, int, float], _Found]], answer: Iterable[Series]) -> None:
-    """Add readings, once each; a tick that two agents' lives share is told by both sessions."""
+    """Add readings, once each; a tick that two agents' lives share is in both sessions."""
     for series in answer:
         rows = found.setdefault(_key(series), {})
         session = frozenset((series.tags["session"],))
@@ -268,7 +266,7 @@ def _needed(rows: Sequence[_Found], start_ns: int, end_ns: int) -> list[_Found]:
 def _refuse_overlap(rows: Iterable[_Found]) -> None:
     """Raise StoreError for a node of which two sessions have readings of their own in turns.
 
-    Agents that write one store in turn may share a tick, which both sessions then tell alike; agents with a store
+    Agents that write one store in turn may share a tick, which both sessions then have alike; agents with a store
     each do not know of each other.
     """
     spans: dict[str, dict[str, tuple[int, int]]] = {}

@@ -92,7 +92,7 @@ class Listener:
             return bool(self._asking)
 
     def answer(self) -> None:
-        """Tell everybody who has asked that the sensors have been read."""
+        """Answer everybody who has asked: the sensors have been read."""
         with self._lock:
             asking, self._asking = self._asking, []
             now_ns = boot_ns()
@@ -179,7 +179,7 @@ class Asker:
                 if len(answer) != _ANSWER.size:
                     return None
                 number, read_ns = _ANSWER.unpack(answer)
-                # What is outside is another clock's: the agent runs in a time namespace of its own.
+                # A value outside is another clock's: the agent runs in a time namespace of its own.
                 if number == self._number and asked_ns <= read_ns <= boot_ns():
                     return int(read_ns)
         except OSError:

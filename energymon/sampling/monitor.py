@@ -5,18 +5,18 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
 from energymon.sampling.edges import Listener
-from energymon.sampling.priority import raise_priority
+from energymon.sampling.punctuality import raise_priority
+from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
 from energymon.sensors.base import Sensor
-from energymon.ticker.ticker import Block, Library, Operation, Reason, Taken, Ticker, ticker_library
+from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
 
-__all__ = ["ClockStep", "Gap", "Monitor", "Record", "Sampled", "SampledBlock"]
+__all__ = ["Monitor"]
 
 _QUICK_NS: Final = 100_000
 """A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
@@ -36,73 +36,9 @@ _LAST_TICK_NS: Final = NS
 """A stopping monitor waits this long at most for one more tick, which closes windows that ended before it."""
 _JOIN_S: Final = 2.0
 _COMPILED_NS: Final = NS
-"""Ticks that are further apart than this cost nothing, whoever takes them."""
+"""Ticks that are further apart than this cost nothing, compiled or not."""
 _MEND_NS: Final = NS
-"""How long Python takes the ticks after one that failed: it opens anew what has to be."""
-
-
-class Sampled(NamedTuple):
-    """What the sensors brought for one tick, raw."""
-
-    tick_ns: int
-    """UTC ns."""
-    offset_ns: int
-    """What the monotonic clock lacked to UTC."""
-    samples: Sequence[tuple[int, Any]]
-    """Sensor's place in the monitor's list, and what its `sample` returned."""
-    whole: bool
-    """Whether every sensor answered in time."""
-    late: bool
-    """Whether this is no tick of its own: a straggler's part of one that was handed over before, or a reading between
-    ticks, of which `tick_ns` is then the begin."""
-    start_ns: int
-    """When the first of these samples was begun, ns of the monotonic clock."""
-    end_ns: int
-    """When the last of them was done, ns of the monotonic clock."""
-    ahead_ns: int = 0
-    """How far the clock of the ticks was ahead of UTC: 0 unless the wall clock was set."""
-
-
-class SampledBlock(NamedTuple):
-    """What compiled code took in a row: every sensor in time, at every tick."""
-
-    offset_ns: int
-    """What the monotonic clock lacked to UTC."""
-    sensors: Sequence[int]
-    """The place of each group's sensor in the monitor's list."""
-    block: Block
-    ahead_ns: int = 0
-    """As in Sampled."""
-
-    def ticks(self) -> Iterator[Sampled]:
-        """Yield one tick after the other."""
-        for taken in self.block.ticks():
-            yield _sampled(taken, self.sensors, self.offset_ns, self.ahead_ns, whole=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Ticks that passed unseen: the process was stopped or starved, or the machine was suspended."""
-
-    first_ns: int
-    last_ns: int
-    interval_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClockStep:
-    """The wall clock was set."""
-
-    t_ns: int
-    """When it was noticed, ns of the clock of the ticks, which nobody sets."""
-    step_ns: int
-    wall_ns: int
-    """How far the wall clock is ahead of the clock of the ticks since, ns."""
-    within_ns: int
-    """How long before it was noticed it may have been, ns."""
-
-
-Record = Sampled | SampledBlock | Gap | ClockStep
+"""How long Python takes the ticks after one that failed: it opens again what has to be."""
 
 
 class _Due(NamedTuple):
@@ -112,8 +48,8 @@ class _Due(NamedTuple):
     offset_ns: int
     ahead_ns: int
 
-    def sampled(self, samples: Sequence[tuple[int, Any]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
-        """Return what was brought for it."""
+    def sampled(self, samples: Sequence[tuple[int, Raw]], span: tuple[int, int], *, whole: bool, late: bool) -> Sampled:
+        """Return the answers to it."""
         return Sampled(self.tick_ns, self.offset_ns, samples, whole, late, *span, self.ahead_ns)
 
 
@@ -158,11 +94,20 @@ class Monitor:
         follow_ups_ns: Sequence[int] = (),
         strewn_ns: int = 0,
     ) -> None:
-        """Take ticks after `after_ns`, UTC ns, only; go on for `linger_ns` after `stop`, for values that come late.
+        """Take what to sample and where the records go; nothing starts yet.
 
-        What is asked for at `edges` is read again `follow_ups_ns` later. Ticks are taken up to `strewn_ns` late, at
-        random: where power is sampled and nothing counts, a load that repeats in step with the ticks is then seen at
-        all of its moments, not always at the same.
+        Args:
+            sensors: Sensors that are read at every tick.
+            interval_ns: Time between two ticks, ns.
+            sink: Called with each record, from the sampling threads.
+            on_failure: Called with the exception that ends a thread.
+            clock: The clock of the ticks; default a new one.
+            after_ns: No tick is taken up to this instant, UTC ns; default 0.
+            linger_ns: Ticks go on for so long after `stop`, for values that come late, ns; default 0.
+            edges: Listener for programs that want a reading at once; default none.
+            follow_ups_ns: How long after such a reading the sensors are read again, ns; default never.
+            strewn_ns: Ticks are taken up to so much late, at random, ns; default 0. Where power is sampled and nothing
+                counts, a load that repeats in step with the ticks is then seen at all of its moments.
         """
         self._strewn_ns = strewn_ns
         self._edges = edges
@@ -198,7 +143,7 @@ class Monitor:
         self._stuck: dict[int, int] = {}
         self._due_ns = 0
         self._hand: tuple[int, int] | None = None
-        self._open: list[tuple[int, Any]] | None = None
+        self._open: list[tuple[int, Raw]] | None = None
         self._span = (0, 0)
         self._tick = _Due(0, 0, 0)
         self._awaited = 0
@@ -256,7 +201,7 @@ class Monitor:
                 self._pass_on(self._ticker)
 
     def attend(self) -> None:
-        """Have Python take the next tick: a sensor's answer made no sense, and may have to be opened anew."""
+        """Have Python take the next tick: a sensor's answer made no sense, and its file may have to be opened again."""
         with self._draining:
             if self._ticker is not None:
                 self._ticker.leave()
@@ -278,7 +223,7 @@ class Monitor:
         self._keeping = self._spawn(self._keep_time, keeper)
 
     def _stuck_at(self) -> int | None:
-        """Return the sensor that has kept the timekeeper for too long; compiled code is told to come back."""
+        """Return the sensor that has kept the timekeeper for too long; compiled code then returns."""
         if self._stopping:
             return None
         too_long_ns = time.monotonic_ns() - _STUCK_NS
@@ -296,17 +241,17 @@ class Monitor:
         self._due_ns = self._ticker.next_ns + self._interval_ns
         return self._order[hand[0]]
 
-    def _spawn(self, body: Callable[..., None], *args: Any) -> threading.Thread:
+    def _spawn(self, body: Callable[..., None], *args: object) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(body, *args), name=f"sampler-{len(self._threads)}")
         thread.daemon = True
         self._threads.append(thread)
         thread.start()
         return thread
 
-    def _guard(self, body: Callable[..., None], *args: Any) -> None:
+    def _guard(self, body: Callable[..., None], *args: object) -> None:
         try:
             body(*args)
-        except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
+        except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
 
     def _keep_time(self, keeper: int, granted: SimpleQueue[str] | None = None) -> None:
@@ -364,7 +309,7 @@ class Monitor:
         return True
 
     def _serve(self, edges: Listener, keeper: int, awaited_ns: int) -> bool:
-        """Wait until the tick `awaited_ns`, and read meanwhile what is asked for at edges, and what follows them.
+        """Wait until the tick `awaited_ns`; read the sensors meanwhile when a program asks at an edge, and after it.
 
         Returns False when this thread is to end: another keeps the time, or the monitor stops before the tick.
         """
@@ -396,7 +341,7 @@ class Monitor:
         return self._take(keeper, now_ns, between=awaited_ns - now_ns)
 
     def _answer(self) -> None:
-        """Tell those who have asked that every sensor that could be was read."""
+        """Answer those who have asked: every sensor that could be was read."""
         if self._answers and self._edges is not None:
             self._answers = False
             self._edges.answer()
@@ -427,7 +372,7 @@ class Monitor:
                 self._due_ns = next_ns
         if replaced:
             taken = ticker.left_with()
-            brought = _sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=False)
+            brought = sampled(taken, order, offset_ns + wall_ns, -wall_ns, whole=False)
             self._left_with(self._stuck[keeper], brought)
         elif reason is Reason.FAILED:
             self._mended_ns = next_ns + _MEND_NS
@@ -470,7 +415,7 @@ class Monitor:
             met = self._release(tick, between)
         sensors, monotonic_ns = self._sensors, time.monotonic_ns
         for _ in range(self._readings if between is None else 1):
-            samples: list[tuple[int, Any]] = []
+            samples: list[tuple[int, Raw]] = []
             slow: list[int] = []
             start_ns = end_ns = before_ns = monotonic_ns()
             for index in self._quick:
@@ -554,11 +499,11 @@ class Monitor:
     def _meet(
         self,
         tick: _Due,
-        samples: list[tuple[int, Any]],
+        samples: list[tuple[int, Raw]],
         span: tuple[int, int],
         slow_sensor: _SlowSensor | None = None,
     ) -> None:
-        """Add samples to their tick; whoever comes last hands it over."""
+        """Add samples to their tick; the last one hands it over."""
         with self._meeting:
             if slow_sensor is not None:
                 slow_sensor.busy = False
@@ -584,12 +529,6 @@ class Monitor:
             self._open = None
         self._sink(record)
         self._answer()
-
-
-def _sampled(taken: Taken, sensors: Sequence[int], offset_ns: int, ahead_ns: int, *, whole: bool) -> Sampled:
-    samples = list(zip(sensors, taken.raw, strict=False))
-    start_ns, end_ns = (taken.raw[0][0], taken.raw[-1][-1]) if samples else (0, 0)
-    return Sampled(taken.tick_ns, offset_ns, samples, whole, False, start_ns, end_ns, ahead_ns)
 
 
 def _answers_in_ns(sensor: Sensor) -> int:

@@ -1,4 +1,4 @@
-"""The thread that decodes and commits what the monitor brings, and tells what went wrong."""
+"""The thread that decodes and commits what the monitor brings, and reports what went wrong."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import StoreError
 from energymon.reading import START, Baseline, ClockOffset, CounterStart, Event, Tick
-from energymon.sampling.jitter import Jitter
-from energymon.sampling.missed import Missed
-from energymon.sampling.monitor import ClockStep, Gap, Record, Sampled, SampledBlock
+from energymon.sampling.punctuality import Jitter, Missed
+from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor, wraps
 from energymon.stores.sqlite import Row, Series, SqliteStore
 
@@ -34,11 +33,11 @@ _BACKLOG: Final = 20_000
 _RECORDED_TICKS: Final = 10_000
 """Missed ticks of one gap that get rows; the rest of a longer one, a suspended machine, has its event."""
 _QUIET_NS: Final = 10 * NS
-"""A channel that comes and goes is told about this often at most."""
+"""A channel that comes and goes is reported this often at most."""
 _FULL_NS: Final = 10 * NS
-"""How often the store's size is looked at, and what is between two ticks that a store at its limit still takes."""
+"""How often the store's size is looked at, and the time between two ticks that a store at its limit still takes."""
 
-Told = Event | ClockOffset | Baseline | CounterStart
+News = Event | ClockOffset | Baseline | CounterStart
 
 
 @dataclass(slots=True)
@@ -47,12 +46,12 @@ class _Batch:
 
     rows: list[Row] = field(default_factory=list)
     ticks: list[Tick] = field(default_factory=list)
-    told: list[Told] = field(default_factory=list)
+    news: list[News] = field(default_factory=list)
 
     @property
     def may_be_given_up(self) -> bool:
         """Whether losing it costs resolution alone: a cumulative counter carries the energy over."""
-        return not self.told and not any(row[4] == START for row in self.rows)
+        return not self.news and not any(row[4] == START for row in self.rows)
 
 
 class Source(Protocol):
@@ -74,9 +73,9 @@ class Source(Protocol):
 class Writer:
     """Takes records on any thread, decodes and commits them on its own.
 
-    What the source that it `follow`s has not brought by itself is asked for.
+    It asks the source that it follows for ticks that have not come by themselves.
 
-    While the store refuses, a full disk for one, readings are kept and committed later; beyond a bound every
+    While the store refuses, for example on a full disk, readings are kept and committed later; beyond a bound every
     second tick is given up, which costs resolution and no energy. A store that has reached `limit_bytes` takes a
     tick every ten seconds.
     """
@@ -90,25 +89,37 @@ class Writer:
         *,
         on_stored: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
-        tell: Callable[[Event], None],
+        on_event: Callable[[Event], None],
         limit_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Take where to, whose readings these are, and whom to tell; `clock` is that of the ticks."""
+        """Take what to decode and where it is stored; nothing starts yet.
+
+        Args:
+            store: Store that the records are committed to.
+            node: Name of this host in the readings.
+            sensors: The monitor's sensors, which decode.
+            interval_ns: Time between two ticks, ns.
+            on_stored: Called after each commit with the number of readings.
+            on_failure: Called with the exception that ends the thread.
+            on_event: Called with each event that is stored.
+            limit_bytes: Size of the store above which most ticks are given up, bytes; default none.
+            clock: The clock of the ticks; default a new one.
+        """
         self._store = store
         self._node = node
         self._sensors = sensors
         self._interval_ns = interval_ns
         self._on_stored = on_stored
         self._on_failure = on_failure
-        self._tell = tell
+        self._on_event = on_event
         self._source: Source | None = None
         self._problem = False
         self._limit_bytes = limit_bytes
         self._clock = clock or Clock()
         self._now_ns = self._clock.now_ns
-        self._queue: deque[Record | Told] = deque()
-        # Released to wake the writer: some time after the last by whoever brings a tick, so that the writer's
+        self._queue: deque[Record | News] = deque()
+        # Released to wake the writer: some time after the last by the thread that brings a tick, so that the writer's
         # work is done before the next one, and to stop. A bare lock, for anything else doubles what waking costs.
         self._wake = threading.Lock()
         self._wake.acquire()
@@ -133,7 +144,7 @@ class Writer:
         self._wraps = wraps(sensors)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
-    def put(self, record: Record | Told) -> None:
+    def put(self, record: Record | News) -> None:
         """Queue a record; the first is committed at once."""
         self._queue.append(record)
         if threading.get_ident() == self._thread.ident:
@@ -148,7 +159,7 @@ class Writer:
         self._source = source
 
     def flush(self) -> None:
-        """Have what is queued committed now."""
+        """Have all that is queued committed now."""
         self._awaken()
 
     def start(self) -> None:
@@ -156,7 +167,7 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Commit what is queued and end the thread; raises StoreError when the store refuses to the last."""
+        """Commit all that is queued and end the thread; raises StoreError when the store refuses to the last."""
         self._stopping = True
         self._awaken()
         self._thread.join()
@@ -186,12 +197,12 @@ class Writer:
                     source.attend()
                 self._problem = False
                 self._note()
-                self._backlog += [_Batch(told=[event]) for event in self._missed_events(last=stopping)]
+                self._backlog += [_Batch(news=[event]) for event in self._missed_events(last=stopping)]
                 self._commit(last=stopping)
-        except BaseException as error:  # noqa: BLE001 - told to the owner, who ends the process
+        except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
 
-    def _batch(self, record: Sampled | Gap | ClockStep | Told) -> _Batch:
+    def _batch(self, record: Sampled | Gap | ClockStep | News) -> _Batch:
         match record:
             case Sampled():
                 return self._tick(record)
@@ -200,10 +211,10 @@ class Writer:
             case ClockStep():
                 message = f"the wall clock was set by {record.step_ns / NS:+.6f} s; readings keep the time they had"
                 wall = ClockOffset(record.t_ns, self._node, WALL, record.wall_ns, record.within_ns)
-                return _Batch(told=[self._event(record.t_ns, "clock-step", message), wall])
+                return _Batch(news=[self._event(record.t_ns, "clock-step", message), wall])
             case Event():
-                self._tell(record)
-        return _Batch(told=[record])
+                self._on_event(record)
+        return _Batch(news=[record])
 
     def _tick(self, record: Sampled) -> _Batch:
         batch = _Batch()
@@ -220,7 +231,7 @@ class Writer:
                     continue
                 series = self._series_of(channel)
                 if point.counter is not None:
-                    batch.told.append(self._counter(record.tick_ns, point, point.joules, point.counter))
+                    batch.news.append(self._counter(record.tick_ns, point, point.joules, point.counter))
                 batch.rows.append(
                     (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
                 )
@@ -276,7 +287,7 @@ class Writer:
                 repeat(""),
                 column.early_ns,
                 column.late_ns,
-                # Only what repeats for ever has no length.
+                # Only an endless repeat has no length.
                 strict=False,
             )
             for column in columns
@@ -313,7 +324,7 @@ class Writer:
             self._away_ns.setdefault(index, tick_ns)
 
     def _missed_events(self, *, last: bool) -> Iterator[Event]:
-        """Yield what is to be told of missed ticks, each event with the time of the first tick that it tells."""
+        """Yield the events of missed ticks, each with the time of the first tick that it reports."""
         now_ns, interval_ns = time.monotonic_ns(), self._interval_ns
         if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
             message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
@@ -334,24 +345,24 @@ class Writer:
                 yield self._event(portion.first_ns, "sensor-slow", message)
 
     def _watch(self, point: Point, away_ns: int | None, batch: _Batch) -> None:
-        """Tell when a channel is lost, comes back, or its series starts again, its sensor away since `away_ns`."""
+        """Report when a channel is lost, comes back, or its series starts again, its sensor away since `away_ns`."""
         channel = point.channel
         name = f"{channel.device} {channel.domain} ({channel.source})"
         known = channel in self._problems
         if point.joules is None:
             if not known and self._may_tell(channel, "lost", point.t_ns):
                 self._problems[channel] = point.t_ns
-                batch.told.append(self._event(point.t_ns, "sensor-lost", f"{name}: {point.problem}"))
+                batch.news.append(self._event(point.t_ns, "sensor-lost", f"{name}: {point.problem}"))
             return
         since_ns = self._problems.pop(channel, None) or away_ns
         if known:
-            batch.told.append(self._event(point.t_ns, "sensor-back", f"{name}: read again"))
+            batch.news.append(self._event(point.t_ns, "sensor-back", f"{name}: read again"))
         if point.flags == START and channel in self._series and self._may_tell(channel, "restart", point.t_ns):
             message = (
                 f"{name}: the counter was reset" if since_ns is None else f"{name}: {_unread(since_ns, point.t_ns)}"
             )
             message += "; windows across this instant have no figure of it"
-            batch.told.append(self._event(point.t_ns, "counter-restart", message))
+            batch.news.append(self._event(point.t_ns, "counter-restart", message))
 
     def _may_tell(self, channel: Channel, what: str, t_ns: int) -> bool:
         if t_ns - self._told_ns.get((channel, what), 0) < _QUIET_NS:
@@ -362,11 +373,11 @@ class Writer:
     def _note(self) -> None:
         for sensor in self._sensors:
             for note in sensor.notes():
-                self._backlog.append(_Batch(told=[self._event(self._now_ns(), "sensor-diverges", note)]))
+                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "sensor-diverges", note)]))
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
-        self._tell(event)
+        self._on_event(event)
         return event
 
     def _commit(self, *, last: bool) -> None:
@@ -375,9 +386,9 @@ class Writer:
             return
         back: Event | None = None
         if self._refused is not None:
-            # Told in the very transaction that makes it true.
+            # Reported in the very transaction that makes it true.
             back = Event(self._now_ns(), self._node, "store-back", f"{self._store.path}: written again")
-            self._backlog.append(_Batch(told=[back]))
+            self._backlog.append(_Batch(news=[back]))
         try:
             self._store.require_there()
             self._heed_limit()
@@ -389,29 +400,29 @@ class Writer:
             if self._refused is None:
                 self._refused = error
                 message = f"{error}; readings are kept in memory meanwhile"
-                self._backlog.append(_Batch(told=[self._event(self._now_ns(), "store-failed", message)]))
+                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "store-failed", message)]))
             self._bound_backlog()
             return
         if back is not None:
             self._refused = None
-            self._tell(back)
+            self._on_event(back)
         stored = sum(len(batch.rows) for batch in self._backlog)
         self._backlog.clear()
         self._on_stored(stored)
 
     def _append(self) -> None:
-        told = [item for batch in self._backlog for item in batch.told]
+        news = [item for batch in self._backlog for item in batch.news]
         self._store.append_rows(
             [row for batch in self._backlog for row in batch.rows],
             [tick for batch in self._backlog for tick in batch.ticks],
-            [item for item in told if isinstance(item, Event)],
-            [item for item in told if isinstance(item, ClockOffset)],
-            [item for item in told if isinstance(item, Baseline)],
-            [item for item in told if isinstance(item, CounterStart)],
+            [item for item in news if isinstance(item, Event)],
+            [item for item in news if isinstance(item, ClockOffset)],
+            [item for item in news if isinstance(item, Baseline)],
+            [item for item in news if isinstance(item, CounterStart)],
         )
 
     def _heed_limit(self) -> None:
-        """Give up most ticks while the store is at its limit; whoever empties it makes room."""
+        """Give up most ticks while the store is at its limit; the sender that empties it makes room."""
         if self._limit_bytes is None:
             return
         now_ns = time.monotonic_ns()
@@ -427,7 +438,7 @@ class Writer:
                     else ("spool-room", "there is room again; every tick is kept")
                 )
                 event = self._event(self._now_ns(), kind, f"{self._store.path}: {message}")
-                self._backlog.append(_Batch(told=[event]))
+                self._backlog.append(_Batch(news=[event]))
         if self._full:
             keep = now_ns - self._kept_ns >= _FULL_NS
             whole = [batch for batch in self._backlog if not batch.may_be_given_up]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
 from energymon.reading import Domain
 from energymon.sensors.updates import Age
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = [
     "Channel",
@@ -128,7 +128,7 @@ class Sensor(Protocol):
         """What it reads."""
         ...
 
-    def sample(self) -> Any:
+    def sample(self) -> Raw:
         """Read every channel once and return it raw with monotonic times, ns; never raises."""
         ...
 
@@ -139,7 +139,7 @@ class Sensor(Protocol):
         """
         ...
 
-    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
         """Turn what `sample` returned into points; a channel that failed is a Point with a problem.
 
         `offset_ns` is what the monotonic clock lacks to UTC at that tick.
@@ -149,7 +149,7 @@ class Sensor(Protocol):
     def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
         """Decode the answers to `operations` at several ticks, as `decode` does, for a third of the price.
 
-        Returns None, with nothing changed, when one of them is unusual: `decode` tells what about it.
+        Returns None, with nothing changed, when one of them is unusual: `decode` says what about it.
         """
         ...
 
@@ -158,7 +158,7 @@ class Sensor(Protocol):
         ...
 
     def notes(self) -> list[str]:
-        """Return what the samples decoded since the last call told against the sensor, once."""
+        """Return doubts about the sensor that arose in decoding since the last call, each once."""
         ...
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class Missing:
     reason: str
     remedy: str
     parts: tuple[Part, ...] = ()
-    """What was found and cannot be read; the sum of its domain is unknown without it."""
+    """Parts that were found and cannot be read; the sum of its domain is unknown without it."""
 
     def __str__(self) -> str:
         return f"{self.sensor}: {self.reason}. {self.remedy}"
@@ -191,7 +191,7 @@ class Discovery:
 def wraps(sensors: Iterable[Sensor]) -> dict[str, float]:
     """Return how long each counter that wraps may go unread, s, by what it counts, "package-0 cpu"."""
     channels = [
-        c for sensor in sensors for c in cast(Iterable[Mapping[str, Any]], sensor.describe().get("channels", ()))
+        c for sensor in sensors for c in cast(Iterable[Mapping[str, float]], sensor.describe().get("channels", ()))
     ]
     return {f"{c['device']} {c['domain']}": c["wrap_s"] for c in channels if c.get("wrap_s") is not None}
 

@@ -67,7 +67,7 @@ class Counter:
     def update(self, raw: int, now_ns: int, before_ns: int | None = None) -> tuple[float, str]:
         """Take the value `raw`, in the counter's own units, read by `now_ns` of the monotonic clock.
 
-        `before_ns` is when the reading was begun, where that matters. Returns cumulative joules and flags. Raises
+        `before_ns` is when the reading started, where that matters. Returns cumulative joules and flags. Raises
         CounterError for a value that cannot be true, and for one that has not moved for two seconds.
         """
         if before_ns is None:
@@ -129,7 +129,7 @@ class Counter:
         return self._last, self._last_ns, self._changed_ns, self._total, self._suspect
 
     def back_to(self, mark: tuple[int | None, int, int, int, tuple[int, int] | None]) -> None:
-        """Undo what was taken since `mark`."""
+        """Undo all updates since `mark`."""
         self._last, self._last_ns, self._changed_ns, self._total, self._suspect = mark
 
     def _restart(self, raw: int, now_ns: int) -> tuple[float, str]:
@@ -172,7 +172,7 @@ class PowerIntegral:
     def update(self, watts: float, now_ns: int, read_ns: int | None = None) -> tuple[float, str]:
         """Take the power at `now_ns` of the monotonic clock; return cumulative joules and flags.
 
-        `read_ns` is when it was asked for, where the device tells its own time; whether ticks were missed goes by it.
+        `read_ns` is when it was asked for, where the device gives its own time; whether ticks were missed goes by it.
         """
         asked_ns = now_ns if read_ns is None else read_ns
         since_ns = asked_ns - self._read_ns
@@ -209,5 +209,5 @@ class PowerIntegral:
         return self._watts, self._last_ns, self._read_ns, self._joules
 
     def back_to(self, mark: tuple[float, int | None, int, float]) -> None:
-        """Undo what was taken since `mark`."""
+        """Undo all updates since `mark`."""
         self._watts, self._last_ns, self._read_ns, self._joules = mark

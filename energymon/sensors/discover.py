@@ -58,7 +58,7 @@ class Found:
 
     @property
     def unreadable(self) -> dict[Part, Missing]:
-        """What was found, is read by no sensor, and leaves its domain unknown, and why.
+        """The parts that were found, that no sensor reads, and that leave their domain unknown, and why.
 
         An estimate of a domain of which nothing is measured is one of all of it.
         """
@@ -93,8 +93,8 @@ def discover(config: SensorConfig, interval_ns: int) -> Found:
     lacking = [name for name in config.sensors if not opened[name].sensors]
     if lacking:
         Found(tuple(sensors), ()).close()
-        told = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
-        raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {told}")
+        reasons = "; ".join(str(gap) for gap in missing if gap.sensor in lacking)
+        raise SensorError(f"sensor {', '.join(lacking)} was asked for and cannot be read: {reasons}")
     # A module's counter holds its CPU already.
     covered = any(sensor.describe().get("module_power") for sensor in sensors)
     if config.estimate and not covered and not any(c.domain == "cpu" for sensor in sensors for c in sensor.channels):

@@ -33,11 +33,11 @@ class Divergence:
         self._diverges = False
 
     def restart(self) -> None:
-        """Forget what was before: one of the series began anew."""
+        """Forget all before: one of the series started again."""
         self._kept.clear()
 
     def update(self, now_ns: int, counter_j: float, power_j: float) -> str:
-        """Take the cumulative joules at one instant; return what is to be told, when a difference comes or goes."""
+        """Take the cumulative joules at one instant; return a message when a difference comes or goes, else ""."""
         kept = self._kept
         if not kept or now_ns - kept[-1][0] >= _STEP_NS:
             kept.append((now_ns, counter_j, power_j))
@@ -50,6 +50,6 @@ class Divergence:
         if (share > DIVERGES) is self._diverges:
             return ""
         self._diverges = not self._diverges
-        told = f"{counter_j - counter_0:.0f} J, integrated power {power_j - power_0:.0f} J"
+        both = f"{counter_j - counter_0:.0f} J, integrated power {power_j - power_0:.0f} J"
         verb = "differ by" if self._diverges else "agree again, to"
-        return f"counter and power {verb} {share:.0%} over {(now_ns - since_ns) / NS:.0f} s: counter {told}"
+        return f"counter and power {verb} {share:.0%} over {(now_ns - since_ns) / NS:.0f} s: counter {both}"

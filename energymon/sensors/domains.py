@@ -30,15 +30,15 @@ REPEATED: Final = "Linux 6.9 to 6.13 list an AMD socket's one counter once a die
 _SAME_MOVES: Final = 10
 """Two counters of their own do not move in step this many times."""
 _SAME_SETTLES: Final = 10
-"""Two that move in step are watched for this many times as long as it takes to see that they move."""
+"""Two that move in step are watched for this many times the settling time."""
 _SAME_POLL_S: Final = 0.0002
 _LAG_POLL_S: Final = 0.0001
 _LAG_USUAL_S: Final = 0.05
 _LAG_LONGEST_S: Final = 0.5
 
 
-def still(read: Callable[[], Mapping[RaplDomain, bytes]], settle_s: float) -> set[RaplDomain]:
-    """Return the domains that show the same for `settle_s`; live ones are told in a few ms.
+def still(read: Callable[[], Mapping[RaplDomain, object]], settle_s: float) -> set[RaplDomain]:
+    """Return the domains that show the same for `settle_s`; live ones are found in a few ms.
 
     `read` returns what every domain shows.
     """
@@ -97,7 +97,7 @@ def lags(read: Mapping[RaplDomain, Callable[[], object | None]], settle_s: float
 
 
 def _in_step(first: Callable[[], int], second: Callable[[], int], settle_s: float) -> bool:
-    """Tell whether two counters keep their distance exactly; False when that cannot be seen in time."""
+    """Return whether two counters keep their distance exactly; False when that cannot be seen in time."""
     apart: int | None = None
     last: int | None = None
     moves = 0

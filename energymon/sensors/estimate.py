@@ -6,13 +6,13 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, START
 from energymon.sensors.base import Channel, Column, Point
 from energymon.sensors.open_files import CLOSED
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = ["IDLE_FRACTION", "TDP_W_PER_CPU", "EstimateSensor"]
 
@@ -55,7 +55,7 @@ class EstimateSensor:
         self._first: tuple[int, float] | None = None
         self.channels = (Channel("cpu", "cpu", ESTIMATE),)
 
-    def sample(self) -> list[Any]:
+    def sample(self) -> Raw:
         """Read the line that sums up all CPUs."""
         now_ns = time.monotonic_ns()
         try:
@@ -69,7 +69,7 @@ class EstimateSensor:
         """Return the read."""
         return [Operation(_LINE_BYTES, fd=self._fd, seeks=True)] if self._fd != CLOSED else None
 
-    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
         """Turn the busy time's growth since the first sample into joules."""
         now_ns, text, _ = raw
         t_ns = now_ns + offset_ns
@@ -111,7 +111,7 @@ class EstimateSensor:
         }
 
     def notes(self) -> list[str]:
-        """Return nothing: its points tell all."""
+        """Return nothing: its points say all."""
         return []
 
     def close(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from energymon.sensors.base import Discovery, Missing
 from energymon.sensors.nvml_board import NvmlSensor
-from energymon.sensors.nvml_library import NAME, load, unanswered
+from energymon.sensors.nvml_library import NAME, CObject, load, unanswered
 from energymon.sensors.updates import polled
 
 __all__ = ["open_nvml"]
@@ -24,7 +24,7 @@ def open_nvml(interval_ns: int, library: Path | None = None) -> Discovery:
     `library` is loaded in place of the driver's. The counters are polled for 0.3 s, and for longer where they are
     slow, to learn how often they are updated.
     """
-    nvml: Any = load(library)
+    nvml: CObject = load(library)
     if isinstance(nvml, Missing):
         return Discovery((), (nvml,))
     sensors: list[NvmlSensor] = []
@@ -63,11 +63,11 @@ def _probe(sensors: Iterable[NvmlSensor]) -> None:
         sensor.learn_updates(looks, _PROBE_LONGEST_S)
 
 
-def _is_sliced(nvml: Any, index: int) -> bool:
+def _is_sliced(nvml: CObject, index: int) -> bool:
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(index))
     except nvml.NVMLError:
-        # Boards that cannot be sliced answer so; one that has failed tells it again when it is opened.
+        # Boards that cannot be sliced answer so; one that has failed fails again when it is opened.
         return False
     return bool(current)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
@@ -19,12 +19,13 @@ from energymon.sensors.nvml_library import (
     MODULE_SCOPE,
     NAME,
     Call,
+    CObject,
     FieldsCall,
     ShownMany,
     ValueCall,
 )
 from energymon.sensors.updates import Age, Poll, Updates, lag_of, updates
-from energymon.ticker.ticker import Answers, Operation
+from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = ["NvmlSensor"]
 
@@ -44,19 +45,19 @@ _OLD_NS: Final = 2 * NS
 _AHEAD_NS: Final = 20_000_000
 """A value's own time counts when it is no older, and no further ahead of its reading, than these."""
 _RENEW_NS: Final = NS
-"""How often a board that fails is looked for anew."""
+"""How often a board that fails is looked for again."""
 
 
 class _Series:
     """One channel of a board."""
 
-    __slots__ = ("_age", "_at_ns", "_counter", "_integral", "_told", "channel", "lag_s")
+    __slots__ = ("_age", "_at_ns", "_board_label", "_counter", "_integral", "channel", "lag_s")
 
     def __init__(self, source: str, board: str, what: Counter | PowerIntegral, lag_s: float | None = None) -> None:
         """Take the board as messages name it, its device's name first."""
         self.channel = Channel(board.partition(" ")[0], "gpu", source)
         self.lag_s = LAG_S[source] if lag_s is None else lag_s
-        self._told = board
+        self._board_label = board
         self._counter = what if isinstance(what, Counter) else None
         self._age = Age(self.lag_s)
         self._integral = what if isinstance(what, PowerIntegral) else None
@@ -86,9 +87,9 @@ class _Series:
                 joules, flags = self._counter.update(value, after_ns, before_ns)
                 if flags:
                     self._age.restart()
-                # The driver may tell that the value is older than that.
+                # The driver may say that the value is older than that.
                 since_ns = min(at_ns, self._age.since_ns(joules, before_ns, after_ns))
-                shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._told) if flags else None
+                shown = RawCounter(value, _JOULES_PER_MJ, None, _MAX_BOARD_W, self._board_label) if flags else None
                 early_ns, late_ns = at_ns - since_ns, after_ns - at_ns
                 return Point(self.channel, at_ns + offset_ns, joules, flags, "", early_ns, late_ns, shown)
             if self._integral is not None:
@@ -140,14 +141,14 @@ class _Series:
 
     def failed(self, why: str, t_utc_ns: int) -> Point:
         """Return the point of a reading that failed."""
-        return Point(self.channel, t_utc_ns, None, "", f"{self._told}: {why}")
+        return Point(self.channel, t_utc_ns, None, "", f"{self._board_label}: {why}")
 
 
 class NvmlSensor:
     """One board."""
 
-    def __init__(self, nvml: Any, index: int, interval_ns: int) -> None:
-        """Open a board; raises NVMLError for one that tells neither energy nor power."""
+    def __init__(self, nvml: CObject, index: int, interval_ns: int) -> None:
+        """Open a board; raises NVMLError for one that gives neither energy nor power."""
         self._nvml = nvml
         self._device = f"gpu-{index}"
         self.name = f"{NAME} {self._device}"
@@ -176,15 +177,15 @@ class NvmlSensor:
 
     @property
     def channels(self) -> tuple[Channel, ...]:
-        """The board's counter, power and average power, as far as it tells them."""
+        """The board's counter, power and average power, as far as it gives them."""
         return tuple(series.channel for series in self._series())
 
-    def sample(self) -> list[Any]:
+    def sample(self) -> Raw:
         """Return [t, answer, t, …, t], the answers between monotonic times, ns: bytes, or NVML's return code."""
         if self._failed:
             self._renew()
         now_ns = time.monotonic_ns
-        raw: list[Any] = [now_ns()]
+        raw: Raw = [now_ns()]
         for function, arguments, buffer in self._bound:
             code = function(*arguments)
             if code:
@@ -198,7 +199,7 @@ class NvmlSensor:
         """Return the calls; None while the board fails."""
         return None if self._failed else [call.operation for call, _ in self._calls]
 
-    def decode(self, raw: Any, offset_ns: int) -> list[Point]:
+    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
         """Return a point of each channel, at the value's own time where it is plausible."""
         points: list[Point] = []
         at = 0
@@ -252,7 +253,7 @@ class NvmlSensor:
 
     def describe(self) -> dict[str, object]:
         """Return the board's model and UUID, what its counter covers and how often it is updated."""
-        told: dict[str, object] = {
+        described: dict[str, object] = {
             "sensor": NAME,
             "driver": self._driver,
             "model": self._model,
@@ -260,7 +261,7 @@ class NvmlSensor:
             "module_power": self._module,
             "counter_period_ms": None if self._counter_updates is None else self._counter_updates.median_ms,
         }
-        told["channels"] = [
+        described["channels"] = [
             {
                 "device": self._device,
                 "domain": "gpu",
@@ -272,7 +273,7 @@ class NvmlSensor:
             }
             for series in self._series()
         ]
-        return told
+        return described
 
     def close(self) -> None:
         """Give the library back."""
@@ -281,7 +282,7 @@ class NvmlSensor:
             self._nvml.nvmlShutdown()
 
     def counter_shown(self) -> int | None:
-        """Return the counter's value now, mJ; None when the board tells none."""
+        """Return the counter's value now, mJ; None when the board has none."""
         for call, several in self._calls:
             for i, series in enumerate(several):
                 if series.channel.source == _COUNTER and not call.function(*call.arguments):
@@ -300,7 +301,7 @@ class NvmlSensor:
         return (series for _, several in self._calls for series in several)
 
     def _plan(self, interval_ns: int) -> Iterator[tuple[Call, list[_Series]]]:
-        """Yield the calls that tell most of this board: one for all where it knows the fields."""
+        """Yield the calls that give most of this board: one for all where it knows the fields."""
         nvml, library = self._nvml, self._nvml.nvmlLib
         answered = self._answered()
         makers: Mapping[int, Callable[[], _Series]] = {
@@ -334,7 +335,7 @@ class NvmlSensor:
         return _Series(_COUNTER, self._board, counter)
 
     def _answered(self) -> tuple[int, ...]:
-        """Return the fields that the board tells."""
+        """Return the fields that the board has."""
         fields = (ENERGY, INSTANT_POWER, AVERAGE_POWER)
         try:
             function = self._nvml.nvmlLib["nvmlDeviceGetFieldValues"]

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from energymon.sensors.base import Missing, Part
 from energymon.ticker.ticker import Operation
@@ -19,6 +19,7 @@ __all__ = [
     "INSTANT_POWER",
     "MODULE_SCOPE",
     "NAME",
+    "CObject",
     "Call",
     "FieldsCall",
     "Shown",
@@ -50,8 +51,11 @@ _UNKNOWN: Final = 999
 _ALL_BOARDS: Final[Part] = ("gpus", "gpu")
 """Stands for boards whose number is not known."""
 
+CObject: TypeAlias = Any
+"""A function, a handle or a pointer of ctypes or pynvml, which have no types."""
+
 Shown = tuple[int, int, int]
-"""NVML's return code, the value, and its timestamp, UTC ns (0 where the call tells none)."""
+"""NVML's return code, the value, and its timestamp, UTC ns (0 where the call has none)."""
 ShownMany = tuple[Sequence[int], Sequence[int]]
 """Values and their timestamps."""
 
@@ -61,12 +65,12 @@ class Call:
 
     __slots__ = ("_names", "arguments", "buffer", "function")
 
-    def __init__(self, function: Any, buffer: bytearray) -> None:
+    def __init__(self, function: CObject, buffer: bytearray) -> None:
         self.function = function
         self.buffer = buffer
-        self.arguments: tuple[Any, ...] = ()
+        self.arguments: tuple[CObject, ...] = ()
 
-    def bind(self, handle: Any) -> None:
+    def bind(self, handle: CObject) -> None:
         """Aim the call at a board."""
         raise NotImplementedError
 
@@ -89,7 +93,7 @@ class FieldsCall(Call):
 
     __slots__ = ("_array", "_shown", "fields")
 
-    def __init__(self, function: Any, fields: tuple[int, ...], scope: int) -> None:
+    def __init__(self, function: CObject, fields: tuple[int, ...], scope: int) -> None:
         super().__init__(function, bytearray(_FIELD_BYTES * len(fields)))
         self.fields = fields
         self._shown = struct.Struct("=" + _SHOWN * len(fields))
@@ -98,7 +102,7 @@ class FieldsCall(Call):
             struct.pack_into("=II", self.buffer, i * _FIELD_BYTES, field, 0 if field == ENERGY else scope)
         self._array = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
 
-    def bind(self, handle: Any) -> None:
+    def bind(self, handle: CObject) -> None:
         """Aim the call at a board."""
         self.arguments = (handle, ctypes.c_int(len(self.fields)), ctypes.byref(self._array))
 
@@ -138,12 +142,12 @@ class ValueCall(Call):
 
     __slots__ = ("_cell", "_form")
 
-    def __init__(self, function: Any, form: str) -> None:
+    def __init__(self, function: CObject, form: str) -> None:
         self._form = struct.Struct(f"={form}")
         super().__init__(function, bytearray(self._form.size))
         self._cell = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
 
-    def bind(self, handle: Any) -> None:
+    def bind(self, handle: CObject) -> None:
         """Aim the call at a board."""
         self.arguments = (handle, ctypes.byref(self._cell))
 
@@ -168,7 +172,7 @@ class ValueCall(Call):
         return [(values, [0] * len(values))]
 
 
-def _address(pointer: Any) -> int:
+def _address(pointer: CObject) -> int:
     return ctypes.cast(pointer, ctypes.c_void_p).value or 0
 
 
@@ -181,7 +185,7 @@ def load(library: Path | None) -> ModuleType | Missing:
     """Return the initialised module pynvml, bound to `library` or else to the driver's, or why there is none.
 
     Importing pynvml takes 50 ms, so the library is looked for first. A library of another path serves when its
-    SONAME is the driver's, for that is how the loader finds again what is loaded.
+    SONAME is the driver's, by which the loader finds a library that is loaded.
     """
     path = _DRIVERS if library is None else str(library.absolute())
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
+
+from energymon.ticker.ticker import Raw
 
 __all__ = ["CLOSED", "Entry", "OpenFiles"]
 
@@ -21,7 +23,7 @@ class Entry(Protocol):
         ...
 
     def open(self) -> None:
-        """Open it, closing what was open before. Raises OSError."""
+        """Open it, closing the file that was open before. Raises OSError."""
         ...
 
     def close(self) -> None:
@@ -45,7 +47,7 @@ class OpenFiles:
         self._errors: dict[int, OSError] = {}
         self._fds = [entry.fd for entry in entries]
 
-    def read(self) -> list[Any]:
+    def read(self) -> Raw:
         """Return [t, value, t, value, …, t]: what each entry holds between two times, monotonic ns.
 
         A value is bytes, or the OSError that came instead; an entry's own times are those beside its value.
@@ -53,7 +55,7 @@ class OpenFiles:
         if self._broken:
             self._reopen()
         call, args, now_ns = self._call, self._args, time.monotonic_ns
-        raw: list[Any] = [now_ns()]
+        raw: Raw = [now_ns()]
         for fd in self._fds:
             try:
                 value: bytes | OSError = call(fd, *args)
@@ -78,7 +80,7 @@ class OpenFiles:
             entry.close()
 
     def _failed(self, index: int, error: OSError) -> OSError:
-        # A traceback would keep this frame, and what was read with it, for as long as the error waits.
+        # A traceback would keep this frame, and the values read with it, for as long as the error waits.
         error.__traceback__ = None
         self._broken.append(index)
         return self._errors.get(index, error)

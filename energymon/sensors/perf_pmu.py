@@ -1,4 +1,4 @@
-"""What sysfs tells of the kernel's PMU for energy: its events, their units, and the CPU to count each socket on."""
+"""What sysfs says of the kernel's PMU for energy: its events, their units, and the CPU to count each socket on."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Pmu:
-    """What the PMU's folder tells."""
+    """What the PMU's folder says."""
 
     type: int
     """What perf_event_open knows the PMU by."""

@@ -47,7 +47,7 @@ def open_rapl(sysfs: Path, settle_s: float = SETTLE_S) -> Discovery:
         return Discovery(by_perf.sensors, (*by_perf.missing, *left_out))
     by_powercap = powercap.open_powercap(sysfs, agreed, settle_s, "perf" if in_perf else None)
     if in_powercap:
-        # What can be read and what cannot is powercap's to say, for it is what is read.
+        # Powercap is read, so powercap says what can be read and what cannot.
         by_perf = replace(by_perf, missing=tuple(replace(gap, parts=()) for gap in by_perf.missing))
     return Discovery(by_powercap.sensors, (*by_perf.missing, *by_powercap.missing, *left_out))
 

@@ -27,7 +27,7 @@ class Reference:
         self._path = zone / "energy_uj"
         self._wrap = int((zone / "max_energy_range_uj").read_text())
         # Powercap counts the register's steps in whole nJ (intel_rapl_common.c); perf counts them as the power of two
-        # that they are. The range, which is the steps of the whole register, tells how many nJ are taken for one.
+        # that they are. The range, which is the steps of the whole register, shows how many nJ are taken for one.
         step_nj = self._wrap * 1000 / _COUNTS
         if step_nj < 1 or abs(step_nj - round(step_nj)) > _WHOLE:
             raise ValueError(f"{zone}/max_energy_range_uj holds {self._wrap}, expected steps of whole nJ")
@@ -35,7 +35,7 @@ class Reference:
         self._unit_j = 1e-6 * true_nj / round(step_nj)
         self._shown()
 
-    def begun(self, count: Callable[[], int], value: int, unit_j: float) -> RawCounter | None:
+    def started(self, count: Callable[[], int], value: int, unit_j: float) -> RawCounter | None:
         """Return what powercap showed when perf's counter showed `value`, units of `unit_j`; None when unknown.
 
         `count` returns what perf's counter shows now.

@@ -14,7 +14,7 @@ from energymon.clock.monotonic import NS
 __all__ = ["Age", "Poll", "Updates", "lag_of", "polled", "updates"]
 
 _CHANGES: Final = 8
-"""So many updates tell a counter's period."""
+"""So many updates show a counter's period."""
 _FEW: Final = 3
 """So many are waited for longer."""
 _MARGIN: Final = 1.25
@@ -99,7 +99,7 @@ def lag_of(shown: Sequence[Poll]) -> float | None:
 
 
 class Age:
-    """Tells how old the value of a counter may be at each reading.
+    """Finds how old the value of a counter may be at each reading.
 
     A value is no older than the counter's lag, and no older than the last reading that showed another one. A value
     that outlasts the lag shows that the lag is longer; from then on it is taken to be as long as was seen.
@@ -114,7 +114,7 @@ class Age:
         self._since_ns = self._shown_ns = self._before_ns = 0
 
     def restart(self) -> None:
-        """Forget what was shown: the counter began at another value."""
+        """Forget all values before: the counter began at another value."""
         self._joules = None
         self._outlasted = False
 
@@ -123,7 +123,7 @@ class Age:
         return self.lag_ns, self._outlasted, self._joules, self._since_ns, self._shown_ns, self._before_ns
 
     def back_to(self, mark: tuple[int, bool, float | None, int, int, int]) -> None:
-        """Undo what was taken since `mark`."""
+        """Undo all updates since `mark`."""
         self.lag_ns, self._outlasted, self._joules, self._since_ns, self._shown_ns, self._before_ns = mark
 
     def since_ns(self, joules: float, before_ns: int, after_ns: int) -> int:

@@ -9,17 +9,18 @@ import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
 
-__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "connect", "told"]
+__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "columns", "connect", "store_error"]
 
+_Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
 Series = tuple[str, str, str, str]
 """Node, device, domain and source."""
 Row = tuple[int, Series, int, float, str, int | None, int]
@@ -91,7 +92,7 @@ _MEANINGS: Final = {
 """What SQLite says, and what that means for a store."""
 
 _READING: Final = "SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags"
-# One reading beyond the one that covers the edge tells the power there, and thereby the error.
+# One reading beyond the one that covers the edge gives the power there, and with it the error.
 _BEFORE: Final = """SELECT min(tick_ns) FROM (SELECT tick_ns FROM readings
     WHERE series_id = ? AND tick_ns <= ? AND t_ns <= ? ORDER BY tick_ns DESC LIMIT 2)"""
 _AFTER: Final = """SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings
@@ -144,7 +145,7 @@ class SqliteStore:
             if connection is not None:
                 connection.close()
             os.close(lock_fd)
-            raise told(path, error) from error
+            raise store_error(path, error) from error
         return cls(path, connection, lock_fd)
 
     @classmethod
@@ -169,7 +170,7 @@ class SqliteStore:
                     raise
             return cls(path, _opened(path, immutable=True), None)
         except sqlite3.Error as error:
-            raise told(path, error) from error
+            raise store_error(path, error) from error
 
     def append(
         self,
@@ -182,7 +183,7 @@ class SqliteStore:
     ) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
 
-        Raises StoreError, when the disk is full for one.
+        Raises StoreError, for example when the disk is full.
         """
         self.append_rows(
             [
@@ -285,7 +286,7 @@ class SqliteStore:
             ]
 
     def events(self, start_ns: int = 0, end_ns: int = 2**63 - 1) -> list[Event]:
-        """Return what was told in [start, end), UTC ns, by time."""
+        """Return the events in [start, end), UTC ns, by time."""
         with self._reading():
             return [
                 Event(*row)
@@ -308,39 +309,17 @@ class SqliteStore:
 
     def clocks(self, node: str | None = None) -> list[ClockOffset]:
         """Return every offset measured, by time."""
-        with self._reading():
-            rows = self._db.execute(
-                "SELECT t_ns, node, peer, offset_ns, error_ns FROM clocks WHERE ? IS NULL OR node = ?"
-                " ORDER BY t_ns, node, peer",
-                (node, node),
-            ).fetchall()
-        return [ClockOffset(*row) for row in rows]
+        return self._all(ClockOffset, "clocks", node, "t_ns, node, peer")
 
     def baselines(self, node: str | None = None) -> list[Baseline]:
         """Return every idle baseline recorded, by time and series."""
-        with self._reading():
-            rows = self._db.execute(
-                "SELECT node, device, domain, source, start_ns, end_ns, watts, error_w FROM baselines"
-                " WHERE ? IS NULL OR node = ? ORDER BY start_ns, node, device, domain, source",
-                (node, node),
-            ).fetchall()
-        return [Baseline(*row) for row in rows]
+        return self._all(Baseline, "baselines", node, "start_ns, node, device, domain, source")
 
     def counters(self, node: str | None = None) -> list[CounterStart]:
         """Return every counter that a series began with, by time; none from a store that was written without them."""
         with self._reading():
             (there,) = self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'counters'").fetchone()
-            rows = (
-                self._db.execute(
-                    "SELECT node, device, domain, source, tick_ns, t_ns, boot_ns, boot_id, joules, raw, unit_j, wrap,"
-                    " max_w, counter FROM counters WHERE ? IS NULL OR node = ?"
-                    " ORDER BY t_ns, node, device, domain, source",
-                    (node, node),
-                ).fetchall()
-                if there
-                else []
-            )
-        return [CounterStart(*row) for row in rows]
+        return self._all(CounterStart, "counters", node, "t_ns, node, device, domain, source") if there else []
 
     def last_tick_ns(self, node: str) -> int:
         """Return the latest tick that a node has, UTC ns; 0 when it has none."""
@@ -381,6 +360,12 @@ class SqliteStore:
     ) -> None:
         self.close()
 
+    def _all(self, kind: type[_Record], table: str, node: str | None, order: str) -> list[_Record]:
+        """Return the records of a table, whose columns are those of their class, of one node or of all."""
+        query = f"SELECT {columns(kind)} FROM {table} WHERE ? IS NULL OR node = ? ORDER BY {order}"  # noqa: S608
+        with self._reading():
+            return [kind(*row) for row in self._db.execute(query, (node, node))]
+
     def _numbered(self, rows: Sequence[Row]) -> list[tuple[int, int, int, float, str, int | None, int]]:
         ids = self._series
         try:
@@ -404,12 +389,12 @@ class SqliteStore:
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
-            # Ids handed out in a transaction that is undone are no ids.
+            # Ids of a transaction that is undone are no ids.
             self._series.clear()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
-                raise told(self.path, error) from error
+                raise store_error(self.path, error) from error
             if isinstance(error, OverflowError):
                 raise StoreError(f"{self.path}: a number does not fit into 64 bits ({error})") from error
             raise
@@ -424,7 +409,12 @@ class SqliteStore:
             finally:
                 self._db.execute("ROLLBACK")
         except sqlite3.Error as error:
-            raise told(self.path, error) from error
+            raise store_error(self.path, error) from error
+
+
+def columns(kind: type[ClockOffset | Baseline | CounterStart | Event]) -> str:
+    """Return the columns of the records of a class, which are its fields, for a SELECT."""
+    return ", ".join(field.name for field in fields(kind))
 
 
 def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
@@ -439,7 +429,7 @@ def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connec
             check_same_thread=False,
         )
     except sqlite3.Error as error:
-        raise told(path, error) from error
+        raise store_error(path, error) from error
 
 
 def _opened(path: Path, *, immutable: bool) -> sqlite3.Connection:
@@ -481,7 +471,7 @@ def add_columns(connection: sqlite3.Connection) -> None:
         connection.executescript(f"BEGIN IMMEDIATE; {adding} PRAGMA user_version = {_VERSION}; COMMIT;")
 
 
-def told(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
+def store_error(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
     """Return what went wrong with a store in words that say what to do."""
     if isinstance(error, StoreError):
         return error

@@ -10,14 +10,16 @@ import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from energymon.clock.monotonic import NS, UNNOTICED_NS
 from energymon.system.native import compiled
 
-__all__ = ["Answers", "Block", "Library", "Operation", "Reason", "Taken", "Ticker", "ticker_library"]
+__all__ = ["Answers", "Block", "Library", "Operation", "Raw", "Reason", "Taken", "Ticker", "ticker_library"]
 
 Library = ctypes.CDLL
+Raw: TypeAlias = "list[Any]"
+"""Answers between monotonic times, ns: [t, answer, t, …, t]. An answer is bytes, a return code, or an OSError."""
 _SOURCE: Final = Path(__file__).with_name("ticker.c")
 
 _RING_NS: Final = 5 * NS
@@ -88,7 +90,7 @@ class Taken(NamedTuple):
 
     tick_ns: int
     """UTC ns."""
-    raw: Sequence[list[Any]]
+    raw: Sequence[Raw]
     """For each group of operations [t, answer, t, …, t], the answers between monotonic times, ns: bytes, a function's
     return code, or the OSError that came instead."""
 
@@ -97,7 +99,7 @@ class Answers(NamedTuple):
     """One operation's answers, each column with an entry a tick."""
 
     before_ns: Sequence[int]
-    """When it was begun, monotonic ns."""
+    """When it started, monotonic ns."""
     after_ns: Sequence[int]
     """When it was done, monotonic ns."""
     status: Sequence[int]
@@ -207,12 +209,19 @@ class Ticker:
         wake_fd: int = -1,
         strewn_ns: int = 0,
     ) -> None:
-        """Take groups of operations, one a sensor, which are done in order at each tick, `readings` times.
+        """Prepare the operations; `run` takes the ticks.
 
-        `offset_ns` is what the monotonic clock lacks to that of the ticks, and `wall_ns` how far the wall clock is
-        ahead of that one, which ends `run` when it changes; an operation that takes more than `slow_ns` is told. The
-        ring holds `slots` ticks, those of some seconds by default. `run` comes back when `wake_fd` can be
-        read. Ticks are taken up to `strewn_ns` late, at random.
+        Args:
+            library: The compiled loop.
+            groups: Operations by sensor, which are done in order at each tick.
+            interval_ns: Time between two ticks, ns.
+            offset_ns: The clock of the ticks minus the monotonic clock, ns.
+            wall_ns: The wall clock minus the clock of the ticks, ns; default 0. `run` ends when it changes.
+            readings: How often the operations are done at a tick; the last answers count.
+            slow_ns: `run` reports an operation that takes longer, ns.
+            slots: Ticks that the ring holds; default those of some seconds.
+            wake_fd: `run` ends when this descriptor can be read; default none.
+            strewn_ns: Ticks are taken up to so much late, at random, ns; default 0.
         """
         self._run, self._end, self._free = library.run, library.ring_end, library.ring_free
         operations = [operation for group in groups for operation in group]
@@ -318,12 +327,12 @@ def _parts(shape: str) -> int:
     return len(form.unpack(bytes(form.size)))
 
 
-def _taken(flat: tuple[Any, ...], groups: Sequence[Sequence[Operation]]) -> Taken:
-    raw: list[list[Any]] = []
+def _taken(flat: Sequence[Any], groups: Sequence[Sequence[Operation]]) -> Taken:
+    raw: list[Raw] = []
     tick_ns, t_ns = flat[:2]
     at = 2
     for operations in groups:
-        answers: list[Any] = [t_ns]
+        answers: Raw = [t_ns]
         for op in operations:
             t_ns, status, data = flat[at : at + 3]
             at += 3

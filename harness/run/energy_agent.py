@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
-from energymon import Agent, AgentError, NoSensorError, series_of
+from energymon import Agent, AgentError, NoSensorError
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError, TestbedError
 from harness.system.disk import check_room
@@ -54,21 +53,6 @@ class EnergyAgent(Agent):
             environment=run_environment(run_id),
             on_restart=on_restart,
         )
-
-    @property
-    def sensors(self) -> list[dict[str, object]]:
-        """What each sensor says of itself; empty where nothing measures or estimates."""
-        return cast(list[dict[str, object]], self.description.get("sensors", []))
-
-    @property
-    def series(self) -> list[dict[str, object]]:
-        """What is sampled, as `energymon.series_of` gives it."""
-        return series_of(self.sensors)
-
-    @property
-    def unreadable(self) -> list[Mapping[str, str]]:
-        """Device, domain and reason of each part of the host that was found and cannot be read."""
-        return cast(list[Mapping[str, str]], self.description.get("unreadable", []))
 
     def start(self) -> None:
         """Start it.

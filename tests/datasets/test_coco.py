@@ -15,6 +15,8 @@ from harness.datasets.coco.generated import ANNOTATIONS
 from harness.datasets.pictures import patch
 from harness.errors import ConfigError, DatasetError
 
+pytestmark = pytest.mark.process
+
 RECIPE = CocoLike("coco", samples=40, scale=0.02, seed=2)
 
 
@@ -70,7 +72,6 @@ class Broken:
         return CocoTree("tree", str(self.root), **options).open(self.folder / "cache", lambda *_: None)
 
 
-@pytest.mark.process
 def test_pycocotools_reads_the_annotations_and_finds_every_picture(made, official):
     assert sorted(official.getCatIds()) == list(CATEGORY_IDS)
     assert len(CATEGORY_IDS) == 80

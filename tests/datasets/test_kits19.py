@@ -13,6 +13,8 @@ from harness.datasets.placement import PlacedData
 from harness.errors import ConfigError, DatasetError
 from loaders.pipelines.hounsfield import normalised
 
+pytestmark = pytest.mark.process
+
 SCALE = 0.001
 
 
@@ -43,7 +45,6 @@ def tree(made, tmp_path):
     return copy
 
 
-@pytest.mark.process
 def test_nibabel_reads_volumes_and_labels_with_millimetres(made):
     samples = made["nifti"].samples
     assert samples.paths[0] == "case_00000/imaging.nii.gz"
@@ -83,7 +84,6 @@ def one_core():
     os.sched_setaffinity(0, cores)
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("form", ["numpy", "nifti"])
 def test_any_number_of_processes_makes_the_same_bytes(made, tmp_path, one_core, form):
     alone = Kits19Like("k", 4, SCALE, form).open(tmp_path, quiet)

@@ -12,6 +12,8 @@ from harness.datasets.librispeech.generated import LibriSpeechLike, _bank
 from harness.datasets.librispeech.tree import LibriSpeechTree
 from harness.errors import ConfigError, DatasetError
 
+pytestmark = pytest.mark.process
+
 SAMPLES = 46
 SMALL = LibriSpeechLike("speech", samples=SAMPLES, scale=0.05)
 
@@ -46,7 +48,6 @@ def first_of(root):
     return recording, next(recording.parent.glob("*.trans.txt"))
 
 
-@pytest.mark.process
 def test_the_layout_is_that_of_librispeech(made):
     root = made.samples.root
     assert list(made.samples.paths) == sorted(made.samples.paths, key=lambda path: (int(path.split("/")[0]), path))
@@ -82,7 +83,6 @@ def test_every_process_makes_the_same_bytes(made):
     assert other != made.samples.path(0).read_bytes()
 
 
-@pytest.mark.process
 def test_a_lost_transcript_is_made_again(tmp_path):
     like = LibriSpeechLike("speech", samples=4, scale=0.05)
     first = like.open(tmp_path, lambda *said: None)

@@ -135,7 +135,7 @@ def test_an_answer_with_impossible_times_is_refused_and_its_peer_named(times):
     with (
         Responder("127.0.0.1") as responder,
         relay(responder.port, change=lambda reply: reply[:16] + struct.pack("!qq", *times)) as port,
-        pytest.raises(ClockError, match=f"127.0.0.1:{port}: the clock there tells impossible times"),
+        pytest.raises(ClockError, match=f"127.0.0.1:{port}: the clock there has impossible times"),
     ):
         measure(f"127.0.0.1:{port}", "n", attempts=2)
 

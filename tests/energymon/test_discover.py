@@ -19,6 +19,7 @@ def sources(found):
     return kinds
 
 
+@pytest.mark.process
 def test_everything_that_is_there_is_taken(rapl, boards, nvml_library):
     with rapl.running():
         found = discover(SensorConfig(sysfs=rapl.root, nvml=nvml_library, estimate=True), INTERVAL_NS)
@@ -43,12 +44,14 @@ def test_both_interfaces_are_taken_when_both_are_named(plant):
     assert sources(found) == {"rapl-perf", "rapl-powercap"}
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("boards")
 def test_cpu_energy_is_estimated_only_where_nothing_measures_it(tmp_path, nvml_library):
     found = discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library, estimate=True), INTERVAL_NS)
     assert sources(found) == {"estimate", *NVML}
 
 
+@pytest.mark.process
 def test_no_cpu_is_estimated_beside_a_module_whose_counter_holds_it(tmp_path, boards, nvml_library):
     boards(1, modules=[0])
     found = discover(SensorConfig(sysfs=tmp_path, nvml=nvml_library, estimate=True), INTERVAL_NS)

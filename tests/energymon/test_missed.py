@@ -3,8 +3,8 @@
 import pytest
 
 from energymon import START, SqliteStore
-from energymon.sampling.missed import Missed, Portion
-from energymon.sampling.monitor import Gap, Sampled
+from energymon.sampling.punctuality import Missed, Portion
+from energymon.sampling.records import Gap, Sampled
 from energymon.sampling.writer import Writer
 from energymon.sensors.base import Channel, Point
 
@@ -65,7 +65,7 @@ def events(tmp_path):
                 TICK,
                 on_stored=lambda count: None,
                 on_failure=failures.append,
-                tell=lambda event: None,
+                on_event=lambda event: None,
             )
             for record in records:
                 writer.put(record)

@@ -6,7 +6,8 @@ import pytest
 
 from energymon.clock import monotonic as clock_module
 from energymon.clock.monotonic import Clock
-from energymon.sampling.monitor import ClockStep, Gap, Monitor, Sampled
+from energymon.sampling.monitor import Monitor
+from energymon.sampling.records import ClockStep, Gap, Sampled
 from energymon.sensors.base import Channel, Point
 
 MS = 1_000_000

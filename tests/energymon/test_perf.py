@@ -164,7 +164,7 @@ def test_a_lost_descriptor_is_a_problem_and_the_count_begins_anew(sensor):
     read(sensor)
     time.sleep(0.02)
     before = read(sensor)[0].joules
-    for group in sensor._groups:
+    for group in sensor._files:
         group.close()
     lost = [read(sensor), read(sensor)]
     assert lost[0][0].joules is None

@@ -156,10 +156,10 @@ def test_perf_which_counts_from_its_opening_is_bridged_by_powercap(plant, tmp_pa
 def test_powercaps_microjoules_are_taken_for_what_perf_counts_of_the_same_register(tmp_path, range_uj, ratio):
     (tmp_path / "max_energy_range_uj").write_text(f"{range_uj}\n")
     (tmp_path / "energy_uj").write_text("2000000\n")
-    shown = Reference(tmp_path).begun(lambda: 2**32 * 5, 2**32 * 4, 2**-32)
+    shown = Reference(tmp_path).started(lambda: 2**32 * 5, 2**32 * 4, 2**-32)
     assert shown.unit_j == pytest.approx(1e-6 / ratio, rel=1e-12)
     assert shown.raw == pytest.approx(2_000_000 - 1e6 * ratio, abs=1)
-    assert Reference(tmp_path).begun(lambda: 0, 1, 2**-32) is None
+    assert Reference(tmp_path).started(lambda: 0, 1, 2**-32) is None
     (tmp_path / "max_energy_range_uj").write_text("1000\n")
     with pytest.raises(ValueError, match="whole nJ"):
         Reference(tmp_path)

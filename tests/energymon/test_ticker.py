@@ -10,9 +10,12 @@ from itertools import pairwise
 import pytest
 
 from energymon.clock.monotonic import Clock, next_tick, strewn_ns
-from energymon.sampling.monitor import Gap, Monitor, Sampled, SampledBlock
+from energymon.sampling.monitor import Monitor
+from energymon.sampling.records import Gap, Sampled, SampledBlock
 from energymon.sensors.estimate import EstimateSensor
 from energymon.ticker.ticker import Operation, Reason, Ticker, ticker_library
+
+pytestmark = pytest.mark.serial
 
 MS = 1_000_000
 INTERVAL_NS = 5 * MS

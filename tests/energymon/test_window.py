@@ -18,7 +18,7 @@ import pytest
 
 from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError
 from energymon.agent import process as agent_process
-from energymon.agent.temporary import remove_abandoned
+from energymon.agent.lifetime import remove_abandoned
 from energymon.agent.window import Agent, Window
 from energymon.clock.monotonic import utc_text
 from energymon.errors import AgentError

@@ -10,6 +10,8 @@ from harness.cell.counters import CellCounters
 from harness.results.disturbance import others
 from harness.system.procfs import cpu_s, host_cpu, kernel_cpu_s, wait_s
 
+pytestmark = pytest.mark.serial
+
 HOG = """
 import sys
 print(flush=True)

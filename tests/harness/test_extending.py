@@ -25,6 +25,7 @@ def home(tmp_path):
     return tmp_path
 
 
+@pytest.mark.process
 def test_the_dataset_and_the_loader_of_the_page_give_valid_rows(home):
     pictures = home / "pictures"
     pictures.mkdir()

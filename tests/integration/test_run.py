@@ -75,7 +75,7 @@ def descendants_gone(mark):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def leaves_nothing(cache):
+def leaves_nothing(cache, shared_memory_left):
     """After all runs of this module nothing of them is left, nor of their parts that were killed."""
     shm = set(Path("/dev/shm").iterdir())
     os.environ[MARK] = str(cache)
@@ -84,8 +84,7 @@ def leaves_nothing(cache):
     assert descendants_gone(str(cache))
     # So sem_open(3) calls a semaphore in the making; a process that is killed in that instant leaves 32 bytes, and
     # nobody can tell whose they were.
-    left = {path.name for path in set(Path("/dev/shm").iterdir()) - shm if not re.fullmatch(r"sem\.\w{6}", path.name)}
-    assert not left
+    assert not [path.name for path in shared_memory_left(shm) if not re.fullmatch(r"sem\.\w{6}", path.name)]
 
 
 def wait_for_epoch(results, process, loader="pytorch", tries=1):

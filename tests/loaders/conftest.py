@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,6 +61,13 @@ def orphaned_memory() -> Callable[[], list[str]]:
     """List torch's shared memory whose maker is dead; that of a living process is still under way."""
 
     def find() -> list[str]:
+        # Workers of other tests that have just ended may still have theirs removed.
+        deadline = time.monotonic() + 10
+        while (left := orphans()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
+    def orphans() -> list[str]:
         names = [path.name for path in Path("/dev/shm").glob("torch_*")]
         return [name for name in names if not psutil.pid_exists(int(name.split("_")[1]))]
 

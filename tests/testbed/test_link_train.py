@@ -32,12 +32,14 @@ def test_packets_that_do_not_come_are_waited_for_only_so_long():
         assert counter.settle(10, quiet_s=0.05) == 0
 
 
+@pytest.mark.process
 def test_trains_are_counted_both_ways(control):
     train = Train(packets=3_001, payload_bytes=32, per_s=20_000, limit_s=10)
     assert control.lost_here(train, 0.5) == (3_001, 0)
     assert control.lost_there(train, 0.5) == (3_001, 0)
 
 
+@pytest.mark.process
 def test_a_paced_train_arrives_at_its_pace(control):
     started = time.monotonic()
     arrivals = control.arrivals(Train(packets=2_000, payload_bytes=1_000, per_s=4_000, limit_s=10), 0.05)
@@ -47,6 +49,7 @@ def test_a_paced_train_arrives_at_its_pace(control):
     assert 0 < carried_gbit(arrivals, 1_028) < 1.1 * 4_000 * 1_028 * 8 / 1e9
 
 
+@pytest.mark.process
 def test_a_train_ends_at_its_time_limit(control):
     sent, _ = control.lost_there(Train(packets=10_000, payload_bytes=32, per_s=1_000, limit_s=0.2), 0.1)
     assert sent < 1_000

@@ -56,6 +56,7 @@ def _lines(path: Path) -> list[int]:
     return [int(pid) for pid in (path / "cgroup.procs").read_text().split()]
 
 
+@pytest.mark.process
 @real
 def test_processes_of_a_node_share_the_limit_and_the_group_goes_with_the_cell(run):
     with limited_memory(run, LIMIT_MB, "a-cell") as group:
@@ -76,6 +77,7 @@ def test_processes_of_a_node_share_the_limit_and_the_group_goes_with_the_cell(ru
     assert remove_memory_group(run.folder) is None
 
 
+@pytest.mark.process
 @real
 def test_what_is_read_counts_and_makes_way(run, tmp_path):
     data = tmp_path / "data"
@@ -90,6 +92,7 @@ def test_what_is_read_counts_and_makes_way(run, tmp_path):
         assert group.kills() == 0
 
 
+@pytest.mark.process
 @real
 @pytest.mark.parametrize("told", [True, False])
 def test_a_process_that_needs_more_is_killed_and_the_error_names_cell_and_limit(run, told):
@@ -103,6 +106,7 @@ def test_a_process_that_needs_more_is_killed_and_the_error_names_cell_and_limit(
     assert not group.path.exists()
 
 
+@pytest.mark.process
 @real
 def test_another_failure_stays_what_it_was(run):
     with pytest.raises(CellError, match=r"^no batch$"), limited_memory(run, LIMIT_MB, "a-cell"):
@@ -126,6 +130,7 @@ def test_the_group_of_a_killed_run_goes_with_what_is_in_it():
     assert not RunNames(run_id, state_root()).folder.exists()
 
 
+@pytest.mark.process
 @real
 def test_a_clean_up_tells_of_a_group_that_it_removed(run):
     path = memory_parent().path / f"jf-{run.run_id}-memory"
@@ -182,6 +187,7 @@ def test_a_hierarchy_that_is_not_mounted_is_one_error_with_the_remedy(tmp_path):
         memory_parent(_proc(tmp_path, "4:memory:/a\n", "9 8 0:3 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n"))
 
 
+@pytest.mark.process
 @real
 def test_a_limit_that_the_kernel_refuses_is_told_with_the_place(run, monkeypatch):
     parent = memory_parent()

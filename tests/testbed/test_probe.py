@@ -16,6 +16,8 @@ from harness.errors import TestbedError
 from harness.testbed.base import Node
 from harness.testbed.probe import ProbeServer, loaded_probe, probe, rtt_probe
 
+pytestmark = pytest.mark.process
+
 LOOPBACK = "127.0.0.1"
 NEAR = Regime(name="near", rtt_ms=0.1, rate_gbit=1.0)
 
@@ -71,7 +73,6 @@ def test_a_local_regime_is_refused(server):
         probe(run_here, LOOPBACK, server.port, Regime(name="local"))
 
 
-@pytest.mark.process
 @needs_ping
 def test_a_server_that_is_not_there_is_named():
     with socket.create_server((LOOPBACK, 0)) as taken:
@@ -80,13 +81,11 @@ def test_a_server_that_is_not_there_is_named():
         probe(run_here, LOOPBACK, port, NEAR)
 
 
-@pytest.mark.process
 def test_a_server_on_an_address_that_is_not_here_says_so():
     with pytest.raises(TestbedError, match=r"192\.0\.2\.1"):
         ProbeServer(Node("storage", "probetest", "192.0.2.1"))
 
 
-@pytest.mark.process
 def test_the_server_ends_with_its_standard_input():
     process = start_server()
     process.stdin.close()
@@ -94,7 +93,6 @@ def test_the_server_ends_with_its_standard_input():
     process.stdout.close()
 
 
-@pytest.mark.process
 def test_the_server_ends_when_its_parent_is_killed():
     parent = subprocess.Popen(
         [

@@ -39,10 +39,12 @@ def owner(root):
     process.communicate()
 
 
+@pytest.mark.process
 def test_record_of_a_living_owner_is_not_abandoned(owner):
     assert list(abandoned_runs()) == []
 
 
+@pytest.mark.process
 def test_record_of_a_killed_owner_is_abandoned_and_can_be_forgotten(owner, root):
     owner.kill()
     owner.wait()
@@ -60,6 +62,7 @@ def test_waiting_for_a_cleaned_run_ends_without_its_state(root):
     assert RunState.take_over(names, wait=True) is None
 
 
+@pytest.mark.process
 def test_run_id_in_use_is_refused_and_named(owner):
     with pytest.raises(TestbedError, match="owner1 is in use"):
         RunState.create("owner1")
@@ -106,6 +109,7 @@ def test_state_root_open_to_others_is_refused(tmp_path, monkeypatch):
         state_root()
 
 
+@pytest.mark.process
 def test_a_run_is_told_as_living_while_its_owner_lives_and_looking_takes_nothing(root, owner):
     assert living_runs() == {"owner1"}
     mine = RunState.create("mine1")

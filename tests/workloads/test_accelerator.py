@@ -86,6 +86,7 @@ def test_an_emulated_steps_label_says_how_it_departs_from_the_published_one():
     assert step.seconds_per_sample == pytest.approx(0.5 * 0.435 / 400)
 
 
+@pytest.mark.process
 def test_an_emulated_board_has_published_power_and_a_real_device_none():
     step = make_step(RESNET50, {"kind": "emulated", "model": "h100"}, seed=0)
     assert (step.power.busy_w, step.power.idle_w) == (700.0, 70.0)

@@ -70,6 +70,7 @@ def test_the_model_takes_pictures_as_they_come_without_another_resize_or_normali
     assert not seen[0][:, :, height:].any()
 
 
+@pytest.mark.process
 def test_the_masks_that_the_model_learns_are_the_pipelines(samples):
     pictures = []
     model = TINY.model().train()

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.process
+
 PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
 SAMPLES = 17
 BROKEN = 5
@@ -67,7 +69,6 @@ def only_cell(folder):
     return json.loads((cell / "cell.json").read_text())
 
 
-@pytest.mark.process
 def test_the_page_s_class_and_yaml_are_trained_by_the_page_s_command(folder):
     row = only_row(folder)
     assert (row["workload"], row["loader"]) == ("small_cnn", "pytorch")

@@ -10,12 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, open_store
-from energymon.influx.influxql import InfluxQLReader
+from energymon.influx.queries import InfluxQLReader
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.store import InfluxStore
 from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, CounterStart, Event
 from energymon.sensors.counter import Counter
 from tests.energymon.influx.server import drain
+
+pytestmark = pytest.mark.process
 
 MS = 1_000_000
 T0 = 1_700_000_000_000 * MS
@@ -95,7 +97,6 @@ def assert_agree(here, there, windows):
     assert there.counters() == here.counters()
 
 
-@pytest.mark.process
 @slow
 @given(data=st.data(), found=lives())
 def test_both_stores_answer_alike_whatever_wraps_gaps_and_restarts_there_were(server, data, found):
@@ -225,7 +226,6 @@ def test_a_store_is_found_by_path_and_by_address(server, bucket, make_store, mon
         assert there.readings(0, 1) == []
 
 
-@pytest.mark.process
 def test_what_is_wrong_with_a_server_is_named(server, bucket, monkeypatch):
     for name, value in server.environment(bucket).items():
         monkeypatch.setenv(name, value)

@@ -13,9 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from energymon import Event
+from energymon.influx.sender import backoff_s
 from energymon.influx.spool import Spool
 from energymon.influx.store import InfluxStore
-from energymon.sender.sender import backoff_s
 from tests.energymon.influx.server import REPO, SenderProcess, Server, drain, free_port
 from tests.energymon.influx.stores import STEP, T0, append, assert_whole
 

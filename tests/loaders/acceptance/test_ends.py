@@ -70,7 +70,7 @@ def training():
         process.kill()
 
 
-def test_close_in_mid_epoch_ends_everything_and_may_be_repeated(any_pair):
+def test_close_in_mid_epoch_ends_everything_and_may_be_repeated(any_pair, orphaned_memory):
     others = set(psutil.Process().children(recursive=True))
     loader = any_pair.make()
     epoch = loader.epoch(0)
@@ -83,8 +83,7 @@ def test_close_in_mid_epoch_ends_everything_and_may_be_repeated(any_pair):
         next(loader.epoch(1))
     left = [child for child in psutil.Process().children(recursive=True) if child not in others]
     assert not [child for child in left if child.status() != psutil.STATUS_ZOMBIE]
-    names = [path.name for path in Path("/dev/shm").glob("torch_*")]
-    assert not [name for name in names if not psutil.pid_exists(int(name.split("_")[1]))]
+    assert not orphaned_memory()
 
 
 def test_a_loader_that_is_dropped_in_mid_epoch_ends_its_processes(any_loader):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 SPEC = importlib.util.spec_from_file_location("torch_suite", Path(__file__).with_name("torch_suite.py"))
 assert SPEC is not None and SPEC.loader is not None
 torch_suite = importlib.util.module_from_spec(SPEC)

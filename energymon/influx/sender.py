@@ -2,31 +2,28 @@
 
 `python -m energymon.sender --store FILE`, with the server in INFLUXDB_V2_{URL,ORG,BUCKET,TOKEN,TOKEN_FILE,SSL_CA_CERT,
 TIMEOUT}. What the server has acknowledged leaves the outbox, everything else stays in the file, so that the sender can
-die at any moment: what is sent again writes the same points. Prints a line of JSON at every change of its state.
+die at any moment: lines that are sent again write the same points. Prints a line of JSON at every change of its state.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import random
+import select
+import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Final
 
 from energymon.errors import ConfigError, EnergyError, StoreError
 from energymon.influx.client import InfluxClient, PartialWriteError, RequestTooLarge, ServerUnavailable, WriteRejected
-from energymon.influx.settings import InfluxSettings
-from energymon.influx.spool import Batch, BusyError, Spool
-from energymon.sender.stop_listener import StopListener
+from energymon.influx.spool import Batch, Spool
 
-__all__ = ["Sender", "backoff_s", "main"]
+__all__ = ["Sender", "StopListener", "backoff_s"]
 
 _POLL_S: Final = 1.0
 _FIRST_DELAY_S: Final = 0.5
@@ -38,7 +35,7 @@ _SLOWER: Final = 3.0
 _TRIM_S: Final = 5.0
 _PROGRESS_S: Final = 2.0
 _TELL_S: Final = 60.0
-"""How often lines that were set aside are told about at most."""
+"""How often lines that were set aside are reported at most."""
 _ISOLATING_POSTS: Final = 64
 """Spent on finding bad lines of one request; the rest is set aside with its neighbours, which the server has."""
 _NO_POINTS: Final = "# energymon"
@@ -52,6 +49,37 @@ def backoff_s(failures: int, draw: Callable[[], float] = random.random) -> float
     """Return how long to wait after `failures` in a row: 0.5 s, doubled each time up to 30 s, the half of it drawn."""
     bound_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * (1 << min(failures - 1, 10)))
     return bound_s * (0.5 + 0.5 * draw())
+
+
+class StopListener:
+    """Waits until a time, or until the sender must end: the end of stdin, SIGTERM or SIGINT."""
+
+    def __init__(self, *, until_eof: bool) -> None:
+        self.eof = False
+        self.killed = False
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._until_eof = until_eof
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after `timeout_s`, or as soon as there is something to hear or another thread calls `wake`."""
+        if self.killed:
+            return
+        heeded = [self._fd, *([0] if self._until_eof and not self.eof else [])]
+        ready, _, _ = select.select(heeded, [], [], max(0.0, timeout_s))
+        if 0 in ready and not os.read(0, 4096):
+            self.eof = True
+        if self._fd in ready:
+            os.eventfd_read(self._fd)
+
+    def wake(self) -> None:
+        """Have `wait` return."""
+        os.eventfd_write(self._fd, 1)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self.killed = True
+        self.wake()
 
 
 class Sender:
@@ -87,7 +115,7 @@ class Sender:
         """Lines that the server has taken."""
 
     def run(self) -> int:
-        """Send until told to end; return 0 when nothing is left, 1 otherwise."""
+        """Send until it is stopped; return 0 when nothing is left, 1 otherwise."""
         self._check_stop()
         while not self._over():
             try:
@@ -155,7 +183,7 @@ class Sender:
         return len(lines)
 
     def _deliver(self, lines: list[str]) -> None:
-        """Post lines, and leave the answer to itself when it is time to end: what is sent again is the same points."""
+        """Post lines; the deadline ends the wait for the answer: lines that are sent again are the same points."""
         began_s = time.monotonic()
         answer: Future[None] = Future()
         answer.add_done_callback(lambda _: self._stop.wake())
@@ -232,13 +260,13 @@ class Sender:
         self._full = full
 
     def _tell_progress(self) -> None:
-        """Show whoever drains a store by hand that it goes on."""
+        """Show the user who drains a store by hand that it goes on."""
         if not self._until_eof and time.monotonic() >= self._progress_due_s:
             self._progress_due_s = time.monotonic() + _PROGRESS_S
             print(f"energymon: {self.sent} points sent, {self._unsent()} readings to go", file=sys.stderr)
 
     def _enter(self, state: str, message: str) -> None:
-        """Tell a change of state, once; the last one is told at the end, with what to do."""
+        """Report a change of state, once; the last one is reported at the end, with what to do."""
         if (state, message) != self._state:
             self._state = (state, message)
             if self._over():
@@ -281,12 +309,12 @@ class Sender:
             self._extend()
 
     def _extend(self) -> None:
-        """Go on for a while: nobody waits for long on a server that is away, and what is unsent stays in the store."""
+        """Go on for a while: nobody waits for long on a server that is away, and unsent readings stay in the store."""
         patience_s = max(_PATIENCE_S, _SLOWER * self._slowest_s) if self._until_eof else self._drain_s
         self._deadline_s = min(self._last_s, time.monotonic() + patience_s)
 
     def _unsent(self) -> int | None:
-        """Return how many readings are unsent, or None when the store does not tell."""
+        """Return how many readings are unsent, or None when the store does not answer."""
         try:
             return self._spool.unsent()
         except StoreError:
@@ -294,78 +322,10 @@ class Sender:
 
 
 def _answer(answer: Future[None], client: InfluxClient, lines: list[str]) -> None:
-    """Post lines and tell what became of it."""
+    """Post lines, and set the answer or the error."""
     try:
         client.post(lines)
     except BaseException as error:  # noqa: BLE001 - raised again where the answer is waited for
         answer.set_exception(error)
     else:
         answer.set_result(None)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the sender; return 0 when all was sent, 1 when something stays in the store, 2 for an error."""
-    options = _parser().parse_args(argv)
-    try:
-        settings = InfluxSettings.from_environment()
-        if warning := settings.warning():
-            print(f"energymon: {warning}", file=sys.stderr)
-        stop = StopListener(until_eof=options.until_eof)
-        limit = round(options.spool_limit_mb * 1e6) if options.spool_limit_mb else None
-        with _open(options.store, stop, until_eof=options.until_eof) as spool, InfluxClient(settings) as client:
-            return Sender(
-                spool,
-                client,
-                stop,
-                _say,
-                until_eof=options.until_eof,
-                drain_s=options.drain_s,
-                limit_bytes=limit,
-            ).run()
-    except (ConfigError, StoreError) as error:
-        _say("refused", str(error), None)
-        return _ERROR
-
-
-def _open(store: Path, stop: StopListener, *, until_eof: bool) -> Spool:
-    """Open the store; an agent's sender waits for the one of the agent before it, which may still be draining."""
-    told = False
-    while True:
-        try:
-            return Spool(store)
-        except BusyError as error:
-            if not until_eof or stop.eof or stop.killed:
-                raise
-            if not told:
-                _say("waiting", str(error), None)
-                told = True
-        stop.wait(_POLL_S)
-
-
-def _say(state: str, message: str, unsent: int | None) -> None:
-    line = json.dumps({"state": state, "message": message, "unsent": unsent}) + "\n"
-    # Whoever listened may be gone; what is unsent stays in the store all the same. Nothing may be left in a buffer,
-    # which would be written, and fail, at the end.
-    with contextlib.suppress(BrokenPipeError):
-        os.write(1, line.encode())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m energymon.sender", description="Send what a store holds and InfluxDB does not have yet."
-    )
-    parser.add_argument("--store", type=Path, required=True, help="the SQLite file that `energymon run` writes")
-    parser.add_argument(
-        "--until-eof", action="store_true", help="go on sending what an agent writes until stdin ends, then drain"
-    )
-    parser.add_argument(
-        "--drain-s",
-        type=float,
-        default=_DRAIN_S,
-        help=f"how long to go on after the end of stdin while the server answers, or without it while nothing can be "
-        f"sent, s ({_DRAIN_S:g})",
-    )
-    parser.add_argument(
-        "--spool-limit-mb", type=float, help="delete what was sent, oldest first, when the store nears this size"
-    )
-    return parser

@@ -1,4 +1,4 @@
-"""A temporary folder that does not outlive its process for long, however that ends."""
+"""Whether a process lives, and a temporary folder that does not outlive its process for long, however that ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TemporaryFolder", "remove_abandoned"]
+__all__ = ["TemporaryFolder", "is_alive", "own_name", "remove_abandoned"]
+
+_START: Final = 19
+"""Place of the start time in /proc/PID/stat, counted from behind the name (proc_pid_stat(5), field 22)."""
 
 _PREFIX: Final = "energymon-"
 _LOCK: Final = "lock"
@@ -65,3 +68,28 @@ def _lock(folder: Path) -> int | None:
         os.close(lock_fd)
         return None
     return lock_fd
+
+
+def own_name() -> str:
+    """Return this process's name: its process namespace, id and start time, which no other process has had."""
+    return _name(os.getpid())
+
+
+def is_alive(name: str) -> bool | None:
+    """Return whether a process lives; None for one in another namespace, which cannot be seen from here."""
+    namespace, pid, _ = name.split()
+    if namespace != _namespace():
+        return None
+    try:
+        return _name(int(pid)) == name
+    except FileNotFoundError:
+        return False
+
+
+def _name(pid: int) -> str:
+    state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{_namespace()} {pid} {'ended' if state == 'Z' else rest[_START - 1]}"
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").stat().st_ino)

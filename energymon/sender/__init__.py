@@ -1,1 +1,0 @@
-"""The process that sends what a store holds to InfluxDB."""

@@ -1,0 +1,233 @@
+"""Counters of RAPL behind descriptors: what perf's events and powercap's files have in common."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+
+from energymon.clock.monotonic import NS
+from energymon.errors import CounterError
+from energymon.reading import LAG_S
+from energymon.sensors.base import Channel, Column, Missing, Point, RawCounter, counted_column
+from energymon.sensors.counter import Counter
+from energymon.sensors.domains import REPEATED, RaplDomain, lags, repeated, still, still_remedy, unread
+from energymon.sensors.open_files import CLOSED, OpenFiles
+from energymon.sensors.updates import Age
+from energymon.ticker.ticker import Answers, Operation, Raw
+
+__all__ = ["RaplCounters", "RaplSensor", "drop_idle", "learn_lags"]
+
+
+class RaplCounters(ABC):
+    """One descriptor, and the counters that a read of it shows."""
+
+    reopens_on_doubt: bool
+    """Whether the file behind a counter with an impossible value may be another, and is opened again."""
+
+    def __init__(self, source: str, domains: Sequence[RaplDomain], counters: Sequence[Counter]) -> None:
+        """Take the domains that are counted, and their counters."""
+        self.domains = domains
+        self.channels = [Channel(*domain, source) for domain in domains]
+        self.counters = counters
+        self.ages = [Age(LAG_S[source]) for _ in domains]
+        self.fd = CLOSED
+        self.others: list[int] = []
+        """Descriptors that belong to `fd` and are closed with it."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Open it, closing the file that was open before; raises OSError."""
+
+    @abstractmethod
+    def read(self) -> bytes:
+        """Read it once; raises OSError."""
+
+    @abstractmethod
+    def parse(self, data: bytes) -> Sequence[int]:
+        """Return each counter's value; raises ValueError for data that has none."""
+
+    @abstractmethod
+    def parse_many(self, answer: Answers) -> Sequence[Iterable[int]] | None:
+        """Return each counter's values at several ticks; None when an answer is not whole.
+
+        The iterables may raise ValueError.
+        """
+
+    @abstractmethod
+    def operation(self) -> Operation:
+        """Return the read for compiled code."""
+
+    @abstractmethod
+    def started(self, i: int, value: int) -> RawCounter | None:
+        """Return counter `i` with the value that a series starts with; None where it is not known."""
+
+    @abstractmethod
+    def problem(self, why: str) -> str:
+        """Return a message about it."""
+
+    @abstractmethod
+    def describe(self, i: int) -> dict[str, object]:
+        """Return what counter `i` is read from, JSON types only."""
+
+    def close(self) -> None:
+        """Close the descriptors; may be called twice."""
+        while self.others:
+            os.close(self.others.pop())
+        if self.fd != CLOSED:
+            os.close(self.fd)
+            self.fd = CLOSED
+
+    def learn(self, lags_s: Mapping[RaplDomain, float]) -> None:
+        """Take how old the values may be that the counters show, s."""
+        for i, domain in enumerate(self.domains):
+            if (lag_s := lags_s.get(domain)) is not None:
+                self.ages[i] = Age(lag_s)
+                self.counters[i].allow_lag(lag_s)
+
+    def value(self, i: int) -> int:
+        """Return what counter `i` shows now; -1 if it cannot be read."""
+        try:
+            return self.parse(self.read())[i]
+        except (OSError, ValueError):
+            return -1
+
+    def known(self, i: int) -> int | None:
+        """Return what counter `i` shows now; None if it cannot be read."""
+        value = self.value(i)
+        return None if value < 0 else value
+
+
+class RaplSensor:
+    """Package and DRAM of every socket; core and uncore are inside package and are left out."""
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[RaplCounters],
+        call: Callable[..., bytes],
+        *args: int,
+        confirmed_by: str | None = None,
+    ) -> None:
+        """Take the open descriptors and the call(fd, *args) that reads one; `confirmed_by` lists the same domains."""
+        self.name = name
+        self._files = files
+        self._open_files = OpenFiles(files, call, *args)
+        self.channels = tuple(channel for file in files for channel in file.channels)
+        self.sample = self._open_files.read
+        self._confirmed_by = confirmed_by
+
+    def operations(self) -> list[Operation] | None:
+        """Return a read a descriptor; None while one of them is closed or in doubt."""
+        return [file.operation() for file in self._files] if self._open_files.whole else None
+
+    def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
+        """Return a point of each counter; those that one read shows share their time."""
+        points: list[Point] = []
+        before_ns: int = raw[0]
+        at = 1
+        for index, file in enumerate(self._files):
+            data, after_ns = raw[at], raw[at + 1]
+            at += 2
+            begin_ns, before_ns = before_ns, after_ns
+            now_ns = (begin_ns + after_ns) // 2
+            t_ns = now_ns + offset_ns
+            try:
+                if type(data) is not bytes:
+                    raise data
+                values = file.parse(data)
+            except (OSError, ValueError) as error:
+                if isinstance(error, ValueError):
+                    self._open_files.distrust(index)
+                why = file.problem(str(error.strerror) if isinstance(error, OSError) else str(error))
+                points += [Point(channel, t_ns, None, problem=why) for channel in file.channels]
+                continue
+            for i, channel in enumerate(file.channels):
+                try:
+                    joules, flags = file.counters[i].update(values[i], after_ns, begin_ns)
+                except CounterError as error:
+                    if file.reopens_on_doubt:
+                        self._open_files.distrust(index)
+                    points.append(Point(channel, t_ns, None, problem=file.problem(str(error))))
+                else:
+                    if flags:
+                        file.ages[i].restart()
+                    early_ns = now_ns - file.ages[i].since_ns(joules, begin_ns, after_ns)
+                    start = file.started(i, values[i]) if flags else None
+                    points.append(Point(channel, t_ns, joules, flags, "", early_ns, after_ns - now_ns, start))
+        return points
+
+    def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
+        """Decode several ticks at which every counter simply counted on."""
+        marks = [counter.mark() for file in self._files for counter in file.counters]
+        counted: list[tuple[Channel, Answers, list[float], Age]] = []
+        for file, answer in zip(self._files, answers, strict=True):
+            columns = file.parse_many(answer)
+            for i, counter in enumerate(file.counters):
+                try:
+                    joules = counter.advance(columns[i], answer.after_ns, answer.before_ns) if columns else None
+                except ValueError:
+                    joules = None
+                if joules is None:
+                    counters = [one for other in self._files for one in other.counters]
+                    for one, mark in zip(counters, marks, strict=True):
+                        one.back_to(mark)
+                    return None
+                counted.append((file.channels[i], answer, joules, file.ages[i]))
+        return [counted_column(*column, offset_ns) for column in counted]
+
+    def describe(self) -> dict[str, object]:
+        """Return each counter's channel, lag and origin."""
+        return {
+            "sensor": self.name,
+            "source": self.channels[0].source,
+            "confirmed_by": self._confirmed_by,
+            "channels": [
+                {**channel._asdict(), "lag_s": age.lag_ns / NS, **file.describe(i)}
+                for file in self._files
+                for i, (channel, age) in enumerate(zip(file.channels, file.ages, strict=True))
+            ],
+        }
+
+    def notes(self) -> list[str]:
+        """Return nothing: its points say all."""
+        return []
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self._open_files.close()
+
+
+def drop_idle(
+    sensor: str, files: Collection[RaplCounters], name_of: Callable[[RaplDomain], str], settle_s: float
+) -> tuple[set[RaplDomain], list[Missing]]:
+    """Return the domains that do not move within `settle_s` or repeat another one, and what to say of each.
+
+    `name_of` names a domain in messages.
+    """
+    values = {domain: partial(file.value, i) for file, i, domain in _each(files)}
+    missing: list[Missing] = []
+    resting = still(lambda: {domain: value() for domain, value in values.items()}, settle_s)
+    for domain in sorted(resting):
+        parts = unread(domain, values.keys() - resting)
+        missing.append(Missing(sensor, f"{name_of(domain)} does not move", still_remedy(domain), parts))
+        del values[domain]
+    same = repeated(values, settle_s)
+    for domain, first in same.items():
+        missing.append(Missing(sensor, f"{name_of(domain)} repeats {first[0]}", REPEATED))
+        del values[domain]
+    return resting | same.keys(), missing
+
+
+def learn_lags(files: Collection[RaplCounters], settle_s: float) -> None:
+    """Poll the counters, to learn how old their values may be; nothing where `settle_s` leaves no time for it."""
+    lags_s = lags({domain: partial(file.known, i) for file, i, domain in _each(files)}, settle_s)
+    for file in files:
+        file.learn(lags_s)
+
+
+def _each(files: Iterable[RaplCounters]) -> Iterator[tuple[RaplCounters, int, RaplDomain]]:
+    for file in files:
+        for i, domain in enumerate(file.domains):
+            yield file, i, domain
