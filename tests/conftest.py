@@ -2,7 +2,7 @@
 
 `process` marks tests that start processes, servers or namespaces, or take seconds: `--fast` leaves them out, and fails
 every other test that starts a process or connects to another host. `serial` marks tests that other tests would disturb:
-they count what is left in /dev/shm, or judge how long something took. With pytest-xdist such a test runs while no
+they remove what dead runs have left, or judge how long something took. With pytest-xdist such a test runs while no
 other test does.
 """
 

@@ -24,6 +24,7 @@ from harness.testbed.probe import ProbeServer
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.serial,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
 ]

@@ -15,7 +15,7 @@ from harness.system.process import processes_of_run
 from harness.testbed import clean, open_testbed
 from harness.testbed.state import RunNames, state_root
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.serial]
 
 LOCAL = Regime(name="local")
 WAN = Regime(name="wan", rtt_ms=30.0, rate_gbit=10.0)
