@@ -50,7 +50,7 @@ bench: setup       ## the benchmarks; QUICK=1 for the short form
 	$(PYTHON) benchmarks/sample_aware.py $(if $(QUICK),--quick)
 	playbooks/privileged.sh $(PYTHON) benchmarks/streaming.py $(if $(QUICK),--quick)
 
-lock:              ## resolve pyproject.toml anew into requirements.lock
+lock:              ## resolve pyproject.toml again into requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
 
