@@ -18,7 +18,14 @@ import numpy.typing as npt
 from loaders.errors import LoaderConfigError
 from loaders.streaming.planner import EpochPlan, count_share, list_share
 
-__all__ = ["Checkpoint", "make_ended_state"]
+__all__ = ["Checkpoint", "RankState", "State", "StateDict", "make_ended_state"]
+
+StateDict: TypeAlias = dict[str, Any]
+"""Numbers, text and bytes by name, as `torch.save` keeps them."""
+RankState: TypeAlias = Mapping[str, Any]
+"""A StateDict of one rank, as it is read."""
+State: TypeAlias = RankState | Sequence[RankState]
+"""The state of one rank, or the list of those of all ranks."""
 
 _VERSIONS = (1, 2)
 """Of states; the second one has the records that were delivered before the ranks shared the epoch again."""
@@ -54,7 +61,7 @@ class Checkpoint:
         """Return the undelivered rest of a whole epoch."""
         return plan.without(self.delivered, number=-(-int(self.delivered.sum()) // plan.batch_size))
 
-    def state(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def state(self, settings: RankState) -> StateDict:
         """Return this as numbers, text and bytes, with the settings by which the epoch was planned."""
         state = {
             "version": 1,
@@ -68,9 +75,7 @@ class Checkpoint:
         return state
 
     @classmethod
-    def of(
-        cls, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], settings: Mapping[str, Any], total: int
-    ) -> Checkpoint:
+    def of(cls, state: State, settings: RankState, total: int) -> Checkpoint:
         """Read the result of `state`, for this rank or for all ranks, of an epoch of `total` records.
 
         Raises LoaderConfigError naming a setting that differs, or a rank whose state is missing.
@@ -91,7 +96,7 @@ class Checkpoint:
         return _shared([_State.of(each, settings) for each in state], settings, total)
 
 
-def make_ended_state(share: Mapping[str, Any], epoch: int, *, delivered: bool) -> dict[str, Any]:
+def make_ended_state(share: RankState, epoch: int, *, delivered: bool) -> StateDict:
     """Return the state of a rank that has delivered all of its epoch, or nothing; `share` is its settings' part."""
     return {"version": 1, "settings": dict(share), "epoch": epoch, "records": 0, "delivered": delivered}
 
@@ -100,14 +105,14 @@ def make_ended_state(share: Mapping[str, Any], epoch: int, *, delivered: bool) -
 class _State:
     """A state as it was read."""
 
-    settings: Mapping[str, Any]
+    settings: RankState
     epoch: int
     delivered: _Marks | bool
     """Per place of the rank's sequence, or the same for all of them."""
     before: _Marks | None
 
     @classmethod
-    def of(cls, state: Mapping[str, Any], settings: Mapping[str, Any]) -> _State:
+    def of(cls, state: RankState, settings: RankState) -> _State:
         try:
             version, before = state["version"], dict(state["settings"])
             epoch, records, marks = int(state["epoch"]), int(state["records"]), state["delivered"]
@@ -140,7 +145,7 @@ class _State:
         return Checkpoint(self.epoch, self.delivered, self.before)
 
 
-def _shared(states: Sequence[_State], settings: Mapping[str, Any], total: int) -> Checkpoint:
+def _shared(states: Sequence[_State], settings: RankState, total: int) -> Checkpoint:
     """Return where a rank begins with its share of what all ranks together have not delivered."""
     ranks = sorted(int(state.settings["rank"]) for state in states)
     shares = {tuple(state.settings[name] for name in _OF_RANKS[1:]) for state in states}

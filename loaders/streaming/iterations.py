@@ -16,17 +16,16 @@ from dataclasses import dataclass, field, replace
 from multiprocessing import current_process
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch.utils.data import get_worker_info
+
+from loaders.streaming.checkpoint import State
 
 __all__ = ["Iteration", "Iterations", "Position", "Worker"]
 
 _KNOWN = 64
 """Iterations that are remembered: a worker that starts late, of an iteration that was left, begins no other epoch."""
-
-State: TypeAlias = Any
-"""What a loader's `load_state_dict` takes: a mapping, or a list of those of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Iteration:
     """An iteration that has started."""
 
     epoch: int
-    state: State = None
+    state: State | None = None
     """From where the epoch goes on; None: from its beginning."""
     worker: Worker | None = None
     """The worker that began it; None for an iteration without workers."""
@@ -79,7 +78,7 @@ class Position:
     """Of the iteration that is under way, or else of the next one."""
     begun: bool = False
     """Whether an iteration of that epoch has started."""
-    state: State = None
+    state: State | None = None
     """The state from which the epoch starts; None: its beginning."""
     last: Iteration | None = None
     """The iteration that began last, unless the position was chosen since."""
@@ -118,7 +117,7 @@ class Iterations:
         """Have the next iteration start an epoch, or go on with it where its state was loaded."""
         self._change(lambda now: _at(now, epoch, now.state if (now.epoch, now.begun) == (epoch, False) else None))
 
-    def load(self, epoch: int, state: State) -> None:
+    def load(self, epoch: int, state: State | None) -> None:
         """Have the next iteration go on with an epoch from a loader's state."""
         self._change(lambda now: _at(now, epoch, state))
 
@@ -187,7 +186,7 @@ class Iterations:
         # The rest of a longer one behind it is not read.
         os.pwrite(self._file, pickle.dumps(position), 0)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if get_spawning_popen() is not None:
             return _shared, (DupFd(self._file), self._pid)
         return Iterations, (self.position(),)
@@ -201,7 +200,7 @@ def _shared(file: Any, pid: int) -> Iterations:
     return iterations
 
 
-def _at(now: Position, epoch: int, state: State) -> Position:
+def _at(now: Position, epoch: int, state: State | None) -> Position:
     return Position(epoch, False, state, None, now.known)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias, Unpack, cast
+from typing import Literal, Self, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from loaders.shared.arguments import check_whole
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit
-from loaders.streaming.checkpoint import Checkpoint
+from loaders.streaming.checkpoint import Checkpoint, State, StateDict
 from loaders.streaming.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, Schedule
 from loaders.streaming.planner import EpochPlan, count_share, plan
@@ -36,10 +36,7 @@ from loaders.streaming.receiver.growth import Streams
 from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
 
-__all__ = ["State", "StreamingLoader"]
-
-State: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""A state of `state_dict`, or the list of those of all ranks."""
+__all__ = ["StreamingLoader"]
 
 
 class StreamingLoader:
@@ -127,7 +124,7 @@ class StreamingLoader:
         self._batch_size, self._order, self._part = options.batch_size, order, part
         self._epochs_ahead = check_whole("epochs_ahead", epochs_ahead, 0)
         self._epochs = None if epochs is None else check_whole("epochs", epochs, 1)
-        self._settings: dict[str, Any] = {
+        self._settings: StateDict = {
             "seed": check_whole("seed", options.seed, 0),
             "slice_records": SLICE_RECORDS if slice_records is None else slice_records,
             "shuffle_window": SHUFFLE_WINDOW if shuffle_window is None else shuffle_window,
@@ -215,7 +212,7 @@ class StreamingLoader:
         decode: str = "auto",
         on_error: OnError = "raise",
         sample_timeout_s: float | None = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         """Raise LoaderConfigError for a pipeline that cannot be trained on with these arguments."""
         if check_engine(decode, as_pipeline(transform), ErrorPolicy(on_error, sample_timeout_s)) == "raw":
@@ -314,7 +311,7 @@ class StreamingLoader:
         everything = plan(self._client.catalog.shard_records, **self._planned(checkpoint.epoch), done=checkpoint.before)
         return checkpoint.left(everything)
 
-    def _planned(self, epoch: int) -> dict[str, Any]:
+    def _planned(self, epoch: int) -> StateDict:
         settings = {name: value for name, value in self._settings.items() if name != "catalog"}
         return settings | {"batch_size": self._batch_size, "epoch": epoch}
 
@@ -355,7 +352,7 @@ class StreamingLoader:
         delivered[left.positions(left.number, taken)] = True
         return Checkpoint(epoch, delivered, begun.before)
 
-    def state_dict(self, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
+    def state_dict(self, checkpoint: Checkpoint | None = None) -> StateDict:
         """Return the position of the loader, now or of `checkpoint`: the epoch and its delivered samples.
 
         Numbers, text and bytes, for `torch.save` and pickle. Every rank saves its own; the states of all ranks together

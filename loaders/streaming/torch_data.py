@@ -19,9 +19,10 @@ from loaders.options import check_ranks
 from loaders.pipeline import stage_name
 from loaders.shared.arguments import check_whole
 from loaders.shared.shares import in_process_group, place_among_ranks
-from loaders.streaming.checkpoint import make_ended_state
+from loaders.streaming.checkpoint import RankState, State, StateDict, make_ended_state
 from loaders.streaming.iterations import Iterations, Worker
 from loaders.streaming.loader import StreamingLoader
+from loaders.streaming.receiver.batch import RawBatch
 
 __all__ = ["StreamDataset"]
 
@@ -30,7 +31,11 @@ Form: TypeAlias = Literal["dict", "tuple", "batch"]
 """Of batches: a dict or tuple of tensors, as trainers take them, or this project's `Batch`."""
 
 
-class StreamDataset(IterableDataset[Any]):
+Yielded: TypeAlias = Batch | RawBatch | dict[str, torch.Tensor] | tuple[torch.Tensor, ...]
+"""A batch in one of these forms, or not decoded."""
+
+
+class StreamDataset(IterableDataset[Yielded]):
     """Batches from streaming daemons; iterate it, or give it to DataLoader with batch_size=None.
 
     Every iteration is the next epoch, numbered from 0 or from what `set_epoch` said, even if the one before it was left
@@ -63,10 +68,10 @@ class StreamDataset(IterableDataset[Any]):
         self._closed = False
         self._iterations = Iterations()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Yielded]:
         return self._batches(self._iterations.worker())
 
-    def _batches(self, worker: Worker | None) -> Iterator[Any]:
+    def _batches(self, worker: Worker | None) -> Iterator[Yielded]:
         loader = self.loader
         iteration = self._iterations.begin(worker)
         if iteration.state:
@@ -102,7 +107,7 @@ class StreamDataset(IterableDataset[Any]):
         """Choose the epoch of the next iteration; one that was loaded goes on where it was."""
         self._iterations.choose(check_whole("epoch", epoch, 0))
 
-    def state_dict(self, taken: int | None = None) -> dict[str, Any]:
+    def state_dict(self, taken: int | None = None) -> StateDict:
         """Return the position of the dataset; batches iterated up to now do not come again.
 
         `taken` is the number of batches that the training loop has taken of the last iteration. It is needed
@@ -121,7 +126,7 @@ class StreamDataset(IterableDataset[Any]):
         if last is None:
             if taken:
                 raise LoaderConfigError(f"taken={taken}: no iteration has started; leave it out")
-            if not isinstance(position.state, list):
+            if position.state is None or isinstance(position.state, Mapping):
                 return {"epoch": position.epoch, "loader": dict(position.state or {}), "share": share}
             checkpoint = self.loader.checkpoint_after(position.epoch, 0, position.state)
         elif last.worker is None:
@@ -146,7 +151,7 @@ class StreamDataset(IterableDataset[Any]):
         state = {} if done else self.loader.state_dict(checkpoint)
         return {"epoch": checkpoint.epoch + done, "loader": state, "share": share}
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Go on where `state_dict` was called: the next iteration yields the rest of the epoch.
 
         Given a list of the states of all ranks, saved at the same step, any number of ranks goes on.
@@ -171,7 +176,7 @@ class StreamDataset(IterableDataset[Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Leave connections behind where the dataset is sent to a worker, and take rank and world size along."""
         if get_spawning_popen() is not None:
             transform = self._arguments.get("transform")
@@ -203,7 +208,7 @@ class StreamDataset(IterableDataset[Any]):
         return arguments
 
 
-def _formed(batch: Batch, form: Form) -> Batch | dict[str, torch.Tensor] | tuple[torch.Tensor, ...]:
+def _formed(batch: Batch, form: Form) -> Yielded:
     if form == "batch":
         return batch
     if form == "tuple":
@@ -211,7 +216,7 @@ def _formed(batch: Batch, form: Form) -> Batch | dict[str, torch.Tensor] | tuple
     return {"data": batch.data, "labels": batch.labels, "ids": torch.tensor(batch.ids), **batch.extra}
 
 
-def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[str, Any]]]:
+def _of_ranks(states: Sequence[RankState]) -> tuple[int, list[RankState]]:
     """Return the epoch of several ranks, and the state of each rank's loader in it."""
     if not states:
         raise LoaderConfigError("the list of states is empty: expected one of every rank")
@@ -220,7 +225,7 @@ def _of_ranks(states: Sequence[Mapping[str, Any]]) -> tuple[int, list[Mapping[st
         epoch = min(epochs)
         if max(epochs) == epoch and not any(state["loader"] for state in states):
             return epoch, []
-        loaders: list[Mapping[str, Any]] = []
+        loaders: list[RankState] = []
         for state, own in zip(states, epochs, strict=True):
             begun = bool(state["loader"]) and int(state["loader"]["epoch"]) == own
             if own > epoch + 1 or (own > epoch and begun):

@@ -11,7 +11,6 @@ import struct
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.daemon.counters import log
@@ -166,7 +165,7 @@ class Listener:
         """Stop to listen, once ZeroMQ has closed its descriptor too; may be called twice."""
         self._socket.close()
 
-    def _bind(self, address: tuple[Any, ...]) -> None:
+    def _bind(self, address: tuple[object, ...]) -> None:
         """Bind the socket; a port that is in use may be that of a daemon that was killed and has not ended yet."""
         deadline = time.monotonic() + _ENDING_S
         while True:

@@ -20,8 +20,6 @@ from loaders.streaming.receiver.batch import RawBatch
 
 if TYPE_CHECKING:
     from nvidia.dali.pipeline import Pipeline
-else:
-    Pipeline = Any
 
 __all__ = ["DaliDecoder"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.shards.columns import LABELS, ReadColumns, name_file_feature
 from loaders.streaming.shards.example import ExampleView
 from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["PATHS", "ReceivedSamples", "Row", "read_rows"]
 
@@ -75,6 +78,8 @@ def find_records(raw: RawBatch) -> list[Record | None]:
 
 PATHS: Final = ("image/path", "image/filename", "volume/path", "audio/path", "path")
 """Features with the path of a sample's file, in the order in which they are tried."""
+_Value = TypeVar("_Value")
+
 _MASK: Final = "mask/encoded"
 
 
@@ -133,7 +138,7 @@ class Row:
             self._columns = self._tried(lambda: ReadColumns(self._read(), payload))
         return self._columns
 
-    def value(self, column: str) -> Any:
+    def value(self, column: str) -> pa.Scalar:
         """Return a column's value as an Arrow scalar; raises KeyError, or UndecodableError when it is malformed."""
         return self._tried(lambda: self.columns[column][0])
 
@@ -159,7 +164,7 @@ class Row:
                 return self._read()
         return self._example
 
-    def _tried(self, read: Callable[[], Any]) -> Any:
+    def _tried(self, read: Callable[[], _Value]) -> _Value:
         try:
             return read()
         except ShardError as error:
@@ -174,9 +179,6 @@ def _feature_of(example: ExampleView, column: str) -> str:
 
 def _spans(example: ExampleView, name: str) -> list[tuple[int, int]]:
     return example.spans(name) if name in example else []
-
-
-_Value = TypeVar("_Value")
 
 
 class _RowValues(Generic[_Value]):
@@ -211,7 +213,7 @@ class ReceivedSamples:
         return row.file if column is None else row.read_file(column)
 
 
-class _Columns(Mapping[str, _RowValues[Any]]):
+class _Columns(Mapping[str, "_RowValues[pa.Scalar]"]):
     """The columns that any of the samples has, by name."""
 
     def __init__(self, rows: Mapping[int, Row]) -> None:
@@ -225,7 +227,7 @@ class _Columns(Mapping[str, _RowValues[Any]]):
                 names.update(dict.fromkeys(row.columns))
         return names
 
-    def __getitem__(self, name: str) -> _RowValues[Any]:
+    def __getitem__(self, name: str) -> _RowValues[pa.Scalar]:
         if name not in self._names:
             raise KeyError(name)
         return _RowValues(self._rows, lambda row: row.value(name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +45,7 @@ class RawBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Views cannot be pickled: a worker of DataLoader sends a copy.
         fields = (self.epoch, self.batch, self.ids, self.labels, tuple(map(bytes, self.frames)))
         return _unpickled, (*fields, self.frame_of, self.offsets, self.sizes, self.checksums)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from loaders.errors import LoaderConfigError, ShardError
 from loaders.streaming.shards.index import MANIFEST, load_manifest, write_atomically
@@ -33,7 +32,7 @@ def load_classes(path: Path) -> Classes:
     if path.is_dir():
         path = path / CLASSES if (path / CLASSES).is_file() else path / MANIFEST
     try:
-        content: Any = json.loads(path.read_text())
+        content: object = json.loads(path.read_text())
     except OSError as error:
         raise LoaderConfigError(f"{path}: {error.strerror}; name the {CLASSES} of another split") from error
     except ValueError as error:

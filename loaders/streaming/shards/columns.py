@@ -13,7 +13,7 @@ values.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -54,12 +54,12 @@ def name_file_feature(column: str) -> str:
     return f"column/{column}/encoded"
 
 
-def to_storable(columns: Mapping[str, Any]) -> dict[str, pa.Array]:
+def to_storable(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
     """Return columns as records hold them; raise LoaderConfigError naming one that they cannot hold."""
     return {name: _storable(name, column) for name, column in columns.items()}
 
 
-def _storable(name: str, column: Any) -> pa.Array:
+def _storable(name: str, column: pa.Array) -> pa.Array:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     try:
         array = array.cast(_plain(array.type))

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,10 @@ _WITHOUT_CHECKSUMS = np.dtype([(name, RECORD[name]) for name in RECORD.names or 
 """RECORD as it was in older indexes."""
 
 MANIFEST = "manifest.json"
+Records: TypeAlias = npt.NDArray[np.void]
+"""A table of records, dtype RECORD, shape (records,)."""
+Manifest: TypeAlias = dict[str, Any]
+"""The JSON object of a manifest."""
 _FORMAT = 1
 _READERS = 16
 """Threads that wait for the disk."""
@@ -70,7 +74,7 @@ class Shard:
 
     path: Path
     nbytes: int
-    records: npt.NDArray[Any]
+    records: Records
     """Dtype RECORD, shape (number of records,)."""
 
 
@@ -115,7 +119,7 @@ def index_path(shard: Path) -> Path:
     )
 
 
-def save_index(shard: Path, records: npt.NDArray[Any]) -> None:
+def save_index(shard: Path, records: Records) -> None:
     """Write the index of a shard beside it, whole or not at all."""
     with write_atomically(index_path(shard)) as file:
         np.save(file, records.astype(RECORD, copy=False), allow_pickle=False)
@@ -184,7 +188,7 @@ def load_index(shard: Path) -> Shard:
     return Shard(shard, nbytes, records)
 
 
-def read_checksums(shard: Path, records: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+def read_checksums(shard: Path, records: Records) -> npt.NDArray[np.uint32]:
     """Return the checksums that records of a shard state of their payloads, shape (records,).
 
     Raises ShardError naming the shard where it cannot be read or is too short.
@@ -226,7 +230,7 @@ def _check_content(shard: Shard) -> None:
         )
 
 
-def _with_checksums(shard: Path, old: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _with_checksums(shard: Path, old: Records) -> Records:
     """Return an older index with the records' checksums; write it so too where the folder can be written."""
     records = np.zeros(len(old), RECORD)
     for name in _WITHOUT_CHECKSUMS.names or ():
@@ -242,7 +246,7 @@ def _with_checksums(shard: Path, old: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return records
 
 
-def load_manifest(root: Path) -> dict[str, Any]:
+def load_manifest(root: Path) -> Manifest:
     """Return what the manifest of a shard folder says; raises ShardError naming what is wrong with it."""
     path = root / MANIFEST
     try:
@@ -279,7 +283,7 @@ def _listed(root: Path) -> tuple[str, list[Path]]:
     return key, [root / name for name in names]
 
 
-def _fits(records: npt.NDArray[Any], nbytes: int) -> bool:
+def _fits(records: Records, nbytes: int) -> bool:
     offset, size, image, image_size = (records[name] for name in ("offset", "size", "image", "image_size"))
     # Each number alone comes first, so that no sum of two can wrap.
     if not ((offset >= 0) & (offset < nbytes) & (size > 0) & (size <= nbytes)).all():

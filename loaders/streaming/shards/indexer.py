@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -161,7 +161,7 @@ def _index_all(
     return len(derived), sum(len(one.records) for one in derived.values())
 
 
-def _kept(root: Path) -> dict[str, Any]:
+def _kept(root: Path) -> dict[str, object]:
     """Return what a converter wrote about the classes, which an index says nothing of."""
     try:
         manifest = load_manifest(root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -93,7 +93,7 @@ def _orders(records: int) -> Iterator[tuple[int, int]]:
     yield SLICE_RECORDS, window
 
 
-def _shuffled(counts: npt.NDArray[Any]) -> float:
+def _shuffled(counts: npt.NDArray[np.int64]) -> float:
     """Return the mean number of classes in a batch drawn from classes of so many records, without replacement."""
     total = int(counts.sum())
     absent = np.ones(len(counts))
@@ -102,7 +102,7 @@ def _shuffled(counts: npt.NDArray[Any]) -> float:
     return float((1 - absent).sum())
 
 
-def _counted(labels: Sequence[npt.NDArray[Any]], slice_records: int, shuffle_window: int) -> float:
+def _counted(labels: Sequence[npt.NDArray[np.int64]], slice_records: int, shuffle_window: int) -> float:
     found: list[int] = []
     records = [len(shard) for shard in labels]
     whole = max(1, sum(records) // BATCH)  # a short last batch has fewer classes whatever its order

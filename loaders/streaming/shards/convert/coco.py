@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming.shards.classes import Classes, assign_labels
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # which takes long to import
     import pyarrow as pa
 
 __all__ = ["coco"]
+
+_Entry: TypeAlias = dict[str, Any]
+"""An object of the JSON file."""
 
 
 def coco(
@@ -51,7 +54,7 @@ def coco(
         names = _told_apart(categories)
         by_name = assign_labels([names[category] for category in sorted(categories)], classes, annotations)
         labels = {category: by_name[name] for category, name in names.items()}
-        by_image: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        by_image: dict[int, list[_Entry]] = defaultdict(list)
         for entry in content.get("annotations", []):
             by_image[int(entry["image_id"])].append(entry)
         pictures = sorted(content["images"], key=lambda picture: str(picture["file_name"]))
@@ -112,7 +115,7 @@ def _image_folder(root: Path, annotations: Path) -> Path:
     return next((root / name for name in names if name and (root / name).is_dir()), root)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> _Entry:
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -126,8 +129,8 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _item(
     folder: Path,
-    picture: dict[str, Any],
-    entries: list[dict[str, Any]],
+    picture: _Entry,
+    entries: list[_Entry],
     labels: dict[int, int],
     categories: dict[int, str],
 ) -> Item:
@@ -167,7 +170,7 @@ def _item(
     return replace(make_item(name, path, label), features=features)
 
 
-def _columns(pictures: list[dict[str, Any]], by_image: Mapping[int, list[dict[str, Any]]]) -> dict[str, pa.Array]:
+def _columns(pictures: list[_Entry], by_image: Mapping[int, list[_Entry]]) -> dict[str, pa.Array]:
     """Return what detection learns from: boxes (x, y, width, height) and outlines in pixels, and COCO's categories.
 
     As in torchvision's reference training, crowds are left out, boxes are cut at the picture's edges, and left out
