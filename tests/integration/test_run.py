@@ -329,6 +329,20 @@ def test_a_taken_port_fails_the_cell_with_the_port_and_no_other_config_resumes_t
     assert "seed: 7, was 0" in done.stderr
 
 
+def test_the_figure_of_a_sweep_is_one_yaml_beside_the_run(harness, tmp_path):
+    docs = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
+    figure = tmp_path / "memory_by_workers.yaml"
+    figure.write_text(re.search(r"<!-- worked example: figure -->\n```yaml\n(.*?)```", docs, re.DOTALL)[1])
+    only = ["~loaders.dali", "~loaders.streaming", "+loaders.pytorch.sweep={num_workers: [1, 2]}"]
+    done = run(harness(*only, f"figures=[{figure}]"))
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "results" / "latest"
+    text = (folder / "figures" / "memory_by_workers.svg").read_text()
+    assert "Memory of the cell and its workers" in text and "PyTorch" in text
+    assert "The peak of an epoch in the run smoke" in (folder / "report.html").read_text()
+    assert {row["loader"] for row in rows(tmp_path)} == {"pytorch_num_workers_1", "pytorch_num_workers_2"}
+
+
 def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, tmp_path):
     only = ["~loaders.dali", "~loaders.streaming", "workload.batch_size=8,9999,16"]
     done = run(harness("--multirun", *only))

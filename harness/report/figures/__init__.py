@@ -1,6 +1,6 @@
 """Figures, found by their names in the experiment's `figures` and drawn from the results folder alone.
 
-A figure is a YAML: of conf/figures by its id, or of the user by its path, which ends in .yaml. Its family names the
+A figure is a YAML: of conf/figure by its id, or of the user by its path, which ends in .yaml. Its family names the
 plotter, a module of this package. A name that is neither is the import path of a module of the user's own, which has
 `draw(results) -> Figure | None` and `caption(results) -> str`, and may have `table(results) -> FigureTable | None` and
 `CLAIMS`, the path of a YAML with claims (docs/claims.md). docs/figures.md has an example of each.
@@ -15,6 +15,7 @@ from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from harness.config.validation import nearest
@@ -56,16 +57,8 @@ class BrokenFigure:
 
     @property
     def text(self) -> str:
-        """What is said of it."""
+        """The line that names the figure and its error."""
         return f"figure {self.name} cannot be drawn: {self.error}"
-
-
-class _Plotter(Protocol):
-    """A module of this package that draws a family of figures."""
-
-    def draw(self, spec: Figure, results: Results, heading: str) -> Picture | None: ...
-    def table(self, spec: Figure, results: Results) -> FigureTable | None: ...
-    def words(self, spec: Figure, results: Results) -> Mapping[str, object]: ...
 
 
 class _Source(Protocol):
@@ -77,26 +70,32 @@ class _Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _FromYaml:
-    """A figure of a YAML."""
+    """A figure of a YAML.
+
+    The plotter, a module of this package, has `draw(spec, results, heading)`, and may have `table(spec, results)` and
+    `words(spec, results)`, words of the family for the templates. Plotters are slow to import, and a run imports this
+    package before it measures, so a plotter is imported when it draws.
+    """
 
     spec: Figure
 
     def draw(self, results: Results) -> Picture | None:
-        return self._plotter().draw(self.spec, results, fill(self.spec.heading, self._words(results)))
+        picture: Picture | None = self._plotter.draw(self.spec, results, fill(self.spec.heading, self._words(results)))
+        return picture
 
     def caption(self, results: Results) -> str:
         return fill(self.spec.caption, self._words(results))
 
     def table(self, results: Results) -> FigureTable | None:
-        return self._plotter().table(self.spec, results)
+        table: FigureTable | None = getattr(self._plotter, "table", lambda *_: None)(self.spec, results)
+        return table
 
     def _words(self, results: Results) -> Mapping[str, object]:
-        return {**run_words(results), **self._plotter().words(self.spec, results)}
+        return {**run_words(results), **getattr(self._plotter, "words", lambda *_: {})(self.spec, results)}
 
-    def _plotter(self) -> _Plotter:
-        # Plotters are slow to import, and a run imports this package to begin with.
-        plotter: _Plotter = import_module(f"{__name__}.{self.spec.family}")
-        return plotter
+    @property
+    def _plotter(self) -> ModuleType:
+        return import_module(f"{__name__}.{self.spec.family}")
 
 
 def figure(name: str) -> _Source:

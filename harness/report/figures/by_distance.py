@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.report.distance import PaperFigure, Slowdown, paper_figure, slowdowns, total_kj
-from harness.report.figures.definition import ByDistance, FigureTable
+from harness.report.figures.definition import ByDistance
 from harness.report.figures.marks import note, sheet
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.folder import Results
@@ -24,7 +24,7 @@ from harness.report.papers import Tree, low
 from harness.report.rows import DOMAINS
 from harness.report.summary import Group, find, median_of, summarise
 
-__all__ = ["draw", "table", "words"]
+__all__ = ["draw", "words"]
 
 _TOP_INCHES = 5.7
 _LONG_TITLE = 62
@@ -49,7 +49,7 @@ class _Slot:
     rtt_ms: float | None = None
     """The paper's regime, in a panel of the paper."""
     group: Group | None = None
-    """What was measured, in a panel of ours."""
+    """The epochs of this run, in a panel of ours."""
 
 
 def draw(spec: ByDistance, results: Results, heading: str) -> Figure | None:
@@ -74,11 +74,6 @@ def draw(spec: ByDistance, results: Results, heading: str) -> Figure | None:
     return figure
 
 
-def table(spec: ByDistance, results: Results) -> FigureTable | None:
-    """Return None: the page has the numbers in its own table."""
-    return None
-
-
 def words(spec: ByDistance, results: Results) -> Mapping[str, str]:
     """Return `reading`, what stands where, and `marks`, what its marks mean."""
     published, groups = paper_figure(spec.values), summarise(results)
@@ -90,7 +85,7 @@ def words(spec: ByDistance, results: Results) -> Mapping[str, str]:
     if any(group.estimated for group in groups):
         marks.append("Hatched joules are estimates, not measurements.")
     if any(group.measured and not group.trusted for group in groups):
-        marks.append("What is marked † has no valid row behind it.")
+        marks.append("A value marked † has no valid row behind it.")
     if published.epoch_s and len(results.regimes) > 1:
         marks.append("Datasets and machines differ, so compare the slowdowns, not seconds or joules.")
     return {"reading": reading, "marks": " ".join(marks)}
@@ -318,16 +313,8 @@ def _above(
     axes: Axes, x: float, y: float, text: str, *, valid: bool = True, colour: str = INK, aside: bool = False
 ) -> None:
     """Write a value above a mark; to the left of a rising line when `aside`; marked † when not valid."""
-    axes.annotate(
-        text if valid else f"{text} †",
-        (x, y),
-        xytext=(2 if aside else 0, 5),
-        textcoords="offset points",
-        ha="right" if aside else "center",
-        va="bottom",
-        fontsize=8,
-        color=colour if valid else BAD,
-    )
+    style = {"ha": "right" if aside else "center", "va": "bottom", "fontsize": 8, "color": colour if valid else BAD}
+    note(axes, text if valid else f"{text} †", (x, y), (2 if aside else 0, 5), coordinates="data", **style)
 
 
 def _rises(slot: _Slot, values: Mapping[_Slot, float], top: float) -> bool:
@@ -420,12 +407,6 @@ def _draw_slowdown(axes: Axes, y: float, one: Slowdown) -> None:
         text += f"  (paper {factor(one.paper)})"
     face = INK if one.trusted else SURFACE
     axes.plot(one.ours, y, "o", markersize=7, markerfacecolor=face, markeredgecolor=INK, zorder=4)
-    axes.annotate(
-        text if one.trusted else f"{text} †",
-        (max(one.ours, one.paper or 0.0), y),
-        xytext=(9, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-        color=INK if one.trusted else BAD,
-    )
+    style = {"va": "center", "fontsize": 8.5, "color": INK if one.trusted else BAD}
+    end = (max(one.ours, one.paper or 0.0), y)
+    note(axes, text if one.trusted else f"{text} †", end, (9, 0), coordinates="data", **style)

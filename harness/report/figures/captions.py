@@ -74,7 +74,7 @@ def _emulation(results: Results) -> str:
     """Return whose use an emulated accelerator's is, and why an assumed step lasts as long as it does."""
     if not results.emulated:
         return ""
-    text = " The accelerator is emulated: what is shown of it is the share of time in which a step lasted."
+    text = " The accelerator is emulated: its use is the share of time in which a step lasted."
     if not any("assumed" in cell.accelerator for cell in results.cells):
         return text
     return text + (

@@ -1,4 +1,4 @@
-"""A figure as a YAML of conf/figures has it, checked. docs/figures.md describes the keys."""
+"""A figure as a YAML of conf/figure has it, checked. docs/figures.md describes the keys."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Sweep(Figure):
 
 
 class Learning(Figure):
-    """The loss of what is trained, and the slow samples in its batches."""
+    """The loss of a training, and the slow samples in its batches."""
 
     panels: Literal["iterations", "seeds"]
 
@@ -168,8 +168,11 @@ _FAMILIES: Final[Mapping[str, type[Figure]]] = {
 
 
 def packaged() -> Mapping[str, Path]:
-    """Return this project's figures by id."""
-    home = Path(str(files("conf") / "figures"))
+    """Return this project's figures by id.
+
+    The folder is not named figures: Hydra would take `figures=[...]` on a command line for a choice in that group.
+    """
+    home = Path(str(files("conf") / "figure"))
     return {path.stem: path for path in sorted(home.glob("*.yaml"))}
 
 

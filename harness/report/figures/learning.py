@@ -1,4 +1,4 @@
-"""Plotter of what is learned: the loss over steps or seeds, and how slow samples are spread over batches."""
+"""Plotter of learning: the loss over steps or seeds, and how slow samples are spread over batches."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _draw_losses(axes: Axes, frame: pd.DataFrame, over: str) -> None:
 def _draw_batches(axes: Axes, found: Mapping[str, list[Composition]]) -> None:
     most = max((int(one.samples.max()) for epochs in found.values() for one in epochs), default=0)
     if not most:
-        say(axes, "no loader told times")
+        say(axes, "no loader measured times")
         axes.set_yticks([])
         return
     known = {base: epochs for base, epochs in found.items() if epochs}

@@ -17,7 +17,7 @@ from harness.report.labels import UNKNOWN, factor, seconds, spell
 from harness.report.measurements import epochs, settled, trusted, work
 from harness.report.papers import low
 
-__all__ = ["draw", "table", "words"]
+__all__ = ["draw", "table"]
 
 _BASELINE, _OURS = "pytorch", "sample_aware"
 _BETWEEN: Final = (25, 75)
@@ -59,11 +59,6 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
         rows.append((f"{spell(_BASELINE)} over {name}", *(factor(ratios.get(at)) for at in shares)))
     rows = [row for row in rows if set(row[1:]) != {UNKNOWN}]
     return FigureTable(("Time of an epoch", *(f"{at:g} % slow" for at in shares)), tuple(rows))
-
-
-def words(spec: Figure, results: Results) -> Mapping[str, str]:
-    """Return nothing: the caption needs no words of this figure's own."""
-    return {}
 
 
 def _by_share(results: Results) -> pd.DataFrame:

@@ -21,7 +21,7 @@ from harness.report.measurements import epochs, settled, stored, trusted, work
 from harness.report.papers import low
 from harness.report.papers import table as published_table
 
-__all__ = ["draw", "table", "words"]
+__all__ = ["draw", "table"]
 
 _BASELINE = "pytorch"
 _HEURISTICS: Mapping[str, str] = {"size_balanced": "by image size", "pecan": "transforms reordered"}
@@ -30,7 +30,7 @@ _SLOWEST = 0.75
 
 
 def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
-    """Draw accelerator and CPU over time a loader, epoch times, and what a file's size tells; None without epochs."""
+    """Draw accelerator and CPU over time a loader, epoch times, and files by size and time; None without epochs."""
     workload = next(iter(results.workloads), "")
     over_time, frame = timelines(results, workload), _settled(results, workload)
     if not over_time or frame.empty:
@@ -75,11 +75,6 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
     return FigureTable(("Loader", *heads, "CPU", "workers in transforms"), tuple(rows))
 
 
-def words(spec: Figure, results: Results) -> Mapping[str, str]:
-    """Return nothing: the caption needs no words of this figure's own."""
-    return {}
-
-
 def _settled(results: Results, workload: str) -> pd.DataFrame:
     frame = trusted(epochs(results))
     return frame[(frame["workload"] == workload) & settled(frame)]
@@ -96,7 +91,7 @@ def _fluctuation(one: Timeline) -> float | None:
 
 
 def _transforming(results: Results, frame: pd.DataFrame) -> float | None:
-    """Return the share of the workers' time that transforms took; None where the loader does not tell."""
+    """Return the share of the workers' time that transforms took; None where the loader does not measure it."""
     times = work(results).merge(frame[["cell_id", "epoch", "loader", "duration_s"]], on=["cell_id", "epoch"])
     if times.empty:
         return None
@@ -165,7 +160,7 @@ def _sizes_and_times(results: Results, workload: str) -> pd.DataFrame:
 
 
 def _draw_sizes(axes: Axes, samples: pd.DataFrame) -> None:
-    axes.set_title("What the size of a file tells", pad=7)
+    axes.set_title("What the size of a file says", pad=7)
     if samples.empty:
         say(axes, "not measured")
         return

@@ -192,16 +192,10 @@ def _draw_values(axes: Axes, frame: pd.DataFrame, metric: str, colour: str) -> N
 def _draw_bound(axes: Axes, bound: float, text: str) -> None:
     axes.axhline(bound, color=INK, linewidth=1.2, linestyle=(0, (6, 3)))
     axes.set_ylim(0, max(axes.get_ylim()[1], 1.12 * bound))
-    axes.annotate(
-        f"fixed batch, the upper bound: {significant(bound)}{text and ' '}{text}",
-        (0, bound),
-        xycoords=("axes fraction", "data"),
-        xytext=(4, 4),
-        textcoords="offset points",
-        color=INK,
-        fontsize=8.5,
-        bbox={"facecolor": "white", "edgecolor": FAINT, "alpha": 0.0, "pad": 1},
-    )
+    box = {"facecolor": "white", "edgecolor": FAINT, "alpha": 0.0, "pad": 1}
+    style = {"color": INK, "fontsize": 8.5, "bbox": box}
+    value = f"fixed batch, the upper bound: {significant(bound)}{text and ' '}{text}"
+    note(axes, value, (0, bound), (4, 4), coordinates=("axes fraction", "data"), **style)
 
 
 def _draw_paper(axes: Axes, path: str) -> None:

@@ -103,7 +103,7 @@ def draw(spec: Textbook, results: Results, heading: str) -> Figure | None:
 
 
 def table(spec: Textbook, results: Results) -> FigureTable | None:
-    """Return what was measured beside what the textbook or its model gives; None when nothing was measured."""
+    """Return the measured values beside those of the textbook or its model; None when nothing was measured."""
     if spec.panels == "exercise":
         return _table_of_exercise(_shortest_first(results))
     found = curves(results)

@@ -157,7 +157,7 @@ def _track(home: Path) -> _Track | None:
 
 
 def _amounts(batches: pd.DataFrame) -> dict[str, tuple[_Array, _Array]]:
-    """Return times in s since an epoch began, and what was done since the time before, by field of Timeline."""
+    """Return times in s since an epoch began, and the amounts since the time before, by field of Timeline."""
     steps = batches["step_s"].to_numpy(np.float64)
     ends = np.cumsum((batches["wait_s"] + batches["step_s"]).to_numpy(np.float64))
     edges = np.stack([ends - steps, ends], axis=1).ravel()
