@@ -96,9 +96,9 @@ def lay(picture: Image.Image, outline: npt.NDArray[np.float64], part: Image.Imag
     picture.paste(part, corner, mask)
 
 
-def shape_of(area: float, ratio: float, least: int) -> tuple[int, int]:
+def shape_of(area: float, ratio: float, min_edge: int) -> tuple[int, int]:
     """Return width and height of a picture of about `area` pixels and a ratio of width to height."""
-    return max(least, round(math.sqrt(area * ratio))), max(least, round(math.sqrt(area / ratio)))
+    return max(min_edge, round(math.sqrt(area * ratio))), max(min_edge, round(math.sqrt(area / ratio)))
 
 
 def encode_to_size(image: Image.Image, wanted_bytes: int) -> bytes:

@@ -32,7 +32,7 @@ __all__ = ["HALF_SHARDS", "PlacedData", "Role", "open_shards", "place", "split"]
 
 Role = Literal["compute", "storage"]
 HALF_SHARDS: Final = 8
-"""The least number of shards of a dataset that is cut in half: enough for halves of about equal size."""
+"""The smallest number of shards of a dataset that is cut in half: enough for halves of about equal size."""
 
 _SEED: Final = 0
 _SHARD_BYTES: Final = 64 * 2**20
@@ -110,11 +110,11 @@ def split(shards: Sequence[Shard]) -> dict[Role, list[Shard]]:
     if len(shards) < 2:
         raise DatasetError("placement=half: the dataset has one shard, expected at least 2; take more samples")
     parts: dict[Role, list[Shard]] = {"compute": [], "storage": []}
-    held = dict.fromkeys(parts, 0)
+    placed_bytes = dict.fromkeys(parts, 0)
     for shard in sorted(shards, key=lambda shard: (-shard.nbytes, shard.path.name)):
-        node = min(held, key=lambda role: held[role])
+        node = min(placed_bytes, key=lambda role: placed_bytes[role])
         parts[node].append(shard)
-        held[node] += shard.nbytes
+        placed_bytes[node] += shard.nbytes
     return {role: sorted(part, key=lambda shard: shard.path.name) for role, part in parts.items()}
 
 
@@ -144,14 +144,14 @@ def _link(shard: Path, folder: Path) -> Path:
     return folder / shard.name
 
 
-def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, least: int = 1) -> Path:
-    """Return the folder of a dataset's shards, at least about `least` of them, converted unless they are there whole.
+def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, min_shards: int = 1) -> Path:
+    """Return the folder of a dataset's shards, about `min_shards` or more, converted unless they are there whole.
 
     Raises DiskError when the cache cannot be written or lacks room, LoaderConfigError for a column that a record
     cannot hold, SampleError when a file changed.
     """
     total = int(handle.samples.sizes.sum())
-    shard_bytes = min(_SHARD_BYTES, -(-total // least)) if least > 1 else _SHARD_BYTES
+    shard_bytes = min(_SHARD_BYTES, -(-total // min_shards)) if min_shards > 1 else _SHARD_BYTES
     text = f"{handle.content_hash}:{_SEED}:{shard_bytes}{_COLUMNS if handle.samples.columns else ''}"
     key = short_hash([text])
     out = cache / "shards" / f"{handle.name}-{key}"

@@ -53,18 +53,18 @@ def limited(items: Sequence[T], limit: int | None, seed: int) -> Sequence[T]:
 
 
 def in_threads(
-    function: Callable[[T], Result], items: Iterable[T], heard: Callable[[int], None] = lambda done: None
+    function: Callable[[T], Result], items: Iterable[T], on_done: Callable[[int], None] = lambda done: None
 ) -> list[Result]:
     """Call a function that waits for storage on every item, many at a time; return the results in order.
 
-    `heard` is called with how many are done. An exception of either is raised here, and waiting calls are dropped.
+    `on_done` is called with how many are done. An exception of either is raised here, and waiting calls are dropped.
     """
     results: list[Result] = []
     pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="in-threads")
     try:
         for result in pool.map(function, items):
             results.append(result)
-            heard(len(results))
+            on_done(len(results))
     finally:
         pool.shutdown(cancel_futures=True)
     return results
@@ -97,8 +97,8 @@ def list_tree(root: Path, *, noun: str, suffixes: tuple[str, ...], layout: str, 
     if not found:
         loose = sum(entry.name not in folders and entry.name.lower().endswith(suffixes) for entry in top)
         missing = f"its {loose} {noun} are in no {layout.partition('/')[0]} folder"
-        held = missing if loose else f"holds no {noun}"
-        raise DatasetError(f"dataset.root={root}: {held}; expected {layout}{hint}")
+        problem = missing if loose else f"holds no {noun}"
+        raise DatasetError(f"dataset.root={root}: {problem}; expected {layout}{hint}")
     samples = [
         SampleFile(path, label, status.st_size, status.st_mtime_ns)
         for label, files in enumerate(found)

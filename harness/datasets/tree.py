@@ -93,14 +93,14 @@ class RealTree(ABC):
             chunk = range(start, min(start + _CHUNK, len(files)))
             return {at: reason for at in chunk if (reason := _judged(files[at].path, self.folder, judge)) is not None}
 
-        def heard(chunks: int) -> None:
+        def report_chunks(chunks: int) -> None:
             progress(f"checking {self.name}", min(chunks * _CHUNK, len(files)), len(files))
 
-        heard(0)
+        report_chunks(0)
         # Damaged EXIF data and great size are no defects. Filters are the process's, so they are set here.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            chunks = in_threads(judge_chunk, range(0, len(files), _CHUNK), heard)
+            chunks = in_threads(judge_chunk, range(0, len(files), _CHUNK), report_chunks)
         found = {at: reason for some in chunks for at, reason in some.items()}
         # A file that cannot be read today may be readable tomorrow, with the same modification time.
         if not any(reason.startswith("cannot be read") for reason in found.values()):

@@ -139,14 +139,14 @@ def kernel_cpu_s() -> float:
 
 def wait_s(pids: Iterable[int]) -> float | None:
     """Return for how long the living threads of some processes have waited for a CPU; None where it is not counted."""
-    total_ns, told = 0, False
+    total_ns, is_counted = 0, False
     for pid in pids:
         with suppress(OSError):
             for task in Path(f"/proc/{pid}/task").iterdir():
                 with suppress(OSError):
                     # Time on the CPU and time on the run queue, ns (the kernel's scheduler/sched-stats.rst).
-                    total_ns, told = total_ns + int((task / "schedstat").read_text().split()[1]), True
-    return total_ns / 1e9 if told else None
+                    total_ns, is_counted = total_ns + int((task / "schedstat").read_text().split()[1]), True
+    return total_ns / 1e9 if is_counted else None
 
 
 def rss_bytes(pids: Iterable[int]) -> int:

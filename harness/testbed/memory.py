@@ -244,8 +244,8 @@ def _remove(path: Path) -> None:
         except OSError as error:
             # A process that has just ended may still be counted.
             if time.monotonic() >= deadline:
-                held = _members(path)
-                raise TestbedError(f"control group {path}: {error.strerror}; processes in it: {held}") from error
+                members = _members(path)
+                raise TestbedError(f"control group {path}: {error.strerror}; processes in it: {members}") from error
             time.sleep(_LOOK_AGAIN_S)
 
 

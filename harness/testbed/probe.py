@@ -157,11 +157,11 @@ def loaded_probe(
 
 
 def _measure(run_in_compute: Callable[[list[str]], str], host: str, port: int, options: Sequence[str]) -> ProbeResult:
-    said = run_in_compute([sys.executable, *MODULE, "measure", "--host", host, "--port", str(port), *options])
+    output = run_in_compute([sys.executable, *MODULE, "measure", "--host", host, "--port", str(port), *options])
     try:
-        return ProbeResult(**json.loads(said))
+        return ProbeResult(**json.loads(output))
     except (ValueError, TypeError) as error:
-        raise TestbedError(f"probe of {host}:{port}: expected one JSON object, got {said[:200]!r}") from error
+        raise TestbedError(f"probe of {host}:{port}: expected one JSON object, got {output[:200]!r}") from error
 
 
 def measure(host: str, port: int, *, seconds: float, flows: int, loaded: bool) -> ProbeResult:

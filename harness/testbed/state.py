@@ -124,12 +124,12 @@ class RunState:
 
     def _is_current(self) -> bool:
         assert self._descriptor is not None
-        held = os.fstat(self._descriptor)
+        own = os.fstat(self._descriptor)
         try:
             named = self.names.state_file.stat()
         except FileNotFoundError:
             return False
-        return (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino)
+        return (own.st_dev, own.st_ino) == (named.st_dev, named.st_ino)
 
 
 def abandoned_runs() -> Iterator[RunState]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from harness.errors import CellError
+
 if TYPE_CHECKING:
     import torch
 
     from loaders.base import Batch
     from loaders.pipeline import Pipeline
 
-__all__ = ["Workload"]
+__all__ = ["Workload", "check_labels"]
 
 
 class Workload(Protocol):
@@ -51,3 +53,16 @@ class Workload(Protocol):
     def example(self) -> Batch:
         """Return a made-up batch of the workload's size on the CPU, the same every time."""
         ...
+
+
+def check_labels(name: str, batch: Batch, num_classes: int) -> None:
+    """Raise CellError for a label of a batch that workload `name` has no class for.
+
+    On CUDA the loss would end the whole context instead of raising.
+    """
+    highest = int(batch.labels.max()) if batch.labels.numel() else 0
+    if highest >= num_classes:
+        raise CellError(
+            f"workload {name}: a sample has label {highest}, and num_classes={num_classes}; "
+            "set num_classes to the dataset's number of classes"
+        )

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from harness.errors import CellError
 from harness.system.values import check_count
+from harness.workloads.base import check_labels
 
 if TYPE_CHECKING:
     import torch
@@ -59,13 +59,7 @@ class Classification(ABC):
 
     def check(self, batch: Batch) -> None:
         """Raise CellError for a label that the model has no class for."""
-        highest = int(batch.labels.max())
-        if highest >= self.num_classes:
-            # On CUDA the loss would end the whole context instead of raising.
-            raise CellError(
-                f"workload {self.name}: a sample has label {highest}, and num_classes={self.num_classes}; "
-                "set num_classes to the dataset's number of classes"
-            )
+        check_labels(self.name, batch, self.num_classes)
 
     def example(self) -> Batch:
         """Return noise of class 0."""

@@ -59,7 +59,7 @@ class EmulatedStep:
 
     @classmethod
     def assumed(cls, seconds_per_sample: float, time_scale: float) -> Self:
-        """Make a step of the user's own assumption: of no board, so that nothing published is said of it."""
+        """Make a step of the user's own assumption: of no board, so it has no published values."""
         seconds = seconds_per_sample * time_scale
         return cls(seconds, f"emulated: assumed {seconds:g} s a sample")
 
@@ -103,7 +103,7 @@ def _sleep_until(monotonic_ns: int, lateness_ns: int = 0) -> None:
 
 
 def _min_lateness_ns() -> int:
-    """Measure by how much this machine wakes a sleeper late at the least, in ns; takes some 0.2 s."""
+    """Measure the smallest delay with which this machine wakes a sleeper, in ns; takes some 0.2 s."""
     found = _MAX_LATENESS_NS
     with _exact_timers():
         for _ in range(_TRIALS):

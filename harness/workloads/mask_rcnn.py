@@ -18,7 +18,7 @@ __all__ = ["MaskRCNN"]
 
 _BACKBONES: Final = ("resnet18", "resnet34", "resnet50", "resnet101")
 _SHAPE: Final = 1333 / 800
-"""Most that the longer edge may have over the shorter one (torchvision's maskrcnn_resnet50_fpn)."""
+"""Upper bound of the longer edge over the shorter one (torchvision's maskrcnn_resnet50_fpn)."""
 _SMALLEST: Final = 32
 """Pixels of an edge below which the deepest level of the pyramid has nothing left."""
 _LEVELS: Final = 5
@@ -38,7 +38,7 @@ class MaskRCNN:
     min_size: int = 800
     """Shorter edge of the pictures in pixels."""
     max_size: int | None = None
-    """Most of the longer edge in pixels; by default in proportion to 800 and 1333."""
+    """Upper bound of the longer edge in pixels; by default in proportion to 800 and 1333."""
     num_classes: int = 81
     """With the background."""
     backbone: str = "resnet50"

@@ -48,7 +48,7 @@ class RNNT:
     """Whether heavy_s is what both steps take together.
 
     Section 2.2 of the paper adds HeavyStep to LightStep, 3.5 s in all; its table 2 has 3.008 s as 90th percentile
-    and 3.017 s as the most, so the measured steps took 3 s in all.
+    and 3.017 s as the maximum, so the measured steps took 3 s in all.
     """
     time_scale: float = 1.0
     """Factor on the time of both steps."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.errors import CellError, ConfigError
 from harness.system.values import check_count, check_number
+from harness.workloads.base import check_labels
 
 if TYPE_CHECKING:
     import torch
@@ -88,13 +89,7 @@ class UNet3D:
                     f"workload {self.name}: a batch's {what} are {tuple(tensor.shape)}, expected {expected}; "
                     "the dataset must be one of volumes with segmentations, such as kits19_small"
                 )
-        highest = int(batch.labels.max())
-        if highest >= self.num_classes:
-            # On CUDA the loss would end the whole context instead of raising.
-            raise CellError(
-                f"workload {self.name}: a sample has label {highest}, and num_classes={self.num_classes}; "
-                "set num_classes to the dataset's number of classes"
-            )
+        check_labels(self.name, batch, self.num_classes)
 
     def example(self) -> Batch:
         """Return noise that is background everywhere."""

@@ -37,21 +37,16 @@ class VGG19(Classification):
     def model(self) -> torch.nn.Module:
         """Return the model with fresh weights, on the CPU."""
         from torch import nn
-        from torchvision.models.vgg import VGG
+        from torchvision.models.vgg import VGG, make_layers
 
-        layers: list[nn.Module] = []
-        taken = 3
+        layers: list[str | int] = []
         for channels, convolutions in _BLOCKS:
-            given = self._scaled(channels)
-            for _ in range(convolutions):
-                layers += [nn.Conv2d(taken, given, kernel_size=3, padding=1), nn.ReLU(inplace=True)]
-                taken = given
-            layers.append(nn.MaxPool2d(kernel_size=2, stride=2))
-        model: nn.Module = VGG(nn.Sequential(*layers), num_classes=self.num_classes)
+            layers += [*[self._scaled(channels)] * convolutions, "M"]
+        model: nn.Module = VGG(make_layers(layers), num_classes=self.num_classes)
         if self.width != 1:
             hidden = self._scaled(_HIDDEN)
             model.classifier = nn.Sequential(
-                nn.Linear(taken * _POOLED**2, hidden),
+                nn.Linear(self._scaled(_BLOCKS[-1][0]) * _POOLED**2, hidden),
                 nn.ReLU(inplace=True),
                 nn.Dropout(),
                 nn.Linear(hidden, hidden),

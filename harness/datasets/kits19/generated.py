@@ -33,7 +33,7 @@ _MEAN_BYTES, _MIN_BYTES, _MAX_BYTES = 136e6, 30e6, 375e6
 _SPREAD: Final = 0.466
 """Deviation / mean of a sample's bytes: MLPerf Storage, unet3d_a100.yaml, 68.3 MB of 146.6 MB."""
 _DEPTH: Final = (0.5, 1.1)
-"""Least and greatest depth / width of a volume: an abdomen, or an abdomen with the chest."""
+"""Smallest and greatest depth / width of a volume: an abdomen, or an abdomen with the chest."""
 
 Shape = tuple[int, int, int]
 """Depth, height and width in voxels."""
@@ -80,7 +80,7 @@ class Kits19Like(GeneratedDataset):
         return self._shapes(self.samples)
 
     def sizes_of(self, count: int) -> npt.NDArray[np.int64]:
-        """Return the bytes of every case of a set of `count`, shape (count,); for nifti the most that it may be."""
+        """Return the bytes of every case of a set of `count`, shape (count,); an upper bound for nifti."""
         return np.array([math.prod(shape) * _VOXEL_BYTES[self.form] for shape in self._shapes(count)], np.int64)
 
     def path(self, sample_id: int) -> str:
@@ -120,14 +120,14 @@ class Kits19Like(GeneratedDataset):
         middle = math.log(_MEAN_BYTES) - sigma**2 / 2
         published = np.clip(np.exp(middle + sigma * normal_deviates(rng, count)), _MIN_BYTES, _MAX_BYTES)
         wanted = published / _VOXEL_BYTES["numpy"] * self.scale
-        least = LEAST_EDGE * self.scale ** (1 / 3)
+        min_edge = LEAST_EDGE * self.scale ** (1 / 3)
         pairs = zip(wanted.tolist(), rng.uniform(*_DEPTH, count).tolist(), strict=True)
-        return tuple(_shape(voxels, ratio, least) for voxels, ratio in pairs)
+        return tuple(_shape(voxels, ratio, min_edge) for voxels, ratio in pairs)
 
 
-def _shape(voxels: float, ratio: float, least: float) -> Shape:
-    depth = max(least, (voxels * ratio**2) ** (1 / 3))
-    edge = max(least, math.sqrt(voxels / depth))
+def _shape(voxels: float, ratio: float, min_edge: float) -> Shape:
+    depth = max(min_edge, (voxels * ratio**2) ** (1 / 3))
+    edge = max(min_edge, math.sqrt(voxels / depth))
     return max(8, round(voxels / round(edge) ** 2)), max(8, round(edge)), max(8, round(edge))
 
 

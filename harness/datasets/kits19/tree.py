@@ -87,9 +87,9 @@ def _list_cases(root: Path) -> tuple[list[_Case], int]:
     cases = [_Case(n, f"{name}/imaging.nii.gz", f"{name}/segmentation.nii.gz") for n, name in sorted(folders.items())]
     unlabelled = {c.number for c in cases if c.number >= _LABELLED and not (root / c.labels).exists()}
     if not cases or len(unlabelled) == len(cases):
-        held = f"holds no case, but {', '.join(names[:3])}" if names else "is empty"
-        held = f"its {len(cases)} cases have no segmentation" if cases else held
-        raise DatasetError(f"dataset.root={root}: {held}; expected {_LAYOUT}")
+        problem = f"holds no case, but {', '.join(names[:3])}" if names else "is empty"
+        problem = f"its {len(cases)} cases have no segmentation" if cases else problem
+        raise DatasetError(f"dataset.root={root}: {problem}; expected {_LAYOUT}")
     return [case for case in cases if case.number not in unlabelled], len(unlabelled)
 
 

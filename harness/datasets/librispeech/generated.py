@@ -35,7 +35,7 @@ _SPEECH_BYTES_PER_S: Final = 21_500.0
 _PAUSE_BYTES_PER_S: Final = 7_500.0
 """Of FLAC; together the 16.7 kB/s of LibriSpeech: about 60 GB in 1 000 hours."""
 _PAUSES: Final = (0.34, 0.045)
-"""Share of an utterance in which nothing is said, mean and deviation."""
+"""Share of an utterance in which nobody speaks, mean and deviation."""
 _CHARACTERS_PER_S: Final = 15.0
 
 _CHAPTER, _SPEAKER = 20, 40
@@ -105,15 +105,15 @@ class LibriSpeechLike(GeneratedDataset):
         named = zip(map(PurePosixPath, self.paths()), self._outline, strict=True)
         for folder, lines in groupby(named, key=lambda each: each[0].parent):
             speaker, chapter = folder.parts
-            text = "".join(f"{path.stem} {said}\n" for path, (said, _) in lines)
+            text = "".join(f"{path.stem} {text}\n" for path, (text, _) in lines)
             yield f"{folder}/{speaker}-{chapter}.trans.txt", text.encode()
 
     def columns(self) -> Mapping[str, pa.Array]:
         """Return transcript (string) and duration_s (float64) of every recording."""
         import pyarrow as pa
 
-        said, durations = zip(*self._outline, strict=True)
-        return {"transcript": pa.array(said, pa.string()), "duration_s": pa.array(durations, pa.float64())}
+        texts, durations = zip(*self._outline, strict=True)
+        return {"transcript": pa.array(texts, pa.string()), "duration_s": pa.array(durations, pa.float64())}
 
     @cached_property
     def _outline(self) -> list[tuple[str, float]]:

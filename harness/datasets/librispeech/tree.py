@@ -49,7 +49,7 @@ class LibriSpeechTree(RealTree):
         problems = unsaid | self.verdicts(files, cache, progress, defect)
         faults = {file.path: problems[file.path] for file in files if file.path in problems}
         kept = [file for file in files if file.path not in faults]
-        said = [texts[_split(file.path)] for file in kept]
+        transcripts = [texts[_split(file.path)] for file in kept]
         durations = in_threads(lambda file: float(soundfile.info(str(root / file.path)).duration), kept)
         speakers = [_split(file.path)[1].partition("-")[0] for file in kept]
         numbers = {speaker: label for label, speaker in enumerate(sorted(set(speakers), key=_by_number))}
@@ -64,8 +64,9 @@ class LibriSpeechTree(RealTree):
         }
         if files is whole:
             facts["transcripts_without_recording"] = len(texts.keys() - {_split(file.path) for file in files})
-        hashed = (f"{file.path}\0{file.size}\0{file.mtime_ns}\0{text}\n" for file, text in zip(kept, said, strict=True))
-        columns = {"transcript": pa.array(said, pa.string()), "duration_s": pa.array(durations, pa.float64())}
+        pairs = zip(kept, transcripts, strict=True)
+        hashed = (f"{file.path}\0{file.size}\0{file.mtime_ns}\0{text}\n" for file, text in pairs)
+        columns = {"transcript": pa.array(transcripts, pa.string()), "duration_s": pa.array(durations, pa.float64())}
         return self.handle(labelled, faults, facts, hashed, columns)
 
 
@@ -91,7 +92,7 @@ def _lines(root: Path, folder: str) -> tuple[dict[str, str], str | None]:
     except UnicodeDecodeError:
         return {}, f"{name} is not UTF-8"
     split = (line.strip().partition(" ") for line in text.splitlines() if line.strip())
-    return {stem: said.strip() for stem, _, said in split}, None
+    return {stem: text.strip() for stem, _, text in split}, None
 
 
 def _transcripts(folder: str) -> str:

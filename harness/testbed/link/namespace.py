@@ -85,7 +85,7 @@ def run_in(namespace: str, argv: Sequence[str], *, stdin: str | None = None) -> 
     """Run a tool inside the namespace and return its standard output.
 
     Raises:
-        TestbedError: the tool is missing, fails or takes longer than 20 s; the message holds what it said.
+        TestbedError: the tool is missing, fails or takes longer than 20 s; the message has its output.
     """
     command = ["nsenter", f"--net={namespace}", "--", *argv]
     what = f"{' '.join(argv)} in {namespace}"
@@ -96,8 +96,8 @@ def run_in(namespace: str, argv: Sequence[str], *, stdin: str | None = None) -> 
     except subprocess.TimeoutExpired as error:
         raise TestbedError(f"{what}: no answer within {TOOL_TIMEOUT_S:g} s") from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
-        raise TestbedError(f"{what}{f' <<< {stdin.strip()}' if stdin else ''}: {said}")
+        reason = (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+        raise TestbedError(f"{what}{f' <<< {stdin.strip()}' if stdin else ''}: {reason}")
     return done.stdout
 
 

@@ -49,8 +49,8 @@ def kernel_has(namespace: str, qdisc: str, *arguments: str) -> bool:
     try:
         run_in(namespace, ["tc", "qdisc", "add", "dev", "lo", "root", qdisc, *arguments])
     except TestbedError as error:
-        said = str(error).lower()
-        if "unknown" in said or "no such file" in said or "not supported" in said:
+        reason = str(error).lower()
+        if "unknown" in reason or "no such file" in reason or "not supported" in reason:
             return False
         raise
     run_in(namespace, ["tc", "qdisc", "del", "dev", "lo", "root"])

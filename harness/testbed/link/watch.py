@@ -27,7 +27,7 @@ from harness.testbed.link.roundtrip import PACKET_BYTES, Pinger
 __all__ = ["INTERVAL_S", "LinkWatch", "Ping", "ping_bytes"]
 
 INTERVAL_S: Final = 0.1
-PATIENCE_S: Final = 1.0
+ANSWER_TIMEOUT_S: Final = 1.0
 """A ping that has no answer so long after it was sent counts as lost when the watch ends; a younger one not at all."""
 SEQUENCES: Final = 1 << 16
 
@@ -137,7 +137,7 @@ class LinkWatch:
                     utc_ns, before, _ = waiting.pop(answer[0])
                     self._rows.append(Ping(utc_ns, answer[1] / 1e6, _carried(counters) - before))
         now_ns = time.monotonic_ns()
-        lost = [Ping(utc_ns, None, None) for utc_ns, _, at in waiting.values() if now_ns - at > PATIENCE_S * 1e9]
+        lost = [Ping(utc_ns, None, None) for utc_ns, _, at in waiting.values() if now_ns - at > ANSWER_TIMEOUT_S * 1e9]
         self._rows = sorted([*self._rows, *lost], key=lambda row: row.utc_ns)
 
 
