@@ -276,7 +276,7 @@ def _add_store(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--store", required=True, help="the file that `run` writes, or an InfluxDB server's URL with INFLUXDB_V2_* set"
     )
-    command.add_argument("--session", help="one agent's life, where two wrote for one node at once")
+    command.add_argument("--session", help="one agent's session, where two wrote for one node at once")
 
 
 def _add_query(commands: _Commands) -> None:

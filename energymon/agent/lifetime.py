@@ -1,4 +1,4 @@
-"""Whether a process lives, and a temporary folder that does not outlive its process for long, however that ends."""
+"""Whether a process runs, and a temporary folder that does not outlive its process for long, however that ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START: Final = 19
 
 _PREFIX: Final = "energymon-"
 _LOCK: Final = "lock"
-"""File in the folder that its maker locks while it lives, in whatever container that is."""
+"""File in the folder that its maker locks while it runs, in whatever container that is."""
 
 
 class TemporaryFolder:
@@ -62,7 +62,7 @@ def _lock(folder: Path) -> int | None:
     lock_fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Renamed when it is locked, so that nobody finds it unlocked while its maker lives.
+        # Renamed when it is locked, so that nobody finds it unlocked while its maker runs.
         new.rename(folder / _LOCK)
     except OSError:
         os.close(lock_fd)
@@ -76,7 +76,7 @@ def own_name() -> str:
 
 
 def is_alive(name: str) -> bool | None:
-    """Return whether a process lives; None for one in another namespace, which cannot be seen from here."""
+    """Return whether a process runs; None for one in another namespace, which cannot be seen from here."""
     namespace, pid, _ = name.split()
     if namespace != _namespace():
         return None

@@ -1,4 +1,4 @@
-"""Joules of a stretch of a program: `with energymon.Window("epoch") as w: ...`, then `w.joules`."""
+"""Joules of a part of a program: `with energymon.Window("epoch") as w: ...`, then `w.joules`."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ class Window:
         return replace(found, start_ns=self._start_ns, end_ns=self._end_ns)
 
     def _in_readings_time(self, sessions: list[Session]) -> tuple[Session, tuple[int, int] | None]:
-        """Return the life of the agent whose readings these are, and the window by the clock of its readings.
+        """Return the session whose readings these are, and the window by the clock of its readings.
 
         That clock is known for agents of this host since it was booted; for others, None leaves the wall clocks.
         """

@@ -26,7 +26,7 @@ class Place(NamedTuple):
     after: int
     """Index of the first reading at or after it."""
     segment: int
-    """Which of the series' lives it lies in; joules of two lives have no difference."""
+    """Which segment of the series it lies in; joules of two segments have no difference."""
 
 
 class Curve:
@@ -42,7 +42,7 @@ class Curve:
         self._bounds = [0, *begins, len(self.rows)]
 
     def place(self, at_ns: int) -> Place | None:
-        """Return the instant's place; None before the first reading, after the last, and between two lives."""
+        """Return the instant's place; None before the first reading, after the last, and between two segments."""
         i = bisect_right(self.times, at_ns) - 1
         if i < 0:
             return None
@@ -84,13 +84,13 @@ class Curve:
         return row.flags == INTERPOLATED or row.tick_ns - self.rows[after - 1].tick_ns > interval_ns
 
     def last(self, place: Place) -> Reading:
-        """Return the last reading of the place's life."""
+        """Return the last reading of the place's segment."""
         return self.rows[self._bounds[place.segment + 1] - 1]
 
     def least_j(self, place: Place, at_ns: int) -> float | None:
         """Return what had surely been used by `at_ns`: the last reading whose call had ended by then shows it.
 
-        None where the place's life has no such reading.
+        None where the place's segment has no such reading.
         """
         first = self._bounds[place.segment]
         for i in range(min(place.after, bisect_right(self.times, at_ns) - 1), first - 1, -1):
@@ -101,7 +101,7 @@ class Curve:
     def most_j(self, place: Place, at_ns: int, lag_ns: int) -> float | None:
         """Return what had surely not been exceeded by `at_ns`: the first reading of a later value shows it.
 
-        `lag_ns` is how old the value of a reading may be that does not say. None where the place's life has no such
+        `lag_ns` is how old the value of a reading may be that does not say. None where the place's segment has no such
         reading.
         """
         for i in range(max(place.before, bisect_left(self.times, at_ns)), self._bounds[place.segment + 1]):
@@ -111,9 +111,9 @@ class Curve:
         return None
 
     def power_w(self, place: Place, at_ns: int, reach_ns: int, least_ns: int) -> float:
-        """Return the highest mean power, W, of any stretch of readings near `at_ns`.
+        """Return the highest mean power, W, of any span of readings near `at_ns`.
 
-        Near are the readings within `reach_ns` and two more on either side, in the same life. Stretches are as
+        Near are the readings within `reach_ns` and two more on either side, in the same segment. Spans are as
         short as possible, but not below `least_ns`: a counter that is updated less often than it is read shows no
         power between its updates and too much across one.
         """

@@ -61,7 +61,7 @@ class _Sum:
 
 
 class Integral:
-    """Adds up the energy of consecutive stretches of one window, so that a long one never lies in memory whole."""
+    """Adds up the energy of consecutive parts of one window, so that a long one never lies in memory whole."""
 
     def __init__(
         self,
@@ -78,19 +78,19 @@ class Integral:
         self._sums: dict[SeriesKey, _Sum] | None = None
 
     def add(self, series: Mapping[SeriesKey, Curve], until_ns: int) -> None:
-        """Add the energy since the last stretch, UTC ns; a series that does not cover it is dropped."""
+        """Add the energy since the last part, UTC ns; a series that does not cover it is dropped."""
         added = {}
         for key, curve in series.items():
             if self._sums is not None and key not in self._sums:
                 continue
-            found = self._stretch(key, curve, self._end_ns, until_ns)
+            found = self._part(key, curve, self._end_ns, until_ns)
             if found is not None:
                 added[key] = found if self._sums is None else _joined(self._sums[key], found)
         self._sums, self._end_ns = added, until_ns
 
     @property
     def lost(self) -> bool:
-        """Whether no series covers the stretches so far, so that none can cover the window."""
+        """Whether no series covers the parts so far, so that none can cover the window."""
         return self._sums is not None and not self._sums
 
     def energies(self) -> list[Energy]:
@@ -119,7 +119,7 @@ class Integral:
             )
         return found
 
-    def _stretch(self, key: SeriesKey, curve: Curve, start_ns: int, end_ns: int) -> _Sum | None:
+    def _part(self, key: SeriesKey, curve: Curve, start_ns: int, end_ns: int) -> _Sum | None:
         start, end = curve.place(start_ns), curve.place(end_ns)
         if start is None or end is None or start.segment != end.segment:
             return None

@@ -252,7 +252,7 @@ class _Node:
         ]
 
     def readings(self, start_ns: int, end_ns: int) -> list[Reading]:
-        """Return the readings of a stretch, and as many around it as the bound of the error looks at."""
+        """Return the readings of a part, and as many around it as the bound of the error looks at."""
         known = self.channels.lags
         lag_s = max(known.values(), default=max(LAG_S.values()))
         # A value may be as old as the lag, and is known to be no older where the reading before it showed another.
@@ -271,14 +271,14 @@ class _Node:
         )
 
     def _ticks(self, start_ns: int, end_ns: int) -> Iterator[Tick]:
-        """Yield the ticks that may be whole: none lies outside the agents' lives."""
+        """Yield the ticks that may be whole: none lies outside the sessions."""
         for session, first_ns, last_ns in session_spans(self.store, start_ns, end_ns, self.session.node):
             for begin, stop in chunks(first_ns, last_ns, session.interval_ns):
                 yield from self.store.ticks(begin, stop, self.session.node)
 
 
 def _session(sessions: Sequence[Session], node: str, end_ns: int) -> Session | None:
-    """Return the agent's life that the window lies in: the last to begin before its end."""
+    """Return the session that the window lies in: the last one that starts before its end."""
     return max((s for s in sessions if s.node == node and s.start_ns <= end_ns), key=lambda s: s.start_ns, default=None)
 
 

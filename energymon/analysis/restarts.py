@@ -37,7 +37,7 @@ def bridged(readings: Sequence[Reading], starts: Sequence[CounterStart], session
     for reading in readings:
         if before is None or _series(reading) != _series(before):
             shift_j = 0.0
-        elif reading.flags == START and not _same_life(before, reading, sessions):
+        elif reading.flags == START and not _in_same_session(before, reading, sessions):
             try:
                 shift_j += before.joules + _between_j(before, reading, starts, sessions) - reading.joules
             except _Unknown:
@@ -58,7 +58,7 @@ def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessio
     known: dict[str, tuple[Reading, float, list[str]]] = {}
     unknown: list[Event] = []
     for before, reading in pairwise(readings):
-        if _series(reading) != _series(before) or reading.flags != START or _same_life(before, reading, sessions):
+        if _series(reading) != _series(before) or reading.flags != START or _in_same_session(before, reading, sessions):
             continue
         name = f"{reading.device} {reading.domain} ({reading.source})"
         try:
@@ -68,7 +68,7 @@ def restarts(readings: Iterable[Reading], starts: Sequence[CounterStart], sessio
             unknown.append(Event(reading.t_ns, reading.node, "restart-unknown", message))
         else:
             away_s = (reading.t_ns - before.t_ns) / NS
-            session = _life(reading, sessions)
+            session = _session_of(reading, sessions)
             _, _, names = known.setdefault(session.name if session else "", (reading, away_s, []))
             names.append(name)
     return [
@@ -87,13 +87,13 @@ def _series(reading: Reading | CounterStart) -> SeriesKey:
     return reading.node, reading.device, reading.domain, reading.source
 
 
-def _life(reading: Reading, sessions: Iterable[Session]) -> Session | None:
+def _session_of(reading: Reading, sessions: Iterable[Session]) -> Session | None:
     own = (s for s in sessions if s.node == reading.node and s.start_ns <= reading.t_ns)
     return max(own, key=lambda s: s.start_ns, default=None)
 
 
-def _same_life(one: Reading, other: Reading, sessions: Sequence[Session]) -> bool:
-    return _life(one, sessions) == _life(other, sessions)
+def _in_same_session(one: Reading, other: Reading, sessions: Sequence[Session]) -> bool:
+    return _session_of(one, sessions) == _session_of(other, sessions)
 
 
 def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], sessions: Sequence[Session]) -> float:
@@ -125,7 +125,7 @@ def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], 
 
 
 def _asleep_ns(reading: Reading, sessions: Sequence[Session]) -> int:
-    session = _life(reading, sessions)
+    session = _session_of(reading, sessions)
     description: Mapping[str, object] = session.description if session is not None else {}
     asleep_ns = description.get("asleep_ns")
     return asleep_ns if isinstance(asleep_ns, int) else 0

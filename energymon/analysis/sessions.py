@@ -1,4 +1,4 @@
-"""A long span of a store in stretches that fit into memory."""
+"""The sessions of a store's agents, and long spans in parts that fit into memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def known_nodes(sessions: Sequence[Session], node: str | Collection[str] | None 
 
 
 def chunks(start_ns: int, end_ns: int, interval_ns: int) -> Iterator[tuple[int, int]]:
-    """Yield [start, end] in consecutive stretches of some thousand ticks that meet at ticks."""
+    """Yield [start, end] in consecutive parts of some thousand ticks that meet at ticks."""
     begin = start_ns
     while True:
         stop = min(end_ns, tick_at(begin, interval_ns) + interval_ns * _TICKS_AT_ONCE)
@@ -43,9 +43,9 @@ def chunks(start_ns: int, end_ns: int, interval_ns: int) -> Iterator[tuple[int, 
 def session_spans(
     store: Store, start_ns: int, end_ns: int, node: str | None = None
 ) -> Iterator[tuple[Session, int, int]]:
-    """Yield each agent's life within [start, end), by node and time, and from when to when it has readings, UTC ns.
+    """Yield each session within [start, end), by node and time, and from when to when it has readings, UTC ns.
 
-    A life ends where the node's next one begins, or just after its last tick. Raises StoreError, and WindowError for
+    A session ends where the node's next one starts, or just after its last tick. Raises StoreError, and WindowError for
     a node that is not in the store.
     """
     sessions = store.sessions()
@@ -64,9 +64,9 @@ def session_spans(
 
 
 def covered(store: Store, start_ns: int, end_ns: int, node: str) -> list[tuple[int, int]]:
-    """Return the parts of [start, end], by the clock of the readings, UTC ns, that a life of an agent covers.
+    """Return the parts of [start, end], by the clock of the readings, UTC ns, that a session covers.
 
-    Each lies between readings of every series that the life has in the window. Raises StoreError.
+    Each lies between readings of every series that the session has in the window. Raises StoreError.
     """
     found: list[tuple[int, int]] = []
     own = sorted((s for s in store.sessions() if s.node == node), key=lambda s: s.start_ns)

@@ -116,7 +116,7 @@ def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None)
 
 
 def _readings(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[Session, list[Reading]]]:
-    """Yield each reading once, by session and stretch of time, in order of its tick and then of its series."""
+    """Yield each reading once, by session and part of time, in order of its tick and then of its series."""
     for session, begins, ends in session_spans(store, start_ns, end_ns, node):
         for begin, stop in chunks(begins, ends, session.interval_ns):
             found = [r for r in store.readings(begin, stop, session.node) if begin <= r.tick_ns < stop]

@@ -28,7 +28,7 @@ from energymon.influx.lineprotocol import (
     to_session,
     to_tick,
 )
-from energymon.influx.queries import MAX_NS, MIN_NS, FluxReader, InfluxQLReader, PointReader, Series
+from energymon.influx.queries import MAX_NS, MIN_NS, PointReader, Series
 from energymon.influx.settings import InfluxSettings
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
@@ -63,9 +63,8 @@ class InfluxStore:
         self._session = session
         self._client: Any = settings.client()
         try:
-            self._points: PointReader = (
-                InfluxQLReader(self._client, settings) if self._major() >= 3 else FluxReader(self._client, settings)
-            )
+            self._require_influxdb()
+            self._points = PointReader(self._client, settings)
         except BaseException:
             self.close()
             raise
@@ -114,7 +113,7 @@ class InfluxStore:
         return [event for *_, event in sorted(found, key=lambda row: row[:3])]
 
     def sessions(self) -> list[Session]:
-        """Return the agents' lives in the order in which they began; raises StoreError."""
+        """Return the sessions of all agents in the order of their starts; raises StoreError."""
         with self._asking():
             return self._sessions(None)
 
@@ -194,8 +193,8 @@ class InfluxStore:
     def _tags(self, node: str | None) -> dict[str, str]:
         return _node_tag(node) | ({"session": tag_value(self._session)} if self._session is not None else {})
 
-    def _major(self) -> int:
-        """Return the server's major version."""
+    def _require_influxdb(self) -> None:
+        """Raise StoreError for a server that is no InfluxDB, or one older than 1.8."""
         with self._asking():
             _, _, headers = self._client.api_client.call_api(
                 "/ping", "GET", _return_http_data_only=False, _preload_content=False
@@ -205,11 +204,10 @@ class InfluxStore:
             raise StoreError(f"{self._settings.url} answers, and is no InfluxDB; expected 1.8, 2.x or 3")
         major, _, rest = str(version).lstrip("v").partition(".")
         minor = rest.partition(".")[0]
-        # A server built from source calls itself "dev"; those with Flux are the rule.
+        # A server built from source calls itself "dev".
         number = int(major) if major.isdecimal() else 2
         if number < 1 or (number == 1 and minor.isdecimal() and int(minor) < 8):
             raise StoreError(f"{self._settings.url} is InfluxDB {version}; expected 1.8, 2.x or 3")
-        return number
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -235,7 +233,7 @@ def _key(series: Series) -> Key:
 
 
 def _collect(found: dict[Key, dict[tuple[int, int, float], _Found]], answer: Iterable[Series]) -> None:
-    """Add readings, once each; a tick that two agents' lives share is in both sessions."""
+    """Add readings, once each; a tick that two agents share is in both sessions."""
     for series in answer:
         rows = found.setdefault(_key(series), {})
         session = frozenset((series.tags["session"],))

@@ -16,7 +16,7 @@ __all__ = ["Session", "Store", "open_store"]
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One life of an agent."""
+    """A run of an agent, from its start to its end."""
 
     name: str
     """Unique on its node: UTC ns of the start and the agent's process id."""
@@ -51,7 +51,7 @@ class Store(Protocol):
         ...
 
     def sessions(self) -> list[Session]:
-        """Return the agents' lives in the order in which they began."""
+        """Return the sessions of all agents in the order of their starts."""
         ...
 
     def clocks(self, node: str | None = None) -> list[ClockOffset]:

@@ -297,7 +297,7 @@ class SqliteStore:
             ]
 
     def sessions(self) -> list[Session]:
-        """Return the agents' lives in the order in which they began."""
+        """Return the sessions of all agents in the order of their starts."""
         with self._reading():
             rows = self._db.execute(
                 "SELECT name, node, start_ns, end_ns, interval_ns, cpu_s, description FROM sessions ORDER BY id"

@@ -45,8 +45,8 @@ def sources(sensor):
 
 @pytest.mark.process
 @pytest.mark.parametrize("library", ["fake", pytest.param("real", marks=pytest.mark.gpu)])
-def test_what_holds_for_any_board_holds(library, boards, request):
-    argv = [sys.executable, HERE / "nvml" / "any_board.py"]
+def test_what_holds_for_fake_board_holds(library, boards, request):
+    argv = [sys.executable, HERE / "nvml" / "fake_board.py"]
     if library == "fake":
         argv.append(request.getfixturevalue("nvml_library"))
     done = subprocess.run(

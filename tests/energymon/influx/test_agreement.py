@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from energymon import Reading, SqliteStore, StoreError, Tick, joules, open_store
-from energymon.influx.queries import InfluxQLReader
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.store import InfluxStore
 from energymon.reading import INTERPOLATED, START, Baseline, ClockOffset, CounterStart, Event
@@ -32,12 +31,6 @@ names = st.text(st.characters(exclude_categories=("C", "Z")) | st.sampled_from("
 
 def bucket_store(server, bucket, session=None):
     return InfluxStore(server.settings(bucket), session)
-
-
-def influxql(store):
-    """Make a store ask in InfluxQL, which the server at hand speaks as well."""
-    store._points = InfluxQLReader(store._client, store._settings)
-    return store
 
 
 @st.composite
@@ -110,7 +103,6 @@ def test_both_stores_answer_alike_whatever_wraps_gaps_and_restarts_there_were(se
         drain(path, server.settings(bucket))
         with SqliteStore.open(path) as here, bucket_store(server, bucket) as there:
             assert_agree(here, there, windows)
-            assert_agree(here, influxql(there), windows)
 
 
 @slow
@@ -142,15 +134,14 @@ def test_names_messages_and_every_float_come_back_exactly(server, measured, told
                 )
         drain(path, server.settings(bucket))
         with SqliteStore.open(path) as here, bucket_store(server, bucket) as there:
-            for store in (there, influxql(there)):
-                assert store.readings(T0, T0 + 10 * STEP) == here.readings(T0, T0 + 10 * STEP)
-                assert store.clocks() == here.clocks()
-                assert store.baselines() == here.baselines()
-                assert store.counters() == here.counters()
-                assert store.sessions() == here.sessions()
-                for node in {node for node, *_ in measured}:
-                    assert [e for e in store.events() if e.node == node] == [e for e in here.events() if e.node == node]
-                    assert store.readings(T0, T0, node) == here.readings(T0, T0, node)
+            assert there.readings(T0, T0 + 10 * STEP) == here.readings(T0, T0 + 10 * STEP)
+            assert there.clocks() == here.clocks()
+            assert there.baselines() == here.baselines()
+            assert there.counters() == here.counters()
+            assert there.sessions() == here.sessions()
+            for node in {node for node, *_ in measured}:
+                assert [e for e in there.events() if e.node == node] == [e for e in here.events() if e.node == node]
+                assert there.readings(T0, T0, node) == here.readings(T0, T0, node)
 
 
 def test_a_series_that_ended_long_before_the_window_is_found(server, bucket, make_store):
@@ -213,7 +204,6 @@ def test_nobody_gets_a_query_of_his_own_through_a_name(server, bucket, make_stor
         for name in ['x" or true or r.node == "', "${1}", "x' OR node =~ /.*/ OR node = '", "x\\", "\n", "') --"]:
             assert there.readings(T0, T0, name) == []
             assert there.ticks(T0, T0 + 1, name) == []
-            assert influxql(bucket_store(server, bucket)).readings(T0, T0, name) == []
 
 
 def test_a_store_is_found_by_path_and_by_address(server, bucket, make_store, monkeypatch):
