@@ -1,4 +1,4 @@
-"""From the config that Hydra composes to an experiment, and what tells two configs apart."""
+"""From the config that Hydra composes to an experiment; the hash of a config, and the differences of two."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def experiment_from(cfg: DictConfig) -> Experiment:
 
 
 def config_hash(cfg: DictConfig) -> str:
-    """Return 16 hex digits over everything in the config that changes what is measured."""
+    """Return 16 hex digits over everything in the config that changes the measurement."""
     plain = _plain(cfg)
     for key in _NOT_HASHED:
         plain.pop(key, None)
@@ -48,7 +48,7 @@ def config_hash(cfg: DictConfig) -> str:
 
 
 def differences(stored: DictConfig, cfg: DictConfig) -> list[str]:
-    """Return the keys, at most three, in which two configs differ in what is measured: "key: new, was old"."""
+    """Return the keys, at most three, that change the measurement between two configs: "key: new, was old"."""
     before, now = (_flat({k: v for k, v in _plain(c).items() if k not in _NOT_HASHED}) for c in (stored, cfg))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     return [f"{key}: {now.get(key)}, was {before.get(key)}" for key in changed[:3]]

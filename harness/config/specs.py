@@ -91,7 +91,7 @@ class DatasetSpec(Component):
 
 
 class WorkloadSpec(Component):
-    """What is trained, and the dataset it has of its own, if any."""
+    """A model to train, and its own dataset where it has one."""
 
     batch_size: _Count | None = None
     dataset: DatasetSpec | None = None

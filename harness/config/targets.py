@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
 
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError
@@ -41,7 +43,7 @@ def check_parts(where: str, target: str, what: str, parts: Sequence[str]) -> Non
     """
     found = find(target)
     if not inspect.isclass(found):
-        return  # of a function, only what it returns can tell
+        return  # a function has these parts only in its return value
     abstract: frozenset[str] = getattr(found, "__abstractmethods__", frozenset())
     missing = [part for part in parts if part in abstract or not hasattr(found, part)]
     if missing:
@@ -51,17 +53,17 @@ def check_parts(where: str, target: str, what: str, parts: Sequence[str]) -> Non
         )
 
 
-def _check_value(where: str, value: Any, default: Any) -> None:
-    for kind, accepted, word in (
-        (bool, (bool,), "true or false"),
-        (int, (int,), "a whole number"),
-        (float, (int, float), "a number"),
-        (str, (str,), "text"),
-    ):
-        if type(default) is kind:
-            if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-                raise ConfigError(f"{where}={value!r}: expected {word}, such as {default!r}")
-            return
+_WORDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _check_value(where: str, value: object, default: object) -> None:
+    """Refuse a value of another type than an argument's default, where that is a plain one."""
+    if (expected := _WORDS.get(type(default))) is None:
+        return
+    try:
+        TypeAdapter(type(default)).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise ConfigError(f"{where}={value!r}: expected {expected}, such as {default!r}") from error
 
 
 def parameters(target: str) -> frozenset[str] | None:

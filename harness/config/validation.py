@@ -86,7 +86,7 @@ def parse(model: type[S], section: object, where: str = "", *, stored: bool = Fa
         stored: whether it comes from a results folder, so that keys of older versions are left out; default: False.
 
     Raises:
-        ConfigError: a key or value is wrong. It names the first one, what was expected, and the nearest key.
+        ConfigError: a key or value is wrong. The error names the first one, the expected value, and the nearest key.
     """
     try:
         return model.model_validate(section, context={"stored": True} if stored else None)
@@ -107,7 +107,7 @@ def _refusal(model: type[BaseModel], error: ErrorDetails, where: str) -> ConfigE
         return ConfigError(f"{parent or 'the config'}: expected a section with {path[-1]}{about}")
     context = error.get("ctx", {})
     if kind == "value_error" and (field is None or any(_models(field.annotation))):
-        # A rule over several keys of a section; its text begins with one of them, or with what was expected.
+        # A rule over several keys of a section; its text begins with one of them, or with "expected".
         text = str(context["error"])
         return ConfigError(f"{key}{': ' if text.startswith('expected') else '.'}{text}" if key else text)
     if field is not None and field.description and issubclass(section, Section):

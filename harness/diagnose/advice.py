@@ -44,7 +44,7 @@ def changes(diagnosis: Diagnosis, knee: int, limit: str, stage: Stage) -> tuple[
             return (f"{key}={many}, or 'diagnose.workers=[{knee},{many}]' to see.", *_cheaper(diagnosis, stage))
         case _:
             return (
-                "Find what the workers wait for (`py-spy dump` on one of them tells): a lock, a service, memory.",
+                "Find what the workers wait for (`py-spy dump` on one of them shows it): a lock, a service, memory.",
                 f"{key}={knee}: with more, workers only wait side by side.",
             )
 

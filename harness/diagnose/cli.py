@@ -26,7 +26,7 @@ It measures loading without training (t_load) and training on one cached batch (
 with more and more workers, and compares the knee with t_load / t_compute. It takes up to three minutes.
 
 change any part
-  workload=resnet50                  what is trained ({workloads})
+  workload=resnet50                  the model to train ({workloads})
   workload.batch_size=64             its argument
   dataset=NAME                       another dataset than the workload's ({datasets});
                                      dataset.root=/data/imagenet/train reads a real tree
@@ -84,7 +84,7 @@ def _measure(argv: Sequence[str], console: Console) -> None:
 
 
 def _show(folder: Path) -> None:
-    """Print the tables and draw the figure, both from what is stored."""
+    """Print the tables and draw the figure, both from the stored diagnosis."""
     from harness.diagnose.diagnosis import FILE, read_diagnosis
     from harness.diagnose.figure import draw
     from harness.diagnose.table import print_diagnosis

@@ -25,13 +25,13 @@ KINDS: Final = ("read", "decode", "augment", "collate", "transfer", "hand-over")
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What was diagnosed."""
+    """The workload, dataset, loader and accelerator of a diagnosis."""
 
     workload: str
     dataset: str
     loader: str
     workers_key: str
-    """The loader's argument that was swept, num_workers for one."""
+    """The loader's argument that was swept, such as num_workers."""
     runs_pipeline: bool
     """Whether the loader runs the pipeline that the stages are of; an engine has operators of its own in its place."""
     notes: tuple[str, ...]
@@ -57,7 +57,7 @@ class Machine:
     free_bytes: int
     """Memory that was available, in which files can be cached."""
     filesystem: str
-    """Type of the file system that holds the files, nfs4 for one; empty when unknown."""
+    """Type of the file system that holds the files, such as nfs4; empty when unknown."""
 
     def caches(self, subject: Subject) -> bool:
         """Whether the dataset's files stay in memory after they have been read once, with half of it left free."""
@@ -105,7 +105,7 @@ class Point:
     """Share of the time in which the disk that holds the files had a request, 0 to 1; None where there is no disk."""
     disk_bytes_per_s: float | None
     load_s: float | None
-    """Mean time that a worker took for a batch's samples; None where the engine does not tell."""
+    """Mean time that a worker took for a batch's samples; None where the engine does not report it."""
 
     @property
     def waits(self) -> float:
@@ -147,10 +147,12 @@ def read_diagnosis(folder: Path) -> Diagnosis:
     with reading(path, "diagnose again"):
         stored = read_json(path, dict)
         if stored.pop("format") != _FORMAT:
-            raise ValueError("it is of another version of joulefeed")
+            raise ResultsError(f"{path}: is of another version of joulefeed; diagnose again")
         try:
             return TypeAdapter(Diagnosis).validate_json(json.dumps(stored), strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{where}: {first['msg']}, got {first['input']!r:.60}") from error
+            raise ResultsError(
+                f"{path}: cannot be read ({where}={first['input']!r:.60}: {first['msg']}); diagnose again"
+            ) from error

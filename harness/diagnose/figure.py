@@ -26,7 +26,7 @@ _LOW = 0.12
 
 
 def draw(diagnosis: Diagnosis) -> Figure:
-    """Draw one figure of two panels; only what is stored is drawn."""
+    """Draw one figure of two panels from the stored diagnosis."""
     verdict = judge(diagnosis)
     figure = Figure(figsize=(9.0, 6.4), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08, hspace=0.06))
     top, bottom = figure.subplots(2, 1, height_ratios=[1.0 if diagnosis.subject.runs_pipeline else 1.4, 2.1])

@@ -1,4 +1,4 @@
-"""From the command line to what is diagnosed, composed and checked as the main command's experiments are."""
+"""From the command line to a request, composed and checked as the main command's experiments are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Settings(Section):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is diagnosed, and how long that may take."""
+    """The parts to diagnose, and the time that this may take."""
 
     workload: Component
     loader: LoaderSpec
@@ -99,7 +99,7 @@ def request_from(argv: Sequence[str]) -> Request:
 def _check_alone(group: str, named: Iterable[object], one: str) -> None:
     names = [str(name) for name in named]
     if len(names) > 1:
-        raise ConfigError(f"{group} {', '.join(names)}: a diagnosis is of {one} alone; leave out what is added")
+        raise ConfigError(f"{group} {', '.join(names)}: a diagnosis is of {one} alone; leave the others out")
 
 
 def spelled_out(argv: Sequence[str]) -> list[str]:

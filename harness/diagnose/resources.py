@@ -1,4 +1,4 @@
-"""What a span of time used of this machine: processors, ours and all, and the disk that holds the files."""
+"""Use of this machine in a span of time: our processors, all processors, and the disk that holds the files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SECTOR_BYTES: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was used since a meter was made."""
+    """Use of the machine since a meter was made."""
 
     busy_cores: float
     """Processors that our processes kept busy, on average."""
@@ -41,7 +41,7 @@ class Meter:
         self._before = self._read()
 
     def usage(self) -> Usage:
-        """Return what has been used so far."""
+        """Return the use since the meter was made."""
         span, ours, busy, total, disk_s, disk_bytes = (
             None if before is None or after is None else after - before
             for before, after in zip(self._before, self._read(), strict=True)

@@ -1,4 +1,4 @@
-"""A diagnosis from its request to what was measured: the two times apart, the stages, every number of workers."""
+"""Measures what a request asks for: loading and training by themselves, the stages, every number of workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _LOAD_SHARE: Final = 0.10
 
 @dataclass(frozen=True, slots=True)
 class _Rig:
-    """What is measured with."""
+    """The parts of a measurement."""
 
     request: Request
     workload: Workload
@@ -98,7 +98,7 @@ def diagnose(request: Request, progress: Progress) -> Diagnosis:
 
 
 def _phase(progress: Progress, text: str) -> Tick:
-    """Say what is measured now; returns what is called with how many parts of it are done, and of how many."""
+    """Show a measurement that begins; returns the function to call with its progress: steps done, and all steps."""
     progress.follow(text, 0)
     return partial(progress.follow, text)
 
@@ -144,7 +144,7 @@ def _subject(rig: _Rig, load: Load) -> Subject:
         dataset=rig.handle.name,
         loader=rig.request.loader.key,
         workers_key=rig.maker.key,
-        runs_pipeline=load.tells_work,
+        runs_pipeline=load.reports_work,
         notes=load.notes,
         accelerator=step.label,
         emulated=step.emulated,
@@ -158,6 +158,6 @@ def _subject(rig: _Rig, load: Load) -> Subject:
 def _stages(report: StageReport, load: Load) -> tuple[Stage, ...]:
     """Add to the stages what the loader's processes and queues took on top, where it runs the same stages."""
     inside = sum(stage.batch_s for stage in report.stages if stage.kind != "transfer")
-    if not load.tells_work or load.seconds <= inside:
+    if not load.reports_work or load.seconds <= inside:
         return report.stages
     return (*report.stages, Stage("hand-over", "hand-over", load.seconds - inside, None, None, None))

@@ -21,7 +21,7 @@ from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
 __all__ = ["StageReport", "time_stages"]
 
 Tick = Callable[[int, int], None]
-"""Told how many samples are done, and of how many."""
+"""Called with how many samples are done, and of how many."""
 
 _MOST_SAMPLES: Final = 256
 _COLD_MATTERS: Final = 0.05
@@ -30,7 +30,7 @@ _COLD_MATTERS: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """The stages, and what was found on the way."""
+    """The stages, and a batch that went through them."""
 
     stages: tuple[Stage, ...]
     batch: Batch
@@ -87,7 +87,7 @@ def _forget(path: Path) -> None:
     except OSError:
         return  # the pass that follows names the sample
     try:
-        os.fdatasync(descriptor)  # only what is on storage can be forgotten
+        os.fdatasync(descriptor)  # only pages that are on storage can be forgotten
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

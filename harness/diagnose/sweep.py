@@ -51,8 +51,8 @@ class Load:
     seconds: float
     cpu_s: float
     """Processor time of loader and caller together."""
-    tells_work: bool
-    """Whether the engine tells what each sample took, as those do that run the pipeline."""
+    reports_work: bool
+    """Whether the engine reports the time of each sample, as those do that run the pipeline."""
     notes: tuple[str, ...]
 
 
@@ -127,7 +127,7 @@ def measure_load(maker: LoaderMaker, budget_s: float, tick: Tick) -> Load:
     wanted = _STEPS // 2
     with maker.make(1, wanted + _QUEUED) as loader:
         batches = loader.epoch(0)
-        told = next(batches).work_s is not None
+        reported = next(batches).work_s is not None
         meter, began, count = Meter(maker.samples.root), time.perf_counter(), 0
         while count < wanted and (count < _LEAST_STEPS or time.perf_counter() < began + budget_s):
             next(batches)
@@ -135,7 +135,7 @@ def measure_load(maker: LoaderMaker, budget_s: float, tick: Tick) -> Load:
             tick(count, wanted)
         seconds = (time.perf_counter() - began) / count
         used = meter.usage()
-        return Load(seconds, used.busy_cores * seconds, told, tuple(loader.notes))
+        return Load(seconds, used.busy_cores * seconds, reported, tuple(loader.notes))
 
 
 def measure_point(

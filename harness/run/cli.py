@@ -263,7 +263,7 @@ def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:
     if not folders:
         return "nothing was measured yet"
     invalid = " resume_invalid=true" if cfg.get("resume_invalid") else ""
-    return f"what was measured is kept. Go on with: {_resume_command(cfg, folders[-1])}{invalid}"
+    return f"the measured cells are kept. Go on with: {_resume_command(cfg, folders[-1])}{invalid}"
 
 
 def _resume_command(cfg: DictConfig, folder: Path) -> str:

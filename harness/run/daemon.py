@@ -122,6 +122,8 @@ def serving(
 
     With `keys` only the run's own client is served. `events` is the file of its timestamps, where it writes one.
     `regime` is the link to its clients, where there is one, for a daemon that sizes its buffers by it.
+
+    Raises CellError when the daemon does not start.
     """
     given = _arguments(host, shards, params, keys=keys, events=events, regime=regime)
     argv = [sys.executable, "-m", params["module"], *given]
