@@ -117,7 +117,7 @@ def _usage() -> str:
     groups = []
     for group in sorted(p.name for p in conf.iterdir() if p.is_dir() and not p.name.startswith("_")):
         names = [p.name for p in conf.joinpath(group).iterdir() if p.name.endswith(".yaml")]
-        if group not in {"experiment", "claims"}:  # claims are no part of a config
+        if group not in {"experiment", "claims", "figure", "papers"}:  # the last three are no part of a config
             groups.append(f"  {group:<12} {', '.join(sorted(n.removesuffix('.yaml') for n in names))}")
     return _USAGE.format(experiments="\n".join(experiments), groups="\n".join(groups))
 

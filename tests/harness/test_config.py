@@ -135,6 +135,11 @@ def test_a_wrong_value_is_refused_with_its_key(override, key):
         experiment_from(composed("+experiment=wan30ms", override))
 
 
+def test_the_figures_of_an_experiment_are_one_override_away():
+    assert experiment_from(composed("+experiment=wan30ms", "figures=[emlio_fig7]")).figures == ("emlio_fig7",)
+    assert experiment_from(composed("+experiment=wan30ms", "~figures")).figures == ()
+
+
 @pytest.fixture
 def influxdb(monkeypatch):
     """What the environment must hold for store=influxdb."""
