@@ -1,7 +1,7 @@
 """The sample-aware loader against the work-conserving bound, and PyTorch beside it with the same workers.
 
 The bound is what all samples took together in their transforms, in seconds, over the number of workers: no loader of
-as many workers is faster. Steps sleep, as `loaders.pipelines.pretended_work` says why, in a hundredth or two of the
+as many workers is faster. Steps sleep, as `loaders.pipelines.synthetic_load` says why, in a hundredth or two of the
 paper's times. `columns` shows which part of the paper's factors comes from better scheduling and which from more
 workers.
 The parts from `equal` to `burning_tiny` compare whole epochs with PyTorch's, in order and with `in_order=False`, where
@@ -28,7 +28,7 @@ from sample_aware_epochs import WORKERS, Arm, Nap, bound_s, speech, unet
 from sample_aware_peers import CASES, peers
 from table import Line, show
 
-from loaders.pipelines.pretended_work import LightStep
+from loaders.pipelines.synthetic_load import LightStep
 
 BOUND_MOST = 1.03
 BEHIND_MOST = 1.02

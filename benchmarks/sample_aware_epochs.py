@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from loaders import SampleAwareDataLoader
-from loaders.pipelines.pretended_work import HeavyStep, LightStep, TimedStep
+from loaders.pipelines.synthetic_load import HeavyStep, LightStep, TimedStep
 
 WORKERS = 12
 """As the paper has them (section 5.1)."""

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
-from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
+from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, read_file
 
 __all__ = ["ATTEMPTS", "Crop", "ImageTransform", "decode", "epoch_order"]
 
@@ -137,9 +137,7 @@ class ImageTransform:
         """Return the encoded image."""
         return read_file(samples, sample_id)
 
-    def decode(
-        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
-    ) -> tuple[Image.Image, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Image.Image, Target]:
         """Return the RGB image and its class."""
         return decode(encoded), {"label": int(samples.labels[sample_id])}
 

@@ -124,7 +124,7 @@ def takes_options(*kinds: type) -> Callable[[F], F]:
     return decorate
 
 
-def _parameters(kind: Any) -> Iterable[inspect.Parameter]:
+def _parameters(kind: type) -> Iterable[inspect.Parameter]:
     for each in fields(kind):
         default = inspect.Parameter.empty if each.default is MISSING else each.default
         yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=each.type)

@@ -7,7 +7,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,9 +16,11 @@ from loaders.base import SampleSource
 from loaders.errors import LoaderError, SampleError
 
 __all__ = [
+    "Data",
     "Item",
     "Pipeline",
     "StageTimes",
+    "Target",
     "Tensors",
     "Transform",
     "UndecodableError",
@@ -29,6 +31,12 @@ __all__ = [
     "stage_name",
     "transformed",
 ]
+
+
+Data: TypeAlias = Any
+"""A sample as a pipeline has it: bytes, a picture, an array, a tensor, or a type of the user's own."""
+Target: TypeAlias = dict[str, Any]
+"""The values that a sample is to be recognised as, by names that are the pipeline's own."""
 
 
 class UndecodableError(LoaderError):
@@ -42,9 +50,9 @@ class Item:
     id: int
     seed: int
     epoch: int
-    data: Any
+    data: Data
     """As decoded at first; a tensor after the last transform."""
-    target: dict[str, Any] = field(default_factory=dict)
+    target: Target = field(default_factory=dict)
     """What the sample is to be recognised as, by names that are the pipeline's own."""
 
     def generator(self, name: str) -> np.random.Generator:
@@ -88,14 +96,14 @@ class Pipeline(Protocol):
         """The steps between decoding and collation, in order."""
         ...
 
-    def read(self, samples: SampleSource, sample_id: int) -> Any:
+    def read(self, samples: SampleSource, sample_id: int) -> Data:
         """Return one sample as it is stored; raises OSError.
 
         What asks `samples.read` for a sample's files runs over a stream too, where there is no file to open.
         """
         ...
 
-    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: Data, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return data and target of the bytes that `read` returned; raises UndecodableError."""
         ...
 
@@ -115,11 +123,11 @@ class WrappedPipeline:
         """The steps of the other pipeline."""
         return self.of.transforms
 
-    def read(self, samples: SampleSource, sample_id: int) -> Any:
+    def read(self, samples: SampleSource, sample_id: int) -> Data:
         """Return one sample as it is stored; raises OSError."""
         return self.of.read(samples, sample_id)
 
-    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: Data, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return data and target of the bytes that `read` returned; raises UndecodableError."""
         return self.of.decode(encoded, samples, sample_id)
 

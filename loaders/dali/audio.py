@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from nvidia.dali import fn
 from loaders.dali.plan import DataNode, NoOperatorsError
 from loaders.pipeline import Item, Transform
 from loaders.pipelines.audio import (
-    LEAST_DEVIATION,
+    MIN_DEVIATION,
     TINY,
     FilterBank,
     FrameSplicing,
@@ -31,8 +31,8 @@ from loaders.pipelines.audio import (
     SpecAugment,
     positions,
 )
-from loaders.pipelines.pretended_work import HeavyStep, LightStep
 from loaders.pipelines.spectrum import Spectrum
+from loaders.pipelines.synthetic_load import HeavyStep, LightStep
 
 __all__ = ["FEED", "Part", "parts_of"]
 
@@ -40,32 +40,32 @@ FEED: Final = "feed"
 """Where an item's target keeps what the graph is fed of it, arrays by name."""
 
 
-class Part(Protocol):
-    """A step, run half in Python and half in DALI."""
+StepT = TypeVar("StepT", bound=Transform)
+
+
+@dataclass(frozen=True)
+class Part(Generic[StepT]):
+    """A step, run half in Python and half in DALI; this one needs nothing of DALI."""
+
+    step: StepT
 
     @property
     def name(self) -> str:
         """The step's name."""
-        ...
+        return self.step.name
 
     def __call__(self, item: Item) -> Item:
-        """Return the item with the shape that its data have after the step; its feed gains what `graph` reads."""
-        ...
+        """Return the item with the shape that its data have after the step; its feed gains the inputs of `graph`."""
+        return self.step(item)
 
     def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
         """Return data after the step."""
-        ...
+        return data
 
 
-@dataclass(frozen=True, slots=True)
-class _PadPart:
+@dataclass(frozen=True)
+class _PadPart(Part[Pad]):
     """Pad, at any place."""
-
-    step: Pad
-
-    @property
-    def name(self) -> str:
-        return self.step.name
 
     def __call__(self, item: Item) -> Item:
         item = self.step(item)
@@ -76,16 +76,11 @@ class _PadPart:
         return fn.pad(data, axes=(0,), shape=fed[self.name])
 
 
-@dataclass(frozen=True, slots=True)
-class _SpecAugmentPart:
+@dataclass(frozen=True)
+class _SpecAugmentPart(Part[SpecAugment]):
     """SpecAugment, of a waveform or of its spectrum."""
 
-    step: SpecAugment
     of_wave: bool
-
-    @property
-    def name(self) -> str:
-        return self.step.name
 
     def __call__(self, item: Item) -> Item:
         if self.of_wave:
@@ -112,16 +107,11 @@ class _SpecAugmentPart:
         return power * kept + usual * masked
 
 
-@dataclass(frozen=True, slots=True)
-class _FilterBankPart:
+@dataclass(frozen=True)
+class _FilterBankPart(Part[FilterBank]):
     """FilterBank, of a waveform or of its spectrum."""
 
-    step: FilterBank
     of_wave: bool
-
-    @property
-    def name(self) -> str:
-        return self.step.name
 
     def __call__(self, item: Item) -> Item:
         if self.of_wave:
@@ -140,22 +130,14 @@ class _FilterBankPart:
         features = logarithms - _first_frames(logarithms, 1)
         mean = fn.reductions.mean(features, axes=0, keep_dims=True)
         deviation = fn.reductions.std_dev(features, mean, axes=0, keep_dims=True)
-        return fn.pad((features - mean) / (deviation + LEAST_DEVIATION), axes=(0,), shape=fed[f"{self.name} total"])
+        return fn.pad((features - mean) / (deviation + MIN_DEVIATION), axes=(0,), shape=fed[f"{self.name} total"])
 
 
-@dataclass(frozen=True, slots=True)
-class _FrameSplicingPart:
+@dataclass(frozen=True)
+class _FrameSplicingPart(Part[FrameSplicing]):
     """FrameSplicing of features with this many channels."""
 
-    step: FrameSplicing
     channels: int
-
-    @property
-    def name(self) -> str:
-        return self.step.name
-
-    def __call__(self, item: Item) -> Item:
-        return self.step(item)
 
     def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
         # With a minimum shape of 1, the padding is only as long as a whole multiple lacks.
@@ -163,31 +145,14 @@ class _FrameSplicingPart:
         return fn.reshape(whole, shape=[-1, self.step.frames * self.channels])
 
 
-@dataclass(frozen=True, slots=True)
-class _PermuteAudioPart:
-    """PermuteAudio."""
-
-    step: PermuteAudio
-
-    @property
-    def name(self) -> str:
-        return self.step.name
-
-    def __call__(self, item: Item) -> Item:
-        return self.step(item)
-
-    def graph(self, data: DataNode, fed: Mapping[str, DataNode], device: str) -> DataNode:
-        return data
-
-
-def parts_of(steps: Sequence[Transform]) -> tuple[list[Part], list[Transform]]:
+def parts_of(steps: Sequence[Transform]) -> tuple[list[Part[Any]], list[Transform]]:
     """Return the steps that are put into the graph, and those that only pass time, which may stand before it.
 
     Raises NoOperatorsError for a step that there is no graph of, at its place.
     """
     if len({step.name for step in steps}) < len(steps):
         raise NoOperatorsError("two of its steps have the same name")
-    parts: list[Part] = []
+    parts: list[Part[Any]] = []
     waits: list[Transform] = []
     # What data are when a step comes to them: 0 channels are a waveform.
     channels, time = 0, 0
@@ -207,7 +172,7 @@ def parts_of(steps: Sequence[Transform]) -> tuple[list[Part], list[Transform]]:
             parts.append(_FrameSplicingPart(step, channels))
             channels *= step.frames
         elif isinstance(step, PermuteAudio) and kind is PermuteAudio and channels:
-            parts.append(_PermuteAudioPart(step))
+            parts.append(Part(step))
             time = 1 - time
         else:
             raise NoOperatorsError(f"there is no graph of DALI's operators for its step {step.name} at that place")

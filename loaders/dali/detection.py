@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from PIL import Image
 from loaders.base import SampleSource
 from loaders.dali.plan import DataNode, Fed, Plan, scalar
 from loaders.image import decode
-from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
+from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.detection_transforms import packed_masks
 
@@ -101,9 +101,7 @@ class _Ahead(WrappedPipeline):
         resize, flip, *_ = self.of.transforms
         return resize, flip, _Masks()
 
-    def decode(
-        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
-    ) -> tuple[_Picture, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[_Picture, Target]:
         try:
             with Image.open(io.BytesIO(encoded)) as image:
                 size = image.size

@@ -89,7 +89,7 @@ class DaliEpoch:
                 yield np.pad(rows, ((0, batch_size - len(ids)), (0, 0)))
 
         @pipeline_def  # type: ignore[untyped-decorator]
-        def graph() -> tuple[Any, Any]:
+        def graph() -> tuple[object, object]:
             encoded, ids = fn.readers.file(
                 # Looked up through the descriptor so that `close` can take the folder away: see there.
                 file_root=f"/proc/self/fd/{self._root}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -104,7 +104,7 @@ class DaliFedEpoch:
             return
         waiting = [first]
 
-        def source() -> list[list[npt.NDArray[Any]]]:
+        def source() -> Sequence[Sequence[npt.NDArray[np.generic]]]:
             collated = waiting.pop() if waiting else self._taken()
             if collated is None:
                 raise StopIteration
@@ -120,12 +120,12 @@ class DaliFedEpoch:
                 return delivered.collated
         return None
 
-    def _graph(self, source: Callable[[], Any], first: Feed) -> Pipeline:
+    def _graph(self, source: Callable[[], Sequence[Sequence[npt.NDArray[np.generic]]]], first: Feed) -> Pipeline:
         plan, device = self._plan, self._device.type
         kinds = [arrays[0] for arrays in first.values()]
 
         @pipeline_def(enable_conditionals=plan.conditional)  # type: ignore[untyped-decorator]
-        def graph() -> tuple[Any, ...]:
+        def graph() -> tuple[object, ...]:
             fed = fn.external_source(
                 source=source,
                 num_outputs=len(kinds),

@@ -21,7 +21,7 @@ else:
 
 __all__ = ["DataNode", "Fed", "Feed", "NoOperatorsError", "Plan", "PythonPlan", "scalar"]
 
-Feed: TypeAlias = Mapping[str, Sequence[npt.NDArray[Any]]]
+Feed: TypeAlias = Mapping[str, Sequence[npt.NDArray[np.generic]]]
 """What a batch feeds to DALI's external sources: arrays by the source's name, one a sample."""
 
 _NOT_MADE_YET = torch.empty(0)
@@ -112,6 +112,6 @@ class PythonPlan(Plan):
         return Tensors(data, labels, dict(zip(collated.extra, extra, strict=True)))
 
 
-def scalar(value: float, kind: type[np.generic]) -> npt.NDArray[Any]:
+def scalar(value: float, kind: type[np.generic]) -> npt.NDArray[np.generic]:
     """Return a number as DALI takes one for a sample, of shape ()."""
     return np.array(value, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import soundfile
@@ -15,12 +15,12 @@ from nvidia.dali import fn, types
 from loaders.base import SampleSource
 from loaders.dali.audio import FEED, parts_of
 from loaders.dali.plan import DataNode, Fed, Plan
-from loaders.pipeline import Item, Tensors, Transform, WrappedPipeline
+from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.speech import SpeechPipeline, waveform
 
-__all__ = ["MOST_DIFFERENCE", "SpeechPlan"]
+__all__ = ["MAX_DIFFERENCE", "SpeechPlan"]
 
-MOST_DIFFERENCE: Final = 1e-3
+MAX_DIFFERENCE: Final = 1e-3
 """Most that a feature is off, in deviations of its channel: DALI has Fourier transforms and sums of its own, whose
 roundings in float32 a logarithm makes larger where there is little power. 1e-5 to 1e-4 are usual; a channel that hardly
 changes, such as one of two frames, is off by most."""
@@ -42,7 +42,7 @@ class SpeechPlan(Plan):
         others = "".join(f", {step.name} (it changes nothing of a sample, so it may stand before)" for step in waits)
         self.note = (
             f"DALI's operators run decoding, {steps} and collation: features differ by 1e-4 deviations, by "
-            f"{MOST_DIFFERENCE:g} at most, which is rounding; Python operators run reading, transcripts (DALI has none "
+            f"{MAX_DIFFERENCE:g} at most, which is rounding; Python operators run reading, transcripts (DALI has none "
             f"for text){others} and all random numbers"
         )
 
@@ -65,9 +65,7 @@ class _Ahead(WrappedPipeline):
     def transforms(self) -> tuple[Transform, ...]:
         return self.steps
 
-    def decode(
-        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         labels = self.of.labels(samples, sample_id)
         count = _count(encoded, self.of.sample_rate)
         feed = {_ENCODED: np.frombuffer(encoded, np.uint8)}

@@ -11,7 +11,7 @@ The first two are class attributes (`ClassVar`), for they are of the transform a
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from loaders.errors import LoaderConfigError
 from loaders.pipeline import Item, Transform
@@ -20,20 +20,11 @@ __all__ = ["Resizing", "commute", "is_barrier", "partners"]
 
 
 @runtime_checkable
-class Resizing(Protocol):
+class Resizing(Transform, Protocol):
     """A transform that knows for every sample whether it would enlarge it."""
-
-    @property
-    def name(self) -> str:
-        """The transform's name."""
-        ...
 
     def inflates(self, item: Item) -> bool:
         """Return whether the item would have more bytes after this step than it has now."""
-        ...
-
-    def __call__(self, item: Item) -> Item:
-        """Return the item after this step."""
         ...
 
 
@@ -49,7 +40,7 @@ def is_barrier(transform: Transform) -> bool:
 
 def partners(transform: Transform) -> Collection[str]:
     """Return the names with which a transform declares to commute; raises LoaderConfigError for anything but names."""
-    names: Any = getattr(transform, "commutes_with", frozenset())
+    names: object = getattr(transform, "commutes_with", frozenset())
     if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
         raise LoaderConfigError(
             f"{transform.name}.commutes_with={names!r}: expected the names of transforms, frozenset({{'Normalize'}}) "

@@ -115,9 +115,9 @@ def auto_order(transforms: Sequence[Transform], measured: Measured) -> Order:
     kinds = [_kind(one, flow) for one, flow in zip(transforms, measured.flows, strict=True)]
     plan = _Plan(transforms, kinds)
     for index in [k for k, kind in enumerate(kinds) if kind is Kind.DEFLATIONARY]:
-        plan.forward(index)
+        plan.move(index, -1)
     for index in reversed([k for k, kind in enumerate(kinds) if kind is Kind.INFLATIONARY]):
-        plan.backward(index)
+        plan.move(index, 1)
     for index in [k for k, kind in enumerate(kinds) if kind is Kind.BY_SAMPLE]:
         plan.postpone(index, measured.flows[index], measured.samples)
     placed = [
@@ -149,14 +149,6 @@ class _Plan:
         """Return where a transform ends up."""
         return self.sequence.index(self.postponed.get(index, index))
 
-    def forward(self, index: int) -> None:
-        """Move a deflationary transform as early as it may be."""
-        self._move(index, -1)
-
-    def backward(self, index: int) -> None:
-        """Move an inflationary transform as late as it may be."""
-        self._move(index, 1)
-
     def postpone(self, index: int, flow: Flow, samples: int) -> None:
         """Find where a transform goes for the samples that it enlarges; for the others it stays."""
         at = self.sequence.index(index)
@@ -168,7 +160,8 @@ class _Plan:
             self.postponed[index] = self.sequence[to]
             self.reasons[index] = f"moved where it enlarges ({share}): {stopped}"
 
-    def _move(self, index: int, step: int) -> None:
+    def move(self, index: int, step: int) -> None:
+        """Move a transform as early (step -1) or as late (1) as it may be."""
         at = self.sequence.index(index)
         to, stopped = self._reach(index, step)
         if to == at:

@@ -9,16 +9,16 @@ dimension of time; so `ceil(samples / step)` positions are speech, whatever was 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
 
-from loaders.pipeline import Item
+from loaders.pipeline import Item, Target
 from loaders.pipelines.spectrum import Spectrum, mel_matrix, mel_of_hz
 
 __all__ = [
-    "LEAST_DEVIATION",
+    "MIN_DEVIATION",
     "TINY",
     "FilterBank",
     "FrameSplicing",
@@ -30,11 +30,11 @@ __all__ = [
 
 TINY: Final = 1e-20
 """Added to powers before their logarithm is taken, as MLPerf's RNN-T does (features.py)."""
-LEAST_DEVIATION: Final = 1e-5
+MIN_DEVIATION: Final = 1e-5
 """Added to a channel's deviation: one that never changes has no information. MLPerf's number (features.py)."""
 
 
-def positions(target: dict[str, Any]) -> int:
+def positions(target: Target) -> int:
     """Return how many positions in time of an item's data are speech, and not padding."""
     return -(-int(target["samples"]) // int(target["step"]))
 
@@ -85,10 +85,10 @@ class SpecAugment:
     """
 
     frequency_masks: int = 2
-    most_channels: int = 20
+    max_channels: int = 20
     """Width of a mask in frequency: 0 to this, each as likely."""
     time_masks: int = 10
-    most_time: float = 0.03
+    max_time: float = 0.03
     """Width of a mask in time, as a share of the speech: 0 to this, each as likely."""
     channels: int = 80
     spectrum: Spectrum = field(default_factory=Spectrum)
@@ -98,10 +98,10 @@ class SpecAugment:
         for key, value in (("frequency_masks", self.frequency_masks), ("time_masks", self.time_masks)):
             if value < 0:
                 raise ValueError(f"SpecAugment.{key}={value}: expected 0 or more")
-        if not 0 <= self.most_channels <= self.channels:
-            raise ValueError(f"SpecAugment.most_channels={self.most_channels}: expected 0 to {self.channels}")
-        if not 0 <= self.most_time <= 1:
-            raise ValueError(f"SpecAugment.most_time={self.most_time}: expected a share, 0 to 1")
+        if not 0 <= self.max_channels <= self.channels:
+            raise ValueError(f"SpecAugment.max_channels={self.max_channels}: expected 0 to {self.channels}")
+        if not 0 <= self.max_time <= 1:
+            raise ValueError(f"SpecAugment.max_time={self.max_time}: expected a share, 0 to 1")
 
     def __call__(self, item: Item) -> Item:
         """Return the item with its masked power spectrum, float32 of shape (bins, frames)."""
@@ -121,10 +121,10 @@ class SpecAugment:
         channel = mel_of_hz(np.linspace(0.0, half, self.spectrum.bins)) / mel_of_hz(half) * self.channels
         rows, columns = np.zeros(self.spectrum.bins, np.bool_), np.zeros(frames, np.bool_)
         for _ in range(self.frequency_masks):
-            width = int(rng.integers(0, self.most_channels + 1))
+            width = int(rng.integers(0, self.max_channels + 1))
             first = int(rng.integers(0, max(1, self.channels - width)))
             rows |= (channel >= first) & (channel < first + width)
-        longest = round(self.most_time * frames)
+        longest = round(self.max_time * frames)
         for _ in range(self.time_masks):
             width = int(rng.integers(0, longest + 1))
             first = int(rng.integers(0, max(1, frames - width)))
@@ -156,7 +156,7 @@ class FilterBank:
         features = (mel_matrix(self.spectrum, self.channels) @ item.data).add_(TINY).log_()
         frames = positions(item.target)
         deviation, mean = torch.std_mean(features[:, :frames], dim=1, correction=0, keepdim=True)
-        features.sub_(mean).div_(deviation.add_(LEAST_DEVIATION))
+        features.sub_(mean).div_(deviation.add_(MIN_DEVIATION))
         features[:, frames:] = 0.0
         item.data = features
         return item

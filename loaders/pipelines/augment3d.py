@@ -42,11 +42,11 @@ class RandomFlip:
 class RandomBrightness:
     """Multiplies some of the volumes by a factor.
 
-    The reference draws u from 0.7 to 1.3 and multiplies by 1 + u, which is what `least` and `most` say.
+    The reference draws u from 0.7 to 1.3 and multiplies by 1 + u, hence `min_factor` and `max_factor`.
     """
 
-    least: float = 1.7
-    most: float = 2.3
+    min_factor: float = 1.7
+    max_factor: float = 2.3
     probability: float = 0.1
     name: str = "RandomBrightness"
 
@@ -60,14 +60,14 @@ class RandomBrightness:
     def factor(self, item: Item) -> float:
         """Return what the volume is multiplied by, 1.0 where it is left as it is."""
         rng = item.generator(self.name)
-        return float(rng.uniform(self.least, self.most)) if rng.random() < self.probability else 1.0
+        return float(rng.uniform(self.min_factor, self.max_factor)) if rng.random() < self.probability else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianNoise:
-    """Adds noise of zero mean to some of the volumes, its deviation drawn from 0 to `most_std`."""
+    """Adds noise of zero mean to some of the volumes, its deviation drawn from 0 to `max_std`."""
 
-    most_std: float = 0.1
+    max_std: float = 0.1
     """In units of the normalised volume."""
     probability: float = 0.1
     name: str = "GaussianNoise"
@@ -84,7 +84,7 @@ class GaussianNoise:
         rng = item.generator(self.name)
         if rng.random() >= self.probability:
             return None
-        deviation = np.float32(rng.uniform(0, self.most_std))
+        deviation = np.float32(rng.uniform(0, self.max_std))
         noise = rng.standard_normal(shape, dtype=np.float32)
         noise *= deviation
         return noise

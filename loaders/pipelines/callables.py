@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from torch.utils.data import default_collate
 from loaders.base import SampleSource
 from loaders.errors import LoaderConfigError
 from loaders.image import decode
-from loaders.pipeline import Item, Pipeline, Tensors, Transform, UndecodableError, read_file, stage_name
+from loaders.pipeline import Data, Item, Pipeline, Target, Tensors, Transform, UndecodableError, read_file, stage_name
 
 __all__ = ["AnyTransform", "CallablePipeline", "as_pipeline"]
 
-AnyTransform: TypeAlias = Pipeline | Callable[[Any], Any]
+AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
 """A pipeline, or a callable from a decoded sample to a tensor, array or number: torchvision's Compose, a function."""
 
 _NPY: Final = b"\x93NUMPY"
@@ -44,7 +44,7 @@ class CallablePipeline:
     numbers that the callable draws are the process's: unlike a pipeline's they do not follow from the loader's seed.
     """
 
-    of: Callable[[Any], Any]
+    of: Callable[[Data], Data]
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class CallablePipeline:
         """Return the sample's file."""
         return read_file(samples, sample_id)
 
-    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return the image or array, and the label; raises UndecodableError."""
         target = {"label": int(samples.labels[sample_id])}
         if bytes(encoded[: len(_NPY)]) == _NPY:
@@ -83,7 +83,7 @@ class CallablePipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    of: Callable[[Any], Any]
+    of: Callable[[Data], Data]
     name: str
 
     def __call__(self, item: Item) -> Item:

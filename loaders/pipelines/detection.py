@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 
 from loaders.base import SampleSource
 from loaders.image import decode
-from loaders.pipeline import Item, Tensors, Transform, read_file
+from loaders.pipeline import Item, Target, Tensors, Transform, read_file
 from loaders.pipelines.detection_transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
 
 __all__ = ["CATEGORY_CLASSES", "DetectionPipeline"]
@@ -76,9 +77,7 @@ class DetectionPipeline:
         """Return the encoded picture."""
         return read_file(samples, sample_id)
 
-    def decode(
-        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
-    ) -> tuple[Image.Image, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Image.Image, Target]:
         """Return the RGB picture and its things.
 
         The target holds `boxes`, float32 of shape (k, 4), x1, y1, x2, y2 in pixels; `classes`, int64 of shape (k,);
@@ -86,12 +85,12 @@ class DetectionPipeline:
         """
         return decode(encoded), self.target(samples, sample_id)
 
-    def target(self, samples: SampleSource, sample_id: int) -> dict[str, Any]:
+    def target(self, samples: SampleSource, sample_id: int) -> Target:
         """Return what one picture shows, in pixels of its file; raises KeyError naming a column that is missing."""
         boxes = np.array(_column(samples, "boxes", sample_id), np.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         categories = _column(samples, "categories", sample_id)
-        target: dict[str, Any] = {
+        target: Target = {
             "boxes": boxes,
             "classes": np.array([CATEGORY_CLASSES[category] for category in categories], np.int64),
         }
@@ -138,7 +137,7 @@ def _column(samples: SampleSource, name: str, sample_id: int) -> list[Any]:
     return value or []
 
 
-def _stacked(masks: Sequence[np.ndarray[Any, np.dtype[np.uint8]]], height: int, bytes_wide: int) -> torch.Tensor:
+def _stacked(masks: Sequence[npt.NDArray[np.uint8]], height: int, bytes_wide: int) -> torch.Tensor:
     stacked = torch.zeros(sum(len(one) for one in masks), height, bytes_wide, dtype=torch.uint8)
     start = 0
     for one in masks:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
 from loaders.errors import LoaderError
-from loaders.pipeline import Item, Tensors, Transform, UndecodableError
+from loaders.pipeline import Data, Item, Target, Tensors, Transform, UndecodableError
 from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
 from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.volumes import Packed, read_array, unpack
@@ -39,7 +39,7 @@ class SegmentationPipeline:
         """The steps, in order."""
         return self.crop, self.flip, self.brightness, self.noise, Cast()
 
-    def read(self, samples: SampleSource, sample_id: int) -> Any:
+    def read(self, samples: SampleSource, sample_id: int) -> Data:
         """Return the arrays of a .npy case, not copied, or the compressed bytes of a NIfTI one.
 
         Raises OSError, and LoaderError for a dataset without segmentations.
@@ -52,7 +52,7 @@ class SegmentationPipeline:
             return read_array(samples, sample_id), read_array(samples, sample_id, _LABELS)
         return Packed(samples.read(sample_id), samples.read(sample_id, _LABELS))
 
-    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: Data, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return float32 (1, D, H, W), normalised, and {"label": uint8 of the same shape}; raises UndecodableError."""
         if isinstance(encoded, Packed):
             volume, labels = unpack(encoded, samples.paths[sample_id])

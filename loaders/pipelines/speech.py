@@ -5,18 +5,28 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import soundfile
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from loaders.base import SampleSource
-from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
-from loaders.pipelines.alphabet import BLANK, label_of
+from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, read_file
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
 
-__all__ = ["FEATURES", "SpeechPipeline", "waveform"]
+__all__ = [
+    "BLANK", "CHARACTERS", "FEATURES", "SYMBOLS", "SpeechPipeline", "label_of", "text_of", "waveform",
+]  # fmt: skip
+
+CHARACTERS: Final = " 'ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+"""LibriSpeech's alphabet (Panayotov et al., ICASSP 2015); a character's label is 1 and its position here."""
+BLANK: Final = 0
+"""The label that stands for no character."""
+SYMBOLS: Final = len(CHARACTERS) + 1
+"""How many labels there are, the blank among them."""
+
+_LABELS: Final = {character: label for label, character in enumerate(CHARACTERS, 1)}
 
 FEATURES: Final[tuple[Transform, ...]] = (Pad(), SpecAugment(), FilterBank(), FrameSplicing(), PermuteAudio())
 """The steps of table 1 of the MinatoLoader paper, in its order, that are not emulated."""
@@ -42,9 +52,7 @@ class SpeechPipeline:
         """Return one sample's file."""
         return read_file(samples, sample_id)
 
-    def decode(
-        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the waveform, float32 of shape (samples,) within -1 to 1, and the target.
 
         The target has labels, int64 of shape (U,), and what `loaders.pipelines.audio` says of time.
@@ -90,3 +98,19 @@ def waveform(encoded: bytes | memoryview, sample_rate: int) -> torch.Tensor:
     if not len(wave) or len(wave) < expected:
         raise UndecodableError(f"not a whole sound: {len(wave)} of {expected} samples can be decoded")
     return torch.from_numpy(wave)
+
+
+def label_of(transcript: str) -> torch.Tensor:
+    """Return the labels of a transcript, int64 of shape (characters,); raises UndecodableError naming a character."""
+    try:
+        return torch.tensor([_LABELS[character] for character in transcript], dtype=torch.int64)
+    except KeyError as error:
+        raise UndecodableError(
+            f"its transcript has the character {error.args[0]!r} in {transcript[:40]!r}; "
+            "expected upper-case letters, spaces and apostrophes"
+        ) from None
+
+
+def text_of(labels: torch.Tensor) -> str:
+    """Return the transcript of labels, int64 of shape (n,), leaving out blanks."""
+    return "".join(CHARACTERS[label - 1] for label in labels.tolist() if label != BLANK)

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
-from loaders.pipeline import Item, Tensors, Transform, read_file
+from loaders.pipeline import Item, Target, Tensors, Transform, read_file
 
 __all__ = ["TimedPipeline"]
 
@@ -49,9 +49,7 @@ class TimedPipeline:
         """Return one sample's file."""
         return read_file(samples, sample_id)
 
-    def decode(
-        self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int
-    ) -> tuple[torch.Tensor, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the file's length, and the sample's label."""
         return torch.tensor([len(encoded) / 1e6]), {"label": int(samples.labels[sample_id])}
 

@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ _POPULATE_READ: Final = 22
 _HEADER_BYTES: Final = 12 + 10_000
 """Most that a .npy file has before its elements, as far as NumPy reads one that is not trusted."""
 _SAME_SPACING_MM: Final = 1e-3
+S = TypeVar("S", bound=np.generic)
 _parsing = threading.Lock()
 # A child that is forked while a thread of its parent holds it would wait without end.
 os.register_at_fork(after_in_child=_parsing._at_fork_reinit)  # type: ignore[attr-defined]
@@ -39,7 +40,7 @@ class Packed:
     labels: bytes | memoryview
 
 
-def read_array(samples: SampleSource, sample_id: int, column: str | None = None) -> npt.NDArray[Any]:
+def read_array(samples: SampleSource, sample_id: int, column: str | None = None) -> npt.NDArray[np.generic]:
     """Return a sample's .npy file, or the one that a column names, as an array that is not copied.
 
     Raises OSError when it cannot be read, UndecodableError when it is no whole .npy file.
@@ -48,7 +49,7 @@ def read_array(samples: SampleSource, sample_id: int, column: str | None = None)
     return map_array(path) if samples.on_disk else array_in(samples.read(sample_id, column), path.name)
 
 
-def array_in(content: bytes | memoryview, name: str) -> npt.NDArray[Any]:
+def array_in(content: bytes | memoryview, name: str) -> npt.NDArray[np.generic]:
     """Return the array of a .npy file that is in memory, sharing that; raises UndecodableError naming `name`."""
     head = BytesIO(content[:_HEADER_BYTES])
     try:
@@ -67,7 +68,7 @@ def array_in(content: bytes | memoryview, name: str) -> npt.NDArray[Any]:
         raise UndecodableError(f"{name} is no whole .npy file: {error}") from error
 
 
-def map_array(path: Path) -> npt.NDArray[Any]:
+def map_array(path: Path) -> npt.NDArray[np.generic]:
     """Map a .npy file into memory and read it whole into the page cache, as the reference reads it, without a copy.
 
     Raises OSError when it cannot be read, UndecodableError when it is no whole .npy file.
@@ -77,7 +78,7 @@ def map_array(path: Path) -> npt.NDArray[Any]:
         # ("AST constructor recursion depth mismatch", CPython issue 106905).
         with _parsing:
             # Copy on write: file systems in user space may refuse maps that are shared.
-            array: npt.NDArray[Any] = np.load(path, mmap_mode="c")
+            array: npt.NDArray[np.generic] = np.load(path, mmap_mode="c")
     except OSError:
         raise
     except Exception as error:  # NumPy's reader raises whatever its parsing runs into
@@ -88,7 +89,7 @@ def map_array(path: Path) -> npt.NDArray[Any]:
     return array
 
 
-def _populate(array: np.memmap[Any, Any], path: Path) -> None:
+def _populate(array: np.memmap[tuple[int, ...], np.dtype[np.generic]], path: Path) -> None:
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Asks for all of it at once, where faults would wait for one piece of read-ahead after the other.
@@ -119,7 +120,7 @@ def unpack(packed: Packed, name: str) -> tuple[npt.NDArray[np.float32], npt.NDAr
     return normalised(volume)[None], labels[None]
 
 
-def _nifti(encoded: bytes | memoryview, what: str, kind: Any) -> tuple[npt.NDArray[Any], tuple[float, float, float]]:
+def _nifti(encoded: bytes | memoryview, what: str, kind: type[S]) -> tuple[npt.NDArray[S], tuple[float, float, float]]:
     import nibabel
 
     try:

@@ -7,10 +7,10 @@ that a missing one costs a message and not the import of a loader that does not 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
@@ -37,6 +37,7 @@ __all__ = [
     "worker_seed",
 ]
 
+T = TypeVar("T")
 BaseIterator = _BaseDataLoaderIter
 InProcessIterator = _SingleProcessDataLoaderIter
 
@@ -60,12 +61,12 @@ def end_iterator(iterator: object) -> None:
         iterator._shutdown_workers()
 
 
-def drop_iterator(loader: DataLoader[Any]) -> None:
+def drop_iterator(loader: DataLoader[T]) -> None:
     """Have a DataLoader with persistent workers start new ones for its next epoch."""
     loader._iterator = None
 
 
-def batch_sampler_of(loader: DataLoader[Any]) -> Any:
+def batch_sampler_of(loader: DataLoader[T]) -> Any:
     """Return the sampler whose items are what a DataLoader asks its dataset for, of a sampler's own type."""
     return loader._index_sampler
 
@@ -82,7 +83,7 @@ def has_own_collations() -> bool:
 
 def enter_worker(worker: int, workers: int, seed: int, dataset: object) -> None:
     """Have `torch.utils.data.get_worker_info` describe this process."""
-    info: Callable[..., Any] = torch_worker.WorkerInfo
+    info: Callable[..., torch_worker.WorkerInfo] = torch_worker.WorkerInfo
     torch_worker._worker_info = info(id=worker, num_workers=workers, seed=seed, dataset=dataset)
 
 
@@ -96,12 +97,13 @@ def outside_worker() -> Iterator[None]:
         torch_worker._worker_info = info
 
 
-def worker_seed(base_seed: int, worker: int) -> Any:
+def worker_seed(base_seed: int, worker: int) -> Sequence[int]:
     """Return what torch seeds NumPy with in a worker."""
-    return torch_worker._generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
+    seed: Sequence[int] = torch_worker._generate_state(base_seed, worker)  # type: ignore[no-untyped-call]
+    return seed
 
 
 def end_pipeline(pipeline: object | None) -> None:
     """End a DALI pipeline and its threads now: a Ctrl-C that comes while its `__del__` does so would be lost."""
     if pipeline is not None:
-        cast(Any, pipeline)._shutdown()
+        pipeline._shutdown()  # type: ignore[attr-defined]

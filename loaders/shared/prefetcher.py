@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +49,8 @@ class Prefetcher:
         self._on_error, self._timeout_s = options.on_error, options.sample_timeout_s
         size = options.batch_size
         self._left = deque(ids[start : start + size].tolist() for start in range(0, len(ids), size))
-        self._under_way: deque[Future[Any]] = deque()
-        self._samples: deque[Future[Any]] = deque()
+        self._under_way: deque[Future[Delivered]] = deque()
+        self._samples: deque[Future[Loaded]] = deque()
         for _ in range(depth):
             self._begin_one()
 
@@ -60,16 +60,17 @@ class Prefetcher:
             return None
         self._wait(self._under_way[0])
         self._begin_one()
-        delivered: Delivered = self._under_way.popleft().result()
-        return delivered
+        return self._under_way.popleft().result()
 
     def close(self) -> None:
         """Cancel the samples that are not started."""
         self._left.clear()
-        for waiting in (self._samples, self._under_way):
-            for future in waiting:
-                future.cancel()
-            waiting.clear()
+        for sample in self._samples:
+            sample.cancel()
+        for batch in self._under_way:
+            batch.cancel()
+        self._samples.clear()
+        self._under_way.clear()
 
     def _begin_one(self) -> None:
         if self._left:

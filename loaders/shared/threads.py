@@ -49,7 +49,7 @@ def close_at_exit(what: _Closing) -> None:
 
 class _Task(NamedTuple):
     future: Future[Any]
-    run: Callable[[], Any]
+    run: Callable[[], object]
 
 
 class DaemonThreads(Executor):

@@ -10,11 +10,11 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import torch
 
@@ -43,7 +43,7 @@ class WorkerDeaths:
     # Weakly held, so that a loader that is dropped unclosed watches no longer.
     _watching: ClassVar[weakref.WeakSet[WorkerDeaths]] = weakref.WeakSet()
     _expecting: ClassVar[int] = 0
-    _behind: ClassVar[Any] = None
+    _behind: ClassVar[Callable[[int, FrameType | None], object]]
 
     def watch(self) -> None:
         """Stand in front of torch's SIGCHLD handler, which is there once workers were started."""

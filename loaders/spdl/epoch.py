@@ -174,12 +174,12 @@ class _CountedQueue(AsyncQueue):
         super().__init__(info, buffer_size=buffer_size)
         self._filled_ns, self._since = 0, 0
 
-    async def put(self, item: Any) -> None:
+    async def put(self, item: object) -> None:
         await super().put(item)
         if self.qsize() == 1:
             self._since = time.perf_counter_ns()
 
-    async def get(self) -> Any:
+    async def get(self) -> object:
         item = await super().get()
         if self._since and self.empty():
             self._filled_ns += time.perf_counter_ns() - self._since

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 import spdl.io
@@ -17,7 +17,7 @@ from spdl.io.utils import set_ffmpeg_log_level
 
 from loaders.base import SampleSource
 from loaders.image import ImageTransform, decode
-from loaders.pipeline import Item, Tensors, Transform, UndecodableError, read_file
+from loaders.pipeline import Data, Item, Target, Tensors, Transform, UndecodableError, read_file
 
 __all__ = ["SpdlImages", "is_cmyk_jpeg"]
 
@@ -54,7 +54,7 @@ class SpdlImages:
         """Return the encoded image."""
         return read_file(samples, sample_id)
 
-    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Any, dict[str, Any]]:
+    def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return the image's packet, not decoded yet, or PIL's image; and its class. Raises UndecodableError."""
         target = {"label": int(samples.labels[sample_id])}
         if is_cmyk_jpeg(encoded):

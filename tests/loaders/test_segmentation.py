@@ -13,8 +13,7 @@ import torch
 from loaders import Item, PyTorchLoader, SampleError, Samples
 from loaders.pipeline import load_item
 from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, RandomFlip
-from loaders.pipelines.components import Box, components
-from loaders.pipelines.crop3d import RandomCrop
+from loaders.pipelines.crop3d import Box, RandomCrop, components
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.volumes import map_array
 

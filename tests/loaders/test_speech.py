@@ -18,11 +18,10 @@ import torch
 from loaders import PyTorchLoader, Samples
 from loaders.errors import SampleError
 from loaders.pipeline import Item, UndecodableError, load_item
-from loaders.pipelines.alphabet import BLANK, CHARACTERS, SYMBOLS, label_of, text_of
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
-from loaders.pipelines.pretended_work import HeavyStep, LightStep, pass_time
 from loaders.pipelines.spectrum import Spectrum, hz_of_mel, mel_matrix, mel_of_hz
-from loaders.pipelines.speech import FEATURES, SpeechPipeline
+from loaders.pipelines.speech import BLANK, CHARACTERS, FEATURES, SYMBOLS, SpeechPipeline, label_of, text_of
+from loaders.pipelines.synthetic_load import HeavyStep, LightStep, pass_time
 
 RATE = 16_000
 WORDS = ["A", "IT'S", "THE KING", "WHO CAME", "NO"]
@@ -142,7 +141,7 @@ def test_a_whole_multiple_is_not_padded() -> None:
 
 def test_what_is_masked_becomes_the_mean_and_the_rest_stays() -> None:
     plain = FilterBank()(item(16_000)).data
-    masked = through(item(16_000), SpecAugment(frequency_masks=0, time_masks=3, most_time=0.2), FilterBank()).data
+    masked = through(item(16_000), SpecAugment(frequency_masks=0, time_masks=3, max_time=0.2), FilterBank()).data
     frames = [t for t in range(100) if masked[:, t].std() < 0.25]  # all channels at their mean
     assert 3 <= len(frames) <= 60
     kept = [t for t in range(100) if t not in frames]
@@ -228,8 +227,8 @@ def test_sleeping_takes_no_core_and_spinning_takes_it_all() -> None:
         (lambda: LightStep(passing="wait"), "LightStep.passing='wait'"),  # type: ignore[arg-type]
         (lambda: HeavyStep(time_scale=-2), "HeavyStep.time_scale=-2"),
         (lambda: Pad(0), "Pad.multiple_s=0"),
-        (lambda: SpecAugment(most_channels=81), "SpecAugment.most_channels=81"),
-        (lambda: SpecAugment(most_time=1.1), "SpecAugment.most_time=1.1"),
+        (lambda: SpecAugment(max_channels=81), "SpecAugment.max_channels=81"),
+        (lambda: SpecAugment(max_time=1.1), "SpecAugment.max_time=1.1"),
         (lambda: FrameSplicing(0), "FrameSplicing.frames=0"),
         (lambda: Spectrum(window_s=0.05), "spectrum.window_s=0.05"),
     ],

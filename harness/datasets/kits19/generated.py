@@ -18,7 +18,7 @@ from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
 from harness.datasets.pictures import Field, smooth_noise
 from harness.errors import ConfigError
 from harness.system.values import check_number
-from loaders.pipelines.hounsfield import LEAST_EDGE, SPACING_MM, normalised
+from loaders.pipelines.hounsfield import MIN_EDGE, SPACING_MM, normalised
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -120,7 +120,7 @@ class Kits19Like(GeneratedDataset):
         middle = math.log(_MEAN_BYTES) - sigma**2 / 2
         published = np.clip(np.exp(middle + sigma * normal_deviates(rng, count)), _MIN_BYTES, _MAX_BYTES)
         wanted = published / _VOXEL_BYTES["numpy"] * self.scale
-        min_edge = LEAST_EDGE * self.scale ** (1 / 3)
+        min_edge = MIN_EDGE * self.scale ** (1 / 3)
         pairs = zip(wanted.tolist(), rng.uniform(*_DEPTH, count).tolist(), strict=True)
         return tuple(_shape(voxels, ratio, min_edge) for voxels, ratio in pairs)
 

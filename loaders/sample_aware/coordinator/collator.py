@@ -78,11 +78,11 @@ class CollateRequest:
     """Why there is nothing to build."""
 
     def collated_as(self, report: Report, block: Block | None) -> CollateRequest:
-        """Return the order with a batch in the place of its samples."""
+        """Return the request with a batch in the place of its samples."""
         return replace(self, reports=(), blocks=(), rows=None, collated=(report, block))
 
     def failed_with(self, error: BaseException) -> CollateRequest:
-        """Return the order with an error in the place of its samples."""
+        """Return the request with an error in the place of its samples."""
         return replace(self, reports=(), blocks=(), rows=None, error=error)
 
     def memory(self) -> list[Block]:
@@ -99,82 +99,82 @@ class Collator:
         self.in_place = collate.in_place
         """Whether samples are collated here that lie in the rows of a batch."""
         self._given = self._done = 0
-        """Orders that the thread was given, and those that it is done with."""
-        self._orders: queue.SimpleQueue[CollateRequest | OutputQueue | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._work, name="sample-aware-builder", daemon=True)
+        """Requests that the thread got, and those that it is done with."""
+        self._requests: queue.SimpleQueue[CollateRequest | OutputQueue | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="sample-aware-collator", daemon=True)
         self._thread.start()
 
-    def put(self, order: CollateRequest) -> None:
+    def put(self, request: CollateRequest) -> None:
         """Have a batch built, at once where a worker has collated it and nothing is before it."""
-        if order.collated is not None and not self._collate.finishes and self._given == self._done:
+        if request.collated is not None and not self._collate.finishes and self._given == self._done:
             try:
-                self._build(order)
+                self._build(request)
             except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
-                self._failed(order.output, error)
+                self._failed(request.output, error)
             return
         self._given += 1
-        self._orders.put(order)
+        self._requests.put(request)
 
     def end(self, output: OutputQueue) -> None:
         """End the output, behind the batches that are to be built."""
-        self._orders.put(output)
+        self._requests.put(output)
 
     def close(self) -> None:
         """End the thread; a collation that is under way has a second."""
-        self._orders.put(None)
+        self._requests.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
     def _work(self) -> None:
         ready = False
-        while (order := self._orders.get()) is not None:
+        while (request := self._requests.get()) is not None:
             try:
                 # Inside, because a thread that ends here would leave the consumer waiting without an error.
                 if not ready:
                     use_one_thread()
                     be_prompt()
                     ready = True
-                if isinstance(order, OutputQueue):
-                    order.end()
+                if isinstance(request, OutputQueue):
+                    request.end()
                 else:
-                    self._build(order)
+                    self._build(request)
             except BaseException as error:  # noqa: BLE001 - raised in the consumer's thread
-                output = order if isinstance(order, OutputQueue) else order.output
+                output = request if isinstance(request, OutputQueue) else request.output
                 self._failed(output, error)
                 del error
-            self._done += isinstance(order, CollateRequest)
-            del order
+            self._done += isinstance(request, CollateRequest)
+            del request
 
-    def _build(self, order: CollateRequest) -> None:
-        if order.output.over:
-            self._drop(order)
-        elif order.error is not None:
-            order.output.put(ReadyBatch(order.samples, order.keys, None, (), error=order.error))
+    def _build(self, request: CollateRequest) -> None:
+        if request.output.over:
+            self._drop(request)
+        elif request.error is not None:
+            request.output.put(ReadyBatch(request.samples, request.keys, None, (), error=request.error))
         else:
-            order.output.put(self._built(order))
+            request.output.put(self._built(request))
 
-    def _drop(self, order: CollateRequest) -> None:
-        for block in order.memory():
+    def _drop(self, request: CollateRequest) -> None:
+        for block in request.memory():
             self._arena.returns.give_back(block, os.getpid())
 
-    def _built(self, order: CollateRequest) -> ReadyBatch:
+    def _built(self, request: CollateRequest) -> ReadyBatch:
         rows: list[Sequence[Value]] = []
         regions: list[torch.Tensor] = []
-        blocks = order.memory()
-        if order.collated is not None:
-            value = self._collate.finish(self._sample(*order.collated))
-            return ReadyBatch(order.samples, order.keys, value, order.work_ns, blocks)
-        if order.rows is not None:
-            rows = self._rows(order.rows, regions)
+        blocks = request.memory()
+        if request.collated is not None:
+            value = self._collate.finish(self._sample(*request.collated))
+            return ReadyBatch(request.samples, request.keys, value, request.work_ns, blocks)
+        if request.rows is not None:
+            rows = self._rows(request.rows, regions)
         samples = []
-        for report, block in zip(order.reports, order.blocks, strict=True):
+        for report, block in zip(request.reports, request.blocks, strict=True):
             if report.offset == IN_ROW:
                 samples.append(unpack(report.payload, [leaf[report.row] for leaf in rows]))
             else:
                 samples.append(self._sample(report, block))
         with StackedInPlace(regions if self._collate.in_place else ()):
-            value = self._collate(order.keys, samples, order.work_ns)
-        return ReadyBatch(order.samples, order.keys, self._collate.finish(value), order.work_ns, blocks)
+            value = self._collate(request.keys, samples, request.work_ns)
+        return ReadyBatch(request.samples, request.keys, self._collate.finish(value), request.work_ns, blocks)
 
     def _sample(self, report: Report, block: Block | None) -> object:
         """Return a sample or a batch that lies apart; its memory comes back when nothing refers to it any more."""

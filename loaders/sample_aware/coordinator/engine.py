@@ -78,7 +78,7 @@ class Engine:
         background = max(1, int(settings.background_share * settings.workers))
         balancer = Balancer(order=settings.order, background=background, max_wait=settings.max_wait_batches)
         run = EpochState(output, balancer, self._arena, strict=settings.order == "strict", collates=self._collates)
-        self.coordinator.call(lambda: self.coordinator.begin_run(run))
+        self.coordinator.call(lambda: self.coordinator.begin_epoch(run))
         return Epoch(self, output, iter(batches), settings.max_batches_ahead)
 
     def start_wanted(self) -> None:
@@ -114,7 +114,7 @@ class Epoch:
             raise engine.coordinator.error or LoaderError("the loader is closed: make a new one")
         began = time.perf_counter_ns()
         try:
-            built = self._output.get(self._between, timeout_s)
+            built = self._output.get(self._on_idle, timeout_s)
         finally:
             engine.stats.wait_s += (time.perf_counter_ns() - began) * 1e-9
         if built is not None:
@@ -127,7 +127,7 @@ class Epoch:
             output, coordinator = self._output, self._engine.coordinator
             coordinator.call(lambda: coordinator.epochs.end(None, output))
 
-    def _between(self) -> None:
+    def _on_idle(self) -> None:
         self._engine.start_wanted()
         if self._output.waiting:
             self._output.waiting = False
@@ -141,7 +141,7 @@ class Epoch:
 
         def tell() -> None:
             if taken is not None:
-                epochs.taken(output, taken)
+                epochs.take(output, taken)
             if not was_exhausted:
                 epochs.offer(output, None if keys is None else list(keys))
 

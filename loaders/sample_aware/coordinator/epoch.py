@@ -9,7 +9,7 @@ from typing import Final
 from loaders.sample_aware.coordinator.collator import CollateRequest, Rows
 from loaders.sample_aware.coordinator.output_queue import OutputQueue
 from loaders.sample_aware.ipc.arena import Arena, Block
-from loaders.sample_aware.ipc.messages import NO_ROW, Report, RowToken, Task, TaskKind, fits, pack_key
+from loaders.sample_aware.ipc.messages import NO_ROW, Report, Slot, Task, TaskKind, fits, pack_key
 from loaders.sample_aware.ipc.serialize import Spec, offsets
 from loaders.sample_aware.policy.balancer import Balancer, Bundle, Resume, Row, Start
 
@@ -65,7 +65,7 @@ class EpochState:
         self._uncollated: deque[int] = deque()
         """Those of them that no worker was asked for."""
         self._ready: dict[int, CollateRequest | None] = {}
-        """Batches for the collator in the order in which they became whole; None while one is collated."""
+        """Batches for the collator in the request in which they became whole; None while one is collated."""
 
     @property
     def number(self) -> int:
@@ -121,7 +121,7 @@ class EpochState:
             return start, None
         batch, row = self.balancer.take_row()
         rows, base = self._memory(batch, spec)
-        return start, RowToken(self.number, batch, base, row, rows).pack()
+        return start, Slot(self.number, batch, base, row, rows).pack()
 
     def bundle_record(self, bundle: Bundle, sample_ns: int, guess: SizeGuess) -> bytes:
         """Return the record of a whole batch for one worker, of samples that usually take `sample_ns`."""
@@ -136,16 +136,16 @@ class EpochState:
         """Yield the records of batches that workers are to collate."""
         while self._uncollated:
             number = self._uncollated.popleft()
-            order, collation = self._collating[number], _FIRST_COLLATION - number
+            request, collation = self._collating[number], _FIRST_COLLATION - number
             self.outstanding.add(collation)
             parts = [
                 (None, report.payload)
                 if block is None
                 else ((block.offset, block.size, report.offset, report.nbytes), b"")
-                for report, block in zip(order.reports, order.blocks, strict=True)
+                for report, block in zip(request.reports, request.blocks, strict=True)
             ]
             task = Task(TaskKind.COLLATE, self.number, collation, None, batch=number)
-            yield self._with_input(self._with_spare(task, guess), (order.keys, parts))
+            yield self._with_input(self._with_spare(task, guess), (request.keys, parts))
 
     def row_again(self, report: Report) -> list[bytes]:
         """Return the record of a row that a worker has given back, none where an error takes it."""
@@ -154,7 +154,7 @@ class EpochState:
             return []
         rows, memory = self._rows[report.batch]
         base = memory.block.offset if memory else -1
-        return [RowToken(self.number, report.batch, base, report.row, rows).pack()]
+        return [Slot(self.number, report.batch, base, report.row, rows).pack()]
 
     def take_spare(self, sample: int) -> Block:
         """Return the block that came with a task, for its result lies there."""
@@ -173,7 +173,7 @@ class EpochState:
         self.balancer.park(report.sample)
         # Its row stays in the pipe for the sample that is done first; resumed, it takes another's.
 
-    def fail_batch(self, sample: int, error: BaseException, take_row: Callable[[], RowToken | None]) -> None:
+    def fail_batch(self, sample: int, error: BaseException, take_row: Callable[[], Slot | None]) -> None:
         """Have a batch be an error: of a sample, of a bundle by its first sample, or of a collation.
 
         A single sample takes a row of the next batch with it; `take_row` takes one that no worker has taken.
@@ -225,7 +225,7 @@ class EpochState:
         self._leave(report.sample, None)
         self._ready[number] = self._freed(self._collating.pop(number)).collated_as(report, block)
 
-    def orders(self) -> Iterator[CollateRequest]:
+    def requests(self) -> Iterator[CollateRequest]:
         """Yield the batches that can be built."""
         while (batch := self.balancer.next_batch()) is not None:
             number, samples = batch
@@ -234,22 +234,22 @@ class EpochState:
             keys = [self._keys.pop(sample) for sample in samples]
             if number in self._bundled:
                 report, block, spent_ns = self._bundled.pop(number)
-                order = CollateRequest(self.output, samples, keys, spent_ns, (), (), None).collated_as(report, block)
-                self._ready[number] = order
+                request = CollateRequest(self.output, samples, keys, spent_ns, (), (), None).collated_as(report, block)
+                self._ready[number] = request
                 continue
             errors = {sample: self._errors.pop(sample) for sample in samples if sample in self._errors}
             reports = [self._done.pop(sample) for sample in samples if sample in self._done]
             blocks = [self._blocks.pop(sample, None) for sample in samples]
             spent_ns = [one.spent_ns for one in reports]
-            order = CollateRequest(self.output, samples, keys, spent_ns, reports, blocks, rows)
+            request = CollateRequest(self.output, samples, keys, spent_ns, reports, blocks, rows)
             if errors:
-                self._ready[number] = self._freed(order).failed_with(next(iter(errors.values())))
+                self._ready[number] = self._freed(request).failed_with(next(iter(errors.values())))
             elif self._collates and rows is None:
-                self._collating[number] = order
+                self._collating[number] = request
                 self._uncollated.append(number)
                 self._ready[number] = None
             else:
-                self._ready[number] = order
+                self._ready[number] = request
         for number, ready in list(self._ready.items()):
             if ready is not None:
                 del self._ready[number]
@@ -262,8 +262,8 @@ class EpochState:
         """Give back all memory, once no worker writes to it any more."""
         blocks = [*self._blocks.values(), *self._spares.values()]
         blocks += [rows.block for _, rows in self._rows.values() if rows is not None]
-        for order in [*self._collating.values(), *self._ready.values()]:
-            blocks += order.memory() if order is not None else ()
+        for request in [*self._collating.values(), *self._ready.values()]:
+            blocks += request.memory() if request is not None else ()
         blocks += [block for _, block, _ in self._bundled.values() if block is not None]
         for block in blocks:
             self._arena.free(block)
@@ -276,10 +276,10 @@ class EpochState:
         self._leave(first, None)
         return bundle
 
-    def _freed(self, order: CollateRequest) -> CollateRequest:
-        for block in order.memory():
+    def _freed(self, request: CollateRequest) -> CollateRequest:
+        for block in request.memory():
             self._arena.free(block)
-        return order
+        return request
 
     def _put_error(self, sample: int, row: Row) -> None:
         self._leave(sample, None)

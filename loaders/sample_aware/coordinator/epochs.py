@@ -24,7 +24,7 @@ class Epochs:
         self.current = run
         self._control.epoch = run.number
 
-    def of(self, number: int) -> EpochState | None:
+    def find(self, number: int) -> EpochState | None:
         """Return the epoch under way if it has this number."""
         current = self.current
         return current if current is not None and current.number == number else None
@@ -45,7 +45,7 @@ class Epochs:
         else:
             run.release()
 
-    def left(self, number: int, sample: int, samples: int = 1) -> None:
+    def leave(self, number: int, sample: int, samples: int = 1) -> None:
         """Note that a worker holds a sample of an ended epoch no more, or so many from that one on."""
         run = self._ended.get(number)
         if run is not None:
@@ -55,16 +55,16 @@ class Epochs:
 
     def offer(self, output: OutputQueue, keys: list[object] | None) -> None:
         """Take up a batch of keys from the sampler; None is its end."""
-        run = self.of(output.number)
+        run = self.find(output.number)
         if run is not None and keys is None:
             run.balancer.no_more()
         elif run is not None and keys is not None:
             run.open_batch(keys)
 
-    def taken(self, output: OutputQueue, built: ReadyBatch) -> None:
+    def take(self, output: OutputQueue, built: ReadyBatch) -> None:
         """Note that the consumer has taken a batch."""
         for block in built.blocks:
             self._arena.release(block)
-        run = self.of(output.number)
+        run = self.find(output.number)
         if run is not None:
             run.taken += 1

@@ -23,7 +23,7 @@ class Gauge:
         self._began = self._since = time.monotonic()
         self._value = 0.0
         self._area = 0.0
-        self.most = 0.0
+        self.maximum = 0.0
 
     def set(self, value: float) -> None:
         """Note that the number is another one from now on."""
@@ -31,7 +31,7 @@ class Gauge:
             now = time.monotonic()
             self._area += self._value * (now - self._since)
             self._since, self._value = now, value
-            self.most = max(self.most, value)
+            self.maximum = max(self.maximum, value)
 
     def mean(self) -> float:
         """Return the average since the gauge was made."""
@@ -97,5 +97,5 @@ class Stats:
         for stage, ns, count in zip(self._stages, self._stage_ns, self._stage_counts, strict=True):
             found |= stage_figures(stage, count, ns * 1e-9)
         for name, gauge in self.queues.items():
-            found[f"{name}_queue_mean"], found[f"{name}_queue_most"] = gauge.mean(), gauge.most
+            found[f"{name}_queue_mean"], found[f"{name}_queue_most"] = gauge.mean(), gauge.maximum
         return found

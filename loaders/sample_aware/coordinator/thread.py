@@ -34,7 +34,7 @@ from loaders.shared.stall_monitor import WorkerStatus
 __all__ = ["Coordinator"]
 
 _READ_BYTES: Final = 1 << 16
-_MOST_AHEAD: Final = 256
+_MAX_AHEAD: Final = 256
 """Tasks in the pipe that no worker has taken, at most: they have to fit into it."""
 _LARGE_BYTES: Final = 1 << 16
 """Of a sample's tensors, from which writing them into the rows of a batch gains more than it costs."""
@@ -97,7 +97,7 @@ class Coordinator:
         self._slow_samples.workers = max(self._slow_samples.workers, worker + 1)
         self.stats.note_workers(len(self._pool))
 
-    def begin_run(self, run: EpochState) -> None:
+    def begin_epoch(self, run: EpochState) -> None:
         """Take up an epoch; the one before it ends."""
         self.epochs.end(LoaderError("another epoch was started: its batches are not this one's"))
         self.epochs.begin(run)
@@ -166,7 +166,7 @@ class Coordinator:
 
     def _with_sample(self, error: WorkerError, worker: int) -> WorkerError:
         held = self._control.workers.held_by(worker)
-        run = self.epochs.of(held.epoch)
+        run = self.epochs.find(held.epoch)
         if not held.since_ns or run is None or held.sample not in run.outstanding:
             return error
         return WorkerError(f"{error} while it was at {self._job.name(run.key(held.sample))}, in {self._stage(held)}")
@@ -175,7 +175,7 @@ class Coordinator:
         if report.kind in (ReportKind.READY, ReportKind.RETIRED):
             self._hear_of_worker(report)
             return
-        run = self.epochs.of(report.run)
+        run = self.epochs.find(report.run)
         if report.kind == ReportKind.NEED:
             offset = -1
             if run is not None or not report.run:
@@ -203,7 +203,7 @@ class Coordinator:
             self._die(self._failure(report, held).why())
         elif held is not None:
             self._arena.free(held)
-        self.epochs.left(report.run, report.sample, report.samples)
+        self.epochs.leave(report.run, report.sample, report.samples)
 
     def _hear_of_worker(self, report: Report) -> None:
         if report.kind == ReportKind.RETIRED:
@@ -301,13 +301,13 @@ class Coordinator:
 
     def _fill(self, run: EpochState) -> None:
         """Send tasks until every worker has one and enough wait (`tasks_ahead`); send whole batches to the collator."""
-        for order in run.orders():
-            self.collator.put(order)
+        for request in run.requests():
+            self.collator.put(request)
         workers, bundles, spec = len(self._pool), self._bundles(run), self._layout.spec
         task_ns = self.stats.sample_ns * (run.batch_size if bundles else 1)
-        room = workers + min(workers * tasks_ahead(task_ns), _MOST_AHEAD) - run.tasks
+        room = workers + min(workers * tasks_ahead(task_ns), _MAX_AHEAD) - run.tasks
         # Each parked sample leaves a row in the pipe, which takes some two thousand.
-        self._control.set_may_park(run.balancer.parked < min(_MOST_AHEAD, 2 * workers))
+        self._control.set_may_park(run.balancer.parked < min(_MAX_AHEAD, 2 * workers))
         tasks, rows = list(run.collations(self._batch_size)), []
         apart = self._sample_size if spec is None else None
         while room > 0:

@@ -12,7 +12,7 @@ import torch
 from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.drop_in.keys import EpochKeys, State
-from loaders.sample_aware.drop_in.samplers import noted, restore
+from loaders.sample_aware.drop_in.samplers import restore, sampler_states
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.workers.jobs import is_default
 from loaders.shared.compat import BaseIterator, InProcessIterator, pin_memory
@@ -46,19 +46,19 @@ class _Batches(BaseIterator):
         self.keys: EpochKeys | None = None
         """None once the epoch has ended."""
         self._lock = threading.Lock()
-        self._start = noted(loader)
+        self._start = sampler_states(loader)
         super().__init__(loader)
         self._begin(loader, drew_seed=True)
 
     def _reset(self, loader: SampleAwareDataLoader[object], first_iter: bool = False) -> None:
-        self._start = noted(loader)
+        self._start = sampler_states(loader)
         super()._reset(loader, first_iter)
         self._begin(loader, drew_seed=False)
 
-    def state(self, draw_at_most: int) -> State:
+    def state(self, max_drawn: int) -> State:
         """Return the rest of the epoch, which is not over."""
         assert self.keys is not None
-        return {"left": self.keys.state(draw_at_most), "start": self._start, "drew_seed": self._drew_seed}
+        return {"left": self.keys.state(max_drawn), "start": self._start, "drew_seed": self._drew_seed}
 
     def _begin(self, loader: SampleAwareDataLoader[object], *, drew_seed: bool) -> None:
         self._drew_seed = drew_seed

@@ -26,7 +26,7 @@ from loaders.sample_aware.coordinator.engine import Engine
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
 from loaders.sample_aware.drop_in.keys import Progress, State
-from loaders.sample_aware.drop_in.samplers import draws_again, noted
+from loaders.sample_aware.drop_in.samplers import can_draw_again, sampler_states
 from loaders.sample_aware.ipc import nontemporal_copy
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions, ShowsHistory
@@ -199,8 +199,13 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         current = self._current() if self._current is not None else None
         epoch: State = {"left": None, "start": None, "drew_seed": not self.persistent_workers}
         if current is not None and current.keys is not None:
-            epoch = current.state(0 if draws_again(self) else _length(self._index_sampler) + 1)
-        return {"epochs": self.progress.epochs, "base_seed": self.progress.base_seed, **epoch, "now": noted(self)}
+            epoch = current.state(0 if can_draw_again(self) else _length(self._index_sampler) + 1)
+        return {
+            "epochs": self.progress.epochs,
+            "base_seed": self.progress.base_seed,
+            **epoch,
+            "now": sampler_states(self),
+        }
 
     def load_state_dict(self, state: State) -> None:
         """Have the next epoch go on where `state_dict` was called.

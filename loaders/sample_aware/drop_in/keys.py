@@ -97,13 +97,13 @@ class EpochKeys:
                 del self._out[sample]
             self._sizes.remove(len(samples))
 
-    def state(self, draw_at_most: int = 0) -> State:
+    def state(self, max_drawn: int = 0) -> State:
         """Return the keys that were yielded and have not come back, and how many batches were drawn before.
 
-        With `draw_at_most` so many batches are drawn from the sampler first, so that it need not draw the same again.
+        With `max_drawn` so many batches are drawn from the sampler first, so that it need not draw the same again.
         """
         with self._lock:
-            for _ in range(draw_at_most):
+            for _ in range(max_drawn):
                 batch = self._draw()
                 if batch is None:
                     break

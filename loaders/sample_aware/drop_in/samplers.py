@@ -1,4 +1,4 @@
-"""What a DataLoader's samplers draw from, noted when an epoch begins, so that it can be drawn once more."""
+"""What a DataLoader's samplers draw from, sampler_states when an epoch begins, so that it can be drawn once more."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from loaders.sample_aware.drop_in.keys import State
 from loaders.sample_aware.ipc.messages import Value
 from loaders.shared.compat import batch_sampler_of
 
-__all__ = ["draws_again", "noted", "restore"]
+__all__ = ["can_draw_again", "restore", "sampler_states"]
 
 _KNOWN: Final = (
     BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
@@ -30,12 +30,12 @@ _KNOWN: Final = (
 )  # fmt: skip
 
 
-def draws_again(loader: DataLoader[object]) -> bool:
-    """Return whether the samplers draw the same again from the states of `noted`: torch's own do."""
+def can_draw_again(loader: DataLoader[object]) -> bool:
+    """Return whether the samplers draw the same again from the states of `sampler_states`: torch's own do."""
     return all(type(sampler) in _KNOWN or _is_stateful(sampler) for sampler in _samplers(loader))
 
 
-def noted(loader: DataLoader[object]) -> State:
+def sampler_states(loader: DataLoader[object]) -> State:
     """Return the states of the generators, and of the samplers that have one; some kilobytes."""
     samplers = _samplers(loader)
     state: State = {
@@ -43,7 +43,7 @@ def noted(loader: DataLoader[object]) -> State:
         "samplers": [sampler.state_dict() if _is_stateful(sampler) else None for sampler in samplers],
         "epochs": [sampler.epoch if isinstance(sampler, DistributedSampler) else None for sampler in samplers],
     }
-    if not draws_again(loader):
+    if not can_draw_again(loader):
         state["random"], state["numpy"] = random.getstate(), np.random.get_state(legacy=False)
     return state
 

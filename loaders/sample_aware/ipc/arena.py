@@ -52,7 +52,7 @@ class Arena:
         self.memory = np.frombuffer(self.map, np.uint8)
         """All of it, as bytes."""
         self.returns = _Returns(self.map)
-        self._most = max_bytes
+        self._max_bytes = max_bytes
         self._next = -(-reserved // _PAGE) * _PAGE
         self._live: set[Block] = set()
         self._kept: dict[int, Block | None] = {}
@@ -80,9 +80,9 @@ class Arena:
 
         Raises MemoryError when all addresses are used.
         """
-        least = _size_class(nbytes)
+        minimum = _size_class(nbytes)
         size = min(
-            (free for free, begins in self._free.items() if begins and least <= free <= 2 * least), default=least
+            (free for free, begins in self._free.items() if begins and minimum <= free <= 2 * minimum), default=minimum
         )
         self._allocated += size
         self._last_of[size] = self._allocated
@@ -113,7 +113,7 @@ class Arena:
         self.live -= block.size
         self._free.setdefault(block.size, []).append(block.offset)
         self._free_bytes += block.size
-        if self.live + self._free_bytes > self._most:
+        if self.live + self._free_bytes > self._max_bytes:
             self._cool()
 
     def keep(self, offset: int) -> None:
@@ -162,7 +162,7 @@ class Arena:
 
     def _cool(self) -> None:
         for size in self._free:
-            self._drop(size, self._most)
+            self._drop(size, self._max_bytes)
 
     def _drop_idle(self) -> None:
         held = self.live + self._free_bytes
@@ -171,9 +171,9 @@ class Arena:
                 self._drop(size, 0)
         self._look_at = self._allocated + held
 
-    def _drop(self, size: int, most: int) -> None:
+    def _drop(self, size: int, max_bytes: int) -> None:
         begins = self._free[size]
-        while begins and self.live + self._free_bytes > most:
+        while begins and self.live + self._free_bytes > max_bytes:
             # The last ones are the first to be used again.
             offset = begins.pop(0)
             self.returns.drop(offset, size)

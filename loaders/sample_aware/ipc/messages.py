@@ -17,12 +17,12 @@ __all__ = [
     "IN_REPORT",
     "IN_ROW",
     "NO_ROW",
-    "ROW_BYTES",
+    "SLOT_BYTES",
     "TASK_BYTES",
     "Report",
     "ReportKind",
     "Reports",
-    "RowToken",
+    "Slot",
     "Task",
     "TaskKind",
     "Value",
@@ -39,11 +39,11 @@ NO_ROW: Final = -1
 IN_ROW: Final = -1
 IN_REPORT: Final = -2
 _TASK: Final = struct.Struct("<BBHIqqqqiiqqqqq56s")
-_TOKEN: Final = struct.Struct("<qqqii")
+_SLOT: Final = struct.Struct("<qqqii")
 _REPORT: Final = struct.Struct("<HBBHHqqqqiqqI")
 _KEY_ROOM: Final = 56
 TASK_BYTES: Final = _TASK.size
-ROW_BYTES: Final = _TOKEN.size
+SLOT_BYTES: Final = _SLOT.size
 
 
 class TaskKind(IntEnum):
@@ -83,7 +83,7 @@ class ReportKind(IntEnum):
     """The worker has started; with the roots of its random numbers in the payload."""
 
 
-class RowToken(NamedTuple):
+class Slot(NamedTuple):
     """A row of a batch, for the worker that is done next."""
 
     run: int
@@ -96,12 +96,12 @@ class RowToken(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the record."""
-        return _TOKEN.pack(*self)
+        return _SLOT.pack(*self)
 
     @classmethod
-    def unpack(cls, record: bytes) -> RowToken:
+    def unpack(cls, record: bytes) -> Slot:
         """Return what `pack` wrote."""
-        return cls(*_TOKEN.unpack(record))
+        return cls(*_SLOT.unpack(record))
 
 
 class Task(NamedTuple):

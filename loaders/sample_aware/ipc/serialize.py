@@ -21,7 +21,7 @@ __all__ = ["Packed", "Spec", "copy_to", "load", "load_report", "offsets", "pack"
 _ALIGNED: Final = 64
 _TENSOR, _ARRAY = "t", "n"
 _PLAIN: Final = frozenset((int, float, bool, str, bytes, type(None)))
-_MOST_PARTS: Final = 64
+_MAX_PARTS: Final = 64
 """Of a sample, beyond which the pickler is faster."""
 
 
@@ -166,7 +166,7 @@ class _Outline:
         self._met.add(id(value))
         if kind is tuple or kind is list or kind is dict:
             self._parts += len(value)
-            if self._parts > _MOST_PARTS:
+            if self._parts > _MAX_PARTS:
                 raise _Intricate
         if kind is tuple:
             return tuple([self.of(each) for each in value])

@@ -30,9 +30,9 @@ class Decision:
 class Scheduler:
     """Grows the workers where the batch queue runs empty or the processors are busy, and shrinks them elsewhere."""
 
-    least: int
+    min_workers: int
     """Workers, 1 or more."""
-    most: int
+    max_workers: int
     alpha: float = 2.0
     """Workers that an empty queue is worth."""
     beta: float = 1.0
@@ -46,9 +46,10 @@ class Scheduler:
     _queue: float | None = None
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.most:
+        if not 1 <= self.min_workers <= self.max_workers:
             raise LoaderConfigError(
-                f"min_workers={self.least}, max_workers={self.most}: expected 1 or more, and no more than max_workers"
+                f"min_workers={self.min_workers}, max_workers={self.max_workers}: expected 1 or more, and no more than "
+                "max_workers"
             )
         if not 0 < self.smoothing <= 1:
             raise LoaderConfigError(f"scheduler.smoothing={self.smoothing}: expected above 0, at most 1")
@@ -60,12 +61,12 @@ class Scheduler:
         self._queue = queue = old + self.smoothing * (filled - old)
         delta = self.alpha * (1 - queue) + self.beta * (cpu - self.theta_c)
         step = round(max(-self.clip, min(self.clip, delta)))
-        wanted = max(self.least, min(self.most, max(1, workers + step)))
+        wanted = max(self.min_workers, min(self.max_workers, max(1, workers + step)))
         return Decision(workers, wanted, delta, queue, cpu, self._reason(workers + step, wanted, queue, cpu))
 
     def _reason(self, asked: int, wanted: int, queue: float, cpu: float) -> str:
         if asked > wanted:
-            return f"max_workers={self.most} reached"
+            return f"max_workers={self.max_workers} reached"
         if asked < wanted:
-            return f"min_workers={self.least} reached"
+            return f"min_workers={self.min_workers} reached"
         return f"batch queue {queue:.0%} full, processors {cpu:.0%} busy"

@@ -19,9 +19,9 @@ _USUAL: Final = 75
 _SKEWED: Final = 90
 _SOON: Final = 1.5
 """A sample that is done within so many timeouts was called slow for nothing: setting it aside gains no time."""
-_MOST_WRONG: Final = 0.15
+_MAX_WRONG: Final = 0.15
 """Share of samples called slow for nothing at the 75th percentile from which the 90th is taken."""
-_FEWEST_WRONG: Final = 0.10
+_MIN_WRONG: Final = 0.10
 """Share below which the 75th is taken again."""
 _WORTH_TELLING: Final = 0.05
 """Relative change of the timeout below which the history has no new line."""
@@ -79,16 +79,16 @@ class SlowTimeout:
         usual_s, skewed_s = _percentile(times, _USUAL), _percentile(times, _SKEWED)
         wrong = (_above(times, usual_s) - _above(times, _SOON * usual_s)) / len(times)
         before, old_s = self._percentile, self.timeout_s
-        if wrong > _MOST_WRONG:
+        if wrong > _MAX_WRONG:
             self._percentile = _SKEWED
-        elif wrong < _FEWEST_WRONG:
+        elif wrong < _MIN_WRONG:
             self._percentile = _USUAL
         new_s = skewed_s if self._percentile == _SKEWED else usual_s
         self.timeout_s = new_s
         if old_s is None:
             reason = "profiled"
         elif before != self._percentile:
-            reason = f"{wrong:.0%} of the samples were called slow for nothing" if wrong > _MOST_WRONG else "spread out"
+            reason = f"{wrong:.0%} of the samples were called slow for nothing" if wrong > _MAX_WRONG else "spread out"
         elif abs(new_s - old_s) > _WORTH_TELLING * old_s:
             reason = "times have changed"
         else:

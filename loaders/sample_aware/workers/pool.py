@@ -17,7 +17,7 @@ from typing import Final
 import torch.multiprocessing
 
 from loaders.errors import LoaderConfigError, WorkerError
-from loaders.sample_aware.ipc.messages import ROW_BYTES, TASK_BYTES, RowToken, Task, TaskKind
+from loaders.sample_aware.ipc.messages import SLOT_BYTES, TASK_BYTES, Slot, Task, TaskKind
 from loaders.sample_aware.ipc.nontemporal_copy import open_library
 from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 from loaders.sample_aware.workers.worker import Descriptor, Ends, run_worker
@@ -130,15 +130,15 @@ class Pool:
         self.give([task.pack(b"") for task in stops])
         return [task for task in tasks if task.kind != TaskKind.STOP]
 
-    def take_row(self) -> RowToken | None:
+    def take_row(self) -> Slot | None:
         """Take the next row, as a worker that is done would; None where there is none."""
         with suppress(BlockingIOError):
-            return RowToken.unpack(os.read(self._rows_back, ROW_BYTES))
+            return Slot.unpack(os.read(self._rows_back, SLOT_BYTES))
         return None
 
     def recall_rows(self) -> int:
         """Take back the rows that no worker has taken; return how many there were."""
-        return len(_drain(self._rows_back, ROW_BYTES))
+        return len(_drain(self._rows_back, SLOT_BYTES))
 
     def shrink(self) -> None:
         """Ask whichever worker is idle first to stop."""

@@ -25,11 +25,11 @@ from loaders.sample_aware.ipc.control_page import ControlPage, Roots
 from loaders.sample_aware.ipc.messages import (
     IN_REPORT,
     NO_ROW,
-    ROW_BYTES,
+    SLOT_BYTES,
     TASK_BYTES,
     Report,
     ReportKind,
-    RowToken,
+    Slot,
     Task,
     TaskKind,
     Value,
@@ -42,13 +42,13 @@ from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 
 __all__ = ["Descriptor", "Ends", "run_worker"]
 
-_LEAST_REST_NS: Final = 1_000_000
+_MIN_REST_NS: Final = 1_000_000
 """Remaining time of a slow sample below which parking it would cost more than it gains."""
-_LEAST_REST_SHARE: Final = 10
+_MIN_REST_SHARE: Final = 10
 """Of the time that it has taken so far, one in so many parts."""
 _PATIENCE: Final = 4
 """By how many times a bundle may exceed what it usually takes, and by how much at least."""
-_LEAST_PATIENCE_NS: Final = 50_000_000
+_MIN_PATIENCE_NS: Final = 50_000_000
 _ANSWER: Final = struct.Struct("<q")
 
 
@@ -102,7 +102,7 @@ def run_worker(ends: Ends, job: Job, place: WorkerPlace) -> None:
 
 class _Worker:
     def __init__(self, ends: Ends, job: Job, place: WorkerPlace) -> None:
-        self._ends, self._job, self._seat = ends, job, place
+        self._ends, self._job, self._place = ends, job, place
         self._stages = job.stages
         self._map = mmap.mmap(ends.arena, VIRTUAL_BYTES)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -120,21 +120,21 @@ class _Worker:
 
     def begin(self, roots: Roots) -> None:
         """Report that the worker has started."""
-        self._tell(Report(ReportKind.READY, self._seat.worker, 0, 0, payload=struct.pack("<3q", *roots)))
+        self._tell(Report(ReportKind.READY, self._place.worker, 0, 0, payload=struct.pack("<3q", *roots)))
 
     def retire(self) -> None:
         for let_go in list(self._kept.values()):
             let_go()
-        self._tell(Report(ReportKind.RETIRED, self._seat.worker, 0, 0))
+        self._tell(Report(ReportKind.RETIRED, self._place.worker, 0, 0))
 
     def give_up(self, error: Exception) -> None:
         """Report why the worker cannot start."""
-        failure = self._job.failure(self._seat, "worker_init", None, error)
-        self._apart(Report(ReportKind.FAILED, self._seat.worker, 0, -1), pack(failure))
+        failure = self._job.failure(self._place, "worker_init", None, error)
+        self._apart(Report(ReportKind.FAILED, self._place.worker, 0, -1), pack(failure))
 
     def do(self, task: Task) -> None:
         """Run a sample until it is done, has failed, or is handed over; or make a batch."""
-        worker = self._seat.worker
+        worker = self._place.worker
         if not self._rooted:
             self._rooted = True
             self._job.begin_samples(self._control.roots())
@@ -155,7 +155,7 @@ class _Worker:
 
     def _run(self, task: Task, began: int) -> None:
         key = task.key
-        worker, stage, now, times, last = self._seat.worker, task.stage, began, [], len(self._stages)
+        worker, stage, now, times, last = self._place.worker, task.stage, began, [], len(self._stages)
         try:
             partial = None
             if task.kind == TaskKind.RESUME:
@@ -197,18 +197,18 @@ class _Worker:
         return unpack_key(self._map[task.offset : task.offset + task.nbytes]) if task.key is None else task.key
 
     def _fail(self, run: int, sample: int, stage: str, key: Value, error: Exception) -> None:
-        failure = self._job.failure(self._seat, stage, key, error)
-        self._apart(Report(ReportKind.FAILED, self._seat.worker, run, sample), pack(failure))
+        failure = self._job.failure(self._place, stage, key, error)
+        self._apart(Report(ReportKind.FAILED, self._place.worker, run, sample), pack(failure))
 
     def _run_bundle(self, task: Task) -> None:
         """Make a batch of quick samples; where one of them turns out slow and others are idle, leave them the rest."""
         control, table = self._control, self._control.workers
-        worker, stages = self._seat.worker, range(len(self._stages))
+        worker, stages = self._place.worker, range(len(self._stages))
         samples: list[object] = []
         times: list[list[int]] = []
         keys, key, name = self._input(task), None, ""
         now = time.monotonic_ns()
-        until = now + _PATIENCE * task.spent_ns + _LEAST_PATIENCE_NS
+        until = now + _PATIENCE * task.spent_ns + _MIN_PATIENCE_NS
         try:
             for number, key in enumerate(keys, task.sample):
                 if control.epoch != task.run:
@@ -247,7 +247,7 @@ class _Worker:
 
     def _split_bundle(self, task: Task, samples: list[object], times: list[list[int]], count: int) -> None:
         """Give back the samples that were not started, and send the finished ones one by one."""
-        worker, done = self._seat.worker, len(samples)
+        worker, done = self._place.worker, len(samples)
         self._tell(Report(ReportKind.GIVEN_BACK, worker, task.run, task.sample + done, row=count - done))
         for row, (sample, took) in enumerate(zip(samples, times, strict=True)):
             number = task.sample + row
@@ -261,7 +261,7 @@ class _Worker:
     def _make_batch(self, task: Task) -> None:
         """Collate samples that lie apart."""
         owners: list[tuple[weakref.ref[object], int]] = []
-        report = Report(ReportKind.BATCH, self._seat.worker, task.run, task.sample, task.batch)
+        report = Report(ReportKind.BATCH, self._place.worker, task.run, task.sample, task.batch)
         try:
             if self._control.epoch != task.run:
                 raise _Stale
@@ -269,7 +269,7 @@ class _Worker:
         except _Stale:
             report = report._replace(kind=ReportKind.DROPPED)
         except Exception as error:  # noqa: BLE001 - raised in the consumer's process
-            failure = pack(self._job.failure(self._seat, "collate_fn", None, error))
+            failure = pack(self._job.failure(self._place, "collate_fn", None, error))
             try:
                 report = self._put(report._replace(kind=ReportKind.FAILED), failure)
             except _Stale:
@@ -295,12 +295,12 @@ class _Worker:
         for owner, begin in owners:
             memory = owner()
             if memory is not None:
-                self._tell(Report(ReportKind.KEPT, self._seat.worker, 0, 0, offset=begin))
+                self._tell(Report(ReportKind.KEPT, self._place.worker, 0, 0, offset=begin))
                 self._kept[begin] = weakref.finalize(memory, self._let_go, begin)
 
     def _let_go(self, begin: int) -> None:
         del self._kept[begin]
-        self._tell(Report(ReportKind.LET_GO, self._seat.worker, 0, 0, offset=begin))
+        self._tell(Report(ReportKind.LET_GO, self._place.worker, 0, 0, offset=begin))
 
     def _makes_way(self, task: Task, stage: int, spent_ns: int) -> bool:
         """Return whether a slow sample makes way for one that waits; where none waits, it goes on in place."""
@@ -308,14 +308,14 @@ class _Worker:
             raise _Stale
         if not self._hands_over or task.kind == TaskKind.RESUME or task.batch != NO_ROW:
             return False
-        least = max(_LEAST_REST_NS, spent_ns // _LEAST_REST_SHARE)
-        return self._control.worth_parking(spent_ns, stage, least) and bool(self._waiting.poll(0))
+        min_rest_ns = max(_MIN_REST_NS, spent_ns // _MIN_REST_SHARE)
+        return self._control.worth_parking(spent_ns, stage, min_rest_ns) and bool(self._waiting.poll(0))
 
     def _done(self, task: Task, times: Sequence[int], spent_ns: int, packed: Packed) -> None:
         row = self._row(task)
         in_row = self._fits_row(row, packed, len(times))
         report = Report(
-            ReportKind.DONE, self._seat.worker, task.run, task.sample, row.batch, row.row, spent_ns, task.stage, times,
+            ReportKind.DONE, self._place.worker, task.run, task.sample, row.batch, row.row, spent_ns, task.stage, times,
             payload=packed.payload if in_row else b"",
         )  # fmt: skip
         if not in_row:
@@ -326,7 +326,7 @@ class _Worker:
             copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values, self._move)
         self._tell(report)
 
-    def _fits_row(self, row: RowToken, packed: Packed, stages: int) -> bool:
+    def _fits_row(self, row: Slot, packed: Packed, stages: int) -> bool:
         """Return whether the sample's tensors are those that the row is for, and the rest fits into a report."""
         if row.base < 0:
             return False
@@ -334,17 +334,17 @@ class _Worker:
             self._spec = self._control.spec()
         return packed.spec == self._spec and len(packed.payload) <= room(stages)
 
-    def _row(self, task: Task) -> RowToken:
+    def _row(self, task: Task) -> Slot:
         if task.batch != NO_ROW:
-            return RowToken(task.run, task.batch, task.base, task.row, task.rows)
+            return Slot(task.run, task.batch, task.base, task.row, task.rows)
         if self._control.epoch != task.run:
             raise _Stale
         while True:
-            row = RowToken.unpack(os.read(self._ends.rows, ROW_BYTES))
+            row = Slot.unpack(os.read(self._ends.rows, SLOT_BYTES))
             if row.run == task.run:
                 return row
             if row.run > task.run:
-                self._tell(Report(ReportKind.ROW_BACK, self._seat.worker, row.run, 0, row.batch, row.row))
+                self._tell(Report(ReportKind.ROW_BACK, self._place.worker, row.run, 0, row.batch, row.row))
                 raise _Stale
 
     def _apart(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> None:
@@ -369,7 +369,7 @@ class _Worker:
         return report._replace(offset=block + tensors, nbytes=len(rest))
 
     def _block(self, run: int, nbytes: int) -> int:
-        self._tell(Report(ReportKind.NEED, self._seat.worker, run, 0, nbytes=nbytes))
+        self._tell(Report(ReportKind.NEED, self._place.worker, run, 0, nbytes=nbytes))
         (offset,) = _ANSWER.unpack(os.read(self._ends.answers, _ANSWER.size))
         if offset < 0:
             raise _Stale

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from loaders import DaliLoader, SampleError
-from loaders.dali.speech import MOST_DIFFERENCE
+from loaders.dali.speech import MAX_DIFFERENCE
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
-from loaders.pipelines.pretended_work import HeavyStep, LightStep
 from loaders.pipelines.spectrum import Spectrum
 from loaders.pipelines.speech import SpeechPipeline
+from loaders.pipelines.synthetic_load import HeavyStep, LightStep
 
 # One sample, less than a hop, whole multiples of a hop and of Pad's, one more than these.
 LENGTHS = [1, 100, 160, 161, 3200, 7680, 7681, 4321, 9000, 12_345, 320, 15_361, 6000]
@@ -46,7 +46,7 @@ def test_features_are_those_of_the_pipeline_in_every_order(sounds, through, step
         assert batch.data.shape == expected.data.shape and batch.data.dtype == torch.float32
         # Powers without a logarithm have any size.
         scale = expected.data.abs().max() if FilterBank not in map(type, steps) else 1.0
-        assert (batch.data - expected.data).abs().max() / scale < MOST_DIFFERENCE
+        assert (batch.data - expected.data).abs().max() / scale < MAX_DIFFERENCE
         assert torch.equal(batch.labels, expected.labels)
         assert batch.extra.keys() == expected.extra.keys() == {"lengths", "label_lengths"}
         assert all(torch.equal(batch.extra[name], expected.extra[name]) for name in batch.extra)
@@ -87,4 +87,4 @@ def test_the_gpu_makes_the_same_features(sounds, through, steps):
     for batch, expected in through(sounds(LENGTHS), SpeechPipeline(steps), device="cuda"):
         scale = expected.data.abs().max() if FilterBank not in map(type, steps) else 1.0
         assert batch.data.is_cuda and batch.labels.is_cuda
-        assert (batch.data.cpu() - expected.data).abs().max() / scale < MOST_DIFFERENCE
+        assert (batch.data.cpu() - expected.data).abs().max() / scale < MAX_DIFFERENCE

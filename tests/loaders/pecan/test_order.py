@@ -14,7 +14,7 @@ from loaders.pecan.declared import commute
 from loaders.pecan.order import Flow, Measured
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
 from loaders.pipelines.augment3d import Cast, RandomFlip
-from loaders.pipelines.pretended_work import HeavyStep, LightStep
+from loaders.pipelines.synthetic_load import HeavyStep, LightStep
 
 
 def measured(*factors: float, base: int = 100_000) -> Measured:

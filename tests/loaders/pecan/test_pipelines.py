@@ -16,9 +16,9 @@ from loaders.pecan.order import Measured
 from loaders.pipeline import Item, load_item
 from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.pretended_work import HeavyStep, LightStep
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import FEATURES, SpeechPipeline
+from loaders.pipelines.synthetic_load import HeavyStep, LightStep
 from loaders.shared.torch_loader import TorchOptions
 
 STEPS = (LightStep(0.001), HeavyStep(0.002))
