@@ -369,13 +369,14 @@ def stopped_case(folder: Path, quick: bool) -> list[Measured]:
     """Stop the agent for two seconds while it reads a board whose calls take 50 ms."""
     with boards(folder, interval_ms=100.0) as (rig, say):
         start_ns = now_ns()
-        assert rig.agent._process is not None
+        pid = rig.agent.pid
+        assert pid is not None
         for _ in range(1 if quick else 4):
             say(50.0, True)
             time.sleep(1.03)
-            os.kill(rig.agent._process.pid, signal.SIGSTOP)
+            os.kill(pid, signal.SIGSTOP)
             time.sleep(2)
-            os.kill(rig.agent._process.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
             say()
             time.sleep(1)
         end_ns = now_ns()
@@ -433,10 +434,9 @@ def restart_case(folder: Path, quick: bool) -> list[Measured]:
         start_ns = now_ns()
         for _ in range(1 if quick else 4):
             time.sleep(1.5)
-            process = rig.agent._process
-            assert process is not None
-            process.kill()
-            process.wait()
+            pid = rig.agent.pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
             time.sleep(0.5)
             rig.agent.remove()
             rig.agent.start()
