@@ -14,11 +14,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,15 @@ import pyarrow.parquet as pq
 from energymon import Asker
 from harness.cell.counters import CellCounters
 from harness.cell.events import EventLog, Instant
+from harness.cell.messages import AcceleratorRecord, CellSpec
 from harness.cell.skipped import EVENT as SKIPPED
 from harness.config.targets import instantiate, takes
 from harness.errors import CellError
 from harness.system.procfs import family, pss_bytes
-from loaders.base import Loader, Samples
+from loaders.base import Batch, Loader, Samples
+
+if TYPE_CHECKING:
+    from harness.workloads import Workload
 
 __all__ = ["BatchRecord", "EnergyReader", "main", "measured_epoch", "run_epoch", "save_batches"]
 
@@ -55,7 +59,7 @@ class BatchRecord:
 
 def run_epoch(
     loader: Loader,
-    step: Callable[[Any], None],
+    step: Callable[[Batch], None],
     epoch: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[BatchRecord]:
@@ -87,7 +91,7 @@ def run_epoch(
 
 def measured_epoch(
     loader: Loader,
-    step: Callable[[Any], None],
+    step: Callable[[Batch], None],
     epoch: int,
     log: EventLog,
     counters: CellCounters,
@@ -146,23 +150,23 @@ class EnergyReader:
             agent.close()
 
 
-class _Talk:
-    """The cell's side of the conversation with the harness."""
+class _Driver:
+    """The driver's end of the conversation, as the cell sees it."""
 
     def __init__(self, reader: TextIO, writer: TextIO) -> None:
         self._reader, self._writer = reader, writer
 
-    def say(self, state: str, **values: Any) -> None:
+    def send(self, state: str, **values: object) -> None:
+        """Send a CellState."""
         self._writer.write(json.dumps({"state": state, **values}) + "\n")
         self._writer.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> str:
+        """Return the next line. Raises CellError when the driver is gone."""
         line = self._reader.readline()
         if not line:
             raise CellError("the harness is gone")
-        heard = json.loads(line)
-        assert isinstance(heard, dict)
-        return heard
+        return line
 
 
 def main() -> int:
@@ -172,89 +176,92 @@ def main() -> int:
     # The harness asks for the stacks of a cell that makes no progress; they go to its log.
     faulthandler.register(signal.SIGUSR1)
     # What libraries print must not mix with the conversation.
-    talk = _Talk(sys.stdin, os.fdopen(os.dup(1), "w"))
+    driver = _Driver(sys.stdin, os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)
     try:
-        for module in talk.hear()["import"]:
+        for module in json.loads(driver.receive())["import"]:
             importlib.import_module(module)
-        talk.say("imported")
-        _run(talk.hear(), talk)
+        driver.send("imported")
+        _run(CellSpec.from_json(driver.receive()), driver)
     except Exception as error:  # noqa: BLE001 - reported whole, and the cell fails
         import traceback
 
         traceback.print_exc()
-        talk.say("failed", kind=type(error).__name__, message=str(error) or repr(error))
+        driver.send("failed", kind=type(error).__name__, message=str(error) or repr(error))
         return CellError.exit_status
     return 0
 
 
-def _run(spec: Mapping[str, Any], talk: _Talk) -> None:
+def _run(spec: CellSpec, driver: _Driver) -> None:
     from harness.workloads.accelerator import make_step
 
-    out = Path(spec["out"])
-    workload = instantiate(spec["workload"]["target"], spec["workload"]["params"])
-    step = make_step(workload, spec["accelerator"], spec["seed"])
-    counters = CellCounters(spec["interface"], spec["link_pid"], spec["run_pid"])
+    workload = instantiate(spec.workload.target, spec.workload.params)
+    step = make_step(workload, spec.accelerator.model_dump(), spec.seed)
+    counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid)
     with ExitStack() as stack:
-        log = stack.enter_context(EventLog(out / "events.jsonl"))
-        log.add("cell_start", cell_id=spec["cell_id"], pid=os.getpid())
+        log = stack.enter_context(EventLog(spec.out / "events.jsonl"))
+        log.add("cell_start", cell_id=spec.cell_id, pid=os.getpid())
         step.warm_up()
-        if spec["warmup_samples"]:
+        if spec.warmup_samples:
             with make_loader(spec, workload, step.device, warmup=True) as loader:
-                warm = run_epoch(loader, step, 0, lambda done: talk.say("progress", samples=done))
+                warm = run_epoch(loader, step, 0, lambda done: driver.send("progress", samples=done))
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
-        energy = stack.enter_context(closing(EnergyReader(Path(spec["energy_store"]))))
+        energy = stack.enter_context(closing(EnergyReader(spec.energy_store)))
         losses = getattr(step, "losses", None)
         began = time.monotonic_ns()
         loader = stack.enter_context(make_loader(spec, workload, step.device))
         log.add("loader_made", duration_ns=time.monotonic_ns() - began)
-        for epoch in range(1, spec["epochs"] + 1):
-            talk.say("ready", epoch=epoch, gpu=_board(step.device))
-            if not talk.hear().get("go"):
+        for epoch in range(1, spec.epochs + 1):
+            driver.send("ready", epoch=epoch, gpu=_board(step.device))
+            if not json.loads(driver.receive()).get("go"):
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
             records = measured_epoch(
-                loader, step, epoch, log, counters, lambda done: talk.say("progress", samples=done), energy.read
+                loader, step, epoch, log, counters, lambda done: driver.send("progress", samples=done), energy.read
             )
             if (times := _times_skipped(loader) - before) > 0:
                 log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
             if not records:
-                raise CellError(_why_no_batch(spec["loader"]["target"], loader, epoch))
-            told = None if losses is None else [float(loss) for loss in losses[seen:]]
-            save_batches(records, epoch, out / f"batches-{epoch:04d}.parquet", told)
-            talk.say("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
+                raise CellError(_why_no_batch(spec.loader.target, loader, epoch))
+            epoch_losses = None if losses is None else [float(loss) for loss in losses[seen:]]
+            save_batches(records, epoch, spec.out / f"batches-{epoch:04d}.parquet", epoch_losses)
+            driver.send("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
         stats = loader.stats()
-        talk.say(
+        accelerator = AcceleratorRecord(
+            label=step.label,
+            kind=step.kind,
+            emulated=step.emulated,
+            citation=step.citation,
+            busy_w=step.power.busy_w if step.power else None,
+            idle_w=step.power.idle_w if step.power else None,
+            power_citation=step.power.citation if step.power else None,
+        )
+        driver.send(
             "done",
             notes=list(loader.notes),
             stats={"batches": stats.batches, "samples": stats.samples, "bytes": stats.bytes, **stats.details},
-            accelerator={
-                "label": step.label,
-                "kind": step.kind,
-                "emulated": step.emulated,
-                "citation": step.citation,
-                "busy_w": step.power.busy_w if step.power else None,
-                "idle_w": step.power.idle_w if step.power else None,
-                "power_citation": step.power.citation if step.power else None,
-            },
+            accelerator=asdict(accelerator),
         )
 
 
-def make_loader(spec: Mapping[str, Any], workload: Any, device: str, *, warmup: bool = False) -> Any:
-    """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone."""
+def make_loader(spec: CellSpec, workload: Workload, device: str, *, warmup: bool = False) -> Loader:
+    """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone.
 
-    common: dict[str, Any] = {
+    Raises ConfigError for arguments that the loader does not take.
+    """
+    common: dict[str, object] = {
         "transform": workload.transform,
         "batch_size": workload.batch_size,
-        "seed": spec["seed"],
+        "seed": spec.seed,
         "device": device,
     }
-    if spec["loader"]["reads"] == "stream":
+    if spec.loader.reads == "stream":
         common |= _stream_arguments(spec, warmup=warmup)
     else:
-        samples = Samples.load(Path(spec["samples"])).at(Path(spec["data_root"]))
-        common["samples"] = samples.first(spec["warmup_samples"]) if warmup else samples
-    return instantiate(spec["loader"]["target"], {**common, **spec["loader"]["params"]})
+        samples = Samples.load(spec.samples).at(spec.data_root or Path())
+        common["samples"] = samples.first(spec.warmup_samples) if warmup else samples
+    loader: Loader = instantiate(spec.loader.target, {**common, **spec.loader.params})
+    return loader
 
 
 def _times_skipped(loader: Loader) -> int:
@@ -272,19 +279,20 @@ def _why_no_batch(target: str, loader: Loader, epoch: int) -> str:
     )
 
 
-def _stream_arguments(spec: Mapping[str, Any], *, warmup: bool) -> dict[str, Any]:
-    endpoints = spec["endpoints"]
-    given: dict[str, Any] = {"endpoint": endpoints[0]} if len(endpoints) == 1 else {"endpoints": endpoints}
-    if spec["keys"] is not None:
-        given["keys"] = spec["keys"]
-    target = spec["loader"]["target"]
+def _stream_arguments(spec: CellSpec, *, warmup: bool) -> dict[str, object]:
+    given: dict[str, object] = (
+        {"endpoint": spec.endpoints[0]} if len(spec.endpoints) == 1 else {"endpoints": list(spec.endpoints)}
+    )
+    if spec.keys is not None:
+        given["keys"] = str(spec.keys)
+    target = spec.loader.target
     if takes(target, "epochs"):
-        # It counts from 0, which is the warm-up's; the cell's own are 1 to n.
-        given["epochs"] = 1 if warmup else spec["epochs"] + 1
+        # The loader counts from 0. Epoch 0 is the warm-up, and 1 to n are the cell's own.
+        given["epochs"] = 1 if warmup else spec.epochs + 1
     if warmup:
-        given["limit"] = spec["warmup_samples"]
+        given["limit"] = spec.warmup_samples
     elif takes(target, "events"):
-        given["events"] = Path(spec["stream_events"])
+        given["events"] = spec.stream_events
     return given
 
 

@@ -90,7 +90,7 @@ def _show(folder: Path) -> None:
     from harness.diagnose.table import print_diagnosis
     from harness.diagnose.verdict import judge
     from harness.report.figures.style import house_style, save
-    from harness.report.reading import reading
+    from harness.results.files import reading
 
     stored = read_diagnosis(folder)
     with reading(folder / FILE, "diagnose again"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.report.jobs import print_jobs
-from harness.report.render import Rendered, render
+from harness.report.render import Rendered, Report, read_report, render
 from harness.report.tables import print_table
 
-__all__ = ["Rendered", "print_jobs", "print_table", "render"]
+__all__ = ["Rendered", "Report", "print_jobs", "print_table", "read_report", "render"]

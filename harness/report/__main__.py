@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.errors import BROKEN_FIGURE, HarnessError
-from harness.report import print_table, render
+from harness.report import print_table, read_report, render
 from harness.system.disk import disk_errors
 from harness.system.signals import run_program
 
@@ -32,8 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console, errors = Console(), Console(stderr=True, style="red", highlight=False, markup=False, soft_wrap=True)
     try:
         with disk_errors({"FOLDER": folder}):
-            print_table(folder, console)
-            rendered = render(folder)
+            report = read_report(folder)
+            print_table(report, console)
+            rendered = render(report)
     except HarnessError as error:
         errors.print(f"error: {error}")
         return error.exit_status

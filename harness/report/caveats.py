@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import id_list
-from harness.report.folder import Cell, Results
 from harness.report.labels import joules, megabytes, percent, spell
 from harness.report.measurements import base_of
-from harness.report.rows import DOMAINS
 from harness.report.summary import Group, Stat
+from harness.results.cells import CellResult, LinkEpoch
+from harness.results.reader import Results
+from harness.results.rows import DOMAINS
 
 __all__ = ["Caveat", "LinkCost", "caveats", "link_cost"]
 
@@ -87,8 +88,13 @@ def _accelerator(results: Results) -> Iterable[Caveat]:
         ]
     source = "is assumed, not published" if all(assumed) else "is published" if not any(assumed) else "is as stated"
     text = f"Emulated {', '.join(names)}: how long a step lasts {source}; nothing is trained."
-    citations = dict.fromkeys(citation.rstrip(".") for cell in results.cells for citation in cell.citations)
+    citations = dict.fromkeys(citation.rstrip(".") for cell in results.cells for citation in _citations(cell))
     yield Caveat("accelerator", " ".join([text, *(f"{citation}." for citation in citations)]), weakens=True)
+
+
+def _citations(cell: CellResult) -> list[str]:
+    accelerator = cell.record.accelerator if cell.record else AcceleratorRecord()
+    return [one for one in (accelerator.citation, accelerator.power_citation) if one]
 
 
 def _energy(groups: Sequence[Group]) -> Iterable[Caveat]:
@@ -100,7 +106,7 @@ def _energy(groups: Sequence[Group]) -> Iterable[Caveat]:
     sources = dict.fromkeys(
         f"{domain} from {source}"
         for row in rows
-        for domain, source in row.energy_source.items()
+        for domain, source in row.sources.items()
         if domain not in row.estimated
     )
     parts: list[str] = []
@@ -114,8 +120,8 @@ def _energy(groups: Sequence[Group]) -> Iterable[Caveat]:
 
 
 def _skipped(results: Results) -> Iterable[Caveat]:
-    field = results.provenance.get("dataset", {}).get("skipped", {})
-    files = field.get("value") or []
+    field = next(iter(results.sessions.values()), {}).get("dataset", {}).get("skipped")
+    files = (field.get("value") if isinstance(field, dict) else None) or []
     if files:
         named = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
         many = f"{len(files)} broken files were" if len(files) > 1 else "1 broken file was"
@@ -135,29 +141,30 @@ def _skipped(results: Results) -> Iterable[Caveat]:
 
 
 def _placement(results: Results) -> Iterable[Caveat]:
-    if results.placement == "local":
+    if results.experiment.placement == "local":
         yield Caveat("placement", "All samples lie on the compute node, whatever the link.", weakens=False)
-    if results.placement != "half":
+    if results.experiment.placement != "half":
         return
-    far = next((cell.placement for cell in results.cells if cell.placement), {})
+    far = next((cell.record.placement for cell in results.cells if cell.record), None)
     total = next((row.samples for row in results.rows if row.samples), None)
     if far and total:
-        here = total - int(far["remote_samples"])
+        here = total - far.remote_samples
         yield Caveat(
             "placement",
             f"{here} of {total} samples lie on the compute node, the same for every loader; the rest "
-            f"({megabytes(float(far['remote_bytes']))}) comes over the link.",
+            f"({megabytes(far.remote_bytes)}) comes over the link.",
             weakens=False,
         )
 
 
 def _memory(results: Results) -> Iterable[Caveat]:
-    limits = dict.fromkeys(cell.memory_bytes for cell in results.cells if cell.memory_bytes is not None)
-    for limit in limits:
-        text = f"The processes of a cell had {megabytes(limit)} of memory together, the page cache of what they read"
+    limits = dict.fromkeys(cell.record.memory for cell in results.cells if cell.record and cell.record.memory)
+    for limit_bytes in dict.fromkeys(limit.limit_bytes for limit in limits):
+        text = (
+            f"The processes of a cell had {megabytes(limit_bytes)} of memory together, the page cache of what they read"
+        )
         yield Caveat("memory", f"{text} counted.", weakens=False)
-    testbed = results.config.get("testbed")
-    if isinstance(testbed, Mapping) and testbed.get("cold") == "cell":
+    if results.experiment.testbed.cold == "cell":
         yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find what is cached.", weakens=False)
 
 
@@ -188,13 +195,15 @@ def _measured_again(results: Results) -> Iterable[Caveat]:
 
 
 def _mounts(results: Results) -> Iterable[Caveat]:
-    remote = {cell.mount for cell in results.cells if cell.mount and not results.is_local(cell.regime)}
+    remote = {
+        cell.mount for cell in results.cells if cell.mount and not results.experiment.regimes[cell.regime].is_local
+    }
     for mount in sorted(mount for mount in remote if mount != "local" and not mount.startswith("none")):
         yield Caveat("mount", f"Remote files are read over {MOUNTS.get(mount, mount)}.", weakens=False)
 
 
 def _link(results: Results) -> Iterable[Caveat]:
-    kinds = dict.fromkeys(str(cell.link["kind"]) for cell in results.cells if cell.link.get("kind") in LINKS)
+    kinds = dict.fromkeys(cell.link.kind for cell in results.cells if cell.link.kind in LINKS)
     cost = link_cost(results, results.cells)
     if not kinds or cost is None:
         return
@@ -216,26 +225,25 @@ def _notes(results: Results) -> Iterable[Caveat]:
         yield Caveat(spell(loader), f"{note[:1].upper()}{note[1:].rstrip('.')}.", weakens=False)
 
 
-def link_cost(results: Results, cells: Iterable[Cell]) -> LinkCost | None:
+def link_cost(results: Results, cells: Iterable[CellResult]) -> LinkCost | None:
     """Return what the link cost over the epochs of some cells; None without a link or a figure."""
     totals = {(row.cell_id, row.epoch): row.total_j for row in results.rows}
-    pairs = [(cell.cell_id, epoch) for cell in cells for epoch in cell.link.get("epochs") or ()]
-    cpu = Stat.of(epoch.get("link_cpu_s") for _, epoch in pairs)
+    pairs = [(cell.cell_id, epoch) for cell in cells for epoch in cell.link.epochs]
+    cpu = Stat.of(epoch.link_cpu_s for _, epoch in pairs)
     if cpu is None:
         return None
-    energy = Stat.of(epoch.get("link_j") for _, epoch in pairs)
-    share = Stat.of(_share(epoch, totals.get((cell_id, epoch.get("epoch")))) for cell_id, epoch in pairs)
+    energy = Stat.of(epoch.link_j for _, epoch in pairs)
+    share = Stat.of(_share(epoch, totals.get((cell_id, epoch.epoch))) for cell_id, epoch in pairs)
     return LinkCost(
         cpu_s=cpu.median,
         joules=energy.median if energy else None,
         share=share.median if share else None,
-        drops=sum(int(epoch.get("drops") or 0) for _, epoch in pairs),
+        drops=sum(epoch.drops or 0 for _, epoch in pairs),
     )
 
 
-def _share(epoch: Mapping[str, Any], total_j: float | None) -> float | None:
-    link_j = epoch.get("link_j")
-    return None if link_j is None or not total_j else float(link_j) / total_j
+def _share(epoch: LinkEpoch, total_j: float | None) -> float | None:
+    return None if epoch.link_j is None or not total_j else epoch.link_j / total_j
 
 
 def _words(domains: Sequence[str]) -> str:

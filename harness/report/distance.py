@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeVar
 
-from harness.report.folder import Results
 from harness.report.papers import Tree, high, low, paper, published
 from harness.report.summary import Group, find, ratio
+from harness.results.reader import Results
 
 __all__ = ["PaperFigure", "Slowdown", "figure_of", "paper_figure", "slowdowns", "total_kj"]
 
@@ -47,12 +47,12 @@ class PaperFigure:
 
         The paper's links have neither loss nor jitter, so no regime of it equals a disturbed one.
         """
-        if any(results.disturbance(regime)):
+        here = results.experiment.regimes[regime]
+        if here.loss_pct or here.jitter_ms:
             return None
-        if results.is_local(regime):
+        if here.is_local:
             return 0.0 if 0.0 in self.rtt_ms else None
-        rtt_ms = results.rtt_ms(regime)
-        return next((known for known in self.rtt_ms if known and abs(rtt_ms - known) <= _SAME_RTT * known), None)
+        return next((known for known in self.rtt_ms if known and abs(here.rtt_ms - known) <= _SAME_RTT * known), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +93,11 @@ def figure_of(results: Results) -> PaperFigure:
 
 
 def _figure_of(results: Results) -> str:
-    if results.placement == "half":
+    experiment = results.experiment
+    if experiment.placement == "half":
         return "fig10"
-    dataset = results.config.get("dataset") or {}
-    if str(dataset.get("_target_", "")).endswith(".Synthetic"):
-        loaders = results.config.get("loaders") or {}
-        streaming = loaders.get(results.streaming or "") or {}
-        return "fig7" if streaming.get("streams") == 1 else "fig8"
+    if experiment.dataset is not None and experiment.dataset.target.endswith(".Synthetic"):
+        return "fig7" if results.streams == 1 else "fig8"
     return "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.report.distance import slowdowns
-from harness.report.folder import Results
 from harness.report.labels import factor, joules, regime_labels, seconds, spell
 from harness.report.summary import Group, find
+from harness.results.reader import Results
 
 __all__ = ["Bar", "Card", "cards", "headline"]
 

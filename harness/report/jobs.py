@@ -9,11 +9,11 @@ from rich.text import Text
 
 from harness.config.sweep import Job, changed
 from harness.errors import ResultsError
-from harness.report.folder import read_results
 from harness.report.labels import UNKNOWN, joules, regime_labels, seconds, spell
 from harness.report.summary import summarise
 from harness.report.tables import verdict_style
 from harness.report.terminal import plain_table, print_whole
+from harness.results.reader import read_results
 
 __all__ = ["print_jobs"]
 

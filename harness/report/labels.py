@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from harness.report.folder import Results
+from harness.config.regime import Regime
+from harness.results.reader import Results
 
 __all__ = [
     "UNKNOWN",
@@ -107,16 +108,15 @@ def accelerators(results: Results) -> str:
     return "; ".join(dict.fromkeys(cell.accelerator for cell in results.cells if cell.accelerator))
 
 
-def _link(results: Results, regime: str) -> str:
-    loss_pct, jitter_ms = results.disturbance(regime)
-    parts = [rtt(results.rtt_ms(regime))]
-    parts += [f"{loss_pct:g} % loss"] if loss_pct else []
-    parts += [f"{jitter_ms:g} ms jitter"] if jitter_ms else []
-    return ", ".join(parts)
+def _label(regime: Regime) -> str:
+    parts = [rtt(regime.rtt_ms)]
+    parts += [f"{regime.loss_pct:g} % loss"] if regime.loss_pct else []
+    parts += [f"{regime.jitter_ms:g} ms jitter"] if regime.jitter_ms else []
+    return "local" if regime.is_local else ", ".join(parts)
 
 
 def regime_labels(results: Results) -> dict[str, str]:
     """Return a short label per regime key: RTT, loss and jitter, or its key where two regimes share these."""
-    plain = {key: "local" if results.is_local(key) else _link(results, key) for key in results.regimes}
+    plain = {key: _label(results.experiment.regimes[key]) for key in results.regimes}
     shared = [label for label in plain.values() if list(plain.values()).count(label) > 1]
     return {key: spell(key) if label in shared else label for key, label in plain.items()}

@@ -9,8 +9,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.report.folder import Results
-from harness.report.reading import CELL, COLLECT, reading
+from harness.results.files import CELL, COLLECT, reading
+from harness.results.reader import Results
+from harness.results.rows import schema_of
 
 __all__ = ["EPOCH_COLUMNS", "base_of", "epochs", "settled", "stored", "trusted", "work"]
 
@@ -43,7 +44,6 @@ def epochs(results: Results) -> pd.DataFrame:
             "gpu_util": row.gpu_util,
         }
         for row in sorted(results.rows, key=lambda row: (order[row.loader], results.workloads.index(row.workload)))
-        if row.duration_s is not None
     ]
     frame = pd.DataFrame(rows, columns=EPOCH_COLUMNS).astype(dict.fromkeys(_NUMBERS, "float64"))
     stored = _metrics(results.folder / "metrics.parquet").drop(columns="gpu_util")
@@ -89,8 +89,7 @@ def stored(path: Path) -> pd.DataFrame | None:
 
 def base_of(results: Results, loader: str) -> str:
     """Return the section that a loader comes from: pytorch of pytorch_num_workers_4."""
-    variant = results.variants.get(loader)
-    return loader if variant is None else variant.base
+    return results.experiment.loaders[loader].base
 
 
 _NUMBERS = ["setting", "duration_s", "samples", "bytes", "samples_per_s", "au", "cpu_util", "gpu_util"]
@@ -99,20 +98,20 @@ _WORK_COLUMNS = ["epoch", "sample", "work_s"]
 
 
 def _setting(results: Results, loader: str) -> float:
-    variant = results.variants.get(loader)
-    values = [] if variant is None else list(variant.setting.values())
+    values = list(results.experiment.loaders[loader].setting.values())
     return float(values[0]) if len(values) == 1 and isinstance(values[0], int | float) else float("nan")
 
 
 def _metrics(path: Path) -> pd.DataFrame:
     from harness.results.metrics import EpochMetrics
 
+    names = schema_of(EpochMetrics).names
     if not path.exists():
-        return pd.DataFrame(columns=EpochMetrics.columns())
+        return pd.DataFrame(columns=names)
     with reading(path, COLLECT):
         frame: pd.DataFrame = pq.read_table(path).to_pandas()
         # A folder of an older run has fewer columns.
-        known = frame.set_index(["cell_id", "epoch"]).reindex(columns=list(EpochMetrics.columns())[2:])
+        known = frame.set_index(["cell_id", "epoch"]).reindex(columns=names[2:])
         return known.astype("float64").reset_index()
 
 

@@ -20,7 +20,6 @@ from harness.report.distance import slowdowns
 from harness.report.figures import BrokenFigure, Drawn
 from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.findings import cards, headline
-from harness.report.folder import Cell, Results
 from harness.report.labels import (
     UNKNOWN,
     factor,
@@ -32,9 +31,12 @@ from harness.report.labels import (
     spell,
 )
 from harness.report.problems import problems
-from harness.report.rows import DOMAINS
 from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
-from harness.results.folder import resume_command, write_whole
+from harness.results.cells import CellResult
+from harness.results.files import write_whole
+from harness.results.folder import resume_command
+from harness.results.reader import Results
+from harness.results.rows import DOMAINS
 
 __all__ = ["write_page"]
 
@@ -69,8 +71,8 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         verdicts=_VERDICTS,
         cells=[_cell(results, cell) for cell in results.cells],
         provenance=[
-            ("" if not results.later else name, list(_provenance(content)))
-            for name, content in {"provenance.json": results.provenance, **results.later}.items()
+            (name if len(results.sessions) > 1 else "", list(_provenance(content)))
+            for name, content in results.sessions.items()
         ],
         commands=_commands(results),
         any_unfinished=bool(results.unfinished),
@@ -121,7 +123,7 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
         base = find(here, workload, regime, results.streaming)
         lines = [_line(group, base, here) for group in here if group.regime == regime]
         if lines:
-            rate = results.rate_gbit(regime)
+            rate = results.experiment.regimes[regime].rate_gbit
             detail = [f"{rate:g} Gbit/s"] if rate else []
             detail += [regime] if regime != labels[regime] else []
             sections.append((labels[regime], " · ".join(detail), lines))
@@ -197,27 +199,27 @@ def _rules(results: Results) -> list[tuple[str, dict[str, int]]]:
     return [(rule, {verdict: found[verdict] for verdict in _VERDICTS}) for rule, found in counts.items()]
 
 
-def _cell(results: Results, cell: Cell) -> dict[str, Any]:
+def _cell(results: Results, cell: CellResult) -> dict[str, Any]:
     rows = [row for row in results.rows if row.cell_id == cell.cell_id]
     stat = Stat.of(row.duration_s for row in rows)
-    verdicts = list(dict.fromkeys(row.verdict for row in rows)) if cell.state == "done" else [cell.state]
+    verdicts = list(dict.fromkeys(row.valid for row in rows)) if cell.state == "done" else [cell.state]
+    probes = (cell.link.before, cell.link.after)
     return {
         "id": cell.cell_id,
         "good": verdicts == ["valid"],
         "verdict": "; ".join(verdicts) or "no row",
         "reason": cell.reason,
         "time": seconds(stat.median if stat else None),
-        "rtt": _before_after(cell.link, "rtt_ms_median", "ms"),
-        "rate": _before_after(cell.link, "rate_gbit", "Gbit/s"),
+        "rtt": _before_after([probe.rtt_ms_median if probe else None for probe in probes], "ms"),
+        "rate": _before_after([probe.rate_gbit if probe else None for probe in probes], "Gbit/s"),
         "mount": cell.mount or UNKNOWN,
     }
 
 
-def _before_after(link: Mapping[str, Any], key: str, unit: str) -> str:
-    values = [(link.get(when) or {}).get(key) for when in ("before", "after")]
+def _before_after(values: Sequence[float | None], unit: str) -> str:
     if all(value is None for value in values):
         return UNKNOWN
-    return " → ".join(UNKNOWN if value is None else f"{float(value):.3g}" for value in values) + f" {unit}"
+    return " → ".join(UNKNOWN if value is None else f"{value:.3g}" for value in values) + f" {unit}"
 
 
 def _provenance(provenance: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, str, str]]]]:
@@ -244,13 +246,10 @@ def _field(field: object) -> tuple[str, str]:
 
 def _commands(results: Results) -> list[tuple[str, str]]:
     """Return commands with what each does: run it again, finish it, redraw it."""
-    stored = results.provenance.get("command")
-    command = stored.get("value") if isinstance(stored, Mapping) else stored
-    if isinstance(command, list | tuple):
-        command = shlex.join(map(str, command))
-    folder, results_dir = results.folder.resolve(), str(results.config.get("results_dir") or "results")
+    command = next(iter(results.sessions.values()), {}).get("command", {}).get("value")
+    folder, results_dir = results.folder.resolve(), results.experiment.results_dir
     resume = resume_command(folder, results_dir)
-    commands = [("Measure again", str(command or f"python -m harness +experiment={results.name}"))]
+    commands = [("Measure again", str(command or f"python -m harness +experiment={results.experiment.name}"))]
     if results.unfinished:
         commands.append(("Run the cells that are missing", resume))
     if any(not row.is_valid for row in results.rows):

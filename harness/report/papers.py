@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, ResultsError
-from harness.report.reading import reading
+from harness.results.files import reading
 
 __all__ = ["Paper", "Published", "Tree", "high", "low", "names", "paper", "parse_model", "published", "table", "tree"]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.report.folder import Cell, Check, Results
 from harness.report.labels import regime_labels, spell
-from harness.report.rows import EpochRow
+from harness.results.cells import CellResult
+from harness.results.checks import Check
+from harness.results.reader import Results
+from harness.results.rows import EpochRow
 
 __all__ = ["KINDS", "Problem", "problems"]
 
@@ -48,14 +50,14 @@ def _rows(results: Results) -> Iterable[tuple[str, str, str]]:
     for row in results.rows:
         if row.is_valid or row.cell_id in unfinished:
             continue
-        kind, _, rules = row.verdict.partition(":")
+        kind, _, rules = row.valid.partition(":")
         told = [_told(check) for check in failing if check.cell_id == row.cell_id and check.epoch in {None, row.epoch}]
         text = "; ".join(dict.fromkeys(told)) or rules.strip()
         yield kind if kind in KINDS else "invalid", _where(results, row), text
 
 
 def _warnings(results: Results) -> Iterable[tuple[str, str, str]]:
-    cells: dict[str, Cell] = {cell.cell_id: cell for cell in results.cells}
+    cells: dict[str, CellResult] = {cell.cell_id: cell for cell in results.cells}
     for check in results.checks:
         if check.verdict == "warn":
             cell = cells.get(check.cell_id)
@@ -66,6 +68,6 @@ def _told(check: Check) -> str:
     return f"{check.rule.replace('_', ' ')}: {check.actual or 'unknown'}, expected {check.expected}"
 
 
-def _where(results: Results, of: Cell | EpochRow) -> str:
+def _where(results: Results, of: CellResult | EpochRow) -> str:
     parts = [spell(of.loader), spell(of.workload)] if len(results.workloads) > 1 else [spell(of.loader)]
     return ", ".join([*parts, regime_labels(results).get(of.regime, of.regime)])

@@ -1,4 +1,4 @@
-"""Draw everything that a results folder can show."""
+"""A results folder judged, and everything drawn that it can show."""
 
 from __future__ import annotations
 
@@ -6,37 +6,53 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.report.claims import judge
+from harness.report.claims import Claim, judge
 from harness.report.figures import BrokenFigure, Drawn, draw_figures
-from harness.report.folder import read_results
-from harness.results.folder import write_whole
+from harness.results.files import write_whole
+from harness.results.folder import RunFolder
+from harness.results.reader import Results, read_results
 
-__all__ = ["Rendered", "render"]
+__all__ = ["Rendered", "Report", "read_report", "render"]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A results folder and the verdicts on the claims, which the page and the terminal's tables show."""
+
+    results: Results
+    claims: tuple[Claim, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What was drawn of a results folder."""
+    """The files that were drawn of a results folder."""
 
     files: tuple[Path, ...]
     broken: tuple[BrokenFigure, ...]
-    """Figures that could not be drawn; the page has their errors in their places."""
+    """Figures that could not be drawn. The page shows their errors in their places."""
 
 
-def render(folder: Path) -> Rendered:
-    """Write claims.json, figures/ and report.html into a results folder, finished or not.
+def read_report(folder: Path) -> Report:
+    """Read a results folder, finished or not, and judge the claims.
 
     Raises ResultsError when the folder cannot be read.
     """
+    results = read_results(folder)
+    return Report(results, judge(results))
+
+
+def render(report: Report) -> Rendered:
+    """Write claims.json, figures/ and report.html into the results folder.
+
+    Raises ResultsError for a damaged file, and OSError when the folder cannot be written.
+    """
     from harness.report.page import write_page
 
-    results = read_results(folder)
-    claims = judge(results)
-    stored = folder / "claims.json"
-    text = json.dumps([asdict(claim) for claim in claims], indent=1, ensure_ascii=False) + "\n"
+    stored = RunFolder(report.results.folder).claims
+    text = json.dumps([asdict(claim) for claim in report.claims], indent=1, ensure_ascii=False) + "\n"
     write_whole(stored, text.encode())
-    figures = draw_figures(results)
-    page = write_page(results, claims, figures)
+    figures = draw_figures(report.results)
+    page = write_page(report.results, report.claims, figures)
     drawn = [figure for figure in figures if isinstance(figure, Drawn)]
     files = (stored, *(path for figure in drawn for path in (figure.png, figure.svg)), page)
     return Rendered(files, tuple(figure for figure in figures if isinstance(figure, BrokenFigure)))

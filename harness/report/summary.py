@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from harness.report.folder import Results
-from harness.report.rows import DOMAINS, EpochRow
+from harness.results.reader import Results
+from harness.results.rows import DOMAINS, EpochRow
 
 __all__ = ["WIDE_SPREAD", "Group", "Stat", "find", "median_of", "ratio", "summarise"]
 
@@ -103,8 +103,8 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> Group:
         workload=workload,
         loader=loader,
         regime=regime,
-        rtt_ms=results.rtt_ms(regime),
-        planned=max(len(rows), len(cells) * int(results.config.get("epochs") or 1)),
+        rtt_ms=results.experiment.regimes[regime].rtt_ms,
+        planned=max(len(rows), len(cells) * results.experiment.epochs),
         measured=len(measured),
         valid=len(valid),
         failed=sum(cell.state != "done" for cell in cells),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from textwrap import fill
 
 from rich.console import Console, RenderableType
@@ -13,15 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.report.caveats import caveats
-from harness.report.claims import FAIL, NOT_CHECKED, PASS, Claim, judge
+from harness.report.claims import FAIL, NOT_CHECKED, PASS, Claim
 from harness.report.distance import Slowdown, slowdowns
 from harness.report.figures import figure_tables
 from harness.report.figures.definition import FigureTable
-from harness.report.folder import Results, read_results
 from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
 from harness.report.problems import problems
+from harness.report.render import Report
 from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
 from harness.report.terminal import fits, plain_table, print_whole
+from harness.results.reader import Results
 
 __all__ = ["print_table", "verdict_style"]
 
@@ -34,12 +34,9 @@ _MARKS = {PASS: ("✓", "green"), FAIL: ("✗", "red")}
 _PROBLEM_STYLES = {"warning": "yellow", "not run": "dim"}
 
 
-def print_table(folder: Path, console: Console) -> None:
-    """Print a results folder: medians, slowdowns, claims, problems and what to know before reading them.
-
-    Raises ResultsError when the folder cannot be read.
-    """
-    results = read_results(folder)
+def print_table(report: Report, console: Console) -> None:
+    """Print a run: medians, slowdowns, claims, problems and what to know before reading them."""
+    results = report.results
     groups = summarise(results)
     console.print()
     console.print(_headline(results, groups))
@@ -57,9 +54,9 @@ def print_table(folder: Path, console: Console) -> None:
     for table in figure_tables(results):
         console.print()
         print_whole(console, _figure_table(table))
-    if claims := judge(results):
+    if report.claims:
         console.print()
-        _print_claims(console, claims)
+        _print_claims(console, report.claims)
     for part in (_problems(results), _caveats(results, groups)):
         if part is not None:
             console.print()

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, mean
-from typing import Any
 
 import numpy as np
 
-from energymon import missed_ticks
+from energymon import Event, missed_ticks
 from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.disturbance import Watched, others, watched
-from harness.results.epochs import CellData, EpochRow, epoch_edges, readings_ns, sampled
+from harness.results.epochs import CellData, epoch_edges, readings_ns, sampled
+from harness.results.rows import EpochRow
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
+from harness.testbed.probe import ProbeResult
 
 __all__ = ["ONE_CLOCK", "Check", "LinkBound", "jittered", "judge", "link_bounds"]
 
@@ -71,28 +72,32 @@ class LinkBound:
         return self.found is not None and abs(self.found - self.asked) <= self.allowed
 
 
-def link_bounds(regime: Regime, probe: Mapping[str, Any], tolerances: Tolerances) -> list[LinkBound]:
+def link_bounds(regime: Regime, probe: ProbeResult | None, tolerances: Tolerances) -> list[LinkBound]:
     """Return what a probe of a regime with a link must show: round trip, rate, and jitter and loss where asked for.
 
     To what is tolerated comes what chance does to so few samples: `CHANCE` standard errors of the median, the spread
     or the count that was measured.
     """
     rate = regime.rate_gbit or 0.0
+    rtt_ms, rate_gbit = (probe.rtt_ms_median, probe.rate_gbit) if probe else (None, None)
     rtt_allowed = max(tolerances.rtt_ms, regime.rtt_ms * tolerances.rtt_pct / 100)
     if not regime.jitter_ms:
-        bounds = [LinkBound("rtt", regime.rtt_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms")]
+        bounds = [LinkBound("rtt", regime.rtt_ms, rtt_allowed, rtt_ms, "ms")]
     else:
         median_ms, jitter_ms = jittered(regime)
-        error = CHANCE / math.sqrt(probe.get("rtt_samples") or 1)
+        error = CHANCE / math.sqrt((probe.rtt_samples if probe else 0) or 1)
         rtt_allowed += error * MEDIAN_ERROR * math.sqrt(2) * jitter_ms
         jitter_allowed = jitter_ms * (tolerances.jitter_pct / 100 + error * SPREAD_ERROR)
         bounds = [
-            LinkBound("rtt", median_ms, rtt_allowed, probe.get("rtt_ms_median"), "ms"),
-            LinkBound("jitter", jitter_ms, jitter_allowed, probe.get("jitter_ms"), "ms"),
+            LinkBound("rtt", median_ms, rtt_allowed, rtt_ms, "ms"),
+            LinkBound("jitter", jitter_ms, jitter_allowed, probe.jitter_ms if probe else None, "ms"),
         ]
-    bounds.append(LinkBound("rate", rate, rate * tolerances.rate_pct / 100, probe.get("rate_gbit"), "Gbit/s"))
+    bounds.append(LinkBound("rate", rate, rate * tolerances.rate_pct / 100, rate_gbit, "Gbit/s"))
     if regime.loss_pct:
-        bounds += [_loss_bound(regime.loss_pct, probe, where) for where in ("to_compute", "to_storage")]
+        to_compute = (probe.lost_to_compute, probe.packets_to_compute) if probe else (None, None)
+        to_storage = (probe.lost_to_storage, probe.packets_to_storage) if probe else (None, None)
+        bounds.append(_loss_bound("loss_to_compute", regime.loss_pct, *to_compute))
+        bounds.append(_loss_bound("loss_to_storage", regime.loss_pct, *to_storage))
     return bounds
 
 
@@ -111,19 +116,17 @@ def jittered(regime: Regime) -> tuple[float, float]:
     return float(p50), float((p90 - p10) / NORMAL_P10_TO_P90 / math.sqrt(2))
 
 
-def _loss_bound(loss_pct: float, probe: Mapping[str, Any], where: str) -> LinkBound:
-    sent: int = probe.get(f"packets_{where}") or 0
-    lost: int = probe.get(f"lost_{where}") or 0
+def _loss_bound(rule: str, loss_pct: float, lost: int | None, sent: int | None) -> LinkBound:
     share = loss_pct / 100
     allowed = 100 * CHANCE * math.sqrt(share * (1 - share) / sent) if sent else 0.0
-    return LinkBound(f"loss_{where}", loss_pct, allowed, 100 * lost / sent if sent else None, "%")
+    return LinkBound(rule, loss_pct, allowed, 100 * (lost or 0) / sent if sent else None, "%")
 
 
 def judge(
     cells: Sequence[CellData], rows: Sequence[EpochRow], tolerances: Tolerances
 ) -> tuple[list[EpochRow], list[Check]]:
     """Return the rows with their verdicts, and every check."""
-    data = {c.cell["cell_id"]: c for c in cells}
+    data = {c.cell.cell_id: c for c in cells}
     checks = [check for row in rows for check in _row_checks(data[row.cell_id], row, tolerances)]
     checks += _spread(rows, tolerances)
     failed: dict[tuple[str, int | None], list[str]] = defaultdict(list)
@@ -157,18 +160,18 @@ def _check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | 
 
 
 def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
-    regime = Regime(**data.cell["regime"])
+    regime = data.cell.regime
     if regime.is_local:
         return
-    for when in ("before", "after"):
-        for bound in link_bounds(regime, data.link.get(when) or {}, tolerances):
+    for when, probe in (("before", data.link.before), ("after", data.link.after)):
+        for bound in link_bounds(regime, probe, tolerances):
             expected = f"{bound.asked:.4g} ± {bound.allowed:.2g} {bound.unit}"
             if bound.found is None:
                 yield _check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
             else:
                 yield _check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
-    epoch: Mapping[str, Any] = next((e for e in data.link.get("epochs", []) if e["epoch"] == row.epoch), {})
-    drops = epoch.get("drops")
+    epoch = data.link.of_epoch(row.epoch)
+    drops = epoch.drops
     if regime.loss_pct == 0:
         yield _check(
             row,
@@ -177,13 +180,13 @@ def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Che
             "not measured" if drops is None else f"{drops} dropped",
             UNKNOWN if drops is None else drops == 0,
         )
-    yield from _bytes(data, row, epoch.get("rx_bytes"))
+    yield from _bytes(data, row, epoch.rx_bytes)
 
 
 def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
     """Judge what came over the link: all that lies beyond it, and not what lies here."""
-    placement = data.cell.get("placement") or {"kind": "remote"}
-    needed = row.bytes if placement["kind"] == "remote" else int(placement["remote_bytes"])
+    placement = data.cell.placement
+    needed = row.bytes if placement.kind == "remote" else placement.remote_bytes
     share = "" if needed == row.bytes else f" of {row.bytes}"
     yield _check(
         row,
@@ -205,14 +208,14 @@ def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Chec
 
 def _exactly_once(data: CellData, row: EpochRow) -> Check:
     """Judge the ids that came; those that the loader's declared policy left out need not come, and are counted."""
-    n = int(data.cell["dataset"]["samples"])
+    n = data.cell.dataset.samples
     ids = data.batches[row.epoch].ids
     inside = ids[(ids >= 0) & (ids < n)]
     seen = np.bincount(inside, minlength=n)
     absent, repeated = np.flatnonzero(seen == 0).tolist(), int((seen > 1).sum())
     strange = len(ids) - len(inside)
     expected, actual = f"each of {n} samples once", ""
-    told = skipped_by_epoch(data.events).get(row.epoch) if data.cell.get("on_error") == "skip" else None
+    told = skipped_by_epoch(data.events).get(row.epoch) if data.cell.on_error == "skip" else None
     left_out = [] if told is None else [sample_id for sample_id in absent if sample_id in told.samples]
     miscounted = told is not None and told.count != len(left_out)
     if told is not None:
@@ -246,10 +249,10 @@ def _shuffled(data: CellData, row: EpochRow) -> Check:
 
 def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
-    energy = data.cell["energy"]
+    energy = data.cell.energy
     start_ns, end_ns = (readings_ns(event, energy) for event in epoch_edges(data.events)[row.epoch])
     series = sampled(data.readings, energy).series
-    missed, due = missed_ticks(data.readings, series, start_ns, end_ns, round(energy["interval_ms"] * 1e6))
+    missed, due = missed_ticks(data.readings, series, start_ns, end_ns, round(energy.interval_ms * 1e6))
     if not series:
         return _check(row, "missed_ticks", expected, "no sensor, so no energy to judge", PASS)
     if not due:
@@ -262,7 +265,7 @@ def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Chec
 
 def _sensors(data: CellData, row: EpochRow) -> Check:
     """Warn of what leaves the row's joules unknown; its times are no worse for it."""
-    unread = [f"{u['device']} {u['domain']} ({u['reason']})" for u in data.cell["energy"].get("unreadable", [])]
+    unread = [f"{u.device} {u.domain} ({u.reason})" for u in data.cell.energy.unreadable]
     return _check(
         row,
         "sensors",
@@ -274,7 +277,7 @@ def _sensors(data: CellData, row: EpochRow) -> Check:
 
 def _agent(data: CellData, row: EpochRow) -> Check:
     """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
-    died = [event["message"] for event in _energy_events(data, row) if event["kind"] in ("agent-died", "agent-back")]
+    died = [event.message for event in _energy_events(data, row) if event.kind in ("agent-died", "agent-back")]
     return _check(
         row,
         "energy_agent",
@@ -284,21 +287,21 @@ def _agent(data: CellData, row: EpochRow) -> Check:
     )
 
 
-def _energy_events(data: CellData, row: EpochRow) -> list[Mapping[str, Any]]:
+def _energy_events(data: CellData, row: EpochRow) -> list[Event]:
     """Return what the energy agent told within an epoch."""
-    start_ns, end_ns = (readings_ns(event, data.cell["energy"]) for event in epoch_edges(data.events)[row.epoch])
-    return [event for event in data.cell["energy"].get("events", []) if start_ns <= event["t_ns"] <= end_ns]
+    start_ns, end_ns = (readings_ns(event, data.cell.energy) for event in epoch_edges(data.events)[row.epoch])
+    return [event for event in data.cell.energy.events if start_ns <= event.t_ns <= end_ns]
 
 
 def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     """Judge the offset between the nodes' clocks; where both nodes are one machine there is one clock."""
-    offset_ms = data.cell.get("clock_offset_ms")
+    offset_ms = data.cell.clock_offset_ms
     # Cells of older runs store an offset of 0.0, which nothing measured, for their one clock.
-    one_clock = data.cell.get("clock") == ONE_CLOCK or offset_ms == 0.0
+    one_clock = data.cell.clock == ONE_CLOCK or offset_ms == 0.0
     expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
     for event in _energy_events(data, row):
-        if event["kind"] == "clock-step":
-            return _check(row, "clock_offset", expected, event["message"], FAIL)
+        if event.kind == "clock-step":
+            return _check(row, "clock_offset", expected, event.message, FAIL)
     if one_clock:
         return _check(row, "clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE)
     if offset_ms is None:
@@ -307,7 +310,7 @@ def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
 
 
 def _alone(data: CellData, row: EpochRow) -> Check:
-    others = data.cell.get("other_runs") or []
+    others = data.cell.other_runs
     return _check(
         row,
         "alone",
@@ -336,7 +339,7 @@ def _undisturbed(data: CellData, row: EpochRow, tolerances: Tolerances) -> Itera
         yield _check(row, "others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
         steal_s = capacity_s * tolerances.steal_pct / 100 + ROUNDING_S
         yield _check(row, "steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
-    if not (regime := Regime(**data.cell["regime"])).is_local:
+    if not (regime := data.cell.regime).is_local:
         yield from _watched(row, regime, watched(data, start, end), tolerances)
 
 

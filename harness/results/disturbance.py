@@ -79,11 +79,10 @@ def watched(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any]) ->
     """Return what was seen of the link between two events; None where it was not watched."""
     if data.pings is None:
         return None
-    regime = Regime(**data.cell["regime"])
+    regime = data.cell.regime
     pings = [ping for ping in data.pings if start["utc_ns"] <= ping.utc_ns <= end["utc_ns"]]
     held = tuple(_held_ms(ping, ping.rtt_ms, regime) for ping in pings if ping.rtt_ms is not None)
-    entry: Mapping[str, Any] = next((e for e in data.link.get("epochs", []) if e["epoch"] == start["epoch"]), {})
-    pause_s = entry.get("pause_s")
+    pause_s = data.link.of_epoch(start["epoch"]).pause_s
     return Watched(
         due=int((end["utc_ns"] - start["utc_ns"]) / 1e9 / INTERVAL_S),
         sent=len(pings),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,13 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from energymon import Channels, Domain, Energy, NodeEnergy, Reading, channels_of, energy_of
+from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
+from harness.results.cells import CellRecord, EnergyRecord, LinkRecord
+from harness.results.rows import EpochRow
 from harness.testbed.link.watch import Ping
 
 __all__ = [
     "CellData",
     "EpochBatches",
-    "EpochRow",
     "accelerator_utilisation",
     "epoch_edges",
     "epoch_energy",
@@ -54,10 +56,8 @@ class EpochBatches:
 class CellData:
     """Everything a finished cell stored."""
 
-    cell: Mapping[str, Any]
-    """cell.json."""
-    link: Mapping[str, Any]
-    """link.json."""
+    cell: CellRecord
+    link: LinkRecord
     events: Sequence[Mapping[str, Any]]
     batches: Mapping[int, EpochBatches]
     """By epoch."""
@@ -74,45 +74,6 @@ class CellData:
         if self.sizes is None:
             return int(batches.nbytes.sum())
         return int(self.sizes[batches.ids[(batches.ids >= 0) & (batches.ids < len(self.sizes))]].sum())
-
-
-@dataclass(frozen=True, slots=True)
-class EpochRow:
-    """One row of epochs.csv; None is unknown and shown as an empty cell, never as 0."""
-
-    cell_id: str
-    workload: str
-    dataset: str
-    loader: str
-    regime: str
-    rtt_ms: float
-    jitter_ms: float
-    loss_pct: float
-    repeat: int
-    epoch: int
-    start_utc: str
-    end_utc: str
-    duration_s: float
-    samples: int
-    bytes: int
-    samples_per_s: float
-    mb_per_s: float
-    stall_s: float
-    au: float | None
-    cpu_util: float | None
-    gpu_util: float | None
-    cpu_j: float | None
-    dram_j: float | None
-    gpu_j: float | None
-    total_j: float | None
-    energy_error_j: float | None
-    energy_source: str
-    valid: str = field(default="")
-
-    @classmethod
-    def columns(cls) -> list[str]:
-        """Return the columns in order."""
-        return [f.name for f in fields(cls)]
 
 
 def accelerator_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.float64]) -> float | None:
@@ -140,13 +101,12 @@ def epoch_edges(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Mapping[
     return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
 
 
-def readings_ns(event: Mapping[str, Any], energy: Mapping[str, Any]) -> int:
-    """Return when an event was by the clock of the cell's energy readings, ns; `energy` is that of cell.json.
+def readings_ns(event: Mapping[str, Any], energy: EnergyRecord) -> int:
+    """Return when an event was by the clock of the cell's energy readings, ns.
 
     That clock is never set. Cells of older runs have readings by the wall clock.
     """
-    offset_ns = energy.get("offset_ns")
-    return int(event["utc_ns"] if offset_ns is None else event["mono_ns"] + offset_ns)
+    return int(event["utc_ns"] if energy.offset_ns is None else event["mono_ns"] + energy.offset_ns)
 
 
 def rows_within(resources: Iterable[Resources], start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Resources]:
@@ -161,12 +121,9 @@ def gpu_util(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any]) -
 
 
 def link_joules(
-    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], energy: Mapping[str, Any]
+    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], energy: EnergyRecord
 ) -> float | None:
-    """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown.
-
-    `energy` is the cell's, of cell.json.
-    """
+    """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown."""
     if start["link_cpu_s"] is None or end["link_cpu_s"] is None:
         return None
     busy_s = end["cpu_busy_s"] - start["cpu_busy_s"]
@@ -182,20 +139,20 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
     samples, nbytes = int(batches.samples.sum()), data.epoch_bytes(start["epoch"])
     # A board of this machine idles while another is emulated.
     given: dict[Domain, Sequence[Energy]] = {}
-    if cell["accelerator"]["emulated"]:
-        given["gpu"] = _published_energy(cell["accelerator"], batches, duration_s)
-    energy = epoch_energy(data.readings, start, end, cell["energy"], given)
+    if cell.accelerator.emulated:
+        given["gpu"] = _published_energy(cell.accelerator, batches, duration_s)
+    energy = epoch_energy(data.readings, start, end, cell.energy, given)
     known = [c for c in energy.components if c.name != "total" and c.joules is not None]
     return EpochRow(
-        cell_id=cell["cell_id"],
-        workload=cell["workload"],
-        dataset=cell["dataset"]["name"],
-        loader=cell["loader"],
-        regime=cell["regime"]["name"],
-        rtt_ms=cell["regime"]["rtt_ms"],
-        jitter_ms=cell["regime"]["jitter_ms"],
-        loss_pct=cell["regime"]["loss_pct"],
-        repeat=cell["repeat"],
+        cell_id=cell.cell_id,
+        workload=cell.workload,
+        dataset=cell.dataset.name,
+        loader=cell.loader,
+        regime=cell.regime.name,
+        rtt_ms=cell.regime.rtt_ms,
+        jitter_ms=cell.regime.jitter_ms,
+        loss_pct=cell.regime.loss_pct,
+        repeat=cell.repeat,
         epoch=start["epoch"],
         start_utc=_utc(start["utc_ns"]),
         end_utc=_utc(end["utc_ns"]),
@@ -221,33 +178,34 @@ def epoch_energy(
     readings: Sequence[Reading],
     start: Mapping[str, Any],
     end: Mapping[str, Any],
-    energy: Mapping[str, Any],
+    energy: EnergyRecord,
     given: Mapping[Domain, Sequence[Energy]] = _NOTHING_GIVEN,
 ) -> NodeEnergy:
-    """Return what the host used between two events; `energy` is the cell's, of cell.json, and `given` as `energy_of`'s.
+    """Return what the host used between two events. `given` is that of `energy_of`.
 
     Raises WindowError when the end is before the start.
     """
     span_ns = readings_ns(start, energy), readings_ns(end, energy)
-    return energy_of(readings, sampled(readings, energy), *span_ns, round(energy["interval_ms"] * 1e6), given=given)
+    return energy_of(readings, sampled(readings, energy), *span_ns, round(energy.interval_ms * 1e6), given=given)
 
 
-def sampled(readings: Sequence[Reading], energy: Mapping[str, Any]) -> Channels:
-    """Return the series that the host's agent sampled; `energy` is the cell's, of cell.json."""
+def sampled(readings: Sequence[Reading], energy: EnergyRecord) -> Channels:
+    """Return the series that the host's agent sampled."""
     node = readings[0].node if readings else ""
-    return channels_of({"sensors": [{"channels": energy["series"]}], "unreadable": energy.get("unreadable", [])}, node)
+    series, unreadable = ([asdict(one) for one in part] for part in (energy.series, energy.unreadable))
+    return channels_of({"sensors": [{"channels": series}], "unreadable": unreadable}, node)
 
 
-def _published_energy(accelerator: Mapping[str, Any], batches: EpochBatches, duration_s: float) -> list[Energy]:
+def _published_energy(accelerator: AcceleratorRecord, batches: EpochBatches, duration_s: float) -> list[Energy]:
     # An emulated board draws nothing here; what it would draw follows from its published power, as an estimate.
-    if accelerator.get("busy_w") is None:
+    if accelerator.busy_w is None or accelerator.idle_w is None:
         return []
     busy_s = float(batches.step_s.sum())
-    drawn = accelerator["busy_w"] * busy_s + accelerator["idle_w"] * max(0.0, duration_s - busy_s)
+    drawn = accelerator.busy_w * busy_s + accelerator.idle_w * max(0.0, duration_s - busy_s)
     return [
         Energy(
             node="compute",
-            device=str(accelerator["label"]),
+            device=accelerator.label,
             domain="gpu",
             source="estimate",
             joules=drawn,

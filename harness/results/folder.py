@@ -1,49 +1,46 @@
-"""The results folder: names of what is in it, and writes that are whole or absent."""
+"""The folder of a run: the paths of its files, its lock, and what is set aside in it."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import platform
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
+from harness.config.specs import Experiment, Tolerances
 from harness.errors import ResultsError
+from harness.results.cells import Cell
+from harness.results.files import RUN, read_json, reading, typed
+from harness.results.provenance import Provenance
 
-__all__ = ["Results", "new_folder", "resume_command", "write_json", "write_whole"]
+__all__ = ["NEW_RUN", "Plan", "RunFolder", "new_folder", "resume_command"]
 
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is seen whole or not at all, whatever process writes it at the same time."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+NEW_RUN = "start a new run"
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON, whole or not at all."""
-    write_whole(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """plan.json: the cells of a run, and what a resumed run must have in common with it."""
+
+    run_id: str = ""
+    experiment: str = ""
+    config_hash: str = ""
+    dataset_hash: str = ""
+    seed: int = 0
+    cells: Sequence[Cell]
 
 
 def resume_command(folder: Path, results_dir: str) -> str:
-    """Return the command that goes on with the run of a folder in `results_dir`."""
+    """Return the command that resumes the run of a folder in `results_dir`."""
     words = ["python", "-m", "harness", f"resume={folder.name}"]
     return shlex.join([*words, f"results_dir={results_dir}"] if results_dir != "results" else words)
 
@@ -61,8 +58,8 @@ def new_folder(results_dir: Path, name: str) -> Path:
         return folder
 
 
-class Results:
-    """One run's folder; `results/README.md` tells what each file holds."""
+class RunFolder:
+    """The folder of one run. `results/README.md` says what each file contains."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -71,6 +68,7 @@ class Results:
         self.ledger = folder / "ledger.jsonl"
         self.provenance = folder / "provenance.json"
         self.checks = folder / "checks.json"
+        self.claims = folder / "claims.json"
         self.epochs_csv = folder / "epochs.csv"
         self.epochs_parquet = folder / "epochs.parquet"
         self.metrics_csv = folder / "metrics.csv"
@@ -80,15 +78,18 @@ class Results:
         self.lock = folder / ".lock"
 
     @classmethod
-    def create(cls, results_dir: Path, experiment: str) -> Results:
-        """Make a new folder named by UTC time with ms; `point_latest` once its plan is written."""
-        results = cls(new_folder(results_dir, experiment))
-        results.cells.mkdir()
-        return results
+    def create(cls, results_dir: Path, experiment: str) -> RunFolder:
+        """Make a new folder named by UTC time with ms. `point_latest` follows once its plan is written."""
+        run = cls(new_folder(results_dir, experiment))
+        run.cells.mkdir()
+        return run
 
     @classmethod
-    def find(cls, name: str, results_dir: Path) -> Results:
-        """Return an existing run's folder by path, by name in `results_dir`, or 'latest'."""
+    def find(cls, name: str, results_dir: Path) -> RunFolder:
+        """Return an existing run's folder by path, by name in `results_dir`, or 'latest'.
+
+        Raises ResultsError, which names the newest runs, when there is no such run.
+        """
         for candidate in (Path(name), results_dir / name):
             if (candidate / "plan.json").is_file():
                 return cls(candidate.resolve())
@@ -97,7 +98,7 @@ class Results:
         raise ResultsError(f"{name}: no run with a plan.json there or in {results_dir}{hint}")
 
     def point_latest(self) -> str | None:
-        """Point `latest` beside the folder at it; returns why that cannot be done, where it cannot."""
+        """Point `latest` beside the folder at it. Returns why that is impossible, or None. Raises OSError."""
         link = self.folder.parent / "latest"
         if link.exists() and not link.is_symlink():
             return f"{link} is no symbolic link"
@@ -114,9 +115,9 @@ class Results:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out of the folder; the lock ends with this process, however it ends.
+        """Keep other runs out of the folder. The lock ends with this process, however it ends.
 
-        Raises ResultsError naming the process that has it.
+        Raises ResultsError, which names the process that has the lock.
         """
         descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -135,25 +136,43 @@ class Results:
         finally:
             os.close(descriptor)
 
-    def read_plan(self) -> dict[str, Any]:
-        """Return plan.json; raises ResultsError when it is damaged."""
-        try:
-            plan = json.loads(self.plan.read_text())
-            if not isinstance(plan, dict) or not all(isinstance(cell["cell_id"], str) for cell in plan["cells"]):
-                raise ValueError("expected an object with cells")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ResultsError(f"{self.plan}: not a readable plan ({error}); start a new run") from error
-        return plan
+    def read_plan(self) -> Plan:
+        """Return plan.json. Raises ResultsError when it is damaged."""
+        return read_json(self.plan, Plan, NEW_RUN)
 
     def read_config(self) -> DictConfig:
-        """Return config.yaml; raises ResultsError when it is damaged."""
-        try:
+        """Return config.yaml. Raises ResultsError when it is damaged."""
+        with reading(self.config, NEW_RUN):
             config = OmegaConf.load(self.config)
-        except (OSError, ValueError, OmegaConfBaseException, YAMLError) as error:
-            raise ResultsError(f"{self.config}: not a readable config ({_line(error)}); start a new run") from error
-        if not isinstance(config, DictConfig):
-            raise ResultsError(f"{self.config}: not a readable config (expected keys and values); start a new run")
+            if not isinstance(config, DictConfig):
+                raise ValueError("expected keys and values")
         return config
+
+    def read_experiment(self) -> Experiment:
+        """Return the experiment of config.yaml. Raises ResultsError when it is damaged."""
+        config = self.read_config()
+        with reading(self.config, NEW_RUN):
+            plain = typed(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+            return Experiment.from_config(plain, stored=True)
+
+    def read_tolerances(self) -> Tolerances:
+        """Return the tolerances of config.yaml. Raises ResultsError when it is damaged."""
+        config = self.read_config()
+        with reading(self.config, NEW_RUN):
+            return Tolerances(**typed(dict[str, float], OmegaConf.to_container(config["checks"], resolve=True)))
+
+    def read_session(self, name: str) -> Provenance:
+        """Return the content of a provenance file. Raises ResultsError when it is damaged."""
+        content = read_json(self.folder / name, Provenance, RUN)
+        with reading(self.folder / name, RUN):
+            if not content.get("host"):
+                raise ValueError("expected an object with a host")
+        return content
+
+    def read_sessions(self) -> dict[str, Provenance]:
+        """Return every provenance file by name, the first session's first. Raises ResultsError when one is damaged."""
+        later = sorted(self.folder.glob("provenance-*.json"), key=lambda path: (len(path.name), path.name))
+        return {path.name: self.read_session(path.name) for path in (self.provenance, *later) if path.exists()}
 
     def cell(self, cell_id: str) -> Path:
         """Return the folder of a finished cell."""
@@ -164,47 +183,35 @@ class Results:
         return self.cells / f"{cell_id}.partial"
 
     def is_done(self, cell_id: str) -> bool:
-        """Whether the cell has been made whole; what it stored may be damaged since."""
+        """Whether the cell was whole at some time. Its files may be damaged since."""
         return self.cell(cell_id).exists()
 
-    def sessions(self, cell_ids: Iterable[str]) -> dict[str, str]:
-        """Return by cell the provenance file of the session that measured it, of the finished cells that can be read.
+    def session_of(self, cell_ids: Iterable[str]) -> dict[str, str]:
+        """Return the provenance file of each finished cell that can be read.
 
-        Cells from before they named it have that of the first session.
+        Cells of older runs do not name one. They belong to the first session.
         """
         found = {}
         for cell_id in cell_ids:
-            with suppress(OSError, ValueError, AttributeError):  # damaged, and so of no session
-                cell = json.loads((self.cell(cell_id) / "cell.json").read_text())
-                found[cell_id] = str(cell.get("provenance", self.provenance.name))
+            # A damaged cell belongs to no session.
+            with suppress(ResultsError):
+                stored = read_json(self.cell(cell_id) / "cell.json", dict[str, object], RUN)
+                found[cell_id] = str(stored.get("provenance", self.provenance.name))
         return found
 
-    def read_session(self, name: str) -> dict[str, Any]:
-        """Return the content of a provenance file; raises ResultsError when it is damaged."""
-        path = self.folder / name
-        try:
-            content = json.loads(path.read_text())
-            if not isinstance(content, dict) or not isinstance(content.get("host"), dict):
-                raise ValueError("expected an object with a host")
-        except (OSError, ValueError) as error:
-            raise ResultsError(f"{path}: not a readable provenance ({_line(error)})") from error
-        return content
-
     def new_provenance(self) -> Path:
-        """Return where this session's provenance goes: a resumed run keeps that of each session."""
+        """Return the path of this session's provenance. A resumed run keeps that of each session."""
         n, path = 1, self.provenance
-        # A record that is lost is not replaced: its cells would pass for measured here.
-        used = set(self.sessions(cell.name for cell in self.cells.iterdir()).values())
+        # A lost file is not replaced: its cells would pass for measured in this session.
+        used = set(self.session_of(cell.name for cell in self.cells.iterdir()).values())
         while path.exists() or path.name in used:
             n += 1
             path = self.folder / f"provenance-{n}.json"
         return path
 
     def set_store_aside(self) -> Path:
-        """Keep the energy store, with its log, under a name of its own, so that a new one is begun; returns it."""
-        n = 1
-        while (aside := self.energy.with_name(f"{self.energy.name}.damaged-{n}")).exists():
-            n += 1
+        """Rename the energy store and its log, so that a new store can start. Returns the new path."""
+        aside = _free_name(self.energy.with_name(f"{self.energy.name}.damaged"))
         for suffix in ("-wal", "-shm"):
             log = self.energy.with_name(self.energy.name + suffix)
             if log.exists():
@@ -212,19 +219,18 @@ class Results:
         return self.energy.rename(aside)
 
     def set_aside(self, cell_id: str, why: Literal["failed", "damaged", "invalid"] = "failed") -> Path | None:
-        """Keep what an earlier try of a cell left, under a name of its own, so that a new try starts clean.
+        """Rename the folder of an earlier try of a cell, so that a new try can start. Returns the new path.
 
-        What failed is the cell's partial folder, what is damaged or invalid its finished one. Returns the new path;
-        None where there was nothing.
+        A failed try is in the cell's partial folder, a damaged or invalid one in its finished folder. Returns None
+        where there is no such folder.
         """
         left = self.partial(cell_id) if why == "failed" else self.cell(cell_id)
-        if not left.exists():
-            return None
-        n = 1
-        while (aside := self.cells / f"{cell_id}.{why}-{n}").exists():
-            n += 1
-        return left.rename(aside)
+        return left.rename(_free_name(self.cells / f"{cell_id}.{why}")) if left.exists() else None
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _free_name(path: Path) -> Path:
+    """Return the first of PATH-1, PATH-2, … that does not exist."""
+    n = 1
+    while (free := path.with_name(f"{path.name}-{n}")).exists():
+        n += 1
+    return free

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from harness.errors import ResultsError
+from harness.results.files import typed
 
 __all__ = ["Entry", "Ledger"]
 
@@ -17,42 +20,45 @@ class Entry:
 
     t_utc: str
     cell_id: str
-    """Empty for what concerns the whole run."""
+    """Empty for an event of the whole run."""
     event: str
-    """started, done, failed, interrupted or resumed."""
+    """started, done, failed, interrupted, damaged, resumed or note."""
     message: str = ""
 
 
 class Ledger:
-    """Appends one JSON line an event and syncs it to disk; a torn last line is skipped on reading."""
+    """Appends one JSON line per event and syncs it to disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def append(self, event: str, cell_id: str = "", message: str = "") -> None:
         """Write one entry; it is on disk when this returns."""
-        entry = {
-            "t_utc": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "cell_id": cell_id,
-            "event": event,
-            "message": message,
-        }
-        torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n")
-        with self.path.open("a", encoding="utf-8") as file:
-            if torn and file.tell():
-                file.write("\n")
-            file.write(json.dumps(entry) + "\n")
+        entry = Entry(datetime.now(UTC).isoformat(timespec="milliseconds"), cell_id, event, message)
+        with self.path.open("ab+") as file:
+            file.seek(0)
+            # A killed run may have left a torn last line.
+            file.truncate(file.read().rfind(b"\n") + 1)
+            file.write((json.dumps(asdict(entry)) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 
     def entries(self) -> list[Entry]:
-        """Return the whole entries, oldest first."""
+        """Return the entries, oldest first. A torn last line, as a killed run leaves it, is left out.
+
+        Raises ResultsError, which names any other line that cannot be read.
+        """
         if not self.path.exists():
             return []
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
         found: list[Entry] = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for number, line in enumerate(lines, start=1):
             try:
-                found.append(Entry(**json.loads(line)))
-            except (ValueError, TypeError):
-                continue
+                found.append(typed(Entry, json.loads(line)))
+            except ValueError as error:
+                if number < len(lines):
+                    why = " ".join(str(error).split())
+                    raise ResultsError(
+                        f"{self.path}, line {number}: not a ledger entry ({why}); remove the line"
+                    ) from error
         return found

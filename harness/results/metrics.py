@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,11 +73,6 @@ class EpochMetrics:
     link_pause_ms: float | None
     """Longest pause of the delay line; None for local data and under netem."""
 
-    @classmethod
-    def columns(cls) -> list[str]:
-        """Return the columns in order."""
-        return [f.name for f in fields(cls)]
-
 
 def epoch_metrics(data: CellData) -> list[EpochMetrics]:
     """Return the metrics of every epoch that began and ended."""
@@ -93,7 +88,7 @@ def epoch_metrics(data: CellData) -> list[EpochMetrics]:
             data.batches[epoch],
             made_s=made if epoch == min(edges) else None,
             pss_after=after.get(epoch),
-            skipped=skipped[epoch].count if epoch in skipped else 0 if "on_error" in data.cell else None,
+            skipped=skipped[epoch].count if epoch in skipped else 0 if data.cell.on_error is not None else None,
         )
         for epoch, (start, end) in edges.items()
     ]
@@ -113,8 +108,9 @@ def _metrics(
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
     loss = [] if batches.loss is None else batches.loss.tolist()
     taken, link = others(start, end), watched(data, start, end)
+    carried = data.link.of_epoch(start["epoch"])
     return EpochMetrics(
-        cell_id=data.cell["cell_id"],
+        cell_id=data.cell.cell_id,
         epoch=start["epoch"],
         loader_made_s=made_s,
         first_batch_s=float(batches.wait_s[0]),
@@ -132,8 +128,9 @@ def _metrics(
         rss_peak_bytes=_most(row.rss_bytes for row in seen),
         disk_read_bytes=_difference(start, end, "disk_read_bytes"),
         disk_written_bytes=_difference(start, end, "disk_written_bytes"),
-        rx_bytes=_over_link(data, start, end, "rx_bytes"),
-        tx_bytes=_over_link(data, start, end, "tx_bytes"),
+        # What watched the link is left out of what the loader had carried over it.
+        rx_bytes=carried.rx_bytes if data.link.epochs else _difference(start, end, "rx_bytes"),
+        tx_bytes=carried.tx_bytes if data.link.epochs else _difference(start, end, "tx_bytes"),
         gpu_util=gpu_util(data, start, end),
         gpu_mem_peak_bytes=_most(row.gpu_mem_bytes for row in seen),
         others_cpu_s=None if taken is None else taken.cpu_s,
@@ -162,12 +159,6 @@ def _difference(start: Mapping[str, Any], end: Mapping[str, Any], counter: str) 
     """Return by how much a counter grew; None where a cell of an older run did not read it."""
     before, after = start.get(counter), end.get(counter)
     return None if before is None or after is None else after - before
-
-
-def _over_link(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], counter: str) -> Any:
-    """Return what the loader had carried over the link: what watched it meanwhile is left out."""
-    entry: Mapping[str, Any] = next((e for e in data.link.get("epochs", []) if e["epoch"] == start["epoch"]), {})
-    return entry[counter] if counter in entry else _difference(start, end, counter)
 
 
 def _most(values: Iterable[int | None]) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-__all__ = ["changes", "host", "machine", "packages", "provenance", "source"]
+__all__ = ["Provenance", "changes", "host", "machine", "packages", "provenance", "source"]
 
 _PACKAGES = (
     "joulefeed",
@@ -53,6 +53,9 @@ _PASSING = frozenset({"time_utc", "frequency_mhz", "load_average", "boot_time_ut
 """What differs from one minute to the next."""
 
 Field = dict[str, Any]
+"""`value`, and `source`: where the value comes from."""
+Provenance = dict[str, dict[str, Any]]
+"""provenance.json: sections of fields by name; and `command`, a field without a section."""
 
 
 def provenance(

@@ -1,4 +1,4 @@
-"""Drives one cell from its plan entry to its whole folder: link, mount, daemon, probes, epochs, what they left."""
+"""Drives one cell from its plan entry to its finished folder: link, mount, daemon, probes, epochs, records."""
 
 from __future__ import annotations
 
@@ -13,21 +13,34 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon import save_readings
+from energymon import Reading, save_readings
 from harness.cell.events import read_events, read_timestamps, save_events
+from harness.cell.messages import CellSpec, CellState
 from harness.cell.resources import ResourceSampler
 from harness.cell.skipped import skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Experiment
 from harness.errors import CellError
+from harness.results.cell_folder import MANIFEST, write_manifest
+from harness.results.cells import (
+    Cell,
+    CellRecord,
+    DatasetRecord,
+    EnergyRecord,
+    LinkEpoch,
+    LinkRecord,
+    MemoryRecord,
+    PlacementRecord,
+    Probe,
+    SensorRecord,
+)
 from harness.results.checks import ONE_CLOCK, link_bounds
 from harness.results.epochs import epoch_edges, link_joules
-from harness.results.folder import Results, write_json
-from harness.results.manifest import MANIFEST, write_manifest
+from harness.results.files import typed, write_json
+from harness.results.folder import RunFolder
 from harness.run.cell_process import CellProcess
-from harness.run.data_access import DataOnNodes, Reached, reach
+from harness.run.data_access import DataAccess, DataOnNodes, open_access
 from harness.run.energy_agent import EnergyAgent
-from harness.run.plan import Cell
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters
 from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
@@ -40,14 +53,14 @@ _LOADER_EVENTS = "loader-events.jsonl"
 
 
 class Watcher(Protocol):
-    """Is told how far a cell is."""
+    """Shows how far a cell is."""
 
     def phase(self, text: str) -> None:
-        """Take note of what is being done."""
+        """Show the phase of the cell."""
         ...
 
     def samples(self, epoch: int, done: int) -> None:
-        """Take note of how many samples of an epoch have been trained on."""
+        """Show how many samples of an epoch the step has trained on."""
         ...
 
 
@@ -56,118 +69,131 @@ class CellContext:
     """What all cells of a run share."""
 
     experiment: Experiment
-    results: Results
+    run: RunFolder
     testbed: Testbed
     agent: EnergyAgent
     data: Mapping[str, DataOnNodes]
     """By workload."""
-    datasets: Mapping[str, Mapping[str, Any]]
-    """What is told of the dataset of each workload."""
+    datasets: Mapping[str, DatasetRecord]
+    """By workload."""
     session: str
-    """File of the provenance of what is measured now."""
+    """Name of the provenance file of this session."""
+
+    def link_counters(self) -> LinkCounters | None:
+        """Return the counters of the link. None without a link."""
+        return None if self.testbed.link is None else self.testbed.link.counters()
+
+    def probe(self, regime: Regime) -> Probe | None:
+        """Probe the link, a second time where the first probe is out of bounds. None without a link."""
+        found = self.testbed.probe(regime)
+        if found is None:
+            return None
+        if all(bound.kept for bound in link_bounds(regime, found, self.experiment.checks)):
+            return Probe(**asdict(found))
+        # A neighbour on the host can spoil one probe. A wrong link is wrong twice. Both probes are stored.
+        again = self.testbed.probe(regime)
+        return Probe(**asdict(found)) if again is None else Probe(**asdict(again), first=found)
 
 
 @dataclass(slots=True)
 class _Outcome:
-    """What is learned while a cell runs."""
+    """What the driver learns while a cell runs."""
 
-    reached: Reached | None = None
+    access: DataAccess
     other_runs: set[str] = field(default_factory=set)
-    """Runs that were there at the same time."""
     caches: str = ""
-    before: dict[str, Any] | None = None
-    after: dict[str, Any] | None = None
+    before: Probe | None = None
+    after: Probe | None = None
     drops: dict[int, int | None] = field(default_factory=dict)
     pauses_s: dict[int, float | None] = field(default_factory=dict)
-    """The relay's longest pause, by epoch; None without a relay."""
+    """The delay line's longest pause, by epoch."""
     pings: Sequence[Ping] | None = None
-    """Of the link; None where it was not watched."""
-    done: dict[str, Any] = field(default_factory=dict)
-    sampler: dict[str, float] = field(default_factory=dict)
-    """What looking at the cell's resources has cost."""
-    memory: dict[str, Any] | None = None
-    """The limit on the memory of its processes, and their peak; None without one."""
+    """Of the link. None where it was not watched."""
+    done: CellState = field(default_factory=lambda: CellState(state=""))
+    """The last message of the cell."""
+    sampler: Mapping[str, float] = field(default_factory=dict)
+    memory: MemoryRecord | None = None
 
 
 def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
-    """Run one cell; its folder is whole when this returns. Raises HarnessError or the testbed's own errors."""
-    partial = context.results.partial(cell.cell_id)
+    """Run one cell; its folder is finished when this returns.
+
+    Raises HarnessError (CellError, TestbedError, DiskError, …) when the cell has no result.
+    """
+    experiment, testbed = context.experiment, context.testbed
+    partial = context.run.partial(cell.cell_id)
     partial.mkdir()
-    loader = context.experiment.loaders[cell.loader]
-    regime = context.experiment.regimes[cell.regime]
-    data, outcome = context.data[cell.workload], _Outcome()
-    testbed, limit_mb = context.testbed, context.experiment.testbed.memory_mb
+    loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
+    regime, limit_mb = experiment.regimes[cell.regime], experiment.testbed.memory_mb
     with ExitStack() as stack:
         names = RunNames(testbed.run_id, state_root())
         memory = None if limit_mb is None else stack.enter_context(limited_memory(names, limit_mb, cell.cell_id))
         compute = testbed.compute if memory is None else memory.node(testbed.compute)
-        stall_s = 60 * context.experiment.cell_stall_min
-        process = stack.enter_context(CellProcess(compute, partial / "log.txt", stall_s))
-        deadline = time.monotonic() + context.experiment.cell_timeout_s
-        workload = context.experiment.workloads[cell.workload]
-        process.say({"import": ["torch", _module(loader.target), _module(workload.target)]})
+        process = stack.enter_context(CellProcess(compute, partial / "log.txt", 60 * experiment.cell_stall_min))
+        deadline = time.monotonic() + experiment.cell_timeout_s
+        process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})
         testbed.set_regime(regime)
         watcher.phase("reaching its data")
-        reached = outcome.reached = reach(data, testbed, loader, regime, stack, partial.resolve(), memory)
+        access = open_access(context.data[cell.workload], testbed, loader, regime, stack, partial.resolve(), memory)
+        outcome = _Outcome(access)
         watcher.phase("importing its modules")
-        _hear(process, "imported", deadline)
+        if (state := process.receive(deadline, "importing its modules").state) != "imported":
+            raise CellError(f"the cell's process sent {state!r}, expected imported")
         watcher.phase("probing the link")
-        outcome.before = _probe(context, regime)
+        outcome.before = context.probe(regime)
         watcher.phase("warming up")
-        spec = _spec(context, cell, reached)
-        process.say(spec)
-        sampler = ResourceSampler(process.pid, spec["interface"], partial / "resources.parquet")
+        spec = _spec(context, cell, access)
+        process.send(spec)
+        sampler = ResourceSampler(process.pid, spec.interface, partial / "resources.parquet")
         namespace = None if regime.is_local else testbed.compute.namespace
         watch = None if namespace is None else LinkWatch(namespace, partial / "link.parquet")
         try:
             with sampler, watch or nullcontext():
-                _epochs(context, process, reached.source, outcome, watcher, deadline, sampler, watch)
-            outcome.sampler = sampler.cost
-            outcome.pings = None if watch is None else watch.pings
-            outcome.memory = None if memory is None else memory.describe()
+                _run_epochs(context, process, outcome, watcher, deadline, sampler, watch)
         except CellError as error:
-            if gone := [failure for daemon in reached.daemons if (failure := daemon.failure())]:
+            if gone := [failure for daemon in access.daemons if (failure := daemon.failure())]:
                 raise CellError("; ".join([*gone, str(error)])) from error
             raise
+        outcome.sampler = sampler.cost
+        outcome.pings = None if watch is None else watch.pings
+        outcome.memory = None if memory is None else typed(MemoryRecord, memory.describe())
         watcher.phase("probing the link")
-        outcome.after = _probe(context, regime)
-    _save(context, cell, regime, outcome, partial)
+        outcome.after = context.probe(regime)
+    _save(context, cell, outcome, partial)
     write_manifest(partial)
-    context.results.set_aside(cell.cell_id, "invalid")
-    partial.rename(context.results.cell(cell.cell_id))
+    context.run.set_aside(cell.cell_id, "invalid")
+    partial.rename(context.run.cell(cell.cell_id))
 
 
-def _spec(context: CellContext, cell: Cell, reached: Reached) -> dict[str, Any]:
+def _spec(context: CellContext, cell: Cell, access: DataAccess) -> CellSpec:
     experiment = context.experiment
-    out = context.results.partial(cell.cell_id).resolve()
-    loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
-    link = context.testbed.link
-    local = experiment.regimes[cell.regime].is_local
-    return {
-        "cell_id": cell.cell_id,
-        "out": str(out),
-        "loader": {"target": loader.target, "params": dict(loader.params), "reads": loader.reads},
-        "workload": {"target": workload.target, "params": dict(workload.params)},
-        "accelerator": experiment.accelerator.model_dump(),
-        "samples": str(reached.samples_file),
-        "data_root": str(reached.root) if reached.root else None,
-        "endpoints": [daemon.endpoint for daemon in reached.daemons],
-        "keys": str(context.data[cell.workload].keys[loader.daemon["module"]].client) if loader.secure else None,
-        "stream_events": str(out / _LOADER_EVENTS) if loader.reads == "stream" else None,
-        "seed": cell.seed,
-        "epochs": experiment.epochs,
-        "warmup_samples": min(experiment.warmup_samples, context.datasets[cell.workload]["samples"]),
-        "energy_store": str(context.results.energy.resolve()),
-        "interface": None if local or link is None else link.interface,
-        "link_pid": None if local or link is None else link.pid,
-        "run_pid": os.getpid(),
-    }
+    out = context.run.partial(cell.cell_id).resolve()
+    loader = experiment.loaders[cell.loader]
+    link = None if experiment.regimes[cell.regime].is_local else context.testbed.link
+    return CellSpec(
+        cell_id=cell.cell_id,
+        out=out,
+        loader=loader,
+        workload=experiment.workloads[cell.workload],
+        accelerator=experiment.accelerator,
+        samples=access.samples_file,
+        data_root=access.root,
+        endpoints=[daemon.endpoint for daemon in access.daemons],
+        keys=context.data[cell.workload].keys[loader.daemon["module"]].client if loader.secure else None,
+        stream_events=out / _LOADER_EVENTS if loader.reads == "stream" else None,
+        seed=cell.seed,
+        epochs=experiment.epochs,
+        warmup_samples=min(experiment.warmup_samples, context.datasets[cell.workload].samples),
+        energy_store=context.run.energy.resolve(),
+        interface=None if link is None else link.interface,
+        link_pid=None if link is None else link.pid,
+        run_pid=os.getpid(),
+    )
 
 
-def _epochs(
+def _run_epochs(
     context: CellContext,
     process: CellProcess,
-    source: Path,
     outcome: _Outcome,
     watcher: Watcher,
     deadline: float,
@@ -176,142 +202,125 @@ def _epochs(
 ) -> None:
     epoch, before, doing = 0, None, "making its loader and warming up"
     while True:
-        state = process.hear(deadline, doing)
+        state = process.receive(deadline, doing)
         context.agent.require()
         outcome.other_runs |= living_runs() - {context.testbed.run_id}
-        match state["state"]:
+        match state.state:
             case "ready":
-                epoch = state["epoch"]
+                epoch = state.epoch
                 if epoch == 1 or context.experiment.testbed.cold == "epoch":
-                    outcome.caches = context.testbed.drop_caches(source)
-                sampler.start(state.get("gpu"))
+                    outcome.caches = context.testbed.drop_caches(outcome.access.source)
+                sampler.start(state.gpu)
                 if watch is not None:
                     watch.start()
-                before = _link_counters(context)
+                before = context.link_counters()
                 watcher.samples(epoch, 0)
                 doing = f"waiting for the first batches of epoch {epoch}"
-                process.say({"go": True})
+                process.send({"go": True})
             case "progress" if epoch == 0:
-                doing = f"warming up, after {state['samples']} samples"
+                doing = f"warming up, after {state.samples} samples"
             case "progress":
-                doing = f"waiting for the next batch of epoch {epoch}, after {state['samples']} samples"
-                watcher.samples(epoch, state["samples"])
+                doing = f"waiting for the next batch of epoch {epoch}, after {state.samples} samples"
+                watcher.samples(epoch, state.samples)
             case "epoch_done":
                 doing = f"ending epoch {epoch}"
-                after = _link_counters(context)
+                after = context.link_counters()
                 outcome.drops[epoch] = after.drops - before.drops if after and before else None
                 outcome.pauses_s[epoch] = after.pause_s if after else None
-                watcher.samples(epoch, state["samples"])
+                watcher.samples(epoch, state.samples)
             case "done":
                 outcome.done = state
                 return
             case other:
-                raise CellError(f"the cell's process said {other!r}, expected ready, progress or done")
+                raise CellError(f"the cell's process sent {other!r}, expected ready, progress or done")
 
 
-def _link_counters(context: CellContext) -> LinkCounters | None:
-    return context.testbed.link.counters() if context.testbed.link is not None else None
-
-
-def _probe(context: CellContext, regime: Regime) -> dict[str, Any] | None:
-    found = context.testbed.probe(regime)
-    if found is None:
-        return None
-    first = asdict(found)
-    if all(bound.kept for bound in link_bounds(regime, first, context.experiment.checks)):
-        return first
-    # A neighbour on the host can spoil one probe; a link that is wrong is wrong twice. Both are kept.
-    again = context.testbed.probe(regime)
-    return {**asdict(again), "first": first} if again is not None else first
-
-
-def _hear(process: CellProcess, state: str, deadline: float) -> None:
-    heard = process.hear(deadline, "importing its modules")
-    if heard["state"] != state:
-        raise CellError(f"the cell's process said {heard['state']!r}, expected {state!r}")
-
-
-def _save(context: CellContext, cell: Cell, regime: Regime, outcome: _Outcome, partial: Path) -> None:
-    assert outcome.reached is not None
+def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) -> None:
+    experiment, access = context.experiment, outcome.access
     events = read_events(partial / "events.jsonl")
     edges = epoch_edges(events)
-    if len(edges) != context.experiment.epochs:
-        raise CellError(f"{len(edges)} of {context.experiment.epochs} epochs were recorded")
+    if len(edges) != experiment.epochs:
+        raise CellError(f"{len(edges)} of {experiment.epochs} epochs were recorded")
     offset_ns = context.agent.offset_ns
     span_ns = events[0]["mono_ns"] + offset_ns, events[-1]["mono_ns"] + offset_ns
     readings = context.agent.readings(*span_ns)
-    told = _stream_events(outcome.reached, partial)
-    save_events(sorted([*events, *told], key=lambda event: event["utc_ns"]), partial / "events.parquet")
+    energy = EnergyRecord(
+        interval_ms=experiment.energy.interval_ms,
+        offset_ns=offset_ns,
+        series=typed(tuple[SensorRecord, ...], context.agent.series),
+        unreadable=typed(tuple[SensorRecord, ...], context.agent.unreadable),
+        events=context.agent.events(*span_ns),
+    )
+    every = sorted([*events, *_stream_events(access, partial)], key=lambda event: event["utc_ns"])
+    save_events(every, partial / "events.parquet")
     parts = sorted(partial.glob("batches-*.parquet"))
     pq.write_table(pa.concat_tables([pq.read_table(p) for p in parts]), partial / "batches.parquet")
     save_readings(readings, partial / "energy.parquet")
-    epochs = []
-    energy = {
-        "interval_ms": context.experiment.energy.interval_ms,
-        "offset_ns": offset_ns,
-        "series": context.agent.series,
-        "unreadable": context.agent.unreadable,
-        "events": [asdict(event) for event in context.agent.events(*span_ns)],
-    }
-    for epoch, (start, end) in edges.items():
-        entry: dict[str, float | None] = {"epoch": epoch, "drops": outcome.drops.get(epoch)}
-        entry["pause_s"] = outcome.pauses_s.get(epoch)
-        for key in ("rx_bytes", "tx_bytes", "link_cpu_s"):
-            entry[key] = None if end[key] is None or start[key] is None else end[key] - start[key]
-        if outcome.pings is not None and context.testbed.link is not None:
-            # What watches the link is none of the loader's bytes.
-            received, sent = ping_bytes(outcome.pings, start["utc_ns"], end["utc_ns"], context.testbed.link.kind)
-            for key, own in (("rx_bytes", received), ("tx_bytes", sent)):
-                counted = entry[key]
-                entry[key] = None if counted is None else counted - own
-        entry["link_j"] = link_joules(readings, start, end, energy)
-        epochs.append(entry)
-    link = context.testbed.link
-    write_json(
-        partial / "link.json",
-        {
-            "kind": "none" if regime.is_local or link is None else link.kind,
-            "before": outcome.before,
-            "after": outcome.after,
-            "epochs": epochs,
-            "notes": context.testbed.describe().get("notes", []),
-        },
+    link, regime = context.testbed.link, experiment.regimes[cell.regime]
+    link_record = LinkRecord(
+        kind="none" if regime.is_local or link is None else link.kind,
+        before=outcome.before,
+        after=outcome.after,
+        epochs=[_link_epoch(context, outcome, start, end, readings, energy) for start, end in edges.values()],
+        notes=typed(tuple[str, ...], context.testbed.describe().get("notes", [])),
     )
-    write_json(
-        partial / "cell.json",
-        {
-            **asdict(cell),
-            "regime": regime.model_dump(),
-            "status": "done",
-            "manifest": MANIFEST,
-            "provenance": context.session,
-            "dataset": dict(context.datasets[cell.workload]),
-            "placement": context.data[cell.workload].placed.describe(),
-            "mount": outcome.reached.mount,
-            "caches": outcome.caches,
-            "memory": outcome.memory,
-            "other_runs": sorted(outcome.other_runs),
-            "notes": outcome.done["notes"],
-            "stats": outcome.done["stats"],
-            "on_error": context.experiment.loaders[cell.loader].params.get("on_error", "raise"),
-            "skipped": [asdict(one) for one in skipped_by_epoch(events).values()],
-            "accelerator": outcome.done["accelerator"],
-            "sampler": outcome.sampler,
-            "energy": energy,
-            "clock": ONE_CLOCK,
-        },
+    assert outcome.done.accelerator is not None
+    record = CellRecord(
+        **(asdict(cell) | {"regime": regime}),
+        manifest=MANIFEST,
+        provenance=context.session,
+        dataset=context.datasets[cell.workload],
+        placement=typed(PlacementRecord, context.data[cell.workload].placed.describe()),
+        mount=access.mount,
+        caches=outcome.caches,
+        memory=outcome.memory,
+        other_runs=sorted(outcome.other_runs),
+        notes=outcome.done.notes,
+        stats=outcome.done.stats,
+        on_error=experiment.loaders[cell.loader].params.get("on_error", "raise"),
+        skipped=list(skipped_by_epoch(events).values()),
+        accelerator=outcome.done.accelerator,
+        sampler=outcome.sampler,
+        energy=energy,
+        clock=ONE_CLOCK,
     )
-    for path in [*parts, partial / "events.jsonl", partial / _LOADER_EVENTS, *outcome.reached.events]:
+    write_json(partial / "link.json", link_record)
+    write_json(partial / "cell.json", record)
+    for path in [*parts, partial / "events.jsonl", partial / _LOADER_EVENTS, *access.events]:
         path.unlink(missing_ok=True)
 
 
-def _stream_events(reached: Reached, partial: Path) -> list[dict[str, Any]]:
+def _link_epoch(
+    context: CellContext,
+    outcome: _Outcome,
+    start: Mapping[str, Any],
+    end: Mapping[str, Any],
+    readings: Sequence[Reading],
+    energy: EnergyRecord,
+) -> LinkEpoch:
+    # The packets that watch the link are not the loader's.
+    pings = (0, 0)
+    if outcome.pings is not None and context.testbed.link is not None:
+        pings = ping_bytes(outcome.pings, start["utc_ns"], end["utc_ns"], context.testbed.link.kind)
+
+    def growth(counter: str) -> Any:
+        return None if end[counter] is None or start[counter] is None else end[counter] - start[counter]
+
+    received, sent = growth("rx_bytes"), growth("tx_bytes")
+    return LinkEpoch(
+        epoch=start["epoch"],
+        drops=outcome.drops.get(start["epoch"]),
+        pause_s=outcome.pauses_s.get(start["epoch"]),
+        rx_bytes=None if received is None else received - pings[0],
+        tx_bytes=None if sent is None else sent - pings[1],
+        link_cpu_s=growth("link_cpu_s"),
+        link_j=link_joules(readings, start, end, energy),
+    )
+
+
+def _stream_events(access: DataAccess, partial: Path) -> list[dict[str, Any]]:
     """Return the timestamps of the loader and of every daemon."""
-    told = read_timestamps(partial / _LOADER_EVENTS, "loader")
-    for daemon, path in zip(reached.daemons, reached.events, strict=True):
-        told += [{"endpoint": daemon.endpoint, **event} for event in read_timestamps(path, "daemon")]
-    return told
-
-
-def _module(target: str) -> str:
-    return target.rpartition(".")[0]
+    events = read_timestamps(partial / _LOADER_EVENTS, "loader")
+    for daemon, path in zip(access.daemons, access.events, strict=True):
+        events += [{"endpoint": daemon.endpoint, **event} for event in read_timestamps(path, "daemon")]
+    return events

@@ -1,4 +1,4 @@
-"""The harness's side of a cell process: what it says is read line by line, with a deadline."""
+"""The driver's end of a cell's process: it sends and receives lines of JSON, each with a deadline."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
 from energymon.system.child import ChildError
+from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.testbed.base import Node
 
@@ -41,14 +43,15 @@ class CellProcess:
         """The cell's process id."""
         return self._child.pid
 
-    def say(self, message: dict[str, Any]) -> None:
-        """Send one line; raises CellError when the cell is gone."""
+    def send(self, message: CellSpec | Mapping[str, object]) -> None:
+        """Send one line. Raises CellError when the cell is gone."""
+        line = message.to_json() if isinstance(message, CellSpec) else json.dumps(message).encode()
         try:
-            self._child.send(json.dumps(message).encode() + b"\n")
+            self._child.send(line + b"\n")
         except ChildError as error:
             raise self._gone(error) from error
 
-    def hear(self, deadline: float, doing: str) -> dict[str, Any]:
+    def receive(self, deadline: float, doing: str) -> CellState:
         """Return the next state, for which the cell is `doing` something, such as "importing its modules".
 
         Raises CellError when the cell failed, died, is past `deadline` (`time.monotonic()`), or is silent for too long.
@@ -64,9 +67,9 @@ class CellProcess:
                 f"no progress for {self._stall_s / 60:.3g} min (cell_stall_min) while {doing}: "
                 f"{self._place()}; {self._log} has the stacks of its threads"
             )
-        state: dict[str, Any] = json.loads(line)
-        if state["state"] == "failed":
-            raise CellError(f"{state['kind']}: {state['message']}")
+        state = CellState.from_json(line)
+        if state.state == "failed":
+            raise CellError(f"{state.kind}: {state.message}")
         return state
 
     def _place(self) -> str:

@@ -199,21 +199,23 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
     with Progress(console) as progress:
         command = shlex.join(["python", "-m", "harness", *overrides])
         outcome = run(experiment, cfg, progress, command, on_folder)
-    print_table(outcome.folder, Console())
+    print_table(outcome.report, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)
-    for figure in outcome.broken:
+    for figure in outcome.rendered.broken:
         again = f"draw it again with: {shlex.join(['python', '-m', 'harness.report', str(outcome.folder)])}"
         console.print(f"{figure.text}; {again}", style="red", markup=False, highlight=False, soft_wrap=True)
     again = _resume_command(cfg, outcome.folder)
+    rows = outcome.report.results.rows
+    invalid = sum(not row.is_valid for row in rows)
     for count, what, how in (
         (outcome.failed, "cells failed; try them again", again),
-        (outcome.invalid, f"of {outcome.rows} rows are invalid; measure them again", f"{again} resume_invalid=true"),
+        (invalid, f"of {len(rows)} rows are invalid; measure them again", f"{again} resume_invalid=true"),
     ):
         if count:
             console.print(f"{count} {what} with: {how}", style="red", markup=False, highlight=False, soft_wrap=True)
     if outcome.failed:
         return CellError.exit_status
-    return INVALID_ROWS if outcome.invalid else BROKEN_FIGURE if outcome.broken else 0
+    return INVALID_ROWS if invalid else BROKEN_FIGURE if outcome.rendered.broken else 0
 
 
 def _enter_user_namespace(cfg: DictConfig | None = None, overrides: Sequence[str] = ()) -> None:
@@ -248,11 +250,9 @@ def _stored_if_resumed_alone(cfg: DictConfig, overrides: Sequence[str]) -> DictC
     given = [override.lstrip("+").partition("=")[0] for override in overrides]
     if cfg.resume is None or not set(given) <= set(own):
         return cfg
-    from harness.results.folder import Results
+    from harness.results.folder import RunFolder
 
-    results = Results.find(str(cfg.resume), Path(cfg.results_dir))
-    stored = OmegaConf.load(results.config)
-    assert isinstance(stored, DictConfig)
+    stored = RunFolder.find(str(cfg.resume), Path(cfg.results_dir)).read_config()
     for key in own:
         if key.startswith("resume") or key in given:
             stored[key] = cfg[key]

@@ -20,7 +20,7 @@ from harness.testbed.base import LOOPBACK
 from harness.testbed.memory import MemoryGroup
 from harness.testbed.state import RunNames, state_root
 
-__all__ = ["DataOnNodes", "Reached", "reach"]
+__all__ = ["DataAccess", "DataOnNodes", "open_access"]
 
 _HERE = Regime(name="local")
 
@@ -43,7 +43,7 @@ class DataOnNodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class DataAccess:
     """What the cell is told of where its data is."""
 
     mount: str
@@ -59,7 +59,7 @@ class Reached:
     """Files of the daemons' timestamps."""
 
 
-def reach(
+def open_access(
     data: DataOnNodes,
     testbed: Testbed,
     loader: LoaderSpec,
@@ -67,7 +67,7 @@ def reach(
     stack: ExitStack,
     folder: Path,
     memory: MemoryGroup | None = None,
-) -> Reached:
+) -> DataAccess:
     """Mount or serve what a cell needs until `stack` is closed; logs and events go into the cell's `folder`.
 
     Daemons run in the cell's `memory` group, where it has one; what serves a mount does not.
@@ -85,7 +85,7 @@ def _served(
     stack: ExitStack,
     folder: Path,
     memory: MemoryGroup | None,
-) -> Reached:
+) -> DataAccess:
     assert data.shards is not None
     keys = data.keys[loader.daemon["module"]] if loader.secure else None
     daemons, events = [], []
@@ -111,18 +111,18 @@ def _served(
         )
         daemons.append(stack.enter_context(serve))
         events.append(times)
-    return Reached("none: streamed", data.shards, data.samples_file, daemons=tuple(daemons), events=tuple(events))
+    return DataAccess("none: streamed", data.shards, data.samples_file, daemons=tuple(daemons), events=tuple(events))
 
 
 def _role(name: str) -> Role:
     return "compute" if name == "compute" else "storage"
 
 
-def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitStack) -> Reached:
+def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitStack) -> DataAccess:
     far = _HERE if data.placed.kind == "local" else regime
     mount = stack.enter_context(testbed.mount(data.root, far))
     if not data.placed.split:
-        return Reached(mount.kind, data.root, data.samples_file, mount.path)
+        return DataAccess(mount.kind, data.root, data.samples_file, mount.path)
     assert data.split_samples_file is not None
     near = stack.enter_context(testbed.mount(data.root, _HERE))
     # One folder that is half local and half mounted: what the samples' paths lead to lies behind two links.
@@ -132,4 +132,4 @@ def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitSta
         link = seen / name
         link.symlink_to(path.resolve())
         stack.callback(link.unlink)
-    return Reached(mount.kind, data.root, data.split_samples_file, seen)
+    return DataAccess(mount.kind, data.root, data.split_samples_file, seen)

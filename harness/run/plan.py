@@ -5,29 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from dataclasses import dataclass
 from typing import Any, Final
 
 from harness.config.specs import Experiment
+from harness.results.cells import Cell
 
-__all__ = ["Cell", "plan"]
+__all__ = ["plan"]
 
 _IDENTITY: Final = {"key", "target", "params"}
 """What the id of a cell knows of a component."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One loader x workload x regime x repeat: the unit that runs, fails and resumes."""
-
-    cell_id: str
-    loader: str
-    workload: str
-    regime: str
-    repeat: int
-    """From 1."""
-    seed: int
-    """Of sample order and augmentation; the same for every loader of a repeat."""
 
 
 def plan(experiment: Experiment) -> tuple[Cell, ...]:
@@ -68,4 +54,11 @@ def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repea
     if not identity["loader"]["secure"]:
         del identity["loader"]["secure"]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    return Cell(f"{loader}-{workload}-{regime}-r{repeat}-{digest}", loader, workload, regime, repeat, seed)
+    return Cell(
+        cell_id=f"{loader}-{workload}-{regime}-r{repeat}-{digest}",
+        loader=loader,
+        workload=workload,
+        regime=regime,
+        repeat=repeat,
+        seed=seed,
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from statistics import mean
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from harness.run.plan import Cell
+from harness.results.cells import Cell
 
 __all__ = ["Progress"]
 
@@ -112,7 +113,7 @@ class Progress:
             self._bars.refresh()
             self._drawn = time.monotonic()
 
-    def start(self, cells: list[Cell], already: int) -> None:
+    def start(self, cells: Sequence[Cell], already: int) -> None:
         """Begin the bar over cells; `already` of them are done by an earlier run."""
         self._total, self._done = len(cells) + already, already
         self._pending = [(cell.loader, cell.regime) for cell in cells]

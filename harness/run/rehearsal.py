@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
 from harness.cell.main import make_loader
+from harness.cell.messages import CellSpec
 from harness.config.specs import Experiment, LoaderSpec
 from harness.config.targets import instantiate
 from harness.datasets import Progress
@@ -41,19 +43,26 @@ def rehearse(experiment: Experiment, data: RunData, progress: Progress) -> None:
         progress("checking the loaders", done, len(experiment.loaders))
         for one in data.each:
             with ExitStack() as stack:
-                reached: Mapping[str, Any] = {}
+                stream = None
                 if loader.reads == "stream":
                     assert one.shards is not None
-                    reached = stack.enter_context(rehearsed_daemon(loader, one.shards))
+                    stream = stack.enter_context(rehearsed_daemon(loader, one.shards))
                 for key, workload in workloads.items():
                     if data.by_workload[key] is one:
-                        _make(experiment, loader, key, workload, one, reached)
+                        _make(experiment, loader, key, workload, one, stream)
     progress("checking the loaders", len(experiment.loaders), len(experiment.loaders))
 
 
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    endpoint: str
+    keys: Path | None
+    """Folder of the client's keys. None for a stream that is not encrypted."""
+
+
 @contextmanager
-def rehearsed_daemon(loader: LoaderSpec, shards: Path) -> Any:
-    """Run a loader's daemon on this host; yields what a loader needs of it: `endpoints` and `keys`.
+def rehearsed_daemon(loader: LoaderSpec, shards: Path) -> Iterator[_Stream]:
+    """Run a loader's daemon on this host; yields what a loader needs to connect to it.
 
     Raises ConfigError with what the daemon says against its config.
     """
@@ -67,7 +76,7 @@ def rehearsed_daemon(loader: LoaderSpec, shards: Path) -> Any:
             daemon = stack.enter_context(serve)
         except CellError as error:
             raise ConfigError(f"loaders.{loader.key}.daemon: {error}") from error
-        yield {"endpoints": [daemon.endpoint], "keys": None if keys is None else str(keys.client)}
+        yield _Stream(daemon.endpoint, None if keys is None else keys.client)
 
 
 def _check_readable(experiment: Experiment, key: str, workload: Workload, samples: Samples, tries: int) -> None:
@@ -97,21 +106,27 @@ def _failure(workload: Workload, samples: Samples, sample_id: int) -> SampleErro
 
 
 def _make(
-    experiment: Experiment, loader: LoaderSpec, key: str, workload: Workload, data: OpenData, reached: Mapping[str, Any]
+    experiment: Experiment, loader: LoaderSpec, key: str, workload: Workload, data: OpenData, stream: _Stream | None
 ) -> None:
     samples = data.handle.samples
     few = min(experiment.warmup_samples or workload.batch_size, len(samples))
     with TemporaryDirectory(prefix="joulefeed-rehearsal-") as folder:
         samples_file = Path(folder) / "samples.parquet"
         samples.first(few).save(samples_file)
-        spec = {
-            "loader": {"target": loader.target, "params": dict(loader.params), "reads": loader.reads},
-            "seed": experiment.seed,
-            "samples": str(samples_file),
-            "data_root": str(samples.root),
-            "warmup_samples": few,
-            **reached,
-        }
+        spec = CellSpec(
+            cell_id="rehearsal",
+            out=Path(folder),
+            loader=loader,
+            workload=experiment.workloads[key],
+            accelerator=experiment.accelerator,
+            samples=samples_file,
+            data_root=samples.root,
+            endpoints=[stream.endpoint] if stream else [],
+            keys=stream.keys if stream else None,
+            seed=experiment.seed,
+            warmup_samples=few,
+            energy_store=Path(folder) / "energy.sqlite",
+        )
         try:
             with make_loader(spec, workload, "cpu", warmup=True):
                 pass

@@ -14,6 +14,7 @@ from harness.datasets import DatasetHandle, Progress
 from harness.datasets.generate import GeneratedDataset
 from harness.datasets.placement import HALF_SHARDS, PlacedData, open_shards, place
 from harness.errors import ConfigError, DatasetError
+from harness.results.cells import DatasetRecord
 from harness.run.daemon import Keys
 from harness.run.data_access import DataOnNodes
 from harness.system.disk import free_bytes, spelled
@@ -31,15 +32,15 @@ class OpenData:
     shards: Path | None
     """The folder of all its shards; None where nothing is streamed and nothing is cut in half."""
 
-    def describe(self) -> dict[str, Any]:
-        """Return what every cell on it tells: name, samples, bytes, skipped, content_hash."""
-        return {
-            "name": self.handle.name,
-            "samples": len(self.handle.samples),
-            "bytes": int(self.handle.samples.sizes.sum()),
-            "skipped": len(self.handle.skipped),
-            "content_hash": self.handle.content_hash,
-        }
+    def describe(self) -> DatasetRecord:
+        """Return what every cell on it stores."""
+        return DatasetRecord(
+            name=self.handle.name,
+            samples=len(self.handle.samples),
+            bytes=int(self.handle.samples.sizes.sum()),
+            skipped=len(self.handle.skipped),
+            content_hash=self.handle.content_hash,
+        )
 
     def provenance(self) -> dict[str, Any]:
         """Return what provenance.json tells: where the samples come from, and the files that were left out."""

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from energymon.reading import Reading
+from harness.results.cells import CellRecord, LinkRecord
 from harness.results.epochs import CellData, EpochBatches
+from harness.results.files import typed
 
 S = 1_000_000_000
 START = 1_700_000_000 * S
@@ -69,7 +71,12 @@ def stored(**changes):
         },
     ]
     whole = CellData(
-        cell=cell, link={}, events=events, batches={1: batches()}, readings=readings(), sizes=np.full(6, 500)
+        cell=typed(CellRecord, cell),
+        link=LinkRecord(),
+        events=events,
+        batches={1: batches()},
+        readings=readings(),
+        sizes=np.full(6, 500),
     )
     return replace(whole, **changes)
 

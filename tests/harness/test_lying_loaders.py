@@ -1,7 +1,6 @@
 """Loaders that lie: what each of them brings is found out, so that none of its rows is valid."""
 
-import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -11,12 +10,13 @@ from energymon import save_readings
 from harness.cell.counters import CellCounters
 from harness.cell.events import EventLog, read_events, save_events
 from harness.cell.main import measured_epoch, save_batches
-from harness.collect import load_cell
 from harness.config.specs import Tolerances
 from harness.errors import CellError
+from harness.results.cell_folder import load_cell
+from harness.results.cells import CellRecord
 from harness.results.checks import judge
 from harness.results.epochs import epoch_rows
-from harness.results.folder import write_json
+from harness.results.files import typed, write_json
 from loaders.base import Batch, Samples
 from loaders.image import epoch_order
 
@@ -112,7 +112,7 @@ def stored_run(folder, loader, cell):
     join(out)
     save_readings([], out / "energy.parquet")
     (out / "link.json").write_text("{}")
-    write_json(out / "cell.json", cell)
+    write_json(out / "cell.json", typed(CellRecord, cell))
     return load_cell(out)
 
 
@@ -127,7 +127,7 @@ def join(out):
 @pytest.fixture
 def judged(tmp_path, stored):
     def of(loader):
-        cell = json.loads(json.dumps(stored().cell))
+        cell = asdict(stored().cell)
         cell["energy"] = {"interval_ms": 100.0, "series": []}
         cell["dataset"] = {"name": "tiny", "samples": N, "bytes": N * SIZE}
         data = stored_run(tmp_path, loader, cell)

@@ -5,6 +5,9 @@ import pytest
 
 from energymon import Energy, best_sources
 from harness.results.epochs import accelerator_utilisation, epoch_rows, link_joules
+from tests.harness.records import change
+
+EMULATED = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
 
 
 def test_a_row_holds_what_was_stored(stored):
@@ -22,15 +25,13 @@ def test_a_row_holds_what_was_stored(stored):
 
 
 def test_a_row_holds_the_loss_and_jitter_of_its_regime(stored):
-    data = stored()
-    data.cell["regime"].update(jitter_ms=2.0, loss_pct=0.1)
-    (row,) = epoch_rows(data)
+    regime = {"name": "wan", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 2.0, "loss_pct": 0.1}
+    (row,) = epoch_rows(change(stored(), cell={"regime": regime}))
     assert (row.jitter_ms, row.loss_pct) == (2.0, 0.1)
 
 
 def test_without_a_sensor_joules_are_unknown_and_not_zero(stored):
-    cell = dict(stored().cell) | {"energy": {"interval_ms": 100.0, "series": []}}
-    (row,) = epoch_rows(stored(cell=cell, readings=[]))
+    (row,) = epoch_rows(change(stored(readings=[]), cell={"energy": {"series": []}}))
     assert row.cpu_j is row.dram_j is row.gpu_j is row.total_j is row.energy_error_j is None
     assert row.energy_source == ""
 
@@ -46,9 +47,7 @@ def test_accelerator_utilisation_leaves_the_first_step_out():
 
 
 def test_an_emulated_accelerators_joules_are_its_published_power_and_an_estimate(stored):
-    cell = dict(stored().cell)
-    cell["accelerator"] = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
-    (row,) = epoch_rows(stored(cell=cell))
+    (row,) = epoch_rows(change(stored(), cell={"accelerator": EMULATED}))
     assert row.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
     assert row.energy_source == "cpu=rapl-powercap;gpu=estimate"
     assert row.energy_error_j is None
@@ -68,34 +67,29 @@ def test_readings_that_do_not_cover_the_epoch_give_no_joules(stored, readings):
 
 
 def test_a_lost_series_leaves_its_domain_and_the_total_unknown(stored):
-    cell = dict(stored().cell)
-    cell["energy"] = {
-        "interval_ms": 100.0,
-        "series": [
-            {"device": "package-0", "domain": "cpu", "source": "rapl-powercap"},
-            {"device": "package-1", "domain": "cpu", "source": "rapl-powercap"},
-        ],
-    }
-    (row,) = epoch_rows(stored(cell=cell))
+    series = [
+        {"device": "package-0", "domain": "cpu", "source": "rapl-powercap"},
+        {"device": "package-1", "domain": "cpu", "source": "rapl-powercap"},
+    ]
+    (row,) = epoch_rows(change(stored(), cell={"energy": {"series": series}}))
     assert row.cpu_j is row.total_j is row.energy_error_j is None
 
 
 def test_a_part_that_was_never_read_leaves_its_domain_the_total_and_the_links_share_unknown(stored):
     data = stored()
-    energy = {**data.cell["energy"], "unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}
-    (row,) = epoch_rows(stored(cell={**data.cell, "energy": energy}))
+    energy = {"unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}
+    lost = change(data, cell={"energy": energy})
+    (row,) = epoch_rows(lost)
     assert row.cpu_j is row.total_j is row.energy_error_j is None
     start, end = data.events
     start, end = {**start, "link_cpu_s": 0.0}, {**end, "link_cpu_s": 1.0}
-    assert link_joules(data.readings, start, end, data.cell["energy"]) > 0
-    assert link_joules(data.readings, start, end, energy) is None
+    assert link_joules(data.readings, start, end, data.cell.energy) > 0
+    assert link_joules(data.readings, start, end, lost.cell.energy) is None
 
 
 def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored, readings):
-    cell = dict(stored().cell)
-    cell["accelerator"] = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
     idle = readings("nvml-counter", "gpu", 60.0, "gpu-0")
-    (row,) = epoch_rows(stored(cell=cell, readings=readings() + idle))
+    (row,) = epoch_rows(change(stored(), cell={"accelerator": EMULATED}, readings=readings() + idle))
     assert row.gpu_j == pytest.approx(900.0)
     assert "gpu=estimate" in row.energy_source
     assert "nvml" not in row.energy_source

@@ -9,9 +9,11 @@ import pytest
 
 from harness.cell.main import BatchRecord, save_batches
 from harness.cell.resources import Resources
-from harness.collect import _batches
+from harness.results.cell_folder import read_batches
 from harness.results.epochs import epoch_rows
 from harness.results.metrics import EpochMetrics, epoch_metrics
+from harness.results.rows import schema_of
+from tests.harness.records import change
 
 S = 1_000_000_000
 START = 1_700_000_000 * S
@@ -39,17 +41,17 @@ def test_latencies_and_the_first_batch_are_those_of_the_waits(stored):
 
 def test_samples_that_were_left_out_are_counted(stored):
     told = {"event": "skipped", "epoch": 1, "utc_ns": START, "mono_ns": 0, "count": 2, "samples": {"4": "a", "5": "b"}}
-    data = replace(stored(), cell={**stored().cell, "on_error": "skip"})
+    data = change(stored(), cell={"on_error": "skip"})
     (found,), (whole,) = epoch_metrics(with_events(data, more=[told])), epoch_metrics(data)
     assert (found.skipped_samples, whole.skipped_samples) == (2, 0)
 
 
 def test_an_older_run_s_cell_has_what_it_stored_and_nothing_else(stored):
     (found,) = epoch_metrics(stored())
-    unknown = {name for name in EpochMetrics.columns() if getattr(found, name) is None}
+    unknown = {name for name in schema_of(EpochMetrics).names if getattr(found, name) is None}
     known = {"cell_id", "epoch", "first_batch_s", "batch_p50_s", "batch_p95_s", "batch_p99_s", "steady_samples_per_s"}
     known |= {"rx_bytes", "tx_bytes", "others_cpu_s", "steal_s", "run_wait_s"}
-    assert unknown == {*EpochMetrics.columns()} - known
+    assert unknown == {*schema_of(EpochMetrics).names} - known
 
 
 def test_counters_are_differences_between_the_epoch_s_edges(stored):
@@ -91,7 +93,7 @@ def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored,
     work = [np.array([0.1, 0.2]), np.array([0.3])]
     records = [BatchRecord(S, S, 10, np.arange(len(w)), w) for w in work]
     save_batches(records, 1, path, [2.5, 1.5])
-    found = _batches(path)[1]
+    found = read_batches(path)[1]
     assert found.loss.tolist() == [2.5, 1.5]
     assert found.work_s.tolist() == [0.1, 0.2, 0.3]
     (metrics,) = epoch_metrics(replace(stored(), batches={1: found}))
@@ -104,7 +106,7 @@ def test_an_engine_that_tells_no_times_and_a_step_without_a_loss_leave_them_unkn
     path = tmp_path / "batches.parquet"
     save_batches([BatchRecord(S, S, 10, np.arange(2), None)], 1, path)
     assert pq.read_schema(path).field("work_s").type == pa.list_(pa.float64())
-    found = _batches(path)[1]
+    found = read_batches(path)[1]
     assert found.loss is None
     assert found.work_s is None
     (metrics,) = epoch_metrics(replace(stored(), batches={1: found}))

@@ -5,10 +5,10 @@ import time
 
 from rich.console import Console
 
-from harness.run.plan import Cell
+from harness.results.cells import Cell
 from harness.run.progress import Progress
 
-CELL = Cell("c", "pytorch", "resnet50", "local", 1, 0)
+CELL = Cell(cell_id="c", loader="pytorch", workload="resnet50", regime="local", repeat=1)
 
 
 def lines_until(out, many):

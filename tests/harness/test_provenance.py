@@ -7,7 +7,8 @@ import time
 import pytest
 
 from harness.errors import ResultsError
-from harness.results.folder import Results, write_json
+from harness.results.files import write_json
+from harness.results.folder import RunFolder
 from harness.results.provenance import changes, machine, provenance
 
 TESTBED = {"kind": "netns", "run_id": "a", "link": {"kind": "relay", "notes": []}, "mount": {"kind": "sshfs"}}
@@ -93,11 +94,11 @@ def test_an_older_record_is_compared_by_what_it_has():
 
 
 def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
-    results = Results.create(tmp_path, "smoke")
+    results = RunFolder.create(tmp_path, "smoke")
     for cell_id, content in {"old": {}, "new": {"provenance": "provenance-2.json"}, "broken": []}.items():
         results.cell(cell_id).mkdir()
         write_json(results.cell(cell_id) / "cell.json", content)
-    assert results.sessions(["old", "new", "broken", "absent"]) == {
+    assert results.session_of(["old", "new", "broken", "absent"]) == {
         "old": "provenance.json",
         "new": "provenance-2.json",
     }
@@ -106,6 +107,6 @@ def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
             results.provenance.write_text(content)
         else:
             results.provenance.unlink()
-        with pytest.raises(ResultsError, match=r"provenance\.json: not a readable provenance"):
+        with pytest.raises(ResultsError, match=r"provenance\.json: cannot be read"):
             results.read_session("provenance.json")
     assert results.new_provenance().name == "provenance-3.json"

@@ -8,18 +8,19 @@ import sys
 import pytest
 
 from harness.errors import ResultsError
-from harness.results.folder import Results, write_json
+from harness.results.files import write_json
+from harness.results.folder import RunFolder
 
 
 def planned(tmp_path, name="smoke"):
-    results = Results.create(tmp_path, name)
+    results = RunFolder.create(tmp_path, name)
     write_json(results.plan, {"cells": []})
     results.point_latest()
     return results
 
 
 def test_two_runs_at_once_get_folders_of_their_own(tmp_path):
-    folders = {Results.create(tmp_path, "smoke").folder for _ in range(20)}
+    folders = {RunFolder.create(tmp_path, "smoke").folder for _ in range(20)}
     assert len(folders) == 20
 
 
@@ -27,19 +28,19 @@ def test_latest_points_at_the_newest(tmp_path):
     planned(tmp_path)
     second = planned(tmp_path)
     assert (tmp_path / "latest").resolve() == second.folder.resolve()
-    assert Results.find("latest", tmp_path).folder == second.folder.resolve()
+    assert RunFolder.find("latest", tmp_path).folder == second.folder.resolve()
 
 
 def test_a_run_is_found_by_name_and_by_path(tmp_path):
     results = planned(tmp_path)
     for name in (results.folder.name, str(results.folder)):
-        assert Results.find(name, tmp_path).folder == results.folder.resolve()
+        assert RunFolder.find(name, tmp_path).folder == results.folder.resolve()
 
 
 def test_a_run_that_is_not_there_is_an_error_that_names_those_that_are(tmp_path):
     results = planned(tmp_path)
     with pytest.raises(ResultsError, match=results.folder.name):
-        Results.find("nothing", tmp_path)
+        RunFolder.find("nothing", tmp_path)
 
 
 def test_a_failed_write_leaves_the_old_file_whole(tmp_path):
@@ -54,7 +55,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path):
 def test_a_folder_named_latest_is_left_alone(tmp_path):
     mine = tmp_path / "latest"
     mine.mkdir()
-    results = Results.create(tmp_path, "smoke")
+    results = RunFolder.create(tmp_path, "smoke")
     assert results.point_latest() == f"{mine} is no symbolic link"
     assert mine.is_dir() and not list(mine.iterdir())
 
@@ -62,8 +63,8 @@ def test_a_folder_named_latest_is_left_alone(tmp_path):
 LOCKS = """
 import sys, time
 from pathlib import Path
-from harness.results.folder import Results
-with Results(Path(sys.argv[1])).locked():
+from harness.results.folder import RunFolder
+with RunFolder(Path(sys.argv[1])).locked():
     print("locked", flush=True)
     time.sleep(60)
 """

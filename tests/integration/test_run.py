@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from harness.results.folder import Results, write_json
+from harness.results.files import write_json
+from harness.results.folder import RunFolder
 from harness.run.cli import main
 from harness.testbed.state import RunState
 
@@ -300,7 +301,7 @@ def test_bad_input_is_one_message_and_no_run(override, harness, tmp_path, monkey
 
 
 def test_a_folder_of_a_run_that_is_alive_is_not_resumed(harness, tmp_path, monkeypatch, capfd):
-    alive = Results.create(tmp_path / "results", "smoke")
+    alive = RunFolder.create(tmp_path / "results", "smoke")
     write_json(alive.plan, {"cells": []})
     alive.point_latest()
     monkeypatch.setattr(sys, "argv", harness("resume=latest")[2:])

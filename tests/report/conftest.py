@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from harness.config.sweep import variants
-from harness.report.rows import COLUMNS
+from harness.results.cells import Cell, CellRecord, FailedCell, LinkRecord
+from harness.results.checks import Check
+from harness.results.files import typed, write_json
+from harness.results.folder import Plan, RunFolder
+from harness.results.ledger import Entry
 from harness.results.metrics import EpochMetrics
+from harness.results.rows import EpochRow, schema_of, write_rows
 
 REGIMES = {
     "local": {"rtt_ms": 0, "rate_gbit": None, "jitter_ms": 0.0, "loss_pct": 0.0},
@@ -56,13 +60,13 @@ class FolderBuilder:
         dataset: str = "harness.datasets.imagenet_like.ImagenetLike",
     ) -> None:
         self.folder = folder
-        self.accelerator: dict[str, object] = {"label": accelerator, "emulated": accelerator.startswith("emulated")}
-        if self.accelerator["emulated"]:
-            self.accelerator["citation"] = "MLPerf Storage v1.0, ResNet-50: 0.435 s per batch of 400"
+        emulated = accelerator.startswith("emulated")
+        citation = "MLPerf Storage v1.0, ResNet-50: 0.435 s per batch of 400" if emulated else None
+        self.accelerator = {"label": accelerator, "emulated": emulated, "citation": citation}
         self.config: dict[str, Any] = {
             "name": name,
             "description": "PyTorch, DALI and the streaming daemon: seconds and joules per epoch",
-            "workloads": {"resnet50": {"batch_size": 32}},
+            "workloads": {"resnet50": {"_target_": "harness.workloads.vision.Vision", "batch_size": 32}},
             "loaders": {key: dict(TARGETS[key]) for key in loaders},
             "regimes": {key: dict(REGIMES[key]) for key in regimes},
             "repeats": repeats,
@@ -77,6 +81,7 @@ class FolderBuilder:
         self.placement = {"kind": placement, "remote_samples": 251, "remote_bytes": 28_900_000}
         random_ = random.Random(7)
         self.cells: dict[str, dict[str, Any]] = {}
+        self.failures: dict[str, str] = {}
         self.rows: dict[str, dict[str, Any]] = {}
         self.links: dict[str, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
@@ -102,7 +107,8 @@ class FolderBuilder:
             "mount": "local" if local else ("sshfs" if loader != "streaming" else "none: streamed"),
             "notes": ["crop parameters are drawn by DALI's own generator"] if loader == "dali" else [],
             "accelerator": self.accelerator,
-            "status": "done",
+            "dataset": {"name": "imagenet_small", "samples": 500, "bytes": 57_600_000},
+            "energy": {"interval_ms": 100.0},
         }
         self.rows[cell_id] = self._row(cell_id, loader, regime, repeat, duration_s, energy_source)
         self.events += [
@@ -130,7 +136,9 @@ class FolderBuilder:
                 }
             )
         if not local:
-            probe = {"rtt_ms_median": rtt_ms * 1.004 + 0.02, "rate_gbit": 0.987}
+            seen_ms = rtt_ms * 1.004 + 0.02
+            probe = {"rtt_ms_median": seen_ms, "rtt_ms_min": seen_ms, "rtt_ms_p99": seen_ms, "rtt_samples": 100}
+            probe["rate_gbit"] = 0.987
             self.links[cell_id] = {
                 "kind": "relay",
                 "before": probe,
@@ -174,10 +182,11 @@ class FolderBuilder:
             "stall_s": round(duration_s - compute_s, 4),
             "au": round(compute_s / duration_s, 4),
             "cpu_util": 0.61,
-            "gpu_util": "",
+            "gpu_util": None,
+            "dram_j": None,
             **joules,
             "total_j": round(sum(joules.values()), 2),
-            "energy_error_j": 3.1 if measured else "",
+            "energy_error_j": 3.1 if measured else None,
             "energy_source": energy_source,
             "valid": "valid",
         }
@@ -192,7 +201,7 @@ class FolderBuilder:
 
     def fail(self, cell_id: str, reason: str) -> None:
         """Make a cell one that failed before its epoch ended."""
-        self.cells[cell_id] |= {"status": "failed", "failure": reason}
+        self.failures[cell_id] = reason
         del self.rows[cell_id]
         self._event(cell_id, "failed", reason)
 
@@ -217,41 +226,49 @@ class FolderBuilder:
         self.events.append({"t_utc": "2025-11-20T13:09:00Z", "cell_id": cell_id, "event": event, "message": message})
 
     def write(self, *, epochs: bool = True) -> Path:
-        """Write the folder; without epochs.csv when `epochs` is false."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._json("config.yaml", self.config)  # JSON is YAML
-        plan = [{**cell, "regime": cell["regime"]["name"]} for cell in self.cells.values()]
-        keys = ("cell_id", "loader", "workload", "regime", "repeat")
-        self._json(
-            "plan.json",
-            {
-                "run_id": "5f0c9a1e",
-                "experiment": self.config["name"],
-                "cells": [{key: cell[key] for key in keys} for cell in plan],
-            },
-        )
-        self._json("provenance.json", PROVENANCE)
-        self._json("checks.json", self.checks)
-        lines = "".join(json.dumps(event) + "\n" for event in self.events)
-        (self.folder / "ledger.jsonl").write_text(lines)
+        """Write the folder with what a run writes it with; without rows when `epochs` is false."""
+        run = RunFolder(self.folder)
+        run.cells.mkdir(parents=True, exist_ok=True)
+        write_config(run, self.config)
+        cells = [
+            Cell(
+                cell_id=cell["cell_id"],
+                loader=cell["loader"],
+                workload=cell["workload"],
+                regime=cell["regime"]["name"],
+                repeat=cell["repeat"],
+            )
+            for cell in self.cells.values()
+        ]
+        write_json(run.plan, Plan(run_id="5f0c9a1e", experiment=self.config["name"], cells=cells))
+        write_json(run.provenance, PROVENANCE)
+        write_json(run.checks, [asdict(Check(**check)) for check in self.checks])
+        run.ledger.write_text("".join(json.dumps(asdict(Entry(**event))) + "\n" for event in self.events))
         finished = {event["cell_id"] for event in self.events if event["event"] != "interrupted"}
         for cell_id, cell in self.cells.items():
-            if cell_id in finished:
-                home = f"cells/{cell_id}" + ("" if cell["status"] == "done" else ".partial")
-                self._json(f"{home}/cell.json", cell)
-                if cell_id in self.links and cell["status"] == "done":
-                    self._json(f"{home}/link.json", self.links[cell_id])
+            if cell_id in self.failures:
+                run.partial(cell_id).mkdir(exist_ok=True)
+                known = {name: cell[name] for name in ("cell_id", "loader", "workload", "regime", "repeat")}
+                failed = {**known, "status": "failed", "failure": self.failures[cell_id]}
+                write_json(run.partial(cell_id) / "cell.json", typed(FailedCell, failed))
+            elif cell_id in finished:
+                home = run.cell(cell_id)
+                home.mkdir(exist_ok=True)
+                write_json(home / "cell.json", typed(CellRecord, cell))
+                write_json(home / "link.json", typed(LinkRecord, self.links.get(cell_id, {})))
         if epochs:
-            with (self.folder / "epochs.csv").open("w", newline="") as stream:
-                writer = csv.DictWriter(stream, COLUMNS)
-                writer.writeheader()
-                writer.writerows(self.rows.values())
+            rows = [EpochRow(**row) for row in self.rows.values()]
+            write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
         return self.folder
 
-    def _json(self, name: str, value: object) -> None:
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(value, indent=1))
+
+def write_config(run: RunFolder, config: Mapping[str, Any]) -> None:
+    """Write a config, in which every workload and loader has a class."""
+    groups = {
+        group: {key: {"_target_": "module.Class", **section} for key, section in config[group].items()}
+        for group in ("workloads", "loaders")
+    }
+    write_json(run.config, {**config, **groups})  # JSON is YAML
 
 
 def hash_of(*parts: object) -> int:
@@ -318,9 +335,10 @@ class SweepBuilder:
             "name": figures[0].rpartition(".")[2],
             "description": "a sweep",
             "workloads": {key: {"_target_": "w"} for key in workloads},
+            "dataset": {"_target_": "d", "name": "tiny"},
             "loaders": dict(loaders or {"pytorch": {"_target_": "p", "sweep": {"num_workers": [1, 2, 4]}}}),
             "regimes": {"local": dict(REGIMES["local"])},
-            "epochs": epochs,
+            "epochs": max(1, epochs),
             "seed": 0,
             "figures": list(figures),
         }
@@ -339,11 +357,12 @@ class SweepBuilder:
                 cells.append({**at, "regime": "local", "repeat": 1})
                 self._cell(cell_id, at, float(next(iter(variant.setting.values()), 1)))
         self.folder.mkdir(parents=True)
-        (self.folder / "config.yaml").write_text(json.dumps(self.config))
-        (self.folder / "plan.json").write_text(json.dumps({"run_id": "5f0c9a1e", "cells": cells}))
-        pd.DataFrame(self.rows, columns=list(COLUMNS)).to_csv(self.folder / "epochs.csv", index=False)
-        metrics = pd.DataFrame(self.metrics, columns=EpochMetrics.columns())
-        metrics.to_parquet(self.folder / "metrics.parquet")
+        run = RunFolder(self.folder)
+        write_config(run, self.config)
+        write_json(run.plan, typed(Plan, {"run_id": "5f0c9a1e", "cells": cells}))
+        write_rows([EpochRow(**row) for row in self.rows], EpochRow, run.epochs_parquet, run.epochs_csv)
+        metrics = [EpochMetrics(**metric) for metric in self.metrics]
+        write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
         for cell in cells:
             self._stored(cell)
         return self.folder
@@ -359,21 +378,32 @@ class SweepBuilder:
                 "epoch": epoch,
                 "valid": self.verdict,
             }
-            row |= {"duration_s": duration_s, "samples": self.samples, "bytes": 1e6, "energy_source": ""}
+            row |= {"duration_s": duration_s, "samples": self.samples, "bytes": 1_000_000, "energy_source": ""}
+            row |= dict.fromkeys(("cpu_util", "gpu_util", "cpu_j", "dram_j", "gpu_j", "total_j", "energy_error_j"))
+            row |= {"start_utc": "2025-11-20T13:00:00.000Z", "end_utc": "2025-11-20T13:00:10.000Z"}
             row |= {"samples_per_s": self.samples / duration_s, "mb_per_s": 1.0, "stall_s": 1.0, "au": 0.5}
             self.rows.append({**at, **row})
-            metric = dict.fromkeys(EpochMetrics.columns()) | {"cell_id": cell_id, "epoch": epoch, "cell_cpu_s": 3.0}
+            metric = dict.fromkeys(schema_of(EpochMetrics).names) | {
+                "cell_id": cell_id,
+                "epoch": epoch,
+                "cell_cpu_s": 3.0,
+            }
             metric |= {"first_batch_s": 0.5 * setting, "batch_p50_s": 0.1, "batch_p95_s": 0.2, "batch_p99_s": 0.3}
-            metric |= {"loader_made_s": 0.25 if epoch == 1 else None, "pss_peak_bytes": 5e8}
+            metric |= {"loader_made_s": 0.25 if epoch == 1 else None, "pss_peak_bytes": 500_000_000}
             metric |= {"steady_samples_per_s": 20 * setting}
             self.metrics.append(metric)
 
     def _stored(self, cell: Mapping[str, Any]) -> None:
         home = self.folder / "cells" / str(cell["cell_id"])
         home.mkdir(parents=True)
-        (home / "cell.json").write_text(
-            json.dumps({**cell, "status": "done", "accelerator": {"label": self.accelerator}})
-        )
+        record = {
+            **cell,
+            "regime": {"name": "local", **REGIMES["local"]},
+            "dataset": {"name": "tiny", "samples": self.samples, "bytes": 1_000_000},
+            "accelerator": {"label": self.accelerator},
+            "energy": {"interval_ms": 100.0},
+        }
+        write_json(home / "cell.json", typed(CellRecord, record))
         times = self.work_s.get(str(cell["workload"]))
         count = len(times) if times else 1
         table = {

@@ -19,7 +19,7 @@ from harness.report.claims.composition import composition
 from harness.report.claims.definition import Definition, Needs, Values
 from harness.report.claims.rows import Row, claim_rows
 from harness.report.claims.words import Bound, combined, written
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 
 FASTER = Definition(
     id="one",

@@ -1,7 +1,7 @@
 import pytest
 
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, judge
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 
 MEASURED = "cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter"
 
@@ -63,10 +63,11 @@ def test_without_a_streaming_loader_its_claims_are_not_judged(build, loaders):
 
 
 def test_another_workload_judges_nothing_of_resnet_50(build):
-    folder = build().write()
-    for name in ("config.yaml", "plan.json", "epochs.csv"):
-        (folder / name).write_text((folder / name).read_text().replace("resnet50", "vit_b16"))
-    assert {claim.reason for claim in verdicts(folder).values()} == {"the run has no ResNet-50"}
+    builder = build()
+    builder.config["workloads"] = {"vit_b16": builder.config["workloads"]["resnet50"]}
+    for one in (*builder.cells.values(), *builder.rows.values()):
+        one["workload"] = "vit_b16"
+    assert {claim.reason for claim in verdicts(builder.write()).values()} == {"the run has no ResNet-50"}
 
 
 SYNTHETIC = "harness.datasets.synthetic.Synthetic"

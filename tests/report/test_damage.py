@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from harness.errors import BROKEN_FIGURE, DiskError, ResultsError
@@ -56,7 +58,7 @@ def find(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("damage", WHOLE)
-@pytest.mark.parametrize("name", [*STORED, "epochs.csv", "ledger.jsonl"])
+@pytest.mark.parametrize("name", [*STORED, "epochs.parquet", "ledger.jsonl"])
 def test_a_file_that_is_damaged_as_a_whole_is_named(folder, said, name, damage):
     path = find(folder, name)
     path.write_bytes(WHOLE[damage](path.read_bytes()))
@@ -91,11 +93,13 @@ def test_a_damaged_table_that_a_figure_needs_is_named_in_its_place(build_sweep, 
     assert capsys.readouterr().err.startswith(f"error: figure minato_table2 cannot be drawn: {path}: cannot be read")
 
 
-@pytest.mark.parametrize("value", ["NaN", "inf", "soon", "1.5"])
-def test_what_is_no_number_of_epochs_is_named_by_line_and_column(folder, said, value):
-    path = folder / "epochs.csv"
-    path.write_text(path.read_text().replace(",500,", f",{value},", 1))
-    assert said(report, folder, "epochs.csv, line 2, column samples") == ResultsError.exit_status
+@pytest.mark.parametrize("value", [None, 1.5, "soon"])
+def test_a_column_of_epochs_with_another_type_is_named_with_its_file(folder, said, value):
+    path = folder / "epochs.parquet"
+    table = pq.read_table(path)
+    place = table.column_names.index("samples")
+    pq.write_table(table.set_column(place, "samples", pa.array([value] * len(table))), path)
+    assert said(report, folder, "epochs.parquet") == ResultsError.exit_status
 
 
 def damaged(whole: Any) -> Iterator[Any]:

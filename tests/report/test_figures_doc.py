@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from harness.config.experiment import experiment_from
 from harness.errors import ResultsError
-from harness.report import render
+from harness.report import read_report, render
 from harness.report.figures import check_figures
 from harness.report.figures.definition import packaged
 
@@ -28,7 +28,7 @@ def test_a_figure_of_a_sweep_is_one_yaml(build_sweep, tmp_path, monkeypatch):
     (tmp_path / "memory_by_workers.yaml").write_text(example("figure"))
     named = tuple(yaml.safe_load(example("experiment"))["figures"])
     check_figures(named)
-    rendered = render(build_sweep(figures=named).write())
+    rendered = render(read_report(build_sweep(figures=named).write()))
     assert not rendered.broken
     assert {"memory_by_workers.png", "memory_by_workers.svg"} <= {path.name for path in rendered.files}
     page = rendered.files[-1].read_text()
@@ -40,7 +40,7 @@ def test_the_module_of_the_example_draws_a_figure_and_a_table(build_sweep, tmp_p
     (tmp_path / "seconds_of_epochs.py").write_text(example("module"))
     monkeypatch.syspath_prepend(str(tmp_path))
     check_figures(["seconds_of_epochs"])
-    rendered = render(build_sweep(figures=("seconds_of_epochs",)).write())
+    rendered = render(read_report(build_sweep(figures=("seconds_of_epochs",)).write()))
     assert not rendered.broken
     page = rendered.files[-1].read_text()
     assert "A point is an epoch, in the order of the run." in page

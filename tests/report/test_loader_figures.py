@@ -5,10 +5,10 @@ import json
 import pytest
 from matplotlib.text import Text
 
-from harness.report import render
+from harness.report import read_report, render
 from harness.report.figures import figure, figure_tables
 from harness.report.figures.marks import _apart
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 
 SWEEPS = {
     "pytorch": {"_target_": "p", "sweep": {"num_workers": [1, 2, 4]}},
@@ -44,14 +44,14 @@ def test_preprocessing_times_stand_over_the_paper_s_of_the_same_workload(build_s
     assert paper[2:] == ("500", "470", "630", "750", "10", "2230", "197")
     assert other[0] == "ResNet-50"
     assert table.dim == {1}
-    render(folder)
+    render(read_report(folder))
     assert '<td class="num">2230</td>' in (folder / "report.html").read_text()
     assert (folder / "figures/minato_table2.png").stat().st_size > 10_000
 
 
 def test_a_loader_that_tells_no_times_gives_no_figure_and_no_table(build_sweep):
     folder = build_sweep(figures=("minato_table2",), loaders={"dali": {}}).write()
-    render(folder)
+    render(read_report(folder))
     assert not (folder / "figures").exists()
     assert figure_tables(read_results(folder)) == ()
 
@@ -128,7 +128,7 @@ def test_points_without_a_valid_row_are_said_to_be_so(build_sweep):
 
 def test_a_run_of_another_paper_s_figure_is_not_asked_emlio_s_claims(build_sweep):
     folder = build_sweep(figures=("spdl_fig5",)).write()
-    render(folder)
+    render(read_report(folder))
     assert {claim["id"][:9] for claim in json.loads((folder / "claims.json").read_text())} == {"spdl_fig5"}
     assert "EMLIO" not in (folder / "report.html").read_text()
 
@@ -137,7 +137,7 @@ def test_figures_are_empty_and_the_page_whole_when_no_cell_ended(build_sweep):
     names = ("minato_table2", "minato_fig2", "minato_fig4", "spdl_fig5", "spdl_fig9", "spdl_table2")
     builder = build_sweep(figures=names, epochs=0)
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     assert not (folder / "figures").exists()
     assert "0 of" in (folder / "report.html").read_text()
 
@@ -146,7 +146,7 @@ def test_swept_loaders_are_in_the_order_of_their_sweep(build_sweep):
     builder = build_sweep(figures=("spdl_fig5",), loaders={"pytorch": {"sweep": {"num_workers": [8, 1, 16]}}})
     results = read_results(builder.write())
     assert results.loaders == ("pytorch_num_workers_8", "pytorch_num_workers_1", "pytorch_num_workers_16")
-    assert results.variants["pytorch_num_workers_16"].setting == {"num_workers": 16}
+    assert results.experiment.loaders["pytorch_num_workers_16"].setting == {"num_workers": 16}
 
 
 def test_names_at_the_ends_of_lines_keep_apart_and_stay_by_their_lines():

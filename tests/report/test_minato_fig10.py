@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from harness.report import render
+from harness.report import read_report, render
 from harness.report.figures import figure, figure_tables
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 
 LOADERS = {key: {"_target_": "l"} for key in ("pytorch", "dali", "sample_aware")}
 STEPS, BEGAN_NS = 8, 1_700_000_000 * 10**9
@@ -66,7 +66,7 @@ def test_use_throughput_and_disk_reads_stand_a_row_a_loader_beside_the_paper_s(f
 
 
 def test_claims_of_eight_gpus_are_not_judged_on_an_emulation(folder: Path) -> None:
-    render(folder)
+    render(read_report(folder))
     verdicts = {claim["id"]: claim["verdict"] for claim in json.loads((folder / "claims.json").read_text())}
     assert verdicts["minato_fig10_gpu_dali"] == verdicts["minato_fig10_pytorch"] == "NOT CHECKED"
     assert verdicts["minato_fig10_faster"] == "PASS"

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from harness.report import render
+from harness.report import read_report, render
 from harness.report.claims import Claim, judge
 from harness.report.figures import figure, figure_tables
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 
 LOADERS = {
     "pytorch": {"_target_": "p", "num_workers": 4},
@@ -41,12 +41,12 @@ def measured(
         section["heavy_share"] = int(key.removeprefix("slow_")) / 100
     builder.work_s = work_s or {}
     folder: Path = builder.write()
-    rows = pd.read_csv(folder / "epochs.csv")
+    rows = pd.read_parquet(folder / "epochs.parquet")
     rows["duration_s"] = [
         seconds[row.workload][row.loader] * (3 if row.epoch == 1 and row.loader == "sample_aware" else 1)
         for row in rows.itertuples()
     ]
-    rows.to_csv(folder / "epochs.csv", index=False)
+    rows.to_parquet(folder / "epochs.parquet", index=False)
     return folder
 
 
@@ -90,7 +90,7 @@ def test_the_claims_are_judged_by_share_without_the_epochs_that_start_workers(
     assert most.actual == "1.25×"
     assert "1.25× at 0.25, 1.25× at 0.5, 1.12× at 0.75" in most.reason
     assert "the paper's own loader adds workers" in most.reason
-    render(folder)
+    render(read_report(folder))
     stored = {claim["id"]: claim for claim in json.loads((folder / "claims.json").read_text())}
     assert stored["minato_fig12_most"]["verdict"] == "FAIL"
     assert "minato_fig12" in (folder / "report.html").read_text()
@@ -104,8 +104,8 @@ def test_a_loader_that_falls_behind_fails_the_claim(build_sweep: Callable[..., A
 
 def test_a_share_that_was_not_run_is_not_checked(build_sweep: Callable[..., Any]) -> None:
     folder = measured(build_sweep, SECONDS)
-    rows = pd.read_csv(folder / "epochs.csv")
-    rows[rows["workload"] != "slow_75"].to_csv(folder / "epochs.csv", index=False)
+    rows = pd.read_parquet(folder / "epochs.parquet")
+    rows[rows["workload"] != "slow_75"].to_parquet(folder / "epochs.parquet", index=False)
     found = verdicts(folder)
     assert found["minato_fig12_ahead"].verdict == "NOT CHECKED"
     assert found["minato_fig12_ahead"].reason == "the run has no row of PyTorch, heavy_share 0.75"

@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from harness.cell.events import save_events
 from harness.report.claims import Claim, judge
 from harness.report.figures import figure, figure_tables
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 
 LOADERS = ("pytorch", "size_balanced", "pecan", "sample_aware")
 SECONDS = {"pytorch": 10.0, "size_balanced": 12.5, "pecan": 9.8, "sample_aware": 8.0}
@@ -33,10 +33,10 @@ def measured(build_sweep: Callable[..., Any], accelerator: str = "emulated: assu
     )
     builder.accelerator = accelerator
     folder: Path = builder.write()
-    rows = pd.read_csv(folder / "epochs.csv")
+    rows = pd.read_parquet(folder / "epochs.parquet")
     rows["duration_s"] = rows["loader"].map(SECONDS)
     rows["stall_s"] = rows["duration_s"] - BATCHES * STEP_S
-    rows.to_csv(folder / "epochs.csv", index=False)
+    rows.to_parquet(folder / "epochs.parquet", index=False)
     for loader, seconds in SECONDS.items():
         store_cell(folder / "cells" / f"{loader}-mask_rcnn-local-r1", seconds)
     # Every fourth file is large; of the slow pictures, those of ids 0 and 1 of every 16, half have a small one.
@@ -113,10 +113,10 @@ def test_the_claims_are_judged_and_those_of_a_gpu_are_not_without_one(build_swee
 
 def test_a_heuristic_that_is_far_from_what_the_paper_says_fails_its_claim(build_sweep: Callable[..., Any]) -> None:
     folder = measured(build_sweep)
-    rows = pd.read_csv(folder / "epochs.csv")
+    rows = pd.read_parquet(folder / "epochs.parquet")
     rows.loc[rows["loader"] == "pecan", "duration_s"] = 7.0
     rows.loc[rows["loader"] == "size_balanced", "duration_s"] = 7.0
-    rows.to_csv(folder / "epochs.csv", index=False)
+    rows.to_parquet(folder / "epochs.parquet", index=False)
     found = verdicts(folder)
     assert (found["minato_fig3_reorder_time"].verdict, found["minato_fig3_size"].verdict) == ("FAIL", "FAIL")
 

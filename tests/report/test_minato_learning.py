@@ -12,8 +12,8 @@ import pytest
 from matplotlib.text import Text
 
 from harness.report.figures import figure, figure_tables
-from harness.report.folder import read_results
 from harness.report.paired import paired
+from harness.results.reader import read_results
 
 LOADERS = {"pytorch": {"_target_": "p"}, "sample_aware": {"_target_": "s"}}
 EPOCHS, COUNT, SIZE = 3, 32, 4

@@ -17,7 +17,7 @@ from harness.config.experiment import experiment_from
 from harness.report.claims import judge
 from harness.report.figures import figure, figure_tables
 from harness.report.figures.timeline import timelines, window_s
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 from harness.run.plan import plan
 
 SECOND_NS = 10**9
@@ -196,19 +196,19 @@ def test_training_time_is_all_epochs_by_number_of_workers(build_sweep: Any) -> N
 
 def test_a_training_of_which_an_epoch_does_not_count_is_no_short_one(build_sweep: Any) -> None:
     folder = build_sweep(figures=("minato_fig9",), workloads=("unet3d",), loaders=SWEPT).write()
-    frame = pd.read_csv(folder / "epochs.csv")
+    frame = pd.read_parquet(folder / "epochs.parquet")
     first = (frame["loader"] == "dali_num_threads_2") & (frame["epoch"] == 1)
     frame.loc[first, "valid"] = "invalid: exactly_once (1 missing)"
-    frame.to_csv(folder / "epochs.csv", index=False)
+    frame.to_parquet(folder / "epochs.parquet", index=False)
     assert figure_tables(read_results(folder))[0].rows[1] == ("UNet3D, 2", "5.00 s", "–", "5.00 s")
 
 
 def test_who_trains_faster_is_judged_at_every_number_of_workers(build_sweep: Any) -> None:
     folder = build_sweep(figures=("minato_fig9",), workloads=("unet3d",), loaders=SWEPT).write()
-    frame = pd.read_csv(folder / "epochs.csv")
+    frame = pd.read_parquet(folder / "epochs.parquet")
     frame.loc[frame["loader"] == "sample_aware_num_workers_1", "duration_s"] *= 0.5
     frame.loc[frame["loader"] == "sample_aware_num_workers_2", "duration_s"] *= 1.25
-    frame.to_csv(folder / "epochs.csv", index=False)
+    frame.to_parquet(folder / "epochs.parquet", index=False)
     claims = {claim.id: claim for claim in judge(read_results(folder))}
     shortest = claims["minato_fig9_shortest_unet3d"]
     assert (shortest.verdict, shortest.actual) == ("FAIL", "0.80×")

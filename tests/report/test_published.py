@@ -3,8 +3,8 @@
 import pytest
 
 from harness.report.distance import figure_of, paper_figure
-from harness.report.folder import read_results
 from harness.report.papers import low
+from harness.results.reader import read_results
 
 SYNTHETIC = "harness.datasets.synthetic.Synthetic"
 FIG5, FIG7, FIG8, FIG10 = (paper_figure(f"emlio/fig{number}") for number in (5, 7, 8, 10))

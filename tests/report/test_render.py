@@ -3,15 +3,16 @@ import re
 import sys
 import xml.etree.ElementTree as ET
 from html import unescape
+from importlib import import_module
 
 import pytest
 from markupsafe import escape
 
 from harness.errors import BROKEN_FIGURE, ResultsError
-from harness.report import render
+from harness.report import read_report, render
 from harness.report.__main__ import main
 from harness.report.figures import check_figures
-from harness.report.folder import read_results
+from harness.results.reader import read_results
 
 
 def page(folder):
@@ -20,7 +21,7 @@ def page(folder):
 
 def test_everything_is_drawn_from_the_folder_and_listed(build):
     folder = build().write()
-    drawn = {str(path.relative_to(folder)) for path in render(folder).files}
+    drawn = {str(path.relative_to(folder)) for path in render(read_report(folder)).files}
     assert drawn == {"claims.json", "figures/emlio_fig5.png", "figures/emlio_fig5.svg", "report.html"}
     claims = json.loads((folder / "claims.json").read_text())
     assert set(claims[0]) == {"id", "claim", "source", "expected", "actual", "verdict", "reason"}
@@ -28,15 +29,15 @@ def test_everything_is_drawn_from_the_folder_and_listed(build):
 
 def test_drawing_again_replaces_what_was_drawn(build):
     folder = build(regimes=("local",)).write()
-    first = render(folder)
+    first = render(read_report(folder))
     words = list(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
-    assert render(folder) == first
+    assert render(read_report(folder)) == first
     assert list(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext()) == words
 
 
 def test_the_figure_labels_estimates_and_holds_the_paper_s_values(build):
     folder = build().write()
-    render(folder)
+    render(read_report(folder))
     text = " ".join(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
     for words in ("hatched: estimate, not measured", "EMLIO", "4230 s", "36.4 kJ", "not in the text", "(paper 24.1×)"):
         assert words in text
@@ -44,7 +45,7 @@ def test_the_figure_labels_estimates_and_holds_the_paper_s_values(build):
 
 def test_a_measured_figure_has_no_hatch(build):
     folder = build(energy_source="cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter").write()
-    render(folder)
+    render(read_report(folder))
     svg = (folder / "figures/emlio_fig5.svg").read_text()
     assert "hatched" not in svg
     assert "<pattern" not in svg
@@ -53,7 +54,7 @@ def test_a_measured_figure_has_no_hatch(build):
 
 def test_the_page_needs_nothing_beside_it(build):
     folder = build().write()
-    render(folder)
+    render(read_report(folder))
     text = page(folder)
     assert not re.search(r"""(src|href)=["'](?!#)""", text.replace("xlink:href", "xlink_href"))
     assert "@import" not in text
@@ -64,7 +65,7 @@ def test_the_page_needs_nothing_beside_it(build):
 
 def test_the_page_names_a_regime_by_its_loss_and_jitter_too(build):
     folder = build(regimes=("local", "wan_lossy")).write()
-    render(folder)
+    render(read_report(folder))
     assert "30 ms, 0.1 % loss, 2 ms jitter" in page(folder)
 
 
@@ -72,7 +73,7 @@ def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
     builder = build()
     builder.config["figures"] = []
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     text = page(folder)
     for words in (
         "Emulated A100",
@@ -88,7 +89,7 @@ def test_the_page_says_what_is_emulated_estimated_and_how_to_reproduce(build):
 
 def test_the_cards_of_several_workloads_name_theirs(build_sweep):
     folder = build_sweep(figures=("spdl_fig5",), workloads=("resnet50", "unet3d")).write()
-    render(folder)
+    render(read_report(folder))
     assert re.findall(r"<h2>(ResNet-50|UNet3D)</h2>\n<section class=\"cards\"", page(folder)) == ["ResNet-50", "UNet3D"]
 
 
@@ -97,7 +98,7 @@ def test_headers_of_tables_say_what_they_are_of_and_paper_shows_everything(build
     builder.config["figures"] = []
     builder.invalidate(builder.ids()[0], "spread", "< 10 %", "14 %")
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     text = page(folder)
     headers = re.findall(r"<th\b[^>]*>", text)
     assert headers
@@ -111,7 +112,7 @@ def test_the_page_s_commands_name_the_results_dir_that_was_given(build):
     builder.config |= {"figures": [], "results_dir": "/data/my runs"}
     builder.invalidate(builder.ids()[0], "spread", "< 10 %", "14 %")
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     text = unescape(page(folder))
     again = f"python -m harness resume={folder.name} 'results_dir=/data/my runs'"
     assert f"<pre>{again} resume_invalid=true</pre>" in text
@@ -125,7 +126,7 @@ def test_samples_that_a_loader_left_out_by_policy_are_told_with_their_ids_and_wh
         told = {"3": "sample 3 (a/3.jpg): decode: cannot be read", str(6 + epoch): "decode: cut short"}
         builder.cells[cell_id]["skipped"] = [{"epoch": 1, "count": 2, "samples": told}]
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     text = page(folder)
     assert "3 samples skipped by policy (on_error=skip): 3, 7, 8. The first: sample 3 (a/3.jpg): decode" in text
     assert "skipped by policy" not in page_of_plain_run(build)
@@ -135,7 +136,7 @@ def page_of_plain_run(build):
     builder = build()
     builder.config["figures"] = []
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     return page(folder)
 
 
@@ -144,7 +145,7 @@ def test_text_from_the_run_is_escaped_on_the_page(build):
     builder.fail(builder.ids()[0], "SampleError: <script>alert(1)</script>")
     builder.config["figures"] = []
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     assert "<script>" not in page(folder)
     assert "&lt;script&gt;" in page(folder)
 
@@ -156,7 +157,7 @@ def test_text_from_the_run_is_escaped_on_the_page(build):
 )
 def test_other_shapes_of_run_are_drawn(build, options):
     folder = build(**options).write()
-    render(folder)
+    render(read_report(folder))
     assert (folder / "figures/emlio_fig5.png").stat().st_size > 10_000
 
 
@@ -165,7 +166,7 @@ def test_a_run_without_a_valid_row_says_that_nothing_is_a_result(build):
     for cell_id in builder.ids():
         builder.invalidate(cell_id, "spread", "< 10 %", "14 %")
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     assert "No epoch passed every validity rule" in page(folder)
     assert "† no valid row" in (folder / "figures/emlio_fig5.svg").read_text()
 
@@ -174,7 +175,7 @@ def test_an_interrupted_run_has_a_page_and_no_figure(build):
     builder = build()
     builder.interrupt_after(7)
     folder = builder.write(epochs=False)
-    assert [path.name for path in render(folder).files] == ["claims.json", "report.html"]
+    assert [path.name for path in render(read_report(folder)).files] == ["claims.json", "report.html"]
     assert f"python -m harness resume={folder.name}</pre>" in page(folder)
     assert "there is no epochs.csv" in page(folder)
 
@@ -182,9 +183,9 @@ def test_an_interrupted_run_has_a_page_and_no_figure(build):
 def test_a_run_without_joules_is_drawn_without_them(build):
     builder = build(regimes=("local",))
     for row in builder.rows.values():
-        row |= {"cpu_j": "", "gpu_j": "", "total_j": "", "energy_source": ""}
+        row |= {"cpu_j": None, "gpu_j": None, "total_j": None, "energy_source": ""}
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     assert "joules are unknown" in (folder / "figures/emlio_fig5.svg").read_text()
 
 
@@ -230,7 +231,7 @@ def test_a_figure_of_the_user_s_own_is_found_by_its_import_path(build, own_figur
     builder.config["figures"] = [own_figure(name)]
     folder = builder.write()
     check_figures(builder.config["figures"])
-    assert not render(folder).broken
+    assert not render(read_report(folder)).broken
     assert (folder / "figures" / f"{name.rpartition('.')[2]}.svg").exists()
     assert "Every epoch in its order." in page(folder)
     assert 'aria-label="Every epoch&#39;s &#34;seconds&#34; &amp; no &lt;joules&gt;"' in page(folder)
@@ -239,7 +240,7 @@ def test_a_figure_of_the_user_s_own_is_found_by_its_import_path(build, own_figur
 def test_two_figures_of_one_name_have_files_of_their_own(build, own_figure):
     builder = build()
     builder.config["figures"] = [own_figure("first_figures.points"), own_figure("second_figures.points")]
-    drawn = {path.name for path in render(builder.write()).files}
+    drawn = {path.name for path in render(read_report(builder.write())).files}
     assert {"points.png", "second_figures_points.png"} <= drawn
 
 
@@ -255,7 +256,7 @@ def test_two_figures_of_one_name_have_files_of_their_own(build, own_figure):
             "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
         ),
         ("draw = None", "is no figure: it lacks draw and caption; expected draw(results) and caption(results)"),
-        (f"{OWN_FIGURE}\nCLAIMS = __file__", "docs/claims.md has what claims look like"),
+        (f"{OWN_FIGURE}\nCLAIMS = __file__", "docs/claims.md describes claims"),
     ],
 )
 def test_a_figure_that_cannot_be_one_is_refused_before_the_run(own_figure, text, said):
@@ -303,7 +304,7 @@ def test_the_command_draws_a_folder_and_refuses_another_with_one_line(build, tmp
 def drawn_text(builder, figure):
     builder.config["figures"] = [figure]
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     return " ".join(ET.parse(folder / f"figures/{figure}.svg").getroot().itertext()), page(folder)
 
 
@@ -332,5 +333,13 @@ def test_a_run_that_was_not_alone_is_told_beside_the_energy(build):
     )  # fmt: skip
     builder.config["figures"] = []
     folder = builder.write()
-    render(folder)
+    render(read_report(folder))
     assert "Another run was on this machine during 1 epoch" in page(folder)
+
+
+def test_claims_are_judged_once_for_the_table_the_page_and_claims_json(build, monkeypatch, capsys):
+    folder = build().write()
+    calls = []
+    monkeypatch.setattr(import_module("harness.report.render"), "judge", lambda results: calls.append(results) or ())
+    assert main([str(folder)]) == 0
+    assert len(calls) == 1

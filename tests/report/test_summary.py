@@ -1,10 +1,10 @@
 import pytest
 
 from harness.report.distance import slowdowns
-from harness.report.folder import read_results
 from harness.report.labels import factor, joules, percent, seconds, spell
 from harness.report.problems import problems
 from harness.report.summary import Stat, find, ratio, summarise
+from harness.results.reader import read_results
 
 
 def test_the_spread_of_few_values_is_their_range_over_the_median():

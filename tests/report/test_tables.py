@@ -3,12 +3,12 @@ import io
 import pytest
 from rich.console import Console
 
-from harness.report import print_table
+from harness.report import print_table, read_report
 
 
 def printed(folder, width=80):
     stream = io.StringIO()
-    print_table(folder, Console(file=stream, width=width))
+    print_table(read_report(folder), Console(file=stream, width=width))
     return stream.getvalue()
 
 

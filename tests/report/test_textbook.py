@@ -5,12 +5,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.report import render
+from harness.report import read_report, render
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, judge
 from harness.report.figures import figure, figure_tables
 from harness.report.figures.textbook import curves
-from harness.report.folder import read_results
 from harness.report.papers import low, table
+from harness.results.reader import read_results
 from harness.workloads.overlap import simulate
 
 WORKERS = (1, 2, 3, 4, 6, 8)
@@ -93,7 +93,7 @@ def test_the_epoch_that_starts_the_workers_counts_only_where_it_is_alone(output_
 
 def test_the_figure_has_the_book_s_values_beside_ours(output_8_5_1):
     folder = output_8_5_1().write()
-    render(folder)
+    render(read_report(folder))
     text = words(folder / "figures" / "textbook_8_5_1.svg")
     for expected in ("textbook, output 8.5.1", "measured, real workers", "98.6 %", "emulated", "⌈2.8⌉ = 3"):
         assert expected in text
@@ -124,7 +124,7 @@ def test_the_capped_knee_tracks_the_ratio_until_the_cap_binds(exercise_8_5_2):
         ("knee at 2", "knee at 2", PASS),
     ]
     assert "where the cap binds" in claims[2].claim
-    render(folder)
+    render(read_report(folder))
     text = words(folder / "figures" / "textbook_8_5_2.svg")
     for expected in ("load 28 ms, step 10 ms", "2 loads overlap", "model with the cap", "model without it", "71 %"):
         assert expected in text

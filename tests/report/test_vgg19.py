@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from harness.report.distance import figure_of, paper_figure, total_kj
-from harness.report.folder import read_results
-from harness.report.render import render
+from harness.report.render import read_report, render
+from harness.results.reader import read_results
 
 FIG5, FIG9, FIG10 = (paper_figure(f"emlio/fig{number}") for number in (5, 9, 10))
 
@@ -54,7 +54,7 @@ def test_what_the_text_says_in_words_follows_from_its_numbers():
 
 def test_the_figure_holds_the_papers_values_beside_ours_and_its_claims_are_judged(vgg19):
     folder = vgg19()
-    render(folder)
+    render(read_report(folder))
     text = " ".join(ET.parse(folder / "figures/emlio_fig9.svg").getroot().itertext())
     for words in ("141", "2100", "DRAM joules", "(paper 14.7×)"):
         assert words in text

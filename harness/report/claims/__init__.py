@@ -10,7 +10,7 @@ from harness.report.claims.definition import Definition, definitions, read_claim
 from harness.report.claims.rows import claim_rows
 from harness.report.claims.verdict import FAIL, NOT_CHECKED, PASS, Claim, evaluate
 from harness.report.distance import figure_of
-from harness.report.folder import Results
+from harness.results.reader import Results
 
 __all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "judge", "read_claims"]
 
@@ -30,7 +30,7 @@ def _asked(results: Results) -> tuple[Definition, ...]:
     from harness.report.figures import figure_claims
     from harness.report.figures.definition import BY_DISTANCE, packaged, read_figure
 
-    names = [str(name) for name in results.config.get("figures") or ()]
+    names = list(results.experiment.figures)
     by_distance = [name for name in names if name in packaged() and read_figure(packaged()[name]).family == BY_DISTANCE]
     names = [name for name in names if name not in by_distance]
     names += [figure_of(results).id] if by_distance else []

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from harness.report.folder import Results
+from harness.results.reader import Results
 
 __all__ = ["Composition", "composition", "compositions"]
 

@@ -18,7 +18,7 @@ from harness.errors import ConfigError, ResultsError
 from harness.report import papers
 from harness.report.claims.metrics import METRICS
 from harness.report.claims.words import STYLES, Bound, Style
-from harness.report.reading import reading
+from harness.results.files import reading
 
 __all__ = ["Definition", "Needs", "Values", "definitions", "packaged", "read_claims"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.report.claims.composition import compositions
 from harness.report.claims.metrics import METRICS
-from harness.report.folder import Results
-from harness.report.measurements import base_of, epochs
+from harness.report.measurements import epochs
+from harness.results.reader import Results
 
 __all__ = ["Row", "claim_rows"]
 
@@ -57,10 +57,9 @@ def claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
                 labels=_labels(results, known),
                 key=row.loader,
                 values=_values(known),
-                verdict=row.verdict,
+                verdict=row.valid,
                 estimated=row.estimated,
                 accelerator=accelerators.get(row.cell_id, ""),
-                devices=int(_mapping(results.config.get("accelerator")).get("devices") or 1),
             )
         )
     return tuple(found)
@@ -68,22 +67,21 @@ def claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
 
 def _labels(results: Results, record: Mapping[str, Any]) -> Mapping[str, Any]:
     loader, workload, regime = str(record["loader"]), str(record["workload"]), str(record["regime"])
-    variant = results.variants.get(loader)
-    base = base_of(results, loader)
+    experiment = results.experiment
     sections = {
-        "loader": variant.section if variant else {},
-        "workload": _mapping(_mapping(results.config.get("workloads")).get(workload)),
-        "accelerator": _mapping(results.config.get("accelerator")),
+        "loader": experiment.loaders[loader].params,
+        "workload": experiment.workloads[workload].params,
+        "accelerator": experiment.accelerator.model_dump(),
+        "dataset": experiment.datasets[workload].params,
     }
-    sections["dataset"] = _mapping(sections["workload"].get("dataset") or results.config.get("dataset"))
     settings = {f"{part}.{key}": value for part, section in sections.items() for key, value in section.items()}
     streamed = results.streaming is not None and "streaming" not in results.loaders and loader == results.streaming
     return {
         **settings,
         "workload": workload,
-        "loader": "streaming" if streamed else base,
+        "loader": "streaming" if streamed else experiment.loaders[loader].base,
         "regime": regime,
-        "rtt_ms": 0.0 if results.is_local(regime) else results.rtt_ms(regime),
+        "rtt_ms": experiment.regimes[regime].rtt_ms,
         "samples": record["samples"],
     }
 
@@ -101,7 +99,3 @@ def _values(record: Mapping[str, Any]) -> Mapping[str, float]:
     if "cell_cpu_s" in known and record.get("samples"):
         known["cpu_s_per_sample"] = known["cell_cpu_s"] / float(record["samples"])
     return known
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

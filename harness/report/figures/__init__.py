@@ -22,7 +22,7 @@ from harness.config.validation import nearest
 from harness.errors import HarnessError, Interrupted, ResultsError
 from harness.report.figures.captions import fill, run_words
 from harness.report.figures.definition import Figure, FigureTable, packaged, read_figure
-from harness.report.folder import Results
+from harness.results.reader import Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -164,7 +164,7 @@ def _claims(source: _Source) -> tuple[Definition, ...]:
 def _stems(results: Results) -> Iterable[tuple[str, str]]:
     """Yield the name of each figure, and how its files are called."""
     used: set[str] = set()
-    for name in map(str, results.config.get("figures") or ()):
+    for name in results.experiment.figures:
         whole = name.removesuffix(".yaml").strip("./").replace("/", ".")
         stem = whole.rpartition(".")[2]
         stem = whole.replace(".", "_") if stem in used else stem

@@ -18,11 +18,11 @@ from harness.report.distance import PaperFigure, Slowdown, paper_figure, slowdow
 from harness.report.figures.definition import ByDistance
 from harness.report.figures.marks import note, sheet
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FAINT, GRID, INK, MUTED, SURFACE
-from harness.report.folder import Results
 from harness.report.labels import factor, megabytes, regime_labels, rtt, significant, spell
 from harness.report.papers import Tree, low
-from harness.report.rows import DOMAINS
 from harness.report.summary import Group, find, median_of, summarise
+from harness.results.reader import Results
+from harness.results.rows import DOMAINS
 
 __all__ = ["draw", "words"]
 
@@ -185,10 +185,9 @@ def _conditions(results: Results, here: Sequence[Group], published: PaperFigure)
     rows = [row for group in here for row in group.rows]
     samples, size = median_of(rows, lambda row: row.samples), median_of(rows, lambda row: row.bytes)
     parts = [f"{samples:.0f} images" if samples else "", megabytes(size) if size else ""]
-    parts += ["half of them local"] if results.placement == "half" else []
+    parts += ["half of them local"] if results.experiment.placement == "half" else []
     if not published.epoch_s:
-        section = (results.config.get("loaders") or {}).get(results.streaming or "") or {}
-        count = section.get("streams")
+        count = results.streams
         parts.append("" if count is None else f"{count} stream{'' if count == 1 else 's'}")
     accelerators = dict.fromkeys(_short(cell.accelerator) for cell in results.cells if cell.accelerator)
     return ", ".join([part for part in parts if part] + list(accelerators))

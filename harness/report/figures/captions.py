@@ -11,8 +11,8 @@ from jinja2 import Environment, StrictUndefined, TemplateError
 
 from harness.errors import ResultsError
 from harness.report import papers
-from harness.report.folder import Results
 from harness.report.labels import accelerators, factor, megabytes, percent, significant, spell
+from harness.results.reader import Results
 
 __all__ = ["fill", "run_words"]
 
@@ -87,17 +87,11 @@ def _emulation(results: Results) -> str:
 
 def _memory(results: Results) -> str:
     """Return how much memory a loader has."""
-    testbed = results.config.get("testbed")
-    limit = testbed.get("memory_mb") if isinstance(testbed, Mapping) else None
-    if limit is None:
-        return "memory not limited"
-    if not isinstance(limit, int | float):  # an interpolation that was stored as it was written
-        return "memory limited"
-    return f"{megabytes(1e6 * limit)} of memory a loader"
+    limit = results.experiment.testbed.memory_mb
+    return "memory not limited" if limit is None else f"{megabytes(1e6 * limit)} of memory a loader"
 
 
 def _scaled(results: Results) -> str:
     """Return by how much the workloads' own waits are scaled; empty where they are not."""
-    sections: Mapping[str, Mapping[str, object]] = results.config.get("workloads") or {}
-    scales = {key: section.get("time_scale") for key, section in sections.items()}
+    scales = {key: workload.params.get("time_scale") for key, workload in results.experiment.workloads.items()}
     return ", ".join(f"{spell(key)} by {scale}" for key, scale in scales.items() if scale not in (None, 1, 1.0))

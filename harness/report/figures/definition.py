@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 from harness.config.validation import Section
 from harness.errors import ResultsError
 from harness.report.papers import parse_model, published, tree
-from harness.report.reading import reading
+from harness.results.files import reading
 
 __all__ = [
     "BY_DISTANCE",
@@ -45,8 +45,9 @@ class FigureTable:
 def _metric(name: str) -> str:
     from harness.report.measurements import EPOCH_COLUMNS
     from harness.results.metrics import EpochMetrics
+    from harness.results.rows import schema_of
 
-    known = {*EPOCH_COLUMNS, *EpochMetrics.columns(), "cpu_ms_per_sample", "first_batch_from_start_s"}
+    known = {*EPOCH_COLUMNS, *schema_of(EpochMetrics).names, "cpu_ms_per_sample", "first_batch_from_start_s"}
     if name not in known:
         raise ValueError(f"one of {', '.join(sorted(known))}")
     return name

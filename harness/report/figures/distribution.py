@@ -16,11 +16,11 @@ from matplotlib.patches import Patch
 from harness.report.figures.definition import Distribution, FigureTable
 from harness.report.figures.marks import note, right_title, sheet
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, MUTED, SURFACE
-from harness.report.folder import Results
 from harness.report.labels import significant, spell
 from harness.report.measurements import work
 from harness.report.papers import low
 from harness.report.papers import table as published_table
+from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
 
@@ -94,7 +94,7 @@ def _draw_samples(spec: Distribution, results: Results, measured: Mapping[str, p
     figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.08, "wspace": 0.05})
     panels = figure.subplots(1, len(measured), squeeze=False)[0]
     for axes, (workload, every) in zip(panels, measured.items(), strict=True):
-        _draw_bars(axes, every.reset_index(drop=True), int(results.config.get("seed") or 0))
+        _draw_bars(axes, every.reset_index(drop=True), results.experiment.seed)
         axes.set_title(spell(workload), pad=9)
         if workload in published:
             mean, least, most = (_time(published[workload][name]) for name in ("mean", "low", "high"))

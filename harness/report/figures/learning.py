@@ -15,12 +15,12 @@ from harness.report.claims.composition import Composition, compositions
 from harness.report.figures.definition import FigureTable, Learning
 from harness.report.figures.marks import loader_handles, note, running_mean, say, sheet
 from harness.report.figures.style import INK, MUTED, loader_colour
-from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, percent, seconds, significant, spell
 from harness.report.measurements import base_of, stored
 from harness.report.paired import Paired, paired
 from harness.report.papers import Tree, low
 from harness.report.papers import table as published_table
+from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
 

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure as Picture
 from harness.report.figures.definition import Figure, FigureTable
 from harness.report.figures.marks import draw_sweep, invalid_note, medians_of, note, say, sheet, value_at
 from harness.report.figures.style import FAINT, INK, MUTED, loader_colour
-from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, factor, seconds, spell
 from harness.report.measurements import epochs, settled, trusted, work
 from harness.report.papers import low
+from harness.results.reader import Results
 
 __all__ = ["draw", "table"]
 
@@ -63,8 +63,8 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
 
 def _by_share(results: Results) -> pd.DataFrame:
     """Return the trusted epochs that started no worker, with the share of slow samples in per cent as `setting`."""
-    sections = results.config.get("workloads") or {}
-    shares = {key: 100 * float(section["heavy_share"]) for key, section in sections.items() if "heavy_share" in section}
+    workloads = results.experiment.workloads.items()
+    shares = {key: 100 * float(one.params["heavy_share"]) for key, one in workloads if "heavy_share" in one.params}
     frame = trusted(epochs(results))
     frame = frame[settled(frame) & frame["workload"].isin(list(shares))]
     return frame.assign(setting=frame["workload"].map(shares).astype("float64"))
@@ -72,8 +72,8 @@ def _by_share(results: Results) -> pd.DataFrame:
 
 def _bounds_s(results: Results) -> Mapping[float, float]:
     """Return what an epoch takes if no worker ever waits, by share: the time of all samples over the workers."""
-    variant = results.variants.get(_BASELINE)
-    workers = 0 if variant is None else int(variant.section.get("num_workers") or 0)
+    baseline = results.experiment.loaders.get(_BASELINE)
+    workers = 0 if baseline is None else int(baseline.params.get("num_workers") or 0)
     times = work(results)
     if not workers or times.empty:
         return {}

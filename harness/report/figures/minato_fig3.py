@@ -15,11 +15,11 @@ from harness.report.figures.definition import Figure, FigureTable
 from harness.report.figures.marks import note, right_title, say, sheet
 from harness.report.figures.style import BAD, FAINT, INK, MUTED, SURFACE, loader_colour
 from harness.report.figures.timeline import Timeline, timelines
-from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, factor, percent, seconds, spell
 from harness.report.measurements import epochs, settled, stored, trusted, work
 from harness.report.papers import low
 from harness.report.papers import table as published_table
+from harness.results.reader import Results
 
 __all__ = ["draw", "table"]
 
@@ -95,7 +95,7 @@ def _transforming(results: Results, frame: pd.DataFrame) -> float | None:
     times = work(results).merge(frame[["cell_id", "epoch", "loader", "duration_s"]], on=["cell_id", "epoch"])
     if times.empty:
         return None
-    workers = results.variants[str(times["loader"].iloc[0])].section.get("num_workers")
+    workers = results.experiment.loaders[str(times["loader"].iloc[0])].params.get("num_workers")
     by_epoch = times.groupby(["cell_id", "epoch"]).agg(work_s=("work_s", "sum"), duration_s=("duration_s", "first"))
     return float((by_epoch["work_s"] / by_epoch["duration_s"]).median()) / int(workers) if workers else None
 

@@ -15,9 +15,9 @@ from harness.report.figures.definition import FigureTable, OverTime
 from harness.report.figures.marks import right_title, sheet, under_title
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, loader_colour
 from harness.report.figures.timeline import Timeline, timelines, window_s
-from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, significant, spell
 from harness.report.papers import Tree, high, low, tree
+from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
 

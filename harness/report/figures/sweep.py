@@ -23,11 +23,11 @@ from harness.report.figures.marks import (
     value_at,
 )
 from harness.report.figures.style import FAINT, INK, MUTED, SURFACE, loader_colour
-from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, significant, spell
 from harness.report.measurements import epochs, settled, trusted
 from harness.report.papers import low, paper
 from harness.report.papers import table as published_table
+from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
 

@@ -16,11 +16,11 @@ from matplotlib.lines import Line2D
 from harness.report.figures.definition import FigureTable, Textbook
 from harness.report.figures.marks import medians_of, note, sheet
 from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
-from harness.report.folder import Results
 from harness.report.labels import UNKNOWN, significant
 from harness.report.papers import low
 from harness.report.papers import table as published_table
-from harness.report.rows import EpochRow
+from harness.results.reader import Results
+from harness.results.rows import EpochRow
 from harness.workloads.overlap import Overlap, simulate, workers_to_hide
 from harness.workloads.published import STEPS
 
@@ -89,8 +89,7 @@ def curves(results: Results) -> tuple[Curve, ...]:
 
     The first epoch of a cell is left out where there are others: it starts the workers.
     """
-    configs: Mapping[str, Mapping[str, float | None]] = results.config.get("workloads") or {}
-    found = (_curve(results, str(key), config) for key, config in configs.items())
+    found = (_curve(results, key, workload.params) for key, workload in results.experiment.workloads.items())
     return tuple(curve for curve in found if curve is not None)
 
 
@@ -120,37 +119,36 @@ def words(spec: Textbook, results: Results) -> Mapping[str, str]:
 
 
 def _curve(results: Results, workload: str, config: Mapping[str, float | None]) -> Curve | None:
-    accelerator = results.config.get("accelerator") or {}
-    step = STEPS.get(("textbook", str(accelerator.get("model"))))
+    accelerator = results.experiment.accelerator
+    step = STEPS.get(("textbook", accelerator.model))
     load_ms, cap = config.get("load_ms"), config.get("overlapping_loads")
     if step is None or load_ms is None:
         return None
     batch_size = int(config.get("batch_size") or 1)
     points = []
-    for key, variant in results.variants.items():
-        workers = variant.section.get(_WORKERS_KEY)
+    for key, loader in results.experiment.loaders.items():
+        workers = loader.params.get(_WORKERS_KEY)
         rows = [row for row in results.rows if (row.workload, row.loader) == (workload, key)]
         point = _point(int(workers), rows, batch_size) if workers else None
         points += [point] if point else []
     if not points:
         return None
-    compute_s = step.seconds_per_sample * batch_size * float(accelerator.get("time_scale") or 1.0)
+    compute_s = step.seconds_per_sample * batch_size * accelerator.time_scale
     by_workers = tuple(sorted(points, key=lambda point: point.workers))
     return Curve(float(load_ms) / 1e3, compute_s, None if cap is None else int(cap), by_workers)
 
 
 def _point(workers: int, rows: Iterable[EpochRow], batch_size: int) -> _Point | None:
-    whole = [row for row in rows if row.duration_s and row.samples and row.stall_s is not None]
+    whole = [row for row in rows if row.duration_s and row.samples]
     shown = [row for row in whole if row.is_valid] or whole
     shown = [row for row in shown if row.epoch > 1] or shown
     if not shown:
         return None
-    known = [(row.duration_s or 0.0, row.stall_s or 0.0) for row in shown]
     return _Point(
         workers,
-        -(-(shown[0].samples or 0) // batch_size),
-        tuple(1 - stall_s / duration_s for duration_s, stall_s in known),
-        tuple(duration_s for duration_s, _ in known),
+        -(-shown[0].samples // batch_size),
+        tuple(1 - row.stall_s / row.duration_s for row in shown),
+        tuple(row.duration_s for row in shown),
         all(row.is_valid for row in shown),
     )
 

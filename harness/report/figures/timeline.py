@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.report.folder import Cell, Results
 from harness.report.measurements import base_of, stored
+from harness.results.cells import CellResult
 from harness.results.epochs import epoch_edges
+from harness.results.reader import Results
 
 __all__ = ["Timeline", "timelines", "window_s"]
 
@@ -91,7 +92,7 @@ def timelines(results: Results, workload: str) -> dict[str, Timeline]:
 
     All are cut into windows of `window_s` of the longest. Loaders of which no epoch ended are left out.
     """
-    chosen: dict[str, tuple[Cell, bool]] = {}
+    chosen: dict[str, tuple[CellResult, bool]] = {}
     for cell in results.cells:
         rows = [row for row in results.rows if row.cell_id == cell.cell_id]
         if cell.workload != workload or cell.state != "done" or not rows:

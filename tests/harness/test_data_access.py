@@ -10,7 +10,7 @@ from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.datasets import DatasetHandle
 from harness.datasets.placement import HALF_SHARDS, open_shards, place
-from harness.run.data_access import DataOnNodes, reach
+from harness.run.data_access import DataOnNodes, open_access
 from harness.testbed.local import LocalTestbed
 from harness.testbed.state import RunNames, state_root
 from loaders.base import Samples
@@ -57,8 +57,8 @@ def data(tmp_path):
 def test_every_file_is_read_below_one_root_and_the_root_is_gone_afterwards(kind, data, testbed, tmp_path):
     before = set(RunNames("reachtest", state_root()).folder.iterdir())
     with ExitStack() as stack:
-        reached = reach(data(kind), testbed, FILES, LOCAL, stack, tmp_path)
-        seen = Samples.load(reached.samples_file).at(reached.root)
+        access = open_access(data(kind), testbed, FILES, LOCAL, stack, tmp_path)
+        seen = Samples.load(access.samples_file).at(access.root)
         assert [seen.path(n).read_bytes()[0] for n in range(40)] == list(range(40))
         if kind == "half":
             assert {path.parts[-2] for path in map(Path, seen.paths)} == {"local", "remote"}
@@ -71,8 +71,8 @@ def test_every_file_is_read_below_one_root_and_the_root_is_gone_afterwards(kind,
 @pytest.mark.parametrize(("kind", "daemons"), [("remote", 1), ("half", 2), ("local", 1)])
 def test_every_node_that_has_samples_has_a_daemon_while_the_cell_lasts(kind, daemons, data, testbed, tmp_path):
     with ExitStack() as stack:
-        reached = reach(data(kind), testbed, STREAM, LOCAL, stack, tmp_path)
-        assert len({daemon.endpoint for daemon in reached.daemons}) == daemons
-        assert [daemon.failure() for daemon in reached.daemons] == [None] * daemons
-        assert reached.root is None
-    assert all(daemon.failure() for daemon in reached.daemons)
+        access = open_access(data(kind), testbed, STREAM, LOCAL, stack, tmp_path)
+        assert len({daemon.endpoint for daemon in access.daemons}) == daemons
+        assert [daemon.failure() for daemon in access.daemons] == [None] * daemons
+        assert access.root is None
+    assert all(daemon.failure() for daemon in access.daemons)

@@ -1,0 +1,105 @@
+"""What the driver and the cell's process send each other, a JSON line each, as typed values.
+
+The driver sends the modules to import, then a CellSpec, then `{"go": true}` before every epoch. The cell sends a
+CellState for each step: imported, ready, progress, epoch_done, and at the end done or failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter
+
+from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
+
+__all__ = ["AcceleratorRecord", "CellSpec", "CellState"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSpec:
+    """All that the process of a cell needs to know."""
+
+    cell_id: str
+    out: Path
+    """Folder of the cell."""
+    loader: LoaderSpec
+    workload: Component
+    accelerator: AcceleratorSpec
+    samples: Path
+    """The samples.parquet of the dataset."""
+    data_root: Path | None = None
+    """Root of the files as the compute node sees them. None for a loader that reads a stream."""
+    endpoints: Sequence[str] = ()
+    """Endpoints of the daemons of a loader that reads a stream."""
+    keys: Path | None = None
+    """Folder of the client's keys. None for a stream that is not encrypted."""
+    stream_events: Path | None = None
+    """File for the timestamps of a loader that reads a stream."""
+    seed: int
+    epochs: int = 1
+    warmup_samples: int
+    energy_store: Path
+    """Store of the energy agent, which reads its sensors at the start and the end of an epoch."""
+    interface: str | None = None
+    """The data interface of the compute node. None for local data."""
+    link_pid: int | None = None
+    """Process of the delay line. None where the kernel makes the link."""
+    run_pid: int | None = None
+    """The process that started all others of the run."""
+
+    def to_json(self) -> bytes:
+        """Return the spec as one line of JSON."""
+        return _SPEC.dump_json(self)
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> CellSpec:
+        """Return the spec of a line of JSON. Raises ValueError, which names the key that is wrong."""
+        return _SPEC.validate_json(line)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceleratorRecord:
+    """What ran the steps of a cell."""
+
+    label: str = ""
+    kind: str = ""
+    """cuda, cpu, emulated or none."""
+    emulated: bool = False
+    citation: str | None = None
+    """Source of the duration of an emulated step."""
+    busy_w: float | None = None
+    """Published power of an emulated board while a step runs. None where it is not known."""
+    idle_w: float | None = None
+    power_citation: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellState:
+    """One message of the cell."""
+
+    state: str
+    """imported, ready, progress, epoch_done, done or failed."""
+    epoch: int = 0
+    samples: int = 0
+    """Samples of the epoch, or of the warm-up, that the step has trained on."""
+    gpu: str | None = None
+    """Of `ready`: UUID of the GPU that the step runs on."""
+    kind: str = ""
+    """Of `failed`: class of the error."""
+    message: str = ""
+    notes: Sequence[str] = ()
+    """Of `done`: where the loader differs from others."""
+    stats: Mapping[str, object] = field(default_factory=dict)
+    accelerator: AcceleratorRecord | None = None
+
+    @classmethod
+    def from_json(cls, line: bytes) -> CellState:
+        """Return the state of a line of JSON. Raises ValueError, which names the key that is wrong."""
+        return _STATE.validate_json(line)
+
+
+_SPEC: Final[TypeAdapter[CellSpec]] = TypeAdapter(CellSpec)
+_STATE: Final[TypeAdapter[CellState]] = TypeAdapter(CellState)

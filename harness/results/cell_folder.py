@@ -1,0 +1,155 @@
+"""The folder of a finished cell: read as one value, and refused when a file has changed since the cell ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from energymon import Reading
+from harness.cell.resources import Resources
+from harness.errors import ResultsError
+from harness.results.cells import CellRecord, DatasetRecord, LinkRecord
+from harness.results.epochs import CellData, EpochBatches, epoch_edges
+from harness.results.files import CELL, read_json, reading, write_json
+from harness.testbed.link.watch import Ping
+
+__all__ = ["MANIFEST", "DamagedCell", "load_cell", "read_batches", "read_events", "write_manifest"]
+
+Row = TypeVar("Row")
+
+MANIFEST: Final = "manifest.json"
+_CHECKED: Final = (".json", ".parquet")
+"""Files from which rows are made. Only people read the logs."""
+_EVENT_COUNTERS: Final = ("cpu_busy_s", "cpu_total_s", "link_cpu_s")
+
+
+class DamagedCell(ResultsError):
+    """A file of a finished cell cannot be read, or has changed since the cell ended."""
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the SHA-256 checksums of a folder's files, by name."""
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in _CHECKED and path.name != MANIFEST)
+    write_json(folder / MANIFEST, {name: _checksum(folder / name) for name in names})
+
+
+def load_cell(folder: Path) -> CellData:
+    """Read the files of a finished cell.
+
+    Raises DamagedCell, which names the file that cannot be read or has changed. Raises ResultsError for a damaged file
+    of the run, which the cell shares with others.
+    """
+    try:
+        _check_manifest(folder)
+        cell = read_json(folder / "cell.json", CellRecord, CELL)
+        with reading(folder / "cell.json", CELL):
+            if cell.cell_id != folder.name:
+                raise ValueError(f"expected the cell {folder.name}, got {cell.cell_id}")
+        if cell.manifest and not (folder / MANIFEST).exists():
+            raise ResultsError(f"{folder / MANIFEST}: is missing; {CELL}")
+        with reading(events_file := folder / "events.parquet", CELL):
+            events = read_events(events_file)
+            edges = epoch_edges(events)
+            if not edges or not all(
+                key in event for edge in edges.values() for event in edge for key in _EVENT_COUNTERS
+            ):
+                raise ValueError("expected the first and last event of its epochs, with their counters")
+        with reading(batches_file := folder / "batches.parquet", CELL):
+            batches = read_batches(batches_file)
+            if edges.keys() != batches.keys():
+                raise ValueError(f"expected the epochs {', '.join(map(str, edges))}")
+        link = read_json(folder / "link.json", LinkRecord, CELL)
+        readings = _rows(folder / "energy.parquet", Reading)
+        # Folders of older runs have neither of these two files. A local regime has no link.parquet.
+        resources = _rows(path, Resources) if (path := folder / "resources.parquet").exists() else []
+        pings = _rows(path, Ping) if (path := folder / "link.parquet").exists() else None
+    except ResultsError as error:
+        raise DamagedCell(str(error)) from error
+    return CellData(
+        cell=cell,
+        link=link,
+        events=events,
+        batches=batches,
+        readings=readings,
+        resources=resources,
+        pings=pings,
+        sizes=_sizes(folder.parent.parent, cell.dataset),
+    )
+
+
+def _check_manifest(folder: Path) -> None:
+    manifest = folder / MANIFEST
+    if not manifest.exists():  # a cell of an older run
+        return
+    for name, checksum in read_json(manifest, dict[str, str], CELL).items():
+        with reading(folder / name, CELL):
+            if not (folder / name).is_file() or _checksum(folder / name) != checksum:
+                raise ValueError("it has changed since the cell ended")
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sizes(run: Path, dataset: DatasetRecord) -> npt.NDArray[np.int64] | None:
+    """Return the encoded bytes of the dataset's samples. None where the run's folder does not have them."""
+    path = run / "samples.parquet"
+    if not path.exists():  # the name says of which dataset, where the run has several
+        path = run / f"samples-{dataset.name}-{dataset.content_hash[:8]}.parquet"
+    if not path.exists():
+        return None
+    with reading(path, "resume the run, which writes it again"):
+        sizes: npt.NDArray[np.int64] = pq.read_table(path, columns=["size"])["size"].to_numpy()
+        if (len(sizes), int(sizes.sum())) != (dataset.samples, dataset.bytes):
+            raise ValueError(f"expected {dataset.samples} samples of {dataset.bytes} bytes")
+    return sizes
+
+
+def _rows(path: Path, row_type: type[Row]) -> Sequence[Row]:
+    with reading(path, CELL):
+        return [row_type(**row) for row in pq.read_table(path).to_pylist()]
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return the events of an events.parquet. Raises OSError and ValueError when it is damaged."""
+    return [
+        {"event": row["event"], "utc_ns": row["utc_ns"], "mono_ns": row["mono_ns"], **json.loads(row["values"])}
+        for row in pq.read_table(path).to_pylist()
+    ]
+
+
+def read_batches(path: Path) -> dict[int, EpochBatches]:
+    """Return the batches of a batches.parquet by epoch. Raises OSError and ValueError when it is damaged."""
+    table = pq.read_table(path)
+    epochs = table["epoch"].to_numpy()
+    found = {}
+    for epoch in np.unique(epochs):
+        part = table.filter(epochs == epoch)
+        found[int(epoch)] = EpochBatches(
+            samples=part["samples"].to_numpy(),
+            nbytes=part["bytes"].to_numpy(),
+            wait_s=part["wait_s"].to_numpy(),
+            step_s=part["step_s"].to_numpy(),
+            ids=part["ids"].combine_chunks().flatten().to_numpy(),
+            loss=_known(part, "loss"),
+            work_s=_known(part, "work_s"),
+        )
+    return found
+
+
+def _known(part: pa.Table, name: str) -> npt.NDArray[np.float64] | None:
+    """Return a column's values, flat. None where one is unknown, or where an older run has no such column."""
+    if name not in part.column_names or part[name].null_count:
+        return None
+    column = part[name].combine_chunks()
+    values: npt.NDArray[np.float64] = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
+    return values

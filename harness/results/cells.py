@@ -1,0 +1,235 @@
+"""A cell: as the plan has it, as its cell.json and link.json store it, and as the report sees it.
+
+A field with a default may be missing in folders of older runs, and in the folder of a cell that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from energymon import Event
+from harness.cell.messages import AcceleratorRecord
+from harness.cell.skipped import Skipped
+from harness.config.regime import Regime
+from harness.testbed.probe import ProbeResult
+
+__all__ = [
+    "Cell",
+    "CellRecord",
+    "CellResult",
+    "DatasetRecord",
+    "EnergyRecord",
+    "FailedCell",
+    "LinkEpoch",
+    "LinkRecord",
+    "MemoryRecord",
+    "PlacementRecord",
+    "Probe",
+    "SensorRecord",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One loader x workload x regime x repeat: the unit that runs, fails and resumes."""
+
+    cell_id: str
+    loader: str
+    workload: str
+    regime: str
+    repeat: int
+    """From 1."""
+    seed: int = 0
+    """Of sample order and augmentation. Every loader of a repeat has the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRecord:
+    """The dataset of a cell."""
+
+    name: str
+    samples: int
+    bytes: int
+    skipped: int = 0
+    """Broken files that were left out."""
+    content_hash: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRecord:
+    """Where the samples of a cell lie."""
+
+    kind: str
+    """remote, half or local."""
+    remote_samples: int = 0
+    """Samples on the storage node."""
+    remote_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecord:
+    """The limit on the memory of a cell's processes."""
+
+    limit_bytes: float
+    peak_bytes: float | None = None
+    source: str = ""
+    """What counts the peak: cgroup v1 or v2."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensorRecord:
+    """A series of energy readings, or a part of the host that no sensor reads."""
+
+    device: str
+    domain: str
+    source: str = ""
+    lag_s: float | None = None
+    """How old a value may be when it is read."""
+    module_power: bool = False
+    """Whether a GPU's series contains the CPU and its memory."""
+    reason: str = ""
+    """Why a part is not read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyRecord:
+    """How the energy of a cell was sampled."""
+
+    interval_ms: float
+    offset_ns: int | None = None
+    """What the clock of the readings shows more than the monotonic clock. None for readings by the wall clock."""
+    series: Sequence[SensorRecord] = ()
+    unreadable: Sequence[SensorRecord] = ()
+    events: Sequence[Event] = ()
+    """What the energy agent reported during the cell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRecord:
+    """cell.json of a finished cell."""
+
+    cell_id: str
+    loader: str
+    workload: str
+    regime: Regime
+    repeat: int
+    seed: int = 0
+    status: str = "done"
+    manifest: str = ""
+    """Name of the file with the checksums of the cell's files."""
+    provenance: str = "provenance.json"
+    """Name of the file with the provenance of the session that measured the cell."""
+    dataset: DatasetRecord
+    placement: PlacementRecord = PlacementRecord("remote")
+    mount: str = ""
+    """How the compute node reached the files: nfs4, sshfs, local, or that they were streamed."""
+    caches: str = ""
+    memory: MemoryRecord | None = None
+    """None without a limit."""
+    other_runs: Sequence[str] = ()
+    """Other runs on this machine at the same time."""
+    notes: Sequence[str] = ()
+    stats: Mapping[str, object] = field(default_factory=dict)
+    on_error: str | None = None
+    skipped: Sequence[Skipped] = ()
+    accelerator: AcceleratorRecord
+    energy: EnergyRecord
+    sampler: Mapping[str, float] = field(default_factory=dict)
+    """What the sampling of the cell's resources cost."""
+    clock: str = ""
+    """"one clock" where both nodes are one machine."""
+    clock_offset_ms: float | None = None
+    """Offset between the clocks of the nodes. 0.0 in cells of older runs, which had one clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCell:
+    """cell.json of a cell without a result."""
+
+    cell_id: str
+    loader: str
+    workload: str
+    regime: Regime
+    repeat: int
+    seed: int = 0
+    status: str
+    """failed or interrupted."""
+    failure: str = ""
+    """Why the cell has no result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(ProbeResult):
+    """A probe of the link. A probe that was out of bounds is repeated, and `first` is the one before."""
+
+    first: ProbeResult | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkEpoch:
+    """What a link carried in one epoch, without the packets that watched it. None is unknown."""
+
+    epoch: int
+    drops: int | None = None
+    """Packets dropped in the link's queue."""
+    pause_s: float | None = None
+    """The delay line's longest pause."""
+    rx_bytes: int | None = None
+    tx_bytes: int | None = None
+    link_cpu_s: float | None = None
+    """CPU time of the delay line."""
+    link_j: float | None = None
+    """The delay line's share of the host's joules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRecord:
+    """link.json."""
+
+    kind: str = "none"
+    """relay, netem or none."""
+    before: Probe | None = None
+    after: Probe | None = None
+    epochs: Sequence[LinkEpoch] = ()
+    notes: Sequence[str] = ()
+
+    def of_epoch(self, epoch: int) -> LinkEpoch:
+        """Return the entry of an epoch. Everything in it is unknown where there is no entry."""
+        return next((entry for entry in self.epochs if entry.epoch == epoch), LinkEpoch(epoch=epoch))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellResult(Cell):
+    """A planned cell and its result."""
+
+    state: str
+    """done, failed, interrupted, damaged, running or not run."""
+    reason: str = ""
+    """Why the cell failed, was interrupted or cannot be read."""
+    record: CellRecord | None = None
+    """None where the cell has no result that can be read."""
+    link: LinkRecord = field(default_factory=LinkRecord)
+    measured_again: int = 0
+    """How often the cell was measured again because its rows were invalid."""
+
+    @property
+    def accelerator(self) -> str:
+        """The accelerator's label. Empty where it is unknown."""
+        return self.record.accelerator.label if self.record else ""
+
+    @property
+    def mount(self) -> str:
+        """How the compute node reached the files. Empty where it is unknown."""
+        return self.record.mount if self.record else ""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Where the loader differs from others."""
+        return self.record.notes if self.record else ()
+
+    @property
+    def skipped(self) -> dict[int, str]:
+        """Why the loader left samples out under on_error=skip, by id, over all epochs."""
+        epochs = self.record.skipped if self.record else ()
+        return {sample_id: why for epoch in epochs for sample_id, why in epoch.samples.items()}

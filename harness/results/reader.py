@@ -1,0 +1,177 @@
+"""A results folder, finished or not, as typed values. The report reads nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+from harness.config.specs import Experiment
+from harness.errors import ResultsError
+from harness.results.cells import Cell, CellRecord, CellResult, FailedCell, LinkRecord
+from harness.results.checks import Check
+from harness.results.files import CELL, COLLECT, RUN, read_json, reading
+from harness.results.folder import RunFolder
+from harness.results.ledger import Entry, Ledger
+from harness.results.provenance import Provenance
+from harness.results.rows import EpochRow, read_rows
+
+__all__ = ["Results", "read_results"]
+
+_STATES = {"started": "running", "done": "done", "failed": "failed", "interrupted": "interrupted"}
+"""State of a cell by its last event in the ledger."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that a results folder holds."""
+
+    folder: Path
+    experiment: Experiment
+    run_id: str
+    cells: Sequence[CellResult]
+    rows: Sequence[EpochRow]
+    checks: Sequence[Check]
+    sessions: Mapping[str, Provenance]
+    """Provenance of each session of the run, by file, the first session first."""
+    started_utc: str
+    """The first instant of the ledger. Empty when nothing started."""
+    ended_utc: str
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return self.experiment.name
+
+    @property
+    def description(self) -> str:
+        """The experiment in one sentence. May be empty."""
+        return self.experiment.description
+
+    @property
+    def loaders(self) -> tuple[str, ...]:
+        """Keys of the loaders, in the order of the config."""
+        return tuple(self.experiment.loaders)
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Keys of the workloads, in the order of the config."""
+        return tuple(self.experiment.workloads)
+
+    @cached_property
+    def regimes(self) -> tuple[str, ...]:
+        """Keys of the regimes, nearest first."""
+        regimes = self.experiment.regimes
+        return tuple(sorted(regimes, key=lambda key: regimes[key].rtt_ms))
+
+    @cached_property
+    def streaming(self) -> str | None:
+        """Key of the loader that reads a stream, with which the others are compared. None without one."""
+        streamed = [key for key, loader in self.experiment.loaders.items() if loader.reads == "stream"]
+        return "streaming" if "streaming" in self.loaders else next(iter(streamed), None)
+
+    @property
+    def streams(self) -> int | None:
+        """Streams of the loader that reads a stream. None where the config does not say."""
+        return None if self.streaming is None else self.experiment.loaders[self.streaming].params.get("streams")
+
+    @property
+    def emulated(self) -> bool:
+        """Whether the accelerator was emulated in any cell."""
+        return any("emulated" in cell.accelerator for cell in self.cells)
+
+    @property
+    def unfinished(self) -> tuple[CellResult, ...]:
+        """Cells without a result."""
+        return tuple(cell for cell in self.cells if cell.state != "done")
+
+
+def read_results(folder: Path) -> Results:
+    """Read a results folder, whole or interrupted.
+
+    Raises ResultsError when the folder does not exist, is not a results folder, or contains a damaged file.
+    """
+    paths = RunFolder(folder)
+    if not folder.is_dir():
+        raise ResultsError(
+            f"{folder}: no such results folder; expected the folder of a run, results/latest for the newest one"
+        )
+    if not paths.plan.exists():
+        raise ResultsError(
+            f"{folder}: has no plan.json; expected the folder of one run, results/latest for the newest one"
+        )
+    if paths.epochs_csv.exists() and not paths.epochs_parquet.exists():
+        raise ResultsError(f"{paths.epochs_parquet}: is missing; {COLLECT}")
+    experiment = paths.read_experiment()
+    plan = paths.read_plan()
+    ledger = Ledger(paths.ledger).entries()
+    rows = read_rows(paths.epochs_parquet, EpochRow)
+    checks = read_json(paths.checks, tuple[Check, ...], COLLECT) if paths.checks.exists() else ()
+    _check_names(paths, experiment, plan.cells, rows)
+    instants = [entry.t_utc for entry in ledger if entry.t_utc]
+    return Results(
+        folder=folder,
+        experiment=experiment,
+        run_id=plan.run_id,
+        cells=_cells(paths, plan.cells, ledger, rows, checks),
+        rows=rows,
+        checks=checks,
+        sessions=paths.read_sessions(),
+        started_utc=min(instants, default=""),
+        ended_utc=max(instants, default=""),
+    )
+
+
+def _check_names(paths: RunFolder, experiment: Experiment, cells: Sequence[Cell], rows: Sequence[EpochRow]) -> None:
+    """Refuse cells and rows of a loader, workload or regime that the config does not have."""
+    for path, named in ((paths.plan, cells), (paths.epochs_parquet, rows)):
+        with reading(path, RUN):
+            for one in named:
+                for kind, known in (("loader", experiment.loaders), ("workload", experiment.workloads)):
+                    if getattr(one, kind) not in known:
+                        raise ValueError(f"{kind} {getattr(one, kind)} is not in {paths.config.name}")
+                if one.regime not in experiment.regimes:
+                    raise ValueError(f"regime {one.regime} is not in {paths.config.name}")
+
+
+def _cells(
+    paths: RunFolder,
+    planned: Sequence[Cell],
+    ledger: Sequence[Entry],
+    rows: Sequence[EpochRow],
+    checks: Sequence[Check],
+) -> tuple[CellResult, ...]:
+    last = {entry.cell_id: entry for entry in ledger}
+    with_rows = {row.cell_id for row in rows}
+    damaged = {check.cell_id: check.actual for check in checks if check.rule == "whole_cell"}
+    return tuple(
+        _cell(paths, cell, last.get(cell.cell_id), cell.cell_id in with_rows, damaged.get(cell.cell_id))
+        for cell in planned
+    )
+
+
+def _cell(paths: RunFolder, cell: Cell, last: Entry | None, has_rows: bool, damage: str | None) -> CellResult:
+    home = paths.cell(cell.cell_id)
+    # A cell is in its own folder when it is whole. A run may die before it writes that into the ledger.
+    is_whole = (home / "cell.json").is_file() or has_rows
+    again = len(list(paths.cells.glob(f"{cell.cell_id}.invalid-*")))
+    if damage is not None and home.exists():
+        return CellResult(**asdict(cell), state="damaged", reason=damage, measured_again=again)
+    whole, partial = home / "cell.json", paths.partial(cell.cell_id) / "cell.json"
+    record = read_json(whole, CellRecord, CELL) if whole.exists() else None
+    state = "done" if is_whole else "not run" if last is None else _STATES.get(last.event, "not run")
+    reason = ""
+    if state != "done" and partial.exists():
+        reason = read_json(partial, FailedCell, CELL).failure
+    if state in {"failed", "interrupted"} and last is not None:
+        reason = reason or last.message
+    link = home / "link.json"
+    return CellResult(
+        **asdict(cell),
+        state=state,
+        reason=reason,
+        record=record,
+        link=read_json(link, LinkRecord, CELL) if link.exists() else LinkRecord(),
+        measured_again=again,
+    )

@@ -1,0 +1,119 @@
+"""The epoch row: what epochs.parquet stores, and epochs.csv shows, of one epoch of one cell.
+
+`write_rows` and `read_rows` store the rows of any such class: a frozen dataclass whose fields are text, whole numbers
+or floats, each of them known or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Final, TypeVar, get_args, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.results.files import COLLECT, reading, write_whole
+
+__all__ = ["DOMAINS", "EpochRow", "read_rows", "schema_of", "write_rows"]
+
+Row = TypeVar("Row")
+
+DOMAINS: Final = ("cpu", "dram", "gpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRow:
+    """One epoch of one cell. None is unknown, and an empty field in epochs.csv. It is never 0."""
+
+    cell_id: str
+    workload: str
+    dataset: str
+    loader: str
+    regime: str
+    rtt_ms: float
+    jitter_ms: float | None = None
+    """None in folders of runs from before the column, as is `loss_pct`. Their config has both."""
+    loss_pct: float | None = None
+    repeat: int
+    epoch: int
+    start_utc: str
+    end_utc: str
+    duration_s: float
+    samples: int
+    bytes: int
+    samples_per_s: float
+    mb_per_s: float
+    stall_s: float
+    """How long the training step waited for batches."""
+    au: float | None
+    """Accelerator utilisation, 0 to 1."""
+    cpu_util: float | None
+    """Utilisation of all processors of the host, 0 to 1."""
+    gpu_util: float | None
+    """Utilisation of the cell's board, 0 to 1."""
+    cpu_j: float | None
+    dram_j: float | None
+    gpu_j: float | None
+    total_j: float | None
+    energy_error_j: float | None
+    """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
+    energy_source: str
+    """Source by domain: cpu=rapl-powercap;gpu=nvml-counter. `estimate` is a source too."""
+    valid: str = ""
+    """valid, or "invalid:" and the rules that refuse the row."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the row passed every validity rule."""
+        return self.valid == "valid"
+
+    @property
+    def joules(self) -> dict[str, float]:
+        """Joules by domain. A domain that nothing measured or estimated is absent."""
+        known = {"cpu": self.cpu_j, "dram": self.dram_j, "gpu": self.gpu_j}
+        return {domain: joules for domain, joules in known.items() if joules is not None}
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Source by domain: rapl-powercap, nvml-counter, estimate, …"""
+        pairs = (part.partition("=") for part in self.energy_source.split(";") if part.strip())
+        return {domain.strip(): source.strip() for domain, _, source in pairs}
+
+    @property
+    def estimated(self) -> frozenset[str]:
+        """Domains whose joules are an estimate."""
+        return frozenset(domain for domain, source in self.sources.items() if "estimate" in source)
+
+
+def write_rows(rows: Sequence[object], row_type: type, parquet: Path, csv: Path) -> None:
+    """Write rows as Parquet, which is read again, and as CSV, which people read."""
+    schema = schema_of(row_type)
+    columns = [pa.array([getattr(row, one.name) for row in rows], one.type, from_pandas=True) for one in schema]
+    table = pa.table(columns, schema=schema)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_whole(parquet, sink.getvalue().to_pybytes())
+    write_whole(csv, table.to_pandas(integer_object_nulls=True).to_csv(index=False).encode())
+
+
+def read_rows(path: Path, row_type: type[Row]) -> tuple[Row, ...]:
+    """Read the rows of a Parquet file. A column with a default may be absent. No file is no row.
+
+    Raises ResultsError, which names the file, for a damaged one.
+    """
+    if not path.exists():
+        return ()
+    with reading(path, COLLECT):
+        table = pq.read_table(path)
+        stored = pa.schema([field for field in schema_of(row_type) if field.name in table.column_names])
+        return tuple(row_type(**record) for record in table.select(stored.names).cast(stored).to_pylist())
+
+
+def schema_of(row_type: type) -> pa.Schema:
+    """Return the Parquet schema of a class of rows."""
+    kinds = {float: pa.float64(), int: pa.int64(), str: pa.string()}
+    hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(row_type).items()}
+    return pa.schema([pa.field(name, kinds[hint[0]], NoneType in hint) for name, hint in hints.items()])

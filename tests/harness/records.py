@@ -1,0 +1,21 @@
+"""Stored cells with other records than `stored` has."""
+
+from dataclasses import asdict, replace
+
+from harness.results.cells import CellRecord, LinkRecord
+from harness.results.files import typed
+
+PROBE = {"rtt_ms_median": 30.1, "rtt_ms_min": 30.0, "rtt_ms_p99": 30.4, "rtt_samples": 120, "rate_gbit": 0.98}
+
+
+def change(data, *, cell=None, link=None, **parts):
+    """Return the data of a cell with some keys of its cell.json (and of its energy) and link.json changed."""
+    known = asdict(data.cell)
+    for key, value in (cell or {}).items():
+        known[key] = {**known[key], **value} if key == "energy" else value
+    return replace(
+        data,
+        cell=typed(CellRecord, known),
+        link=typed(LinkRecord, {**asdict(data.link), **(link or {})}),
+        **parts,
+    )
