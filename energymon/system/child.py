@@ -69,6 +69,7 @@ class Child:
         """
         self._buffer = b""
         self._own_group = own_group
+        self._stopped = False
         self._stderr: IO[bytes] | None = None
         if isinstance(stderr, Path) or keep_stderr:
             # Closed by `stop`.
@@ -205,6 +206,9 @@ class Child:
         The signals go to its whole group, and what it left in its group is killed even when it has ended itself. A
         child without a pipe to its stdin gets SIGTERM at once. May be called twice.
         """
+        if self._stopped:
+            # Another group may have its number by now.
+            return self.process.wait()
         has_input = self.process.stdin is not None
         self.hang_up()
         if not (has_input and self._ends_within(eof_s)):
@@ -212,9 +216,9 @@ class Child:
                 self.signal(signal.SIGTERM)
             self._ends_within(term_s)
         self.signal(signal.SIGKILL)
-        status = self.process.wait()
+        self._stopped = True
         self._close_files()
-        return status
+        return self.process.wait()
 
     def __enter__(self) -> Self:
         return self
