@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import yaml
+from jinja2 import Environment, TemplateSyntaxError
 from pydantic import AfterValidator, Field
 
 from harness.config.validation import Section
@@ -42,6 +43,17 @@ class FigureTable:
     """Rows of a paper, not of this run."""
 
 
+def _template(text: str) -> str:
+    try:
+        Environment(autoescape=True).parse(text)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"a Jinja template ({error})") from error
+    return text
+
+
+_Template = Annotated[str, AfterValidator(_template)]
+
+
 def _metric(name: str) -> str:
     from harness.report.measurements import EPOCH_COLUMNS
     from harness.results.metrics import EpochMetrics
@@ -69,9 +81,9 @@ class Figure(Section):
     """What it shows; the picture's label for readers who do not see it."""
     family: str
     """The plotter: a module of harness.report.figures."""
-    caption: str
+    caption: _Template
     """How to read it: a Jinja template over the words that the plotter offers, and over published values."""
-    heading: str = "{{ name }}; {{ accelerators }}"
+    heading: _Template = "{{ name }}; {{ accelerators }}"
     """A template for the line above the panels."""
     values: Annotated[str, AfterValidator(_values)] = ""
     """The id of the paper values drawn beside ours, such as minato/fig7."""
@@ -102,11 +114,10 @@ class Panel(Section):
     """A column of harness.report.measurements.epochs, `cpu_ms_per_sample` or `first_batch_from_start_s`."""
     y: str
     """The axis' name."""
-    title: str = ""
-    """A template, as the next two are."""
-    note: str = ""
+    title: _Template = ""
+    note: _Template = ""
     """A line below the title."""
-    bound_note: str = ""
+    bound_note: _Template = ""
     """Text behind the bound's value."""
     scale: float = 1.0
     """Factor before drawing, such as 1e-9 for GB."""

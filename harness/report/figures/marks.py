@@ -94,6 +94,9 @@ def draw_sweep(axes: Axes, frame: pd.DataFrame, measure: str, *, names: bool = T
     Rows that no validity rule passed are hollow.
     """
     known = frame.dropna(subset=[measure, "setting"])
+    if known.empty:
+        say(axes, "not measured")
+        return
     bases = list(dict.fromkeys(known["base"]))
     palette = {base: loader_colour(base) for base in bases}
     medians = known.groupby(["base", "setting"], sort=False)[measure].median().reset_index()
