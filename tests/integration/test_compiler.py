@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 COMPILER = """#!/bin/sh
 echo "$(date +%s%N) $*" >>"$COMPILER_LOG"
 "$REAL_CC" "$@"

@@ -51,6 +51,7 @@ def test_of_full_size_it_is_torchvisions_model(workload, name):
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("workload", TINY, ids=lambda one: one.name)
 def test_the_loss_falls_on_a_tiny_set_through_the_pytorch_loader(workload, colours):
     step = make_step(workload, {"kind": "cpu"}, seed=2)

@@ -11,6 +11,8 @@ import pytest
 
 from energymon.system.child import Child, ChildError
 
+pytestmark = pytest.mark.process
+
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(99)"
 ECHO = "import sys; print('{}', flush=True)\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
 PARENT = """
