@@ -112,7 +112,8 @@ def _config_loader(folder: Path | None) -> Iterator[ConfigLoaderImpl]:
         loader = GlobalHydra.instance().config_loader()
         assert isinstance(loader, ConfigLoaderImpl)
         if folder is not None:
-            loader.config_search_path.append("command-line", f"file://{folder}")
+            # Hydra expects its own schemas last.
+            loader.config_search_path.prepend("command-line", f"file://{folder}", "schema")
             loader.repository = ConfigRepository(config_search_path=loader.config_search_path)
         yield loader
 
