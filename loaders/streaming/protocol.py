@@ -351,9 +351,12 @@ def _unpack(data: Buffer, *, is_request: bool = False) -> tuple[str, list[object
 
 
 def _list(data: Buffer, is_request: bool) -> list[object]:
-    limits = {"max_array_len": _MAX_FIELDS, "max_map_len": 0, "max_ext_len": 0} if is_request else {}
     try:
-        message = msgpack.unpackb(data, list_hook=_OneList() if is_request else None, **limits)
+        if is_request:
+            limits = {"max_array_len": _MAX_FIELDS, "max_map_len": 0, "max_ext_len": 0}
+            message = msgpack.unpackb(data, list_hook=_OneList(), **limits)
+        else:
+            message = msgpack.unpackb(data)
     # Deep nesting and keys that cannot be hashed end in these as well.
     except (ValueError, TypeError, msgpack.UnpackException, RecursionError) as error:
         raise WireError(f"not msgpack: {error}") from error
