@@ -46,7 +46,7 @@ class Checkpoint:
     """Places of the epoch of all ranks that other ranks delivered before these shared the rest; None: no place."""
 
     @classmethod
-    def beginning(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Checkpoint:
+    def start(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Checkpoint:
         """Return the start of a plan of some of a rank's `records`; the others are delivered, or another worker's."""
         delivered = np.ones(records, np.bool_)
         delivered[plan.positions(plan.number, len(plan))] = False
@@ -68,10 +68,10 @@ class Checkpoint:
             "settings": dict(settings),
             "epoch": self.epoch,
             "records": len(self.delivered),
-            "delivered": _packed(self.delivered),
+            "delivered": _pack_marks(self.delivered),
         }
         if self.before is not None:
-            state |= {"version": 2, "total": len(self.before), "before": _packed(self.before)}
+            state |= {"version": 2, "total": len(self.before), "before": _pack_marks(self.before)}
         return state
 
     @classmethod
@@ -85,7 +85,7 @@ class Checkpoint:
             was = own.settings
             if any(was.get(name) != settings.get(name) for name in _OF_RANKS):
                 if was.get("world_size") == 1:
-                    return _shared([own], settings, total)
+                    return _share_rest([own], settings, total)
                 raise LoaderConfigError(
                     f"the checkpoint is of rank {was.get('rank')} of {was.get('world_size')} with "
                     f"remainder={was.get('remainder')}, and this is rank {settings['rank']} of "
@@ -93,7 +93,7 @@ class Checkpoint:
                     "is not in it; give load_state_dict a list of the states of all ranks"
                 )
             return own.progress()
-        return _shared([_State.of(each, settings) for each in state], settings, total)
+        return _share_rest([_State.of(each, settings) for each in state], settings, total)
 
 
 def make_ended_state(share: RankState, epoch: int, *, delivered: bool) -> StateDict:
@@ -138,14 +138,14 @@ class _State:
                     f"the order of samples depends on it, so the epoch cannot be resumed: give {name}="
                     f"{before.get(name)!r}"
                 )
-        return cls(before, epoch, _unpacked(marks, records), None if earlier is None else _unpacked(*earlier))
+        return cls(before, epoch, _unpack_marks(marks, records), None if earlier is None else _unpack_marks(*earlier))
 
     def progress(self) -> Checkpoint:
         assert not isinstance(self.delivered, bool), "a state of one rank has marks"
         return Checkpoint(self.epoch, self.delivered, self.before)
 
 
-def _shared(states: Sequence[_State], settings: RankState, total: int) -> Checkpoint:
+def _share_rest(states: Sequence[_State], settings: RankState, total: int) -> Checkpoint:
     """Return where a rank begins with its share of what all ranks together have not delivered."""
     ranks = sorted(int(state.settings["rank"]) for state in states)
     shares = {tuple(state.settings[name] for name in _OF_RANKS[1:]) for state in states}
@@ -189,11 +189,11 @@ def _same(one: _Marks | None, other: _Marks | None) -> bool:
     return one is other or (one is not None and other is not None and np.array_equal(one, other))
 
 
-def _packed(marks: _Marks) -> bytes:
+def _pack_marks(marks: _Marks) -> bytes:
     return zlib.compress(np.packbits(marks).tobytes())
 
 
-def _unpacked(marks: bytes, records: int) -> _Marks:
+def _unpack_marks(marks: bytes, records: int) -> _Marks:
     try:
         packed = np.frombuffer(zlib.decompress(marks), np.uint8)
     except (zlib.error, TypeError) as error:

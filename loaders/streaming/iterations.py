@@ -110,7 +110,7 @@ class Iterations:
 
     def position(self) -> Position:
         """Return where the dataset is."""
-        with self._locked():
+        with self._lock():
             return self._read()
 
     def choose(self, epoch: int) -> None:
@@ -157,7 +157,7 @@ class Iterations:
         self._change(change)
 
     def _change(self, change: Callable[[Position], Position]) -> Position:
-        with self._locked():
+        with self._lock():
             now = self._read()
             changed = change(now)
             if changed is not now:
@@ -165,7 +165,7 @@ class Iterations:
             return changed
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         if self._pid != os.getpid() and get_worker_info() is None:
             # A process of another rank: it goes on by itself.
             position = self._read()
@@ -188,11 +188,11 @@ class Iterations:
 
     def __reduce__(self) -> tuple[object, ...]:
         if get_spawning_popen() is not None:
-            return _shared, (DupFd(self._file), self._pid)
+            return _attach, (DupFd(self._file), self._pid)
         return Iterations, (self.position(),)
 
 
-def _shared(file: Any, pid: int) -> Iterations:
+def _attach(file: Any, pid: int) -> Iterations:
     """Return, in a process that is started, what shares the memory of its parent's."""
     iterations = Iterations.__new__(Iterations)
     iterations._count = 0

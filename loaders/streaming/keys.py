@@ -77,7 +77,7 @@ def load_client_keys(folder: Path | str) -> KeyPair:
 
 def _load(folder: Path, own: str, peer: str) -> KeyPair:
     secret = _read(folder / f"{own}.secret", private=True)
-    public = _checked(folder / f"{own}.secret", lambda: zmq.curve_public(secret))
+    public = _check(folder / f"{own}.secret", lambda: zmq.curve_public(secret))
     return KeyPair(public, secret, _read(folder / f"{peer}.public", private=False))
 
 
@@ -101,12 +101,12 @@ def _read(path: Path, *, private: bool) -> bytes:
         ) from error
     if private and mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise LoaderConfigError(f"{path} is open to others (mode {stat.S_IMODE(mode):o}): chmod 600 {path}")
-    if len(key) != 40 or len(_checked(path, lambda: z85.decode(key))) != 32:
+    if len(key) != 40 or len(_check(path, lambda: z85.decode(key))) != 32:
         raise LoaderConfigError(f"{path} holds no key")
     return key
 
 
-def _checked(path: Path, read: Callable[[], bytes]) -> bytes:
+def _check(path: Path, read: Callable[[], bytes]) -> bytes:
     try:
         return read()
     except (ValueError, KeyError, zmq.ZMQError) as error:

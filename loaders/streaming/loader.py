@@ -304,19 +304,21 @@ class StreamingLoader:
     def _note(self, plan: EpochPlan, records: int, before: npt.NDArray[np.bool_] | None = None) -> None:
         """Start to note the delivered samples of an epoch."""
         self._plan_under_way, self._given = plan, []
-        self._checkpoint = Checkpoint.beginning(plan, records, before)
+        self._checkpoint = Checkpoint.start(plan, records, before)
 
     def _left(self, checkpoint: Checkpoint) -> EpochPlan:
         """Return the rest of a rank's epoch, in the order of its seed."""
-        everything = plan(self._client.catalog.shard_records, **self._planned(checkpoint.epoch), done=checkpoint.before)
+        everything = plan(
+            self._client.catalog.shard_records, **self._plan_arguments(checkpoint.epoch), done=checkpoint.before
+        )
         return checkpoint.left(everything)
 
-    def _planned(self, epoch: int) -> StateDict:
+    def _plan_arguments(self, epoch: int) -> StateDict:
         settings = {name: value for name, value in self._settings.items() if name != "catalog"}
         return settings | {"batch_size": self._batch_size, "epoch": epoch}
 
     def _plan(self, epoch: int) -> EpochPlan:
-        return self._client.plan(order=self._order, **self._planned(epoch)).part(*self._part)
+        return self._client.plan(order=self._order, **self._plan_arguments(epoch)).part(*self._part)
 
     @property
     def finished(self) -> int | None:

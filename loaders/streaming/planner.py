@@ -251,7 +251,7 @@ def plan(
     check_ranks(rank, world_size, remainder)
     limit = None if limit is None else check_whole("limit", limit, 1)
     random = np.random.default_rng((seed, epoch))
-    runs = _shuffled(np.asarray(shard_records, np.int64), slice_records, random)
+    runs = _shuffle_slices(np.asarray(shard_records, np.int64), slice_records, random)
     if shuffle_window > 1:
         runs = runs.shuffled_within(shuffle_window, random)
     if done is not None:
@@ -262,7 +262,7 @@ def plan(
     return EpochPlan(epoch, RecordRuns.of(share.shard, share.first, share.records), batch_size)
 
 
-def _shuffled(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> RecordRuns:
+def _shuffle_slices(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> RecordRuns:
     """Cut every shard into slices, at other places every epoch, and shuffle all of them."""
     shift = random.integers(1, slice_records + 1, len(counts))
     slices = np.where(counts > 0, 1 + np.maximum(0, -((shift - counts) // slice_records)), 0)

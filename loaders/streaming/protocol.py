@@ -167,22 +167,22 @@ _MAX_FIELDS = 16
 
 def pack(message: Request | Reply) -> bytes:
     """Return the header frame of a message."""
-    return _packed(_fields(message))
+    return _frame(_fields(message))
 
 
 def pack_whole(header: BatchHeader, records: Sequence[Buffer]) -> bytes:
     """Return a batch as one msgpack frame with all its bytes in it, copied."""
-    return _packed(_fields(header), list(records))
+    return _frame(_fields(header), list(records))
 
 
 def pack_joined(header: BatchHeader, records: Sequence[Buffer]) -> tuple[bytes, bytes]:
     """Return a batch as two frames: its header with the length of every slice, and all its bytes, copied once."""
     _, *fields = _fields(header)
     lengths = np.fromiter(map(len, records), "<i8", len(records))
-    return _packed(("joined", *fields, lengths.tobytes())), b"".join(records)
+    return _frame(("joined", *fields, lengths.tobytes())), b"".join(records)
 
 
-def _packed(fields: tuple[object, ...], *records: list[Buffer]) -> bytes:
+def _frame(fields: tuple[object, ...], *records: list[Buffer]) -> bytes:
     body = msgpack.packb((_VERSION, *fields))
     # TCP's checksum misses one damaged segment in 65,536; records have checksums of their own.
     data: bytes = msgpack.packb((crc32c(body), body, *records))

@@ -77,7 +77,7 @@ class StreamDataset(IterableDataset[Yielded]):
         if iteration.state:
             loader.load_state_dict(iteration.state)
         for batch in loader.epoch(iteration.epoch):
-            yield _formed(batch, self._form) if isinstance(batch, Batch) else batch
+            yield _form_batch(batch, self._form) if isinstance(batch, Batch) else batch
         self._iterations.end(iteration, worker)
 
     @property
@@ -94,7 +94,7 @@ class StreamDataset(IterableDataset[Yielded]):
         """The loader of this process, made at the first use; raises LoaderError where the rank has changed since."""
         if self._loader is None or self._closed or self._pid != os.getpid():  # a fork's connections are its parent's
             self._place = self._known_place()
-            self._loader, self._pid, self._closed = StreamingLoader(**self._shared()), os.getpid(), False
+            self._loader, self._pid, self._closed = StreamingLoader(**self._loader_arguments()), os.getpid(), False
         elif self._place != self._known_place():
             rank, world_size = self._place
             raise LoaderError(
@@ -159,7 +159,7 @@ class StreamDataset(IterableDataset[Yielded]):
         if isinstance(state, Mapping):
             epoch, left = int(state["epoch"]), state["loader"]
         else:
-            epoch, left = _of_ranks(state)
+            epoch, left = _join_ranks(state)
         if self._loader is not None:
             self._loader.load_state_dict(left or {})
         self._iterations.load(epoch, left or None)
@@ -196,7 +196,7 @@ class StreamDataset(IterableDataset[Yielded]):
         # A worker that was spawned has no process group; one that was forked has its parent's.
         return self._place_now() if in_process_group() else self._place
 
-    def _shared(self) -> dict[str, Any]:
+    def _loader_arguments(self) -> dict[str, Any]:
         """Return the loader's arguments in this process: each of n workers takes every n-th of its rank's batches."""
         rank, world_size = self._place
         arguments = self._arguments | {"rank": rank, "world_size": world_size}
@@ -208,7 +208,7 @@ class StreamDataset(IterableDataset[Yielded]):
         return arguments
 
 
-def _formed(batch: Batch, form: Form) -> Yielded:
+def _form_batch(batch: Batch, form: Form) -> Yielded:
     if form == "batch":
         return batch
     if form == "tuple":
@@ -216,7 +216,7 @@ def _formed(batch: Batch, form: Form) -> Yielded:
     return {"data": batch.data, "labels": batch.labels, "ids": torch.tensor(batch.ids), **batch.extra}
 
 
-def _of_ranks(states: Sequence[RankState]) -> tuple[int, list[RankState]]:
+def _join_ranks(states: Sequence[RankState]) -> tuple[int, list[RankState]]:
     """Return the epoch of several ranks, and the state of each rank's loader in it."""
     if not states:
         raise LoaderConfigError("the list of states is empty: expected one of every rank")

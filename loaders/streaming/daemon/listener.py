@@ -20,13 +20,13 @@ __all__ = ["Listener", "choose_send_buffer", "limit_connections", "refuse_connec
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 
 
-def _returning(length: int) -> tuple[ctypes.Array[ctypes.c_char], bytes]:
+def _make_filter(length: int) -> tuple[ctypes.Array[ctypes.c_char], bytes]:
     """Return a socket filter (socket(7), linux/filter.h) that keeps so many bytes of any packet."""
     program = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, length), 8)
     return program, struct.pack("@HP", 1, ctypes.addressof(program))
 
 
-_NO_PACKET, _NO_DATA = _returning(0), _returning(1)
+_NO_PACKET, _NO_DATA = _make_filter(0), _make_filter(1)
 """The kernel keeps at least TCP's header of a packet that is not dropped (tcp_filter), with its acknowledgement."""
 
 
@@ -95,11 +95,11 @@ def choose_send_buffer(bandwidth_gbit: float | None, rtt_ms: float | None) -> in
 
 _BACKLOG = 128
 """Connections that may wait to be accepted."""
-_MOST = 4_096
+_MAX_CONNECTIONS = 4_096
 """Connections at a time, however many descriptors there are; each takes 40 kB of memory."""
 _RECEIVE_BYTES = 128 * 2**10
 """Buffer for requests, which are small: what the kernel has of a connection that was paused is read in full."""
-_LEAST = 8
+_MIN_CONNECTIONS = 8
 _ENDING_S = 2.0
 """How long a port is waited for that is in use."""
 _OWN, _OWN_PER_THREAD = 32, 2
@@ -202,9 +202,9 @@ def limit_connections(threads: int) -> int:
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     limit = _UNLIMITED if soft == resource.RLIM_INFINITY else soft
     used = len(list(Path("/proc/self/fd").iterdir())) + _OWN + _OWN_PER_THREAD * threads
-    if (limit - used) // 2 < _LEAST:
+    if (limit - used) // 2 < _MIN_CONNECTIONS:
+        needed = used + 2 * _MIN_CONNECTIONS
         raise StreamError(
-            f"a limit of {limit} descriptors leaves none for connections: raise it to {used + 2 * _LEAST} or more "
-            "(ulimit -Hn)"
+            f"a limit of {limit} descriptors leaves none for connections: raise it to {needed} or more (ulimit -Hn)"
         )
-    return min(_MOST, (limit - used) // 2)
+    return min(_MAX_CONNECTIONS, (limit - used) // 2)

@@ -99,7 +99,7 @@ class ShardStore:
 
         Raises WireError naming the slice that does not exist.
         """
-        slices = self._checked(request)
+        slices = self._check_slices(request)
         if len(slices) == 1:
             ((shard, first, count),) = slices
             row = int(self._base[shard]) + first
@@ -126,7 +126,7 @@ class ShardStore:
         columns = self._columns[:, indices + np.arange(len(indices))]
         return columns, columns[5, before], columns[6, before + counts - 1], counts
 
-    def _checked(self, request: Get) -> tuple[Slice, ...]:
+    def _check_slices(self, request: Get) -> tuple[Slice, ...]:
         counts, total = self._counts, 0
         for shard, first, records in request.slices:
             if shard >= len(counts):

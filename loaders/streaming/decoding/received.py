@@ -106,7 +106,7 @@ class Row:
             bare = is_bare(self._read(), "volume")
         except UndecodableError:
             return self.payload  # its decoder finds out what is wrong with it
-        return self._tried(lambda: npy_file(self._read(), "volume", self.payload)) if bare else self.payload
+        return self._attempt(lambda: npy_file(self._read(), "volume", self.payload)) if bare else self.payload
 
     @property
     def path(self) -> str:
@@ -135,23 +135,23 @@ class Row:
         """The sample's columns; raises UndecodableError when the record is malformed."""
         if self._columns is None:
             payload = self.at - HEADER_BYTES, len(self.payload)
-            self._columns = self._tried(lambda: ReadColumns(self._read(), payload))
+            self._columns = self._attempt(lambda: ReadColumns(self._read(), payload))
         return self._columns
 
     def value(self, column: str) -> pa.Scalar:
         """Return a column's value as an Arrow scalar; raises KeyError, or UndecodableError when it is malformed."""
-        return self._tried(lambda: self.columns[column][0])
+        return self._attempt(lambda: self.columns[column][0])
 
     def read_file(self, column: str) -> memoryview:
         """Return the further file that a column names; raises UndecodableError where it is missing."""
         example = self._read()
         name = _feature_of(example, column)
-        spans = self._tried(lambda: _spans(example, name))
+        spans = self._attempt(lambda: _spans(example, name))
         if len(spans) != 1:
             raise UndecodableError(f"its record holds no file for the column {column}; convert the data again")
         ((at, size),) = spans
         found = self._message[at : at + size]
-        return self._tried(lambda: npy_file(example, "mask", found)) if name == _MASK else found
+        return self._attempt(lambda: npy_file(example, "mask", found)) if name == _MASK else found
 
     def _read(self) -> ExampleView:
         if self._example is None:
@@ -164,7 +164,7 @@ class Row:
                 return self._read()
         return self._example
 
-    def _tried(self, read: Callable[[], _Value]) -> _Value:
+    def _attempt(self, read: Callable[[], _Value]) -> _Value:
         try:
             return read()
         except ShardError as error:

@@ -48,7 +48,7 @@ class RawBatch:
     def __reduce__(self) -> tuple[object, ...]:
         # Views cannot be pickled: a worker of DataLoader sends a copy.
         fields = (self.epoch, self.batch, self.ids, self.labels, tuple(map(bytes, self.frames)))
-        return _unpickled, (*fields, self.frame_of, self.offsets, self.sizes, self.checksums)
+        return _unpickle, (*fields, self.frame_of, self.offsets, self.sizes, self.checksums)
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +61,7 @@ class RawBatch:
         return [self.frames[frame][offset : offset + size] for frame, offset, size in places]
 
 
-def _unpickled(
+def _unpickle(
     epoch: int, batch: int, ids: _Ints, labels: _Ints, frames: tuple[bytes, ...], frame_of: _Ints, *places: _Ints
 ) -> RawBatch:
     return RawBatch(epoch, batch, ids, labels, tuple(map(memoryview, frames)), frame_of, *places)

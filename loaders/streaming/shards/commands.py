@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from loaders.streaming.shards.convert import Source
+    from loaders.streaming.shards.convert import SampleListing
 
 __all__ = ["Commands", "add_commands", "progress_bar"]
 
@@ -164,7 +164,7 @@ def _convert(arguments: argparse.Namespace) -> None:
     )
 
 
-def _source(arguments: argparse.Namespace) -> Source:
+def _source(arguments: argparse.Namespace) -> SampleListing:
     from loaders.errors import LoaderConfigError
     from loaders.streaming.shards.classes import load_classes
     from loaders.streaming.shards.convert import KINDS, coco

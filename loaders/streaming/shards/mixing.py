@@ -71,12 +71,12 @@ def measure_mixing(labels: Sequence[npt.NDArray[np.int64]]) -> Mixing:
     """Count classes in orders of the records of some shards, given their labels, and choose one that mixes enough."""
     names, of_record = np.unique(np.concatenate(labels), return_inverse=True)
     shards = np.split(of_record, np.cumsum([len(shard) for shard in labels])[:-1])
-    shuffled = _shuffled(np.bincount(of_record, minlength=len(names)))
-    usual = _counted(shards, SLICE_RECORDS, SHUFFLE_WINDOW)
+    shuffled = _count_shuffled_classes(np.bincount(of_record, minlength=len(names)))
+    usual = _count_classes(shards, SLICE_RECORDS, SHUFFLE_WINDOW)
     chosen, order = usual, (SLICE_RECORDS, SHUFFLE_WINDOW)
     if usual < ENOUGH * shuffled:
         for order in _orders(len(of_record)):
-            chosen = _counted(shards, *order)
+            chosen = _count_classes(shards, *order)
             if chosen >= _CHOSEN * shuffled:
                 break
     return Mixing(round(shuffled, 2), round(usual, 2), round(chosen, 2), *order)
@@ -93,7 +93,7 @@ def _orders(records: int) -> Iterator[tuple[int, int]]:
     yield SLICE_RECORDS, window
 
 
-def _shuffled(counts: npt.NDArray[np.int64]) -> float:
+def _count_shuffled_classes(counts: npt.NDArray[np.int64]) -> float:
     """Return the mean number of classes in a batch drawn from classes of so many records, without replacement."""
     total = int(counts.sum())
     absent = np.ones(len(counts))
@@ -102,7 +102,7 @@ def _shuffled(counts: npt.NDArray[np.int64]) -> float:
     return float((1 - absent).sum())
 
 
-def _counted(labels: Sequence[npt.NDArray[np.int64]], slice_records: int, shuffle_window: int) -> float:
+def _count_classes(labels: Sequence[npt.NDArray[np.int64]], slice_records: int, shuffle_window: int) -> float:
     found: list[int] = []
     records = [len(shard) for shard in labels]
     whole = max(1, sum(records) // BATCH)  # a short last batch has fewer classes whatever its order

@@ -41,13 +41,13 @@ FOOTER_BYTES = _FOOTER.size
 _Bytes = bytes | bytearray | memoryview
 
 
-def _masked(crc: int) -> int:
+def _mask(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def masked_crc32c(data: _Bytes) -> int:
     """Return the CRC-32C rotated right by 15 bits plus a constant, as TFRecord stores it."""
-    return _masked(crc32c(data))
+    return _mask(crc32c(data))
 
 
 def write_record(file: BinaryIO, *parts: _Bytes) -> tuple[int, int]:
@@ -59,8 +59,8 @@ def write_record(file: BinaryIO, *parts: _Bytes) -> tuple[int, int]:
     file.write(_HEADER.pack(length, masked_crc32c(length.to_bytes(8, "little"))))
     for part in parts:
         file.write(part)
-    file.write(_FOOTER.pack(_masked(crc)))
-    return HEADER_BYTES + length + FOOTER_BYTES, _masked(crc)
+    file.write(_FOOTER.pack(_mask(crc)))
+    return HEADER_BYTES + length + FOOTER_BYTES, _mask(crc)
 
 
 def check_record(record: _Bytes, where: str) -> memoryview:
@@ -100,7 +100,7 @@ def count_intact(frame: memoryview, checksums: Sequence[int], *, payloads: bool 
         end = start + length
         if end + FOOTER_BYTES > size or _FOOTER.unpack_from(frame, end)[0] != expected:
             break
-        if payloads and (_length_crc(length) != length_crc or _masked(crc32c(frame[start:end])) != expected):
+        if payloads and (_length_crc(length) != length_crc or _mask(crc32c(frame[start:end])) != expected):
             break
         at, count = end + FOOTER_BYTES, count + 1
     return count

@@ -22,7 +22,7 @@ from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.shards.convert import Source, audio_folder, coco, convert_source, numpy_volumes
+from loaders.streaming.shards.convert import SampleListing, audio_folder, coco, convert_source, numpy_volumes
 
 pytestmark = pytest.mark.process
 
@@ -34,7 +34,7 @@ def _samples(root: Path, paths: list[str], **columns: pa.Array) -> Samples:
     return Samples(root, tuple(paths), np.zeros(len(paths), np.int64), sizes, columns)
 
 
-def _coco(root: Path) -> tuple[Source, Samples, Pipeline]:
+def _coco(root: Path) -> tuple[SampleListing, Samples, Pipeline]:
     (root / "val").mkdir()
     (root / "annotations").mkdir()
     entries: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ def _coco(root: Path) -> tuple[Source, Samples, Pipeline]:
     return coco(root), samples, DetectionPipeline(min_size=32, max_size=48)
 
 
-def _volumes(root: Path) -> tuple[Source, Samples, Pipeline]:
+def _volumes(root: Path) -> tuple[SampleListing, Samples, Pipeline]:
     for k in range(COUNT):
         rng = np.random.default_rng(k)
         shape = (1, 9, 10, 11 + k)
@@ -82,7 +82,7 @@ def _volumes(root: Path) -> tuple[Source, Samples, Pipeline]:
     return numpy_volumes(root), samples, SegmentationPipeline(crop=RandomCrop(8))
 
 
-def _recordings(root: Path) -> tuple[Source, Samples, Pipeline]:
+def _recordings(root: Path) -> tuple[SampleListing, Samples, Pipeline]:
     folder = root / "84" / "121"
     folder.mkdir(parents=True)
     words = ["GO ON", "IT'S", "NO", "WHO CAME", "A"]
@@ -99,7 +99,7 @@ def _recordings(root: Path) -> tuple[Source, Samples, Pipeline]:
 
 @pytest.mark.parametrize("make", [_coco, _volumes, _recordings])
 def test_a_converted_source_gives_what_its_files_give(
-    start_daemon: Callable[..., Any], tmp_path: Path, make: Callable[[Path], tuple[Source, Samples, Pipeline]]
+    start_daemon: Callable[..., Any], tmp_path: Path, make: Callable[[Path], tuple[SampleListing, Samples, Pipeline]]
 ) -> None:
     (tmp_path / "in").mkdir()
     source, samples, pipeline = make(tmp_path / "in")

@@ -14,7 +14,14 @@ import pytest
 from PIL import Image
 
 from loaders.errors import LoaderConfigError, LoaderError, SampleError
-from loaders.streaming.shards.convert import Source, audio_folder, coco, convert_source, image_tree, numpy_volumes
+from loaders.streaming.shards.convert import (
+    SampleListing,
+    audio_folder,
+    coco,
+    convert_source,
+    image_tree,
+    numpy_volumes,
+)
 from loaders.streaming.shards.example import Feature, decode_example
 from loaders.streaming.shards.index import ShardSet
 from loaders.streaming.shards.indexer import verify_folder
@@ -35,7 +42,7 @@ def _write(root: Path, files: Mapping[str, bytes]) -> Path:
     return root
 
 
-def _stored(source: Source, out: Path) -> dict[int, tuple[int, bytes, Mapping[str, Feature]]]:
+def _stored(source: SampleListing, out: Path) -> dict[int, tuple[int, bytes, Mapping[str, Feature]]]:
     """Convert, check the whole folder, and return label, payload and features of every sample by id."""
     convert_source(source, out, shard_bytes=5000)
     verify_folder(out)
@@ -258,7 +265,7 @@ _WHOLE = {"image": _picture(), "png": _picture("PNG"), "wav": _wav()}
     ],
 )
 def test_a_file_that_is_not_whole_is_named(
-    tmp_path: Path, scan: Callable[[Path], Source], name: str, content: bytes, says: str
+    tmp_path: Path, scan: Callable[[Path], SampleListing], name: str, content: bytes, says: str
 ) -> None:
     _write(tmp_path / "in", {name: content})
     with pytest.raises(SampleError, match=rf"in/{name}: .*{says}.*; restore it or take it away"):
@@ -329,7 +336,7 @@ def test_a_mask_that_only_one_volume_lacks_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scan", [image_tree, coco, numpy_volumes, audio_folder])
-def test_an_empty_or_missing_folder_is_named(tmp_path: Path, scan: Callable[[Path], Source]) -> None:
+def test_an_empty_or_missing_folder_is_named(tmp_path: Path, scan: Callable[[Path], SampleListing]) -> None:
     with pytest.raises(LoaderError, match=str(tmp_path)):
         scan(tmp_path)
     with pytest.raises(LoaderConfigError, match="gone: there is no such folder"):

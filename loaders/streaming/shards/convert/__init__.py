@@ -12,8 +12,8 @@ from loaders.streaming.shards.classes import check_splits
 from loaders.streaming.shards.convert.coco import coco
 from loaders.streaming.shards.convert.folders import audio_folder, image_tree, list_samples
 from loaders.streaming.shards.convert.job import SKIPPED, broken_error, key_of_skipped, run_job
+from loaders.streaming.shards.convert.listing import Broken, SampleListing
 from loaders.streaming.shards.convert.shard import hash_content, hash_listing
-from loaders.streaming.shards.convert.source import Broken, Source
 from loaders.streaming.shards.convert.volumes import numpy_volumes
 from loaders.streaming.shards.index import MANIFEST, load_manifest, read_key
 from loaders.streaming.shards.output import OutputError, output_errors
@@ -27,7 +27,7 @@ __all__ = [
     "SHARD_BYTES",
     "Converted",
     "OutputError",
-    "Source",
+    "SampleListing",
     "audio_folder",
     "coco",
     "convert",
@@ -39,7 +39,7 @@ __all__ = [
 SHARD_BYTES: Final = 64 * 2**20
 """Bytes of a shard at most, if no single sample is larger."""
 
-KINDS: Final[dict[str, Callable[..., Source]]] = {
+KINDS: Final[dict[str, Callable[..., SampleListing]]] = {
     "image-tree": image_tree,
     "coco": coco,
     "numpy": numpy_volumes,
@@ -61,7 +61,7 @@ class Converted:
 
 
 def convert_source(
-    source: Source,
+    source: SampleListing,
     out: Path,
     *,
     seed: int = 0,
@@ -159,7 +159,7 @@ def convert(
     return out
 
 
-def _is_made_of(source: Source, key: str, out: Path) -> bool:
+def _is_made_of(source: SampleListing, key: str, out: Path) -> bool:
     """Return whether the shards in `out` are of these very files; their key says no more than names and sizes."""
     listing = load_manifest(out).get("listing")
     if listing is None:  # made by an older version

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from loaders.errors import LoaderConfigError
 from loaders.streaming.shards.classes import Classes, assign_labels
 from loaders.streaming.shards.convert.folders import read_image
-from loaders.streaming.shards.convert.source import Broken, Item, Source, make_item, source_folder, try_item
+from loaders.streaming.shards.convert.listing import Broken, Item, SampleListing, make_item, source_folder, try_item
 from loaders.streaming.shards.example import Feature
 
 if TYPE_CHECKING:  # which takes long to import
@@ -36,7 +36,7 @@ def coco(
     *,
     classes: Classes | None = None,
     broken: list[Broken] | None = None,
-) -> Source:
+) -> SampleListing:
     """List the images of a COCO annotation file, by default root/annotations/instances_*.json.
 
     The images are looked for in `images`, by default root/NAME for instances_NAME.json, root/images or root. A
@@ -80,7 +80,7 @@ def coco(
         ) from error
     if not pictures:
         raise LoaderConfigError(f"{annotations}: no images in it")
-    return Source(
+    return SampleListing(
         "coco",
         folder,
         tuple(items),

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.streaming.shards.classes import Classes
-from loaders.streaming.shards.convert.source import (
+from loaders.streaming.shards.convert.listing import (
     Broken,
     Content,
     Item,
-    Source,
+    SampleListing,
     list_files,
     list_tree,
     make_item,
@@ -47,7 +47,7 @@ _ALONE = (0x00, 0x01, *range(0xD0, 0xD9))
 _PNG, _PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xae\x42\x60\x82"
 
 
-def image_tree(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
+def image_tree(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> SampleListing:
     """List the images below a folder; a label is the place of its class folder among all, in order, or as given.
 
     Files whose status cannot be read are added to `broken`, if that is a list.
@@ -58,7 +58,7 @@ def image_tree(root: Path, *, classes: Classes | None = None, broken: list[Broke
         root, IMAGE_SUFFIXES, f"image below it ({', '.join(IMAGE_SUFFIXES)}); expected class/name.jpg", classes
     )
     items = (try_item(name, partial(make_item, name, path, tree.label(name)), broken) for name, path in tree.files)
-    return Source(
+    return SampleListing(
         "image-tree",
         root,
         tuple(item for item in items if item is not None),
@@ -123,7 +123,7 @@ AUDIO_SUFFIXES = tuple(_MAGIC)
 _TRANSCRIPTS = ".trans.txt"
 
 
-def audio_folder(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
+def audio_folder(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> SampleListing:
     """List the recordings below a folder; a label is the place of its class folder among all, in order, or as given.
 
     Recordings whose status cannot be read, or that lack their transcript, are added to `broken`, if that is a list.
@@ -148,7 +148,7 @@ def audio_folder(root: Path, *, classes: Classes | None = None, broken: list[Bro
 
     found = (try_item(name, partial(item_of, name, path), broken) for name, path in tree.files)
     items = tuple(item for item in found if item is not None)
-    source = Source(
+    source = SampleListing(
         "audio",
         root,
         items,
@@ -198,7 +198,7 @@ def _read_recording(root: Path, item: Item, sample_id: int) -> Content:
     return Content("audio/encoded", recording, item.features)
 
 
-def list_samples(samples: Samples) -> Source:
+def list_samples(samples: Samples) -> SampleListing:
     """Return the samples as a source, each with all its files.
 
     Raises LoaderConfigError naming a column that a record cannot hold.
@@ -213,7 +213,7 @@ def list_samples(samples: Samples) -> Source:
         for at, (name, label, size) in enumerate(zip(samples.paths, labels, sizes, strict=True))
     )
     payload, label, path = _features(samples.paths[0])
-    return Source("samples", samples.root, items, label, path, partial(_read_sample, payload), columns=columns)
+    return SampleListing("samples", samples.root, items, label, path, partial(_read_sample, payload), columns=columns)
 
 
 def _features(path: str) -> tuple[str, str, str]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from loaders.errors import SampleError, ShardError
 from loaders.streaming.shards.classes import CLASSES, save_classes
+from loaders.streaming.shards.convert.listing import Broken, SampleListing
 from loaders.streaming.shards.convert.shard import ShardTask, hash_listing, plan_shards, skipped_path, write_shard
-from loaders.streaming.shards.convert.source import Broken, Source
 from loaders.streaming.shards.index import MANIFEST, load_index, read_key, save_manifest, write_atomically
 from loaders.streaming.shards.output import OutputError, check_workers, exclusive_lock, run_tasks
 
@@ -20,7 +20,7 @@ __all__ = ["SKIPPED", "Job", "broken_error", "key_of_skipped", "run_job"]
 
 SKIPPED = "skipped.json"
 """The file of a shard folder that lists the samples that were left out."""
-_MOST_BROKEN = 1000
+_MAX_BROKEN = 1000
 """Broken samples after which a conversion that is to fail ends: a mount that is gone breaks all of them."""
 
 _LISTING = "listing"
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 
 def run_job(
-    source: Source,
+    source: SampleListing,
     out: Path,
     *,
     key: str,
@@ -124,14 +124,14 @@ def broken_error(broken: Sequence[Broken], total: int) -> SampleError:
     """Return the error that names all files that cannot be converted."""
     if len(broken) == 1:
         return SampleError(broken[0].why)
-    stopped = "; more were not looked at" if len(broken) >= _MOST_BROKEN else ""
+    stopped = "; more were not looked at" if len(broken) >= _MAX_BROKEN else ""
     return SampleError(
         f"{len(broken)} of {total} samples cannot be converted{stopped}; mend or remove these files, or leave them out "
         "with --on-error skip:\n" + "\n".join(one.why for one in broken)
     )
 
 
-def _without_skipped(tasks: list[ShardTask], source: Source) -> tuple[list[ShardTask], list[Broken]]:
+def _without_skipped(tasks: list[ShardTask], source: SampleListing) -> tuple[list[ShardTask], list[Broken]]:
     """Return the tasks whose shards have samples, and all that was left out."""
     skipped = list(source.broken)
     kept = []
@@ -196,7 +196,7 @@ def _write(
     progress: Callable[[int, int], None] | None,
     known: Sequence[Broken],
 ) -> list[Broken]:
-    """Write shards; return the samples that are broken, all of them but for those beyond _MOST_BROKEN."""
+    """Write shards; return the samples that are broken, all of them but for those beyond _MAX_BROKEN."""
     broken: list[Broken] = []
     if progress is not None and done:
         progress(done, total)
@@ -206,7 +206,7 @@ def _write(
             made = write_shard(task, lambda written, before=before: progress(before + written, total))  # type: ignore[misc]
             done += made.samples
             broken += made.broken
-            if not task.skip and len(known) + len(broken) >= _MOST_BROKEN:
+            if not task.skip and len(known) + len(broken) >= _MAX_BROKEN:
                 break
         return broken
     for _, made in run_tasks(write_shard, tasks, workers):
@@ -214,7 +214,7 @@ def _write(
         broken += made.broken
         if progress is not None:
             progress(done, total)
-        if not tasks[0].skip and len(known) + len(broken) >= _MOST_BROKEN:
+        if not tasks[0].skip and len(known) + len(broken) >= _MAX_BROKEN:
             break
     return broken
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError, ShardError
-from loaders.streaming.shards.convert.source import Broken, Content, Item, Source
+from loaders.streaming.shards.convert.listing import Broken, Content, Item, SampleListing
 from loaders.streaming.shards.example import Feature, encode_head
 from loaders.streaming.shards.index import RECORD, save_index, write_atomically
 from loaders.streaming.shards.tfrecord import HEADER_BYTES, write_record
@@ -128,7 +128,7 @@ _FEATURE_BYTES = 32
 """More than a feature takes beside its name and values."""
 
 
-def hash_content(source: Source, *, seed: int, shard_bytes: int) -> str:
+def hash_content(source: SampleListing, *, seed: int, shard_bytes: int) -> str:
     """Return 16 hex digits that differ for another source or other options."""
     digest = hashlib.sha256(
         f"{_VERSION} {source.kind} {seed} {shard_bytes} {source.classes}\n".encode(errors="surrogateescape")
@@ -150,14 +150,16 @@ def hash_content(source: Source, *, seed: int, shard_bytes: int) -> str:
     return digest.hexdigest()[:16]
 
 
-def hash_listing(source: Source, key: str) -> str:
+def hash_listing(source: SampleListing, key: str) -> str:
     """Return a hash of the key and of the files' times of change, by which half-made shards are still good."""
     digest = hashlib.sha256(f"{key} {source.root.resolve()}\n".encode(errors="replace"))
     digest.update(np.array([item.mtime_ns for item in source.items], np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 
-def plan_shards(source: Source, folder: Path, *, seed: int, shard_bytes: int, skip: bool = False) -> list[ShardTask]:
+def plan_shards(
+    source: SampleListing, folder: Path, *, seed: int, shard_bytes: int, skip: bool = False
+) -> list[ShardTask]:
     """Divide the samples, shuffled by `seed`, into shards of at most `shard_bytes`, or of one sample each.
 
     Raises LoaderConfigError when there are no samples.
@@ -179,11 +181,11 @@ def plan_shards(source: Source, folder: Path, *, seed: int, shard_bytes: int, sk
             {name: column.take(ids) for name, column in source.columns.items()},
             skip,
         )
-        for number, ids in enumerate(_divided(source, order, shard_bytes))
+        for number, ids in enumerate(_divide(source, order, shard_bytes))
     ]
 
 
-def _divided(source: Source, order: list[int], shard_bytes: int) -> Iterator[list[int]]:
+def _divide(source: SampleListing, order: list[int], shard_bytes: int) -> Iterator[list[int]]:
     ids: list[int] = []
     total = 0
     of_columns = _largest_columns(source)
@@ -197,7 +199,7 @@ def _divided(source: Source, order: list[int], shard_bytes: int) -> Iterator[lis
     yield ids
 
 
-def _largest_record(source: Source, sample_id: int) -> int:
+def _largest_record(source: SampleListing, sample_id: int) -> int:
     """Return how many bytes a sample's record has at most."""
     item = source.items[sample_id]
     names = len(os.fsencode(item.name)) + len(source.label_feature) + len(source.path_feature)
@@ -210,7 +212,7 @@ def _largest_record(source: Source, sample_id: int) -> int:
     return nbytes
 
 
-def _largest_columns(source: Source) -> npt.NDArray[np.int64]:
+def _largest_columns(source: SampleListing) -> npt.NDArray[np.int64]:
     """Return how many bytes the columns of each sample's record have at most, shape (samples,)."""
     nbytes = np.zeros(len(source.items), np.int64)
     if not source.columns:

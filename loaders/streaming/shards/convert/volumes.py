@@ -18,7 +18,15 @@ import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.streaming.shards.classes import Classes
-from loaders.streaming.shards.convert.source import Broken, Content, Item, Source, list_tree, make_item, try_item
+from loaders.streaming.shards.convert.listing import (
+    Broken,
+    Content,
+    Item,
+    SampleListing,
+    list_tree,
+    make_item,
+    try_item,
+)
 from loaders.streaming.shards.example import MAX_EXAMPLE_BYTES, Feature
 
 __all__ = ["numpy_volumes"]
@@ -30,7 +38,7 @@ _SCALAR_BYTES = 1024
 _Array = npt.NDArray[Any]
 
 
-def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> Source:
+def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Broken] | None = None) -> SampleListing:
     """List the volumes below a folder; a label is the class folder's place, or as given, or the number y of an .npz.
 
     Files that are no whole volumes are added to `broken`, if that is a list.
@@ -49,7 +57,7 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
 
     found = (try_item(name, partial(item_of, name, path), broken) for name, path in tree.files if name not in masks)
     items = tuple(item for item in found if item is not None)
-    source = Source(
+    source = SampleListing(
         "numpy", root, items, "label", "volume/path", _read, tree.labels, tree.ignored, broken=tuple(broken or ())
     )
     if not masks:

@@ -21,7 +21,7 @@ __all__ = [
     "Broken",
     "Content",
     "Item",
-    "Source",
+    "SampleListing",
     "Tree",
     "check_regular",
     "list_tree",
@@ -78,7 +78,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SampleListing:
     """The samples of one kind below a folder; a sample's id is its position."""
 
     kind: str
