@@ -32,40 +32,30 @@ class EnergyAgent(Agent):
         on_restart: Callable[[str], None] = lambda message: None,
     ) -> None:
         """Take the store and what to sample into it; `on_restart` is called with a line after a death of the agent."""
-        self._estimates = spec.estimate != "off"
-        options = [f"--cpu-idle-fraction={spec.cpu_idle_fraction:g}"]
-        if spec.cpu_tdp_w is not None:
-            options.append(f"--cpu-tdp-w={spec.cpu_tdp_w:g}")
+        flags: dict[str, object] = {"cpu-idle-fraction": spec.cpu_idle_fraction, "cpu-tdp-w": spec.cpu_tdp_w}
         if send is not None and send.kind == "influxdb":
             # The agent reads the token from its file or the environment: it is no argument.
-            flags = {"url": send.url, "org": send.org, "bucket": send.bucket, "token-file": send.token_file}
-            flags["ca"] = send.ca
-            options += [f"--influxdb-{flag}={value}" for flag, value in flags.items() if value is not None]
-            options.append(f"--spool-limit-mb={send.spool_limit_mb:g}")
+            flags |= {"influxdb-url": send.url, "influxdb-org": send.org, "influxdb-bucket": send.bucket}
+            flags |= {"influxdb-token-file": send.token_file, "influxdb-ca": send.ca}
+            flags |= {"spool-limit-mb": send.spool_limit_mb}
         super().__init__(
             store,
             node=node,
             interval_ms=spec.interval_ms,
-            estimate="missing" if self._estimates else "off",
+            estimate="off" if spec.estimate == "off" else "missing",
             sensors=spec.sensors,
-            options=options,
+            options=[f"--{flag}={value}" for flag, value in flags.items() if value is not None],
             log=log,
             environment=run_environment(run_id),
             on_restart=on_restart,
         )
 
     def start(self) -> None:
-        """Start it.
-
-        Raises:
-            DiskError: The disk of the store is full.
-            TestbedError: The agent does not start; the message says why.
-        """
+        """Start it; raises DiskError where the disk is full, and TestbedError with what it says."""
         try:
             super().start()
-        except NoSensorError as error:
-            if self._estimates:
-                raise TestbedError(str(error)) from error
+        except NoSensorError:
+            return  # no sensor, no joules: the run goes on without
         except AgentError as error:
             check_room("results_dir", self.store.parent, _STORE_BYTES)
             raise TestbedError(f"{error} (log: {self._log})") from error
