@@ -65,7 +65,7 @@ class EpochState:
         self._uncollated: deque[int] = deque()
         """Those of them that no worker was asked for."""
         self._ready: dict[int, CollateRequest | None] = {}
-        """Batches for the collator in the request in which they became whole; None while one is collated."""
+        """Batches for the collator in the order in which they became whole; None while one is collated."""
 
     @property
     def number(self) -> int:

@@ -1,4 +1,4 @@
-"""What a DataLoader's samplers draw from, sampler_states when an epoch begins, so that it can be drawn once more."""
+"""The states that a DataLoader's samplers draw from, kept when an epoch begins, so that it can be drawn again."""
 
 from __future__ import annotations
 
