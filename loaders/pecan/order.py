@@ -1,19 +1,28 @@
 """AutoOrder: deflationary transforms early, inflationary ones late, nothing across a barrier (pure).
 
 Pecan (Graur et al., USENIX ATC 2024) as section 5.1 of the MinatoLoader paper took it over to PyTorch.
+
+What a transform may declare of itself, so that it can be moved; without a declaration none is moved past another.
+
+- `commutes_with`: names of transforms with which it may change places. One of two transforms has to name the other.
+- `barrier`: true for one that nothing is moved past, whatever is declared.
+- `inflates(item)`: for one that enlarges some samples and shrinks others: whether it would enlarge this one. Such a
+  transform is moved, sample by sample, where it enlarges.
+
+The first two are class attributes (`ClassVar`), for they are of the transform and not of its settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
-from loaders.pecan.declared import Resizing, commute, is_barrier
-from loaders.pipeline import Transform
+from loaders.errors import LoaderConfigError
+from loaders.pipeline import Item, Transform
 
-__all__ = ["Flow", "Kind", "Measured", "Order", "Placed", "auto_order"]
+__all__ = ["Flow", "Kind", "Measured", "Order", "Placed", "Resizing", "auto_order", "commute"]
 
 _SLACK: Final = 1e-3
 """A transform that changes the bytes by no more than this share does not count as changing them."""
@@ -206,3 +215,32 @@ def _row(one: Placed) -> tuple[str, ...]:
     sizes = [f"{each:,.0f}" if known else "-" for each in (one.bytes_in, one.bytes_out)]
     factor = "-" if one.factor is None else f"{one.factor:.3g}"
     return (one.name, *sizes, factor, one.kind.value, str(one.before), str(one.after), one.reason)
+
+
+@runtime_checkable
+class Resizing(Transform, Protocol):
+    """A transform that knows for every sample whether it would enlarge it."""
+
+    def inflates(self, item: Item) -> bool:
+        """Return whether the item would have more bytes after this step than it has now."""
+
+
+def commute(one: Transform, other: Transform) -> bool:
+    """Return whether two transforms are declared to give the same in either order; raises LoaderConfigError."""
+    return other.name in partners(one) or one.name in partners(other)
+
+
+def is_barrier(transform: Transform) -> bool:
+    """Return whether nothing may be moved past a transform."""
+    return bool(getattr(transform, "barrier", False))
+
+
+def partners(transform: Transform) -> Collection[str]:
+    """Return the names with which a transform declares to commute; raises LoaderConfigError for anything but names."""
+    names: object = getattr(transform, "commutes_with", frozenset())
+    if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise LoaderConfigError(
+            f"{transform.name}.commutes_with={names!r}: expected the names of transforms, frozenset({{'Normalize'}}) "
+            "for one"
+        )
+    return names

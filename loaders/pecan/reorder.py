@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.pecan.declared import Resizing
-from loaders.pecan.order import Order
+from loaders.pecan.order import Order, Resizing
 from loaders.pipeline import Item, Pipeline, Transform, WrappedPipeline
 
 __all__ = ["Reordered", "reorder"]

@@ -75,7 +75,12 @@ class SampleAwareLoader(ShowsHistory, FileLoader):
         # A pipeline of the user's own may do anything with the samples.
         self._collate.in_place = str(transform.collate.__module__).startswith("loaders.")
         self._settings = policy.settings(
-            num_workers, prefetch_factor, order, options.on_error, sample_timeout_s=options.sample_timeout_s
+            num_workers,
+            prefetch_factor,
+            order,
+            options.on_error,
+            sample_timeout_s=options.sample_timeout_s,
+            scheduler=policy.scheduler(num_workers),
         )
         self._start_method = start_method
         self._run_stats = Stats(self._job.stages)

@@ -115,6 +115,7 @@ class PolicyOptions:
         on_error: Literal["raise", "skip", "batch"],
         *,
         sample_timeout_s: float | None,
+        scheduler: Scheduler | None,
         further_batches: int = 0,
     ) -> Settings:
         """Return how the engine works, with as much memory as torch's DataLoader has for its batches.
@@ -122,7 +123,7 @@ class PolicyOptions:
         That is one batch fewer than it has: a batch's memory comes back only after the next one was taken.
         """
         ahead = max(2, workers * prefetch_factor - 1) + further_batches
-        return Settings(workers, order, ahead, self.max_bytes, on_error, sample_timeout_s, self.scheduler(workers))
+        return Settings(workers, order, ahead, self.max_bytes, on_error, sample_timeout_s, scheduler)
 
 
 class ShowsHistory:

@@ -1,4 +1,4 @@
-"""A drop-in for torch's DataLoader in which a slow sample holds nobody up."""
+"""A drop-in for torch's DataLoader in which a slow sample does not hold up the others."""
 
 from __future__ import annotations
 
@@ -151,15 +151,15 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         if self.num_workers and not self._as_torch:
             # Compiled here, where it is outside of every epoch.
             nontemporal_copy.library()
-        if self.num_workers:
-            self.policy.scheduler(self.num_workers)  # refuses bounds that do not fit
+        # One for all epochs: it goes on from its average of the queue.
+        self._scheduler = self.policy.scheduler(self.num_workers) if self.num_workers else None
         self._slow_timeout = self.policy.timeout()
         self._run_stats = Stats(self.job(0).stages)
         # Weakly, for workers end with the iterator that they work for.
         self._current: weakref.ref[WorkerBatches | InProcess] | None = None
 
     def __getstate__(self) -> State:
-        left_out = ("_iterator", "_current", "_run_stats", "_slow_timeout")
+        left_out = ("_iterator", "_current", "_run_stats", "_slow_timeout", "_scheduler")
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
     def __setstate__(self, state: State) -> None:
@@ -240,6 +240,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             self._order(),
             "batch",
             sample_timeout_s=self.sample_timeout_s,
+            scheduler=self._scheduler,
             # Batches of a collate_fn of the user's own have no memory before they are collated, as with torch.
             further_batches=int(not collate.in_place),
         )

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from loaders.errors import LoaderConfigError
 from loaders.pecan import Kind, auto_order, reorder
-from loaders.pecan.declared import commute
-from loaders.pecan.order import Flow, Measured
+from loaders.pecan.order import Flow, Measured, commute
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
 from loaders.pipelines.augment3d import Cast, RandomFlip
 from loaders.pipelines.synthetic_load import HeavyStep, LightStep
