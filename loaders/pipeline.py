@@ -25,11 +25,11 @@ __all__ = [
     "Transform",
     "UndecodableError",
     "WrappedPipeline",
+    "apply_transform",
     "load_item",
     "read_file",
     "sample_error",
     "stage_name",
-    "transformed",
 ]
 
 
@@ -183,14 +183,14 @@ def load_item(
         del data
         for transform in pipeline.transforms:
             stage = stage_name(transform)
-            item = transformed(transform, item)
+            item = apply_transform(transform, item)
             now = times.add(stage, now) if times else now
     except Exception as error:
         raise sample_error(samples, sample_id, stage, error) from error
     return item
 
 
-def transformed(transform: Transform, item: Item) -> Item:
+def apply_transform(transform: Transform, item: Item) -> Item:
     """Return what a transform made of an item; raise TypeError where it is no item."""
     made = transform(item)
     if not isinstance(made, Item):

@@ -17,7 +17,7 @@ from loaders.dali.plan import DataNode, Fed, Plan, scalar
 from loaders.image import decode
 from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.detection import DetectionPipeline
-from loaders.pipelines.detection_transforms import packed_masks
+from loaders.pipelines.detection_transforms import pack_masks
 
 __all__ = ["MEAN_GREY_LEVELS", "DetectionPlan"]
 
@@ -129,5 +129,5 @@ class _Masks:
 
     def __call__(self, item: Item) -> Item:
         if "outlines" in item.target:
-            item.target["masks"] = packed_masks(item.target.pop("outlines"), *item.data.size)
+            item.target["masks"] = pack_masks(item.target.pop("outlines"), *item.data.size)
         return item

@@ -17,14 +17,14 @@ __all__ = [
     "RandomHorizontalFlip",
     "Resize",
     "ToTensor",
-    "packed_masks",
-    "resized",
-    "resized_masks",
-    "resized_tensor",
+    "fit_size",
+    "pack_masks",
+    "resize_masks",
+    "resize_tensor",
 ]
 
 
-def resized(width: int, height: int, *, min_size: int, max_size: int) -> tuple[int, int]:
+def fit_size(width: int, height: int, *, min_size: int, max_size: int) -> tuple[int, int]:
     """Return width and height in pixels after a resize to `min_size`, or to `max_size` where that is less.
 
     Rounded down, as torchvision's GeneralizedRCNNTransform does.
@@ -49,15 +49,15 @@ class Resize:
     def inflates(self, item: Item) -> bool:
         """Return whether the picture is to have more pixels than it has."""
         width, height = _size(item)
-        after = resized(width, height, min_size=self.min_size, max_size=self.max_size)
+        after = fit_size(width, height, min_size=self.min_size, max_size=self.max_size)
         return after[0] * after[1] > width * height
 
     def __call__(self, item: Item) -> Item:
         """Resize a picture, PIL's or a tensor of shape (3, H, W), its boxes and its outlines or masks."""
         before = _size(item)
-        after = resized(*before, min_size=self.min_size, max_size=self.max_size)
+        after = fit_size(*before, min_size=self.min_size, max_size=self.max_size)
         if isinstance(item.data, torch.Tensor):
-            item.data = resized_tensor(item.data, after)
+            item.data = resize_tensor(item.data, after)
         else:
             item.data = item.data.resize(after, Image.Resampling.BILINEAR)
         ratio = (np.array(after) / np.array(before)).astype(np.float32)
@@ -65,7 +65,7 @@ class Resize:
         if "outlines" in item.target:
             item.target["outlines"] = [[one * ratio for one in thing] for thing in item.target["outlines"]]
         if "masks" in item.target:
-            item.target["masks"] = resized_masks(item.target["masks"], before, after)
+            item.target["masks"] = resize_masks(item.target["masks"], before, after)
         return item
 
 
@@ -106,7 +106,7 @@ class ToTensor:
             np.divide(pixels[..., channel], np.float32(255), out=plane)
         item.data = torch.from_numpy(planes)
         if "outlines" in item.target:
-            item.target["masks"] = packed_masks(item.target.pop("outlines"), *size)
+            item.target["masks"] = pack_masks(item.target.pop("outlines"), *size)
         return item
 
 
@@ -133,7 +133,7 @@ def _size(item: Item) -> tuple[int, int]:
     return width, height
 
 
-def packed_masks(things: list[list[npt.NDArray[np.float32]]], width: int, height: int) -> npt.NDArray[np.uint8]:
+def pack_masks(things: list[list[npt.NDArray[np.float32]]], width: int, height: int) -> npt.NDArray[np.uint8]:
     """Return the pixels inside any of each thing's outlines, a bit each; shape (things, height, ceil(width / 8)).
 
     Those on an outline count as inside: some 2.5 % more pixels than pycocotools finds.
@@ -156,7 +156,7 @@ def packed_masks(things: list[list[npt.NDArray[np.float32]]], width: int, height
     return masks
 
 
-def resized_tensor(picture: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def resize_tensor(picture: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     """Return a float32 tensor (3, H, W) at width and height `size`, by the filter of PIL's bilinear resize.
 
     PIL rounds to whole grey levels after each of its two passes, this rounds nowhere.
@@ -168,7 +168,7 @@ def resized_tensor(picture: torch.Tensor, size: tuple[int, int]) -> torch.Tensor
     return whole[0]
 
 
-def resized_masks(
+def resize_masks(
     masks: npt.NDArray[np.uint8], before: tuple[int, int], after: tuple[int, int]
 ) -> npt.NDArray[np.uint8]:
     """Return masks (k, H, ceil(W / 8)), a bit a pixel, for a picture that had width and height `before`.

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MIN_EDGE", "SPACING_MM", "normalised"]
+__all__ = ["MIN_EDGE", "SPACING_MM", "normalise"]
 
 SPACING_MM: Final = (1.6, 1.2, 1.2)
 """Distance of voxels along depth, height and width in millimetres, to which every case is resampled."""
@@ -23,7 +23,7 @@ _MEAN_HU: Final = 101.0
 _STD_HU: Final = 76.9
 
 
-def normalised(hu: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def normalise(hu: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Clip Hounsfield units to -79 to 304, subtract 101 and divide by 76.9, in place; any shape."""
     np.clip(hu, _MIN_HU, _MAX_HU, out=hu)
     hu -= np.float32(_MEAN_HU)

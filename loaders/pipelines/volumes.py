@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from loaders.base import SampleSource
 from loaders.pipeline import UndecodableError
-from loaders.pipelines.hounsfield import SPACING_MM, normalised
+from loaders.pipelines.hounsfield import SPACING_MM, normalise
 
-__all__ = ["Packed", "array_in", "map_array", "read_array", "resampled", "unpack"]
+__all__ = ["Packed", "array_in", "map_array", "read_array", "resample", "unpack"]
 
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14 (madvise(2)), for which the mmap module has no name."""
@@ -116,8 +116,8 @@ def unpack(packed: Packed, name: str) -> tuple[npt.NDArray[np.float32], npt.NDAr
     labels, _ = _nifti(packed.labels, f"{name}'s segmentation", np.uint8)
     if volume.shape != labels.shape:
         raise UndecodableError(f"{name}'s image is {volume.shape} and its segmentation {labels.shape}")
-    volume, labels = resampled(volume, labels, spacing)
-    return normalised(volume)[None], labels[None]
+    volume, labels = resample(volume, labels, spacing)
+    return normalise(volume)[None], labels[None]
 
 
 def _nifti(encoded: bytes | memoryview, what: str, kind: type[S]) -> tuple[npt.NDArray[S], tuple[float, float, float]]:
@@ -136,7 +136,7 @@ def _nifti(encoded: bytes | memoryview, what: str, kind: type[S]) -> tuple[npt.N
     return volume, (spacing[0], spacing[1], spacing[2])
 
 
-def resampled(
+def resample(
     volume: npt.NDArray[np.float32], labels: npt.NDArray[np.uint8], spacing_mm: tuple[float, float, float]
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     """Return volume and labels (D, H, W) with MLPerf's distance of voxels, linear and nearest in between."""

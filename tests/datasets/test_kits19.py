@@ -11,7 +11,7 @@ from harness.datasets.kits19 import Kits19Like
 from harness.datasets.kits19.tree import Kits19Tree
 from harness.datasets.placement import PlacedData
 from harness.errors import ConfigError, DatasetError
-from loaders.pipelines.hounsfield import normalised
+from loaders.pipelines.hounsfield import normalise
 
 pytestmark = pytest.mark.process
 
@@ -71,7 +71,7 @@ def test_the_numpy_form_is_the_same_volume_normalised_as_mlperf_does(made):
         hu = np.asarray(nibabel.load(images.path(sample_id)).dataobj)
         assert (volume.dtype, labels.dtype) == (np.float32, np.uint8)
         assert volume.shape == labels.shape == (1, *hu.shape)
-        assert np.array_equal(volume[0], normalised(hu.astype(np.float32)))
+        assert np.array_equal(volume[0], normalise(hu.astype(np.float32)))
         assert volume.min() == pytest.approx((-79 - 101) / 76.9)
         assert arrays.sizes[sample_id] == volume.nbytes + labels.nbytes + 2 * 128
 

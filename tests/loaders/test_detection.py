@@ -13,7 +13,7 @@ from loaders.base import Samples
 from loaders.errors import SampleError
 from loaders.pipeline import Item, StageTimes, load_item
 from loaders.pipelines.detection import CATEGORY_CLASSES, DetectionPipeline
-from loaders.pipelines.detection_transforms import resized
+from loaders.pipelines.detection_transforms import fit_size
 from loaders.pytorch import PyTorchLoader
 
 SMALL = DetectionPipeline(min_size=64, max_size=107)
@@ -60,7 +60,7 @@ def batches(samples, **options):
     ],
 )
 def test_the_shorter_edge_becomes_800_unless_the_longer_one_would_pass_1333(before, after):
-    assert resized(*before, min_size=800, max_size=1333) == after
+    assert fit_size(*before, min_size=800, max_size=1333) == after
 
 
 def test_sizes_are_those_of_torchvisions_own_transform():
@@ -69,7 +69,7 @@ def test_sizes_are_those_of_torchvisions_own_transform():
     theirs = GeneralizedRCNNTransform(64, 107, [0.0] * 3, [1.0] * 3).eval()
     for width, height in ((64, 48), (61, 97), (200, 50), (33, 33)):
         (image, _) = theirs.resize(torch.zeros(3, height, width), None)
-        assert resized(width, height, min_size=64, max_size=107) == (image.shape[2], image.shape[1])
+        assert fit_size(width, height, min_size=64, max_size=107) == (image.shape[2], image.shape[1])
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from loaders.pipeline import UndecodableError
-from loaders.pipelines.volumes import Packed, resampled, unpack
+from loaders.pipelines.volumes import Packed, resample, unpack
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_another_spacing_is_resampled_with_its_ends_kept_and_labels_not_blended(
     ramp = np.linspace(0, 90, 10, dtype=np.float32)[:, None, None].repeat(6, 1).repeat(6, 2)
     labels = np.zeros((10, 6, 6), np.uint8)
     labels[5:] = 2
-    volume, found = resampled(ramp, labels, (3.2, 0.6, 1.2))
+    volume, found = resample(ramp, labels, (3.2, 0.6, 1.2))
     assert volume.shape == found.shape == (20, 3, 6)
     assert volume[:, 0, 0] == pytest.approx(np.linspace(0, 90, 20), abs=1e-3)
     assert np.unique(found).tolist() == [0, 2]

@@ -18,7 +18,7 @@ from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
 from harness.datasets.pictures import Field, smooth_noise
 from harness.errors import ConfigError
 from harness.system.values import check_number
-from loaders.pipelines.hounsfield import MIN_EDGE, SPACING_MM, normalised
+from loaders.pipelines.hounsfield import MIN_EDGE, SPACING_MM, normalise
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,7 +98,7 @@ class Kits19Like(GeneratedDataset):
         made = _slices(self.seed, sample_id, shape, labels)
         image, segmentation = self.path(sample_id), self.label_path(sample_id)
         if self.form == "numpy":
-            values = (normalised(hu.astype(np.float32)).data for hu in made)
+            values = (normalise(hu.astype(np.float32)).data for hu in made)
             yield image, chain((_numpy_header((1, *shape), "<f4"),), values)
             yield segmentation, (_numpy_header((1, *shape), "|u1"), labels.data)
         else:

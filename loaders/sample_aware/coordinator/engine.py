@@ -139,14 +139,14 @@ class Epoch:
         was_exhausted, keys = self._exhausted, None if self._exhausted else next(self._batches, None)
         self._exhausted = keys is None
 
-        def tell() -> None:
+        def update() -> None:
             if taken is not None:
                 epochs.take(output, taken)
             if not was_exhausted:
                 epochs.offer(output, None if keys is None else list(keys))
 
         if taken is not None or not was_exhausted:
-            self._engine.coordinator.call(tell)
+            self._engine.coordinator.call(update)
 
 
 def _close(coordinator: Coordinator, pool: Pool, arena: Arena, pid: int) -> None:

@@ -34,7 +34,7 @@ class SlowSampleTracker:
         """Workers that were started so far."""
         self.look_at = 0.0
         """When to look next, by the monotonic clock."""
-        self._tell()
+        self._publish()
 
     def mark(self, run: EpochState, sample: int) -> None:
         """Note that a sample is slow, once."""
@@ -50,7 +50,7 @@ class SlowSampleTracker:
         self._stats.samples += 1
         samples = self._stats.samples
         if self._timeout.add(spent_s) or samples < _PROFILED or samples % _PROFILED == 0:
-            self._tell()
+            self._publish()
 
     def look(self, run: EpochState) -> tuple[WorkerStatus, float] | None:
         """Mark the samples whose timeout has passed; return one that exceeds the limit, and since when, in seconds."""
@@ -75,7 +75,7 @@ class SlowSampleTracker:
         self.look_at = now + max(_SHORTEST_S, next_s)
         return None
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         for stage, ns in enumerate(self._stats.remaining_ns()):
             self._control.set_remaining(stage, ns)
         limit_s = self._timeout.timeout_s

@@ -158,7 +158,7 @@ class Coordinator:
                 self._calls.popleft()()
         else:
             for report in self._reports.feed(os.read(descriptor, _READ_BYTES)):
-                self._hear(report)
+                self._receive(report)
 
     def _die(self, error: BaseException) -> None:
         self.error = error
@@ -171,9 +171,9 @@ class Coordinator:
             return error
         return WorkerError(f"{error} while it was at {self._job.name(run.key(held.sample))}, in {self._stage(held)}")
 
-    def _hear(self, report: Report) -> None:
+    def _receive(self, report: Report) -> None:
         if report.kind in (ReportKind.READY, ReportKind.RETIRED):
-            self._hear_of_worker(report)
+            self._on_worker(report)
             return
         run = self.epochs.find(report.run)
         if report.kind == ReportKind.NEED:
@@ -197,7 +197,7 @@ class Coordinator:
         if run is not None:
             if report.offset >= 0 and held is None:
                 held = run.take_spare(report.sample)
-            self._hear_of_sample(run, report, held)
+            self._on_sample(run, report, held)
             return
         if not report.run:
             self._die(self._failure(report, held).why())
@@ -205,14 +205,14 @@ class Coordinator:
             self._arena.free(held)
         self.epochs.leave(report.run, report.sample, report.samples)
 
-    def _hear_of_worker(self, report: Report) -> None:
+    def _on_worker(self, report: Report) -> None:
         if report.kind == ReportKind.RETIRED:
             self._pool.retire(report.worker)
         elif report.worker == 0:
             self._control.set_roots(Roots(*struct.unpack("<3q", report.payload)))
             self._ready = True
 
-    def _hear_of_sample(self, run: EpochState, report: Report, block: Block | None) -> None:
+    def _on_sample(self, run: EpochState, report: Report, block: Block | None) -> None:
         self.stats.add_stages(report.first_stage, report.stage_ns, report.samples)
         if report.kind == ReportKind.PARKED:
             assert block is not None
@@ -242,9 +242,9 @@ class Coordinator:
             run.split(report)
         elif report.kind == ReportKind.BATCH:
             self._note_size(self._batch_size, report, block)
-            self._hear_of_batch(run, report, block)
+            self._on_batch(run, report, block)
 
-    def _hear_of_batch(self, run: EpochState, report: Report, block: Block | None) -> None:
+    def _on_batch(self, run: EpochState, report: Report, block: Block | None) -> None:
         if report.sample < 0:
             run.finish_collation(report, block)
             return

@@ -38,7 +38,7 @@ __all__ = ["SampleAwareDataLoader"]
 
 T_co = TypeVar("T_co", covariant=True)
 
-_said: Final[set[str]] = set()
+_warned: Final[set[str]] = set()
 """Warnings that this process has given and does not repeat."""
 
 
@@ -176,7 +176,7 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
             return super()._get_iterator()
         if self.num_workers:
             self.check_worker_number_rationality()
-            _say_if_opaque(self.transforms, self._order())
+            _warn_if_opaque(self.transforms, self._order())
         iterator = WorkerBatches(self) if self.num_workers else InProcess(self)
         self._current = weakref.ref(iterator)
         return iterator
@@ -296,10 +296,10 @@ class SampleAwareDataLoader(ShowsHistory, DataLoader[T_co]):
         return "arrival" if random else "strict"
 
 
-def _say_if_opaque(transforms: Sequence[object], order: Order) -> None:
-    if transforms or order == "strict" or "opaque" in _said:
+def _warn_if_opaque(transforms: Sequence[object], order: Order) -> None:
+    if transforms or order == "strict" or "opaque" in _warned:
         return
-    _said.add("opaque")
+    _warned.add("opaque")
     warnings.warn(
         "the dataset does all of a sample's work in one call: a slow sample is found, but does not make way for "
         "the others; give transforms=[...] to the loader to have them applied one by one",

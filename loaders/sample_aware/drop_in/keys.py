@@ -175,8 +175,8 @@ class EpochKeys:
             self._exhausted = True
             return None
         batch = [batch] if self._single else list(batch)
-        told = ",".join(repr(index) if type(index) in _COMPARED else type(index).__name__ for index in batch)
-        self._checksum = zlib.crc32(told.encode(), self._checksum)
+        text = ",".join(repr(index) if type(index) in _COMPARED else type(index).__name__ for index in batch)
+        self._checksum = zlib.crc32(text.encode(), self._checksum)
         self._drawn += 1
         place, self._place = self._place, self._place + len(batch)
         return (

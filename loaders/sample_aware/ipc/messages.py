@@ -143,8 +143,8 @@ class Task(NamedTuple):
     def unpack(cls, record: bytes) -> Task:
         """Return what `pack` wrote; the key is None where it did not fit."""
         kind, length, stage, _, run, sample, spent, batch, row, rows, base, *memory, key = _TASK.unpack(record)
-        told = unpack_key(key[:length]) if length else None
-        return cls(kind, run, sample, told, stage, spent, batch, row, rows, base, *memory)
+        unpacked = unpack_key(key[:length]) if length else None
+        return cls(kind, run, sample, unpacked, stage, spent, batch, row, rows, base, *memory)
 
 
 def pack_key(key: Value) -> bytes:

@@ -54,7 +54,7 @@ def pack(sample: Value, *, strides: bool = False) -> Packed:
     expanded is written down once; without it all are contiguous.
     """
     outline = _Outline(strides)
-    with suppress(_Intricate):
+    with suppress(_NotSimple):
         rest = outline.of(sample)
         payload = pickle.dumps(rest, pickle.HIGHEST_PROTOCOL, buffer_callback=_goes_along)
         return Packed(payload, outline.leaves, tuple(outline.spec))
@@ -142,7 +142,7 @@ _HERE: Final = pickle.PickleBuffer(bytearray(1))
 """Stands for a leaf in the pickle; writable, because a read-only buffer comes back as another type."""
 
 
-class _Intricate(Exception):
+class _NotSimple(Exception):
     """A sample of which the general pickler has to find the tensors."""
 
 
@@ -157,28 +157,28 @@ class _Outline:
         self._parts = 0
 
     def of(self, value: Value) -> Value:
-        """Return a part of the sample; raises _Intricate for one of another type, and for one that is met again."""
+        """Return a part of the sample; raises _NotSimple for one of another type, and for one that is met again."""
         kind = type(value)
         if kind in _PLAIN:
             return value
         if id(value) in self._met:
-            raise _Intricate
+            raise _NotSimple
         self._met.add(id(value))
         if kind is tuple or kind is list or kind is dict:
             self._parts += len(value)
             if self._parts > _MAX_PARTS:
-                raise _Intricate
+                raise _NotSimple
         if kind is tuple:
             return tuple([self.of(each) for each in value])
         if kind is list:
             return [self.of(each) for each in value]
         if kind is dict:
             if not _PLAIN.issuperset(map(type, value)):
-                raise _Intricate
+                raise _NotSimple
             return {key: self.of(each) for key, each in value.items()}
         leaf = _leaf(value)
         if leaf is None or (self._strides and kind is torch.Tensor and not value.is_contiguous()):
-            raise _Intricate
+            raise _NotSimple
         self.leaves.append(value)
         self.spec.append(leaf)
         return _HERE

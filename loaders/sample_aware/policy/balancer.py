@@ -208,7 +208,7 @@ class Balancer:
         if row.row in batch.filled:
             raise ValueError(f"sample {sample}: row {row} is taken by sample {batch.filled[row.row]}")
         batch.filled[row.row] = sample
-        self._settle(row.batch)
+        self._complete_if_whole(row.batch)
 
     def home(self, sample: int) -> Row | None:
         """Return the row that a sample has from the beginning, in strict order."""
@@ -220,7 +220,7 @@ class Balancer:
         row = self._home.pop(sample, None)
         if row is not None:
             self._open[row.batch].failed += 1
-            self._settle(row.batch)
+            self._complete_if_whole(row.batch)
 
     def next_batch(self) -> tuple[int, list[int]] | None:
         """Return a batch's number and its samples by row, None where no batch is whole.
@@ -248,7 +248,7 @@ class Balancer:
         if state is _State.RESUMED:
             self._resumed -= 1
 
-    def _settle(self, number: int) -> None:
+    def _complete_if_whole(self, number: int) -> None:
         batch = self._open[number]
         if len(batch.filled) + batch.failed == batch.size:
             self._complete(number)

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import StackDataset, Subset, default_collate
 
 from loaders.base import Samples
-from loaders.pipeline import Item, Pipeline, sample_error, transformed
+from loaders.pipeline import Item, Pipeline, apply_transform, sample_error
 from loaders.sample_aware.ipc.control_page import NO_ROOTS, Roots
 from loaders.sample_aware.ipc.messages import Value
 from loaders.shared.compat import ExceptionWrapper, enter_worker, has_own_collations, outside_worker, worker_seed
@@ -129,7 +129,7 @@ class PipelineJob(Job):
             return self.pipeline.read(self.samples, sample_id)
         if stage == 1:
             return Item(sample_id, self.seed, epoch, *self.pipeline.decode(partial, self.samples, sample_id))
-        return transformed(self.pipeline.transforms[stage - 2], partial)
+        return apply_transform(self.pipeline.transforms[stage - 2], partial)
 
     def result(self, partial: Item) -> Value:
         """Return data and target, for the rest of the item is known."""

@@ -84,7 +84,7 @@ class _Stale(Exception):
 
 def run_worker(ends: Ends, job: Job, place: WorkerPlace) -> None:
     """Work until asked to stop, or until the parent has ended."""
-    _settle(ends.parent)
+    _prepare_process(ends.parent)
     worker = _Worker(ends, job, place)
     try:
         roots = job.begin_worker(place)
@@ -120,17 +120,17 @@ class _Worker:
 
     def begin(self, roots: Roots) -> None:
         """Report that the worker has started."""
-        self._tell(Report(ReportKind.READY, self._place.worker, 0, 0, payload=struct.pack("<3q", *roots)))
+        self._send(Report(ReportKind.READY, self._place.worker, 0, 0, payload=struct.pack("<3q", *roots)))
 
     def retire(self) -> None:
         for let_go in list(self._kept.values()):
             let_go()
-        self._tell(Report(ReportKind.RETIRED, self._place.worker, 0, 0))
+        self._send(Report(ReportKind.RETIRED, self._place.worker, 0, 0))
 
     def give_up(self, error: Exception) -> None:
         """Report why the worker cannot start."""
         failure = self._job.failure(self._place, "worker_init", None, error)
-        self._apart(Report(ReportKind.FAILED, self._place.worker, 0, -1), pack(failure))
+        self._send_apart(Report(ReportKind.FAILED, self._place.worker, 0, -1), pack(failure))
 
     def do(self, task: Task) -> None:
         """Run a sample until it is done, has failed, or is handed over; or make a batch."""
@@ -149,7 +149,7 @@ class _Worker:
         try:
             self._run(task, began)
         except _Stale:
-            self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample))
+            self._send(Report(ReportKind.DROPPED, worker, task.run, task.sample))
         finally:
             self._control.workers.end(worker)
 
@@ -179,7 +179,7 @@ class _Worker:
                     report = Report(
                         ReportKind.PARKED, worker, task.run, task.sample, NO_ROW, 0, spent_ns, task.stage, times
                     )
-                    self._apart(report, partly, task)
+                    self._send_apart(report, partly, task)
                     return
             packed = pack(self._job.result(partial))
         except _Stale:
@@ -198,7 +198,7 @@ class _Worker:
 
     def _fail(self, run: int, sample: int, stage: str, key: Value, error: Exception) -> None:
         failure = self._job.failure(self._place, stage, key, error)
-        self._apart(Report(ReportKind.FAILED, self._place.worker, run, sample), pack(failure))
+        self._send_apart(Report(ReportKind.FAILED, self._place.worker, run, sample), pack(failure))
 
     def _run_bundle(self, task: Task) -> None:
         """Make a batch of quick samples; where one of them turns out slow and others are idle, leave them the rest."""
@@ -229,7 +229,7 @@ class _Worker:
             key, name = None, "collate_fn"
             packed = pack(self._job.collate(keys, samples), strides=True)
             spent = array("q", map(sum, times))
-            self._apart(
+            self._send_apart(
                 Report(
                     ReportKind.BATCH, worker, task.run, task.sample, task.batch, len(keys), sum(spent), 0,
                     [sum(each) for each in zip(*times, strict=True)],
@@ -237,26 +237,26 @@ class _Worker:
                 packed, task, spent.tobytes(),
             )  # fmt: skip
         except _Stale:
-            self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
+            self._send(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
         except Exception as error:  # noqa: BLE001 - raised in the consumer's process
             with suppress(_Stale):
                 self._fail(task.run, task.sample, name, key, error)
-            self._tell(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
+            self._send(Report(ReportKind.DROPPED, worker, task.run, task.sample, row=len(keys)))
         finally:
             table.end(worker)
 
     def _split_bundle(self, task: Task, samples: list[object], times: list[list[int]], count: int) -> None:
         """Give back the samples that were not started, and send the finished ones one by one."""
         worker, done = self._place.worker, len(samples)
-        self._tell(Report(ReportKind.GIVEN_BACK, worker, task.run, task.sample + done, row=count - done))
+        self._send(Report(ReportKind.GIVEN_BACK, worker, task.run, task.sample + done, row=count - done))
         for row, (sample, took) in enumerate(zip(samples, times, strict=True)):
             number = task.sample + row
             try:
-                self._apart(
+                self._send_apart(
                     Report(ReportKind.DONE, worker, task.run, number, task.batch, row, sum(took), 0, took), pack(sample)
                 )
             except _Stale:
-                self._tell(Report(ReportKind.DROPPED, worker, task.run, number))
+                self._send(Report(ReportKind.DROPPED, worker, task.run, number))
 
     def _make_batch(self, task: Task) -> None:
         """Collate samples that lie apart."""
@@ -274,8 +274,8 @@ class _Worker:
                 report = self._put(report._replace(kind=ReportKind.FAILED), failure)
             except _Stale:
                 report = report._replace(kind=ReportKind.DROPPED)
-        self._tell_kept(owners)
-        self._tell(report)
+        self._report_kept(owners)
+        self._send(report)
 
     def _collated(self, task: Task, owners: list[tuple[weakref.ref[object], int]]) -> Packed:
         keys, parts = self._input(task)
@@ -290,17 +290,17 @@ class _Worker:
             samples.append(load(memory, at - begin, nbytes, copy=False))
         return pack(self._job.collate(keys, samples), strides=True)
 
-    def _tell_kept(self, owners: Sequence[tuple[weakref.ref[object], int]]) -> None:
+    def _report_kept(self, owners: Sequence[tuple[weakref.ref[object], int]]) -> None:
         """Have the memory of samples kept to which the collation has kept a reference, until that is gone."""
         for owner, begin in owners:
             memory = owner()
             if memory is not None:
-                self._tell(Report(ReportKind.KEPT, self._place.worker, 0, 0, offset=begin))
+                self._send(Report(ReportKind.KEPT, self._place.worker, 0, 0, offset=begin))
                 self._kept[begin] = weakref.finalize(memory, self._let_go, begin)
 
     def _let_go(self, begin: int) -> None:
         del self._kept[begin]
-        self._tell(Report(ReportKind.LET_GO, self._place.worker, 0, 0, offset=begin))
+        self._send(Report(ReportKind.LET_GO, self._place.worker, 0, 0, offset=begin))
 
     def _makes_way(self, task: Task, stage: int, spent_ns: int) -> bool:
         """Return whether a slow sample makes way for one that waits; where none waits, it goes on in place."""
@@ -319,12 +319,12 @@ class _Worker:
             payload=packed.payload if in_row else b"",
         )  # fmt: skip
         if not in_row:
-            self._apart(report, packed, task)
+            self._send_apart(report, packed, task)
             return
         begins, _ = offsets(packed.spec, row.rows)
         for begin, leaf, values in zip(begins, packed.spec, packed.leaves, strict=True):
             copy_to(self._memory, row.base + begin + row.row * leaf.nbytes, leaf, values, self._move)
-        self._tell(report)
+        self._send(report)
 
     def _fits_row(self, row: Slot, packed: Packed, stages: int) -> bool:
         """Return whether the sample's tensors are those that the row is for, and the rest fits into a report."""
@@ -344,11 +344,11 @@ class _Worker:
             if row.run == task.run:
                 return row
             if row.run > task.run:
-                self._tell(Report(ReportKind.ROW_BACK, self._place.worker, row.run, 0, row.batch, row.row))
+                self._send(Report(ReportKind.ROW_BACK, self._place.worker, row.run, 0, row.batch, row.row))
                 raise _Stale
 
-    def _apart(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> None:
-        self._tell(self._put(report, packed, task, end))
+    def _send_apart(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> None:
+        self._send(self._put(report, packed, task, end))
 
     def _put(self, report: Report, packed: Packed, task: Task | None = None, end: bytes = b"") -> Report:
         """Return a report with everything in a block: tensors first, then the rest and how the tensors lie, `end` last.
@@ -369,13 +369,13 @@ class _Worker:
         return report._replace(offset=block + tensors, nbytes=len(rest))
 
     def _block(self, run: int, nbytes: int) -> int:
-        self._tell(Report(ReportKind.NEED, self._place.worker, run, 0, nbytes=nbytes))
+        self._send(Report(ReportKind.NEED, self._place.worker, run, 0, nbytes=nbytes))
         (offset,) = _ANSWER.unpack(os.read(self._ends.answers, _ANSWER.size))
         if offset < 0:
             raise _Stale
         return int(offset)
 
-    def _tell(self, report: Report) -> None:
+    def _send(self, report: Report) -> None:
         os.write(self._ends.reports, report.pack())
 
 
@@ -387,7 +387,7 @@ def _packed(partial: object) -> Packed | None:
         return None
 
 
-def _settle(parent: int) -> None:
+def _prepare_process(parent: int) -> None:
     """Leave Ctrl-C to the parent, end with it, and use one core."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

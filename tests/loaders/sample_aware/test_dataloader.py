@@ -298,7 +298,7 @@ def test_it_can_be_made_again_from_its_attributes_as_trainers_do():
 def test_an_opaque_dataset_is_told_of_once():
     from loaders.sample_aware.drop_in import dataloader
 
-    dataloader._said.clear()
+    dataloader._warned.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
