@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -60,7 +60,7 @@ def _flat(value: object, prefix: str = "") -> dict[str, object]:
     return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{prefix}.{key}".lstrip(".")).items()}
 
 
-def _plain(cfg: DictConfig) -> dict[str, Any]:
+def _plain(cfg: DictConfig) -> dict[str, object]:
     try:
         plain = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:

@@ -112,7 +112,7 @@ class LoaderSpec(Component):
     """Whether the daemon and the loader know each other by keys that are made for the run."""
     base: str = Field(default="", validation_alias="_base_")
     """Key of the config's section; other than `key` where the section has a sweep."""
-    setting: Mapping[str, Any] = Field(default_factory=dict, validation_alias="_setting_")
+    setting: Mapping[str, object] = Field(default_factory=dict, validation_alias="_setting_")
     """The arguments that the sweep sets; empty without one."""
 
     @classmethod
@@ -213,7 +213,7 @@ class Experiment(Section):
     )
     description: str = ""
     scale: Literal["small", "full"] = "small"
-    sizes: Mapping[str, Any] = Field(default_factory=dict)
+    sizes: Mapping[str, object] = Field(default_factory=dict)
     placement: Literal["remote", "half", "local"] = "remote"
     """Where the samples of a regime with a link lie: 'remote', 'half' (half of them on the compute node) or 'local'."""
     dataset: DatasetSpec | None = None
@@ -241,7 +241,7 @@ class Experiment(Section):
     resume_mixed: bool = False
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], *, stored: bool = False) -> Experiment:
+    def from_config(cls, config: Mapping[str, object], *, stored: bool = False) -> Experiment:
         """Return the experiment of a composed config, or of the `config.yaml` of a results folder.
 
         Args:
@@ -320,7 +320,7 @@ _MAY_BE_NULL = frozenset({*_GROUPS, "description", "figures"})
 """Keys of which null means the default."""
 
 
-def _check_chosen(config: Mapping[str, Any]) -> None:
+def _check_chosen(config: Mapping[str, object]) -> None:
     """Refuse a new config in which something is still to be chosen."""
     if not config.get("name"):
         raise ConfigError(

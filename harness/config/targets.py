@@ -24,7 +24,7 @@ def find(target: str) -> Any:
         raise ConfigError(f"_target_={target}: cannot be imported ({error})") from error
 
 
-def check_arguments(where: str, target: str, given: Mapping[str, Any]) -> None:
+def check_arguments(where: str, target: str, given: Mapping[str, object]) -> None:
     """Raise ConfigError for a key that a section's class does not take, or a value unlike the key's default."""
     known = parameters(target)
     if known is None:
@@ -78,7 +78,7 @@ def takes(target: str, key: str) -> bool:
     return known is None or key in known
 
 
-def instantiate(target: str, params: Mapping[str, Any]) -> Any:
+def instantiate(target: str, params: Mapping[str, object]) -> Any:
     """Make the object that a config section describes; raises ConfigError for a key too many or too few."""
     made = find(target)
     try:

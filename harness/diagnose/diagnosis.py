@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from harness.errors import ResultsError
 from harness.results.files import read_json, reading, write_json
@@ -128,7 +128,7 @@ class Diagnosis:
     skipped: tuple[int, ...]
     """Numbers of workers for which no time was left."""
     command: str
-    provenance: Mapping[str, Any]
+    provenance: Mapping[str, object]
 
     def write(self, folder: Path) -> None:
         """Write diagnosis.json, whole or not at all."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +61,7 @@ class LoaderMaker:
     """Makes the loader under diagnosis with any number of workers."""
 
     target: str
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     key: str
     """The argument that takes the number of workers."""
     samples: Samples

@@ -148,7 +148,7 @@ def _arguments(
     options = {key: value for key, value in params.items() if value is not None}
     module, port = options.pop("module"), options.pop("port", 0)
     model = _options(module)
-    given: dict[str, Any] = {"root": shards, "listen": f"{host}:{port}", "until_eof": True, "events": events}
+    given: dict[str, object] = {"root": shards, "listen": f"{host}:{port}", "until_eof": True, "events": events}
     if keys is not None:
         given["keys"] = keys.daemon
     elif not ip_address(host).is_loopback:
