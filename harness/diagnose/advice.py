@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterable
 
 from harness.diagnose.diagnosis import Diagnosis, Stage
-from harness.report.labels import megabytes, significant
+from harness.report.labels import UNKNOWN, megabytes, significant
 
-__all__ = ["changes"]
+__all__ = ["changes", "in_ms"]
 
 _NATIVE = ("dali", "spdl", "streaming")
 """Loaders that leave Python for native code or threads."""
@@ -57,7 +57,9 @@ def _cores(diagnosis: Diagnosis) -> str:
         return f"These {cores} cores to itself: {needed} would feed it."
     text = f"{needed} cores would feed it as it is ({cores} are here)"
     if (spare := cores * diagnosis.compute_s - diagnosis.compute_cpu_s) > 0:
-        text += f"; on these, a batch may take {_ms(spare)} of processor time, and takes {_ms(diagnosis.load_cpu_s)}"
+        text += (
+            f"; on these, a batch may take {in_ms(spare)} of processor time, and takes {in_ms(diagnosis.load_cpu_s)}"
+        )
     return f"{text}."
 
 
@@ -101,5 +103,6 @@ def _reading(diagnosis: Diagnosis) -> Iterable[str]:
         )
 
 
-def _ms(seconds: float) -> str:
-    return f"{significant(seconds * 1e3)} ms"
+def in_ms(seconds: float | None) -> str:
+    """Write a duration given in s in ms."""
+    return UNKNOWN if seconds is None else f"{significant(seconds * 1e3)} ms"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from harness.diagnose.diagnosis import KINDS, Diagnosis, Stage
+from harness.diagnose.diagnosis import KINDS, Diagnosis
 from harness.diagnose.verdict import FED, Verdict, judge, stage_s
+from harness.report.figures.marks import note, sheet
 from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import percent, significant, spell
 
@@ -28,7 +29,7 @@ _LOW = 0.12
 def draw(diagnosis: Diagnosis) -> Figure:
     """Draw one figure of two panels from the stored diagnosis."""
     verdict = judge(diagnosis)
-    figure = Figure(figsize=(9.0, 6.4), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08, hspace=0.06))
+    figure = sheet((9.0, 6.4), {"w_pad": 0.1, "h_pad": 0.08, "hspace": 0.06})
     top, bottom = figure.subplots(2, 1, height_ratios=[1.0 if diagnosis.subject.runs_pipeline else 1.4, 2.1])
     _race(top, diagnosis)
     _utilisation(bottom, diagnosis, verdict)
@@ -53,14 +54,7 @@ def _race(axes: Axes, diagnosis: Diagnosis) -> None:
             axes.barh(y, 1e3 * seconds, 0.56, color=colour, edgecolor=SURFACE)
         ends.append(max(seconds, inside) if stacked else seconds)
     for y, ((_, seconds), end) in enumerate(zip(rows, ends, strict=True)):
-        axes.annotate(
-            f"{significant(1e3 * seconds)} ms",
-            (1e3 * end, y),
-            xytext=(5, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
+        _write(axes, f"{significant(1e3 * seconds)} ms", (1e3 * end, y), (5, 0), va="center", fontsize=9)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], color=INK)
     axes.set_xlim(0, 1e3 * longest * 1.1)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -79,26 +73,17 @@ def _stack(axes: Axes, y: int, diagnosis: Diagnosis, longest: float) -> None:
         colour = _COLOURS[stage.kind]
         axes.barh(y, 1e3 * width, 0.56, left=1e3 * left, color=colour, edgecolor=SURFACE, linewidth=0.8)
         if width > max(_ROOM_FOR_NUMBER, _ROOM_FOR_LETTER * len(stage.name)) * longest:
-            _inside(axes, 1e3 * (left + width / 2), y, stage, width)
+            text, middle = f"{stage.name}\n{significant(1e3 * width)}", 1e3 * (left + width / 2)
+            _write(axes, text, (middle, y), ha="center", va="center", fontsize=8, color=SURFACE)
         else:
             narrow.append(f"{stage.name} {significant(1e3 * width)}")
         left += width
     if narrow:
-        axes.annotate(
-            f"without a name, from left to right: {', '.join(narrow)}",
-            (0, y + 0.28),
-            xytext=(0, -3),
-            textcoords="offset points",
-            va="top",
-            fontsize=8,
-            color=MUTED,
-        )
+        text = f"without a name, from left to right: {', '.join(narrow)}"
+        _write(axes, text, (0, y + 0.28), (0, -3), va="top", fontsize=8, color=MUTED)
 
 
-def _inside(axes: Axes, x: float, y: float, stage: Stage, width: float) -> None:
-    axes.annotate(
-        f"{stage.name}\n{significant(1e3 * width)}", (x, y), ha="center", va="center", fontsize=8, color=SURFACE
-    )
+_write = partial(note, coordinates="data")
 
 
 def _utilisation(axes: Axes, diagnosis: Diagnosis, verdict: Verdict) -> None:
@@ -133,7 +118,8 @@ def _utilisation(axes: Axes, diagnosis: Diagnosis, verdict: Verdict) -> None:
         ax=axes,
     )
     for place, point in zip(x, points, strict=True):
-        _say(axes, place, point.utilisation)
+        at, offset = (place, 100 * point.utilisation), (0, -13 if point.utilisation > _LOW else 6)
+        _write(axes, percent(point.utilisation), at, offset, ha="center", fontsize=8.5, color=INK)
     _mark(axes, [point.workers for point in points], verdict)
     axes.set_xticks(list(x), [str(point.workers) for point in points])
     axes.set_xlim(-0.4, len(points) - 0.6)
@@ -147,18 +133,6 @@ def _utilisation(axes: Axes, diagnosis: Diagnosis, verdict: Verdict) -> None:
     axes.legend(title=None, loc="lower right", ncols=3, bbox_to_anchor=(1.0, -0.26), borderaxespad=0)
 
 
-def _say(axes: Axes, place: float, utilisation: float) -> None:
-    axes.annotate(
-        percent(utilisation),
-        (place, 100 * utilisation),
-        xytext=(0, -13 if utilisation > _LOW else 6),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8.5,
-        color=INK,
-    )
-
-
 def _mark(axes: Axes, workers: Sequence[int], verdict: Verdict) -> None:
     """Mark the knee, and where t_load / t_compute would put it if that number was tried."""
     marks: dict[int, str] = {verdict.knee: "knee"}
@@ -169,18 +143,9 @@ def _mark(axes: Axes, workers: Sequence[int], verdict: Verdict) -> None:
     for count, text in marks.items():
         place = workers.index(count)
         axes.axvline(place, color=GRID, linewidth=6, zorder=0)
-        axes.annotate(
-            text,
-            (place, 1.0),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, -3),
-            textcoords="offset points",
-            ha="center",
-            va="top",
-            fontsize=8,
-            color=MUTED,
-            bbox={"facecolor": SURFACE, "edgecolor": "none", "pad": 1.5},
-        )
+        style = {"ha": "center", "va": "top", "fontsize": 8, "color": MUTED}
+        box = {"facecolor": SURFACE, "edgecolor": "none", "pad": 1.5}
+        note(axes, text, (place, 1.0), (0, -3), coordinates=("data", "axes fraction"), bbox=box, **style)
 
 
 def _title(diagnosis: Diagnosis) -> str:

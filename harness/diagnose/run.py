@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle
-from harness.diagnose.diagnosis import Diagnosis, Machine, Point, Stage, Subject
+from harness.diagnose.diagnosis import Diagnosis, Point, Stage, Subject
 from harness.diagnose.request import Request
 from harness.diagnose.resources import machine_of
 from harness.diagnose.stages import StageReport, time_stages
 from harness.diagnose.sweep import (
     Compute,
     Load,
-    LoaderMaker,
+    Rig,
     Tick,
     measure_compute,
     measure_load,
@@ -27,7 +26,7 @@ from harness.diagnose.sweep import (
 from harness.diagnose.verdict import FED, NEAR
 from harness.results.provenance import host, packages, source
 from harness.run.progress import Progress
-from harness.workloads import Step, Workload, choose_kind, make_step
+from harness.workloads import Workload, choose_kind, make_step
 
 __all__ = ["diagnose"]
 
@@ -35,22 +34,6 @@ _COMPUTE_SHARE: Final = 0.10
 _STAGES_SHARE: Final = 0.25
 _LOAD_SHARE: Final = 0.10
 """Of the budget; the numbers of workers share the rest."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Rig:
-    """The parts of a measurement."""
-
-    request: Request
-    workload: Workload
-    step: Step
-    handle: DatasetHandle
-    maker: LoaderMaker
-    machine: Machine
-    deadline: float
-
-    def left_s(self) -> float:
-        return self.deadline - time.monotonic()
 
 
 def diagnose(request: Request, progress: Progress) -> Diagnosis:
@@ -64,11 +47,9 @@ def diagnose(request: Request, progress: Progress) -> Diagnosis:
     _phase(progress, "warming up the step")
     step = make_step(workload, accelerator, request.seed)
     step.warm_up()
-    maker = LoaderMaker(
-        request.loader.target, request.loader.params, key, handle.samples, workload, request.seed, step.device
-    )
     machine = machine_of(handle.samples.root)
-    rig = _Rig(request, workload, step, handle, maker, machine, time.monotonic() + request.budget_s)
+    rig = Rig(request.loader, key, handle.samples, workload, step, request.seed, machine.cores)
+    deadline = time.monotonic() + request.budget_s
     report = time_stages(
         workload.transform,
         handle.samples,
@@ -80,10 +61,10 @@ def diagnose(request: Request, progress: Progress) -> Diagnosis:
     )
     tick = _phase(progress, "training on one cached batch")
     compute = measure_compute(step, report.batch, _COMPUTE_SHARE * request.budget_s, tick)
-    load = measure_load(maker, _LOAD_SHARE * request.budget_s, _phase(progress, "loading without training"))
-    points, skipped = _sweep(rig, load, compute, progress)
+    load = measure_load(rig, _LOAD_SHARE * request.budget_s, _phase(progress, "loading without training"))
+    points, skipped = _sweep(rig, request.workers, deadline, load, compute, progress)
     return Diagnosis(
-        subject=_subject(rig, load),
+        subject=_subject(request, rig, handle.name, load),
         machine=machine,
         load_s=load.seconds,
         load_cpu_s=load.cpu_s,
@@ -103,28 +84,28 @@ def _phase(progress: Progress, text: str) -> Tick:
     return partial(progress.follow, text)
 
 
-def _sweep(rig: _Rig, load: Load, compute: Compute, progress: Progress) -> tuple[list[Point], list[int]]:
+def _sweep(
+    rig: Rig, wanted: Sequence[int], deadline: float, load: Load, compute: Compute, progress: Progress
+) -> tuple[list[Point], list[int]]:
     """Measure the requested numbers of workers, then more while they help; also return those that had no time left."""
     points: list[Point] = []
-    todo = sorted(set(rig.request.workers))
+    todo = sorted(set(wanted))
     while todo:
-        workers = todo[0]
+        workers, left_s = todo[0], deadline - time.monotonic()
         # Two numbers of workers are the fewest that show a trend.
-        if rig.left_s() <= 0 and len(points) >= min(2, len(rig.request.workers)):
+        if left_s <= 0 and len(points) >= min(2, len(wanted)):
             return points, todo
         points.append(
             measure_point(
-                rig.maker,
-                rig.step,
+                rig,
                 workers,
                 load,
                 compute,
-                cores=rig.machine.cores,
-                budget_s=max(0.0, rig.left_s()) / len(todo),
+                budget_s=max(0.0, left_s) / len(todo),
                 tick=_phase(progress, f"training with {workers} worker{'' if workers == 1 else 's'}"),
             )
         )
-        todo = todo[1:] or _further(points, rig.machine.cores)
+        todo = todo[1:] or _further(points, rig.cores)
     return points, []
 
 
@@ -137,21 +118,21 @@ def _further(points: Sequence[Point], cores: int) -> list[int]:
     return [2 * last.workers]
 
 
-def _subject(rig: _Rig, load: Load) -> Subject:
-    samples, step = rig.handle.samples, rig.step
+def _subject(request: Request, rig: Rig, dataset: str, load: Load) -> Subject:
+    step = rig.step
     return Subject(
-        workload=rig.request.workload.key,
-        dataset=rig.handle.name,
-        loader=rig.request.loader.key,
-        workers_key=rig.maker.key,
+        workload=request.workload.key,
+        dataset=dataset,
+        loader=request.loader.key,
+        workers_key=rig.key,
         runs_pipeline=load.reports_work,
         notes=load.notes,
         accelerator=step.label,
         emulated=step.emulated,
         citation=step.citation,
         batch_size=rig.workload.batch_size,
-        samples=len(samples),
-        bytes=int(samples.sizes.sum()),
+        samples=len(rig.samples),
+        bytes=int(rig.samples.sizes.sum()),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from harness.config.specs import LoaderSpec
 from harness.config.targets import instantiate, takes
 from harness.diagnose.diagnosis import Point
 from harness.diagnose.resources import Meter
@@ -20,7 +21,7 @@ from harness.workloads import Step, Workload
 from harness.workloads.overlap import shared, simulate
 from loaders.base import Batch, Loader, Samples
 
-__all__ = ["Compute", "Load", "LoaderMaker", "Tick", "measure_compute", "measure_load", "measure_point", "workers_key"]
+__all__ = ["Compute", "Load", "Rig", "Tick", "measure_compute", "measure_load", "measure_point", "workers_key"]
 
 Tick = Callable[[int, int], None]
 """Called with how many steps are done, and of how many."""
@@ -57,30 +58,31 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderMaker:
-    """Makes the loader under diagnosis with any number of workers."""
+class Rig:
+    """The parts of a measurement; makes the loader under diagnosis with any number of workers."""
 
-    target: str
-    params: Mapping[str, object]
+    loader: LoaderSpec
     key: str
-    """The argument that takes the number of workers."""
+    """The loader's argument that takes the number of workers."""
     samples: Samples
     workload: Workload
+    step: Step
     seed: int
-    device: str
+    cores: int
+    """Processors that this process may use."""
 
     def make(self, workers: int, batches: int) -> Loader:
         """Return a loader of `workers` whose epoch has at least so many batches, samples being repeated for that."""
         loader: Loader = instantiate(
-            self.target,
+            self.loader.target,
             {
-                **self.params,
+                **self.loader.params,
                 self.key: workers,
                 "samples": repeated(self.samples, batches * self.workload.batch_size),
                 "transform": self.workload.transform,
                 "batch_size": self.workload.batch_size,
                 "seed": self.seed,
-                "device": self.device,
+                "device": self.step.device,
             },
         )
         return loader
@@ -122,13 +124,13 @@ def measure_compute(step: Step, batch: Batch, budget_s: float, tick: Tick) -> Co
     return Compute(median(walls), busy * median(walls))
 
 
-def measure_load(maker: LoaderMaker, budget_s: float, tick: Tick) -> Load:
+def measure_load(rig: Rig, budget_s: float, tick: Tick) -> Load:
     """Load with one worker and train nothing, until there are enough batches; the first one is not counted."""
     wanted = _STEPS // 2
-    with maker.make(1, wanted + _QUEUED) as loader:
+    with rig.make(1, wanted + _QUEUED) as loader:
         batches = loader.epoch(0)
         reported = next(batches).work_s is not None
-        meter, began, count = Meter(maker.samples.root), time.perf_counter(), 0
+        meter, began, count = Meter(rig.samples.root), time.perf_counter(), 0
         while count < wanted and (count < _LEAST_STEPS or time.perf_counter() < began + budget_s):
             next(batches)
             count += 1
@@ -138,29 +140,19 @@ def measure_load(maker: LoaderMaker, budget_s: float, tick: Tick) -> Load:
         return Load(seconds, used.busy_cores * seconds, reported, tuple(loader.notes))
 
 
-def measure_point(
-    maker: LoaderMaker,
-    step: Step,
-    workers: int,
-    load: Load,
-    compute: Compute,
-    *,
-    cores: int,
-    budget_s: float,
-    tick: Tick,
-) -> Point:
+def measure_point(rig: Rig, workers: int, load: Load, compute: Compute, *, budget_s: float, tick: Tick) -> Point:
     """Train through a loader of `workers`, for `budget_s` unless enough steps are done before."""
     wanted = workers * max(_ROUNDS, math.ceil(_STEPS / workers))
     step_s: list[float] = []
     work_s: list[float] = []
-    with maker.make(workers, wanted + 1 + _QUEUED * workers) as loader:
+    with rig.make(workers, wanted + 1 + _QUEUED * workers) as loader:
         batches = loader.epoch(workers)
-        step(next(batches))
-        meter, began = Meter(maker.samples.root), time.perf_counter()
+        rig.step(next(batches))
+        meter, began = Meter(rig.samples.root), time.perf_counter()
         ended = began
         for batch in batches:
             got = time.perf_counter()
-            step(batch)
+            rig.step(batch)
             ended = time.perf_counter()
             step_s.append(ended - got)
             if batch.work_s is not None:
@@ -185,7 +177,7 @@ def measure_point(
             workers=workers,
             load_cpu_s=load.cpu_s,
             compute_cpu_s=compute.cpu_s,
-            cores=cores,
+            cores=rig.cores,
         ),
         busy_cores=used.busy_cores,
         host_busy=used.host_busy,

@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from harness.diagnose.advice import in_ms
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.verdict import FED, Verdict, judge, stage_s
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
@@ -65,8 +66,10 @@ def _times(diagnosis: Diagnosis, verdict: Verdict) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     for justify in ("left", "right", "left"):
         grid.add_column(justify=justify)
-    grid.add_row(Text("t_load", "bold"), _ms(diagnosis.load_s), Text("a batch from one worker, nothing trained", "dim"))
-    grid.add_row(Text("t_compute", "bold"), _ms(diagnosis.compute_s), Text("a step on one cached batch", "dim"))
+    grid.add_row(
+        Text("t_load", "bold"), in_ms(diagnosis.load_s), Text("a batch from one worker, nothing trained", "dim")
+    )
+    grid.add_row(Text("t_compute", "bold"), in_ms(diagnosis.compute_s), Text("a step on one cached batch", "dim"))
     ratio = significant(diagnosis.load_s / diagnosis.compute_s)
     grid.add_row(Text("ratio", "bold"), ratio, Text(f"so ⌈ratio⌉ = {verdict.expected} would hide loading", "dim"))
     return grid
@@ -142,10 +145,6 @@ def _list(lines: tuple[str, ...], mark: str) -> Table:
     for line in lines:
         grid.add_row(Text(mark, "dim"), Text(line))
     return grid
-
-
-def _ms(seconds: float) -> str:
-    return f"{significant(seconds * 1e3)} ms"
 
 
 def _number(seconds: float | None) -> str:

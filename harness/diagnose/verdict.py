@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from harness.diagnose.advice import changes
+from harness.diagnose.advice import changes, in_ms
 from harness.diagnose.diagnosis import Diagnosis, Point, Stage
 from harness.report.labels import megabytes, percent, significant, spell
 from harness.workloads.overlap import workers_to_hide
@@ -129,8 +129,8 @@ def _evidence(diagnosis: Diagnosis, found: int, expected: int, limit: str, stage
     if len(loads) > 1 and loads[max(loads)] > 1.25 * loads[min(loads)]:
         first, last = min(loads), max(loads)
         said.append(
-            f"A worker takes {_ms(loads[first])} for a batch's samples when there is {_count(first)}, and "
-            f"{_ms(loads[last])} when there are {last}: they share what they need."
+            f"A worker takes {in_ms(loads[first])} for a batch's samples when there is {_count(first)}, and "
+            f"{in_ms(loads[last])} when there are {last}: they share what they need."
         )
     slowed = max(point.step_s for point in diagnosis.points) / diagnosis.compute_s
     if slowed > 1.1:
@@ -159,7 +159,9 @@ def _race(diagnosis: Diagnosis, found: int, expected: int) -> str:
 def _slowest(diagnosis: Diagnosis, stage: Stage) -> str:
     total = sum(stage_s(diagnosis, one) for one in diagnosis.stages)
     share = stage_s(diagnosis, stage)
-    text = f"{_capital(stage.name)} takes {percent(share / total)} of preparing a batch ({_ms(share)} of {_ms(total)})"
+    text = (
+        f"{_capital(stage.name)} takes {percent(share / total)} of preparing a batch ({in_ms(share)} of {in_ms(total)})"
+    )
     if stage.cold_batch_s is not None and stage_s(diagnosis, stage) == stage.cold_batch_s:
         text += ", from storage, for memory cannot hold the files"
     if not diagnosis.subject.runs_pipeline:
@@ -183,7 +185,3 @@ def _use(diagnosis: Diagnosis, flat: Sequence[Point]) -> str:
 
 def _count(workers: int) -> str:
     return "1 worker" if workers == 1 else f"{workers} workers"
-
-
-def _ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{significant(seconds * 1e3)} ms"
