@@ -269,12 +269,7 @@ class Experiment(Section):
                 if isinstance(section, Mapping):
                     groups[group] = {**groups[group], name: {**section, key: str(name)}}
         if "loaders" in groups:
-            groups["loaders"] = {
-                key: {**one.section, "_key_": key, "_base_": one.base, "_setting_": one.setting}
-                if isinstance(one.section, Mapping)
-                else one.section
-                for key, one in variants(groups["loaders"]).items()
-            }
+            groups["loaders"] = variants(groups["loaders"])
         return {**named, **groups}
 
     @model_validator(mode="after")

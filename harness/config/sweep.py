@@ -6,58 +6,42 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.errors import ConfigError
 
-__all__ = ["Job", "Variant", "changed", "variants"]
+__all__ = ["Job", "changed", "variants"]
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """A loader in one setting."""
+def variants(loaders: Mapping[str, object]) -> dict[str, object]:
+    """Return the section of every loader that the config's `loaders` stand for, by key and in their order.
 
-    key: str
-    """Of the loader in plan, rows and cells: pytorch_num_workers_4."""
-    base: str
-    """Of the section that it comes from: pytorch."""
-    setting: Mapping[str, Any]
-    """The arguments that the sweep sets; empty for a loader without one."""
-    section: Mapping[str, Any]
-    """The loader's section with the setting in the place of the sweep."""
-
-
-def variants(loaders: Mapping[str, Any]) -> dict[str, Variant]:
-    """Return every loader that the config's `loaders` stand for, by key and in their order.
-
-    `sweep: {num_workers: [1, 2]}` stands for two loaders; several arguments stand for all their combinations. Raises
-    ConfigError naming the key.
+    `sweep: {num_workers: [1, 2]}` stands for two loaders; several arguments stand for all their combinations. Each
+    section has its own `_key_`, the key of the config's section as `_base_`, and the swept arguments as `_setting_`.
+    Raises ConfigError naming the key.
     """
-    found: dict[str, Variant] = {}
+    found: dict[str, object] = {}
     for base, section in loaders.items():
-        for variant in _of(str(base), section):
-            if variant.key in found:
-                raise ConfigError(f"loaders.{base}.sweep: makes {variant.key}, which is there already; rename one")
-            found[variant.key] = variant
+        if not isinstance(section, Mapping):
+            found[base] = section  # the model refuses it
+            continue
+        plain = {key: value for key, value in section.items() if key != "sweep"}
+        for setting in _settings(base, section.get("sweep")):
+            key = "_".join([base, *(f"{name}_{value}" for name, value in setting.items())])
+            if key in found:
+                raise ConfigError(f"loaders.{base}.sweep: makes {key}, which exists already; rename one")
+            found[key] = {**plain, **setting, "_key_": key, "_base_": base, "_setting_": setting}
     return found
 
 
-def _of(base: str, section: Any) -> list[Variant]:
-    if not isinstance(section, Mapping) or section.get("sweep") is None:
-        return [Variant(base, base, {}, section)]
-    plain = {key: value for key, value in section.items() if key != "sweep"}
-    sweep = section["sweep"]
+def _settings(base: str, sweep: object) -> list[dict[str, object]]:
+    if sweep is None:
+        return [{}]
     if not isinstance(sweep, Mapping) or not sweep:
         raise ConfigError(f"loaders.{base}.sweep={sweep!r}: expected such as {{num_workers: [1, 2]}}")
     for name, values in sweep.items():
         if not isinstance(values, list) or not values or len(set(map(str, values))) < len(values):
             raise ConfigError(f"loaders.{base}.sweep.{name}={values!r}: expected a list of different values")
-    settings = [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
-    return [Variant(_key(base, setting), base, setting, {**plain, **setting}) for setting in settings]
-
-
-def _key(base: str, setting: Mapping[str, Any]) -> str:
-    return "_".join([base, *(f"{name}_{value}" for name, value in setting.items())])
+    return [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,8 @@ def _cores(diagnosis: Diagnosis) -> str:
         return f"These {cores} cores to itself: {needed} would feed it."
     text = f"{needed} cores would feed it as it is ({cores} are here)"
     if (spare := cores * diagnosis.compute_s - diagnosis.compute_cpu_s) > 0:
-        text += (
-            f"; on these, a batch may take {in_ms(spare)} of processor time, and takes {in_ms(diagnosis.load_cpu_s)}"
-        )
+        takes = in_ms(diagnosis.load_cpu_s)
+        text += f"; on these, a batch may take {in_ms(spare)} of processor time, and takes {takes}"
     return f"{text}."
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from importlib import resources
-from typing import Any, Final
+from typing import Final
 
 from harness.config.specs import AcceleratorSpec, Component, Experiment, LoaderSpec
-from harness.config.sweep import variants
 from harness.config.targets import check_arguments, check_parts, find, instantiate, takes
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError
@@ -32,17 +31,11 @@ _MADE: Final = ("name", "batch_size", "input_size", "transform")
 _DATASET: Final = ("open",)
 
 
-def check_components(experiment: Experiment, loaders: Mapping[str, Any]) -> None:
-    """Check every class of an experiment; `loaders` is the config's section, whose sweeps are not written out.
-
-    Raises ConfigError naming the key.
-    """
-    for variant in variants(loaders).values():
-        spec = experiment.loaders[variant.key]
-        for key in variant.setting:
-            if not takes(spec.target, key):
-                check_arguments(f"loaders.{variant.base}.sweep", spec.target, variant.setting)
+def check_components(experiment: Experiment) -> None:
+    """Check every class of an experiment; raises ConfigError naming the key."""
     for loader in experiment.loaders.values():
+        if not all(takes(loader.target, key) for key in loader.setting):
+            check_arguments(f"loaders.{loader.base}.sweep", loader.target, loader.setting)
         check_loader(loader)
         if loader.reads == "stream":
             _check_stream(experiment, loader)

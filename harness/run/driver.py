@@ -31,10 +31,10 @@ from harness.results.provenance import changes, machine, provenance
 from harness.run.cell_driver import CellContext, run_cell
 from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
+from harness.run.dry_run import dry_run
 from harness.run.energy_agent import EnergyAgent
 from harness.run.plan import plan
 from harness.run.progress import Progress
-from harness.run.rehearsal import rehearse
 from harness.run.run_datasets import RunData, open_data
 from harness.system.signals import signals_held
 from harness.testbed import Testbed, clean, open_testbed
@@ -82,7 +82,7 @@ def run(
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
         data = _open_data(experiment, Path(cfg.cache_dir).expanduser(), progress)
-        rehearse(experiment, data, progress.follow)
+        dry_run(experiment, data, progress.follow)
         folder = _open_folder(cfg, experiment, data.content_hash, resumed, lock)
         on_folder(folder.folder)
         ledger = Ledger(folder.ledger)
@@ -128,7 +128,7 @@ def run(
 
 
 def _check(experiment: Experiment, cfg: DictConfig) -> None:
-    check_components(experiment, OmegaConf.to_container(cfg.loaders, resolve=True))  # type: ignore[arg-type]
+    check_components(experiment)
     if experiment.testbed.memory_mb is not None and (obstacles := memory_obstacles()):
         raise TestbedError("; ".join(obstacles))
     try:

@@ -12,7 +12,7 @@ from harness.datasets import DatasetHandle
 from harness.datasets.placement import open_shards
 from harness.errors import CellError, ConfigError
 from harness.run.daemon import check_daemon, make_keys, serving
-from harness.run.rehearsal import rehearsed_daemon
+from harness.run.dry_run import dry_run_daemon
 from harness.testbed.base import Node
 from loaders.base import Samples
 
@@ -105,13 +105,13 @@ def test_a_config_that_chose_sealing_or_encryption_by_itself_is_told_what_replac
 def test_what_only_the_daemon_can_know_is_told_in_its_words(shards):
     with (
         pytest.raises(ConfigError, match=r"loaders\.streaming\.daemon: the daemon .* did not start: .*congestion none"),
-        rehearsed_daemon(loader(congestion="none"), shards),
+        dry_run_daemon(loader(congestion="none"), shards),
     ):
         pass
 
 
-def test_a_daemon_that_can_start_is_rehearsed_and_gone(shards):
-    with rehearsed_daemon(loader().model_copy(update={"secure": True}), shards) as stream:
+def test_a_daemon_that_can_start_is_tried_and_gone(shards):
+    with dry_run_daemon(loader().model_copy(update={"secure": True}), shards) as stream:
         assert stream.endpoint and stream.keys
         running = daemons()
     assert running and not daemons()

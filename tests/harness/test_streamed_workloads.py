@@ -2,7 +2,6 @@
 
 import pytest
 from hydra import compose, initialize_config_module
-from omegaconf import OmegaConf
 
 from harness.config.experiment import experiment_from
 from harness.errors import ConfigError
@@ -16,7 +15,7 @@ def checked(*overrides):
             overrides=["+experiment=smoke", "~loaders.dali", "~loaders.pytorch", "accelerator=cpu", *overrides],
         )
     experiment = experiment_from(cfg)
-    check_components(experiment, OmegaConf.to_container(cfg.loaders))
+    check_components(experiment)
     return experiment
 
 

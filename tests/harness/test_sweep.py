@@ -7,21 +7,20 @@ from harness.errors import ConfigError
 
 
 def test_a_loader_without_a_sweep_stands_for_itself():
-    (variant,) = variants({"pytorch": {"num_workers": 4}}).values()
-    assert (variant.key, variant.base, variant.setting) == ("pytorch", "pytorch", {})
-    assert variant.section == {"num_workers": 4}
+    (section,) = variants({"pytorch": {"num_workers": 4}}).values()
+    assert section == {"_key_": "pytorch", "_base_": "pytorch", "_setting_": {}, "num_workers": 4}
 
 
 def test_every_value_is_a_loader_that_differs_in_it_alone():
     found = variants({"pytorch": {"num_workers": 4, "prefetch_factor": 2, "sweep": {"num_workers": [8, 1]}}})
     assert list(found) == ["pytorch_num_workers_8", "pytorch_num_workers_1"]
-    assert found["pytorch_num_workers_1"].section == {"num_workers": 1, "prefetch_factor": 2}
-    assert found["pytorch_num_workers_8"].base == "pytorch"
+    own = {"_key_": "pytorch_num_workers_1", "_base_": "pytorch", "_setting_": {"num_workers": 1}}
+    assert found["pytorch_num_workers_1"] == {**own, "num_workers": 1, "prefetch_factor": 2}
 
 
 def test_several_keys_stand_for_all_their_combinations():
     found = variants({"p": {"sweep": {"a": [1, 2], "b": [3, 4]}}})
-    assert [tuple(variant.setting.values()) for variant in found.values()] == [(1, 3), (1, 4), (2, 3), (2, 4)]
+    assert [tuple(section["_setting_"].values()) for section in found.values()] == [(1, 3), (1, 4), (2, 3), (2, 4)]
 
 
 @pytest.mark.parametrize("sweep", [{}, 3, {"num_workers": 4}, {"num_workers": []}, {"num_workers": [1, 1]}])
@@ -31,5 +30,5 @@ def test_a_sweep_without_values_to_try_is_refused_by_its_key(sweep):
 
 
 def test_a_sweep_that_makes_a_loader_that_is_there_is_refused():
-    with pytest.raises(ConfigError, match="p_a_1, which is there already"):
+    with pytest.raises(ConfigError, match="p_a_1, which exists already"):
         variants({"p_a_1": {}, "p": {"sweep": {"a": [1]}}})

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.config.sweep import variants
+from harness.config.specs import Experiment
 from harness.results.cells import Cell, CellRecord, FailedCell, LinkRecord
 from harness.results.checks import Check
 from harness.results.files import typed, write_json
@@ -350,7 +350,7 @@ class SweepBuilder:
     def write(self) -> Path:
         cells = []
         for workload in self.config["workloads"]:
-            for variant in variants(self.config["loaders"]).values():
+            for variant in Experiment.from_config(self.config, stored=True).loaders.values():
                 cell_id = f"{variant.key}-{workload}-local-r1"
                 at = dict.fromkeys(("cell_id", "workload", "loader"), "")
                 at |= {"cell_id": cell_id, "workload": workload, "loader": variant.key}

@@ -13,7 +13,7 @@ from loaders.errors import LoaderConfigError
 pytestmark = pytest.mark.process
 
 SMALL = ["dataset.samples=24", "repeats=3", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
-OWN = "tests.harness.test_rehearsal"
+OWN = "tests.harness.test_dry_run"
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What each cell would do first, done once before the testbed is brought up: what is refused there fails no cell."""
+"""The first steps of each cell, done once before the testbed starts, so that an error there fails no cell."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import sample_error
 from loaders.pipelines.callables import as_pipeline
 
-__all__ = ["rehearse", "rehearsed_daemon"]
+__all__ = ["dry_run", "dry_run_daemon"]
 
 _TRIES: Final = 8
 """Samples that are tried where every loader leaves out those that fail."""
 
 
-def rehearse(experiment: Experiment, data: RunData, progress: Progress) -> None:
+def dry_run(experiment: Experiment, data: RunData, progress: Progress) -> None:
     """Read a sample of each workload, start each daemon, and make each loader as for a cell's warm-up.
 
-    Raises ConfigError naming the section, with what its class or daemon says.
+    Raises ConfigError naming the section, with the message of its class or daemon.
     """
     workloads = {key: instantiate(one.target, one.params) for key, one in experiment.workloads.items()}
     tries = _TRIES if all(one.params.get("on_error") == "skip" for one in experiment.loaders.values()) else 1
@@ -46,7 +46,7 @@ def rehearse(experiment: Experiment, data: RunData, progress: Progress) -> None:
                 stream = None
                 if loader.reads == "stream":
                     assert one.shards is not None
-                    stream = stack.enter_context(rehearsed_daemon(loader, one.shards))
+                    stream = stack.enter_context(dry_run_daemon(loader, one.shards))
                 for key, workload in workloads.items():
                     if data.by_workload[key] is one:
                         _make(experiment, loader, key, workload, one, stream)
@@ -61,17 +61,17 @@ class _Stream:
 
 
 @contextmanager
-def rehearsed_daemon(loader: LoaderSpec, shards: Path) -> Iterator[_Stream]:
-    """Run a loader's daemon on this host; yields what a loader needs to connect to it.
+def dry_run_daemon(loader: LoaderSpec, shards: Path) -> Iterator[_Stream]:
+    """Run a loader's daemon on this host; yields the endpoint and the keys for a loader.
 
-    Raises ConfigError with what the daemon says against its config.
+    Raises ConfigError with the daemon's message where it does not start.
     """
     module = loader.daemon["module"]
-    with TemporaryDirectory(prefix="joulefeed-rehearsal-") as name, ExitStack() as stack:
+    with TemporaryDirectory(prefix="joulefeed-dry-run-") as name, ExitStack() as stack:
         folder = Path(name)
         keys = make_keys(module, folder / "keys") if loader.secure else None
         options = {**loader.daemon, "port": 0}
-        serve = serving(Node("storage", "rehearsal"), LOOPBACK, shards, options, folder / "log", keys=keys)
+        serve = serving(Node("storage", "dry-run"), LOOPBACK, shards, options, folder / "log", keys=keys)
         try:
             daemon = stack.enter_context(serve)
         except CellError as error:
@@ -110,11 +110,11 @@ def _make(
 ) -> None:
     samples = data.handle.samples
     few = min(experiment.warmup_samples or workload.batch_size, len(samples))
-    with TemporaryDirectory(prefix="joulefeed-rehearsal-") as folder:
+    with TemporaryDirectory(prefix="joulefeed-dry-run-") as folder:
         samples_file = Path(folder) / "samples.parquet"
         samples.first(few).save(samples_file)
         spec = CellSpec(
-            cell_id="rehearsal",
+            cell_id="dry-run",
             out=Path(folder),
             loader=loader,
             workload=experiment.workloads[key],
