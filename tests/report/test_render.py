@@ -292,6 +292,16 @@ def test_a_figure_that_raises_leaves_its_error_on_the_page_and_a_status(build, o
     assert "Every epoch in its order." in page(folder)
 
 
+def test_a_figure_that_is_not_there_any_more_leaves_the_rest_of_the_report(build, capsys):
+    builder = build(regimes=("local",), repeats=1)
+    builder.config["figures"] = ["gone_with_its_folder", "emlio_fig5"]
+    folder = builder.write()
+    assert main([str(folder)]) == BROKEN_FIGURE
+    assert capsys.readouterr().err.startswith("error: figure gone_with_its_folder cannot be drawn: ")
+    assert (folder / "figures" / "emlio_fig5.svg").exists()
+    assert json.loads((folder / "claims.json").read_text())
+
+
 def test_the_command_draws_a_folder_and_refuses_another_with_one_line(build, tmp_path, capsys):
     folder = build(regimes=("local",), repeats=1).write()
     assert main([str(folder)]) == 0

@@ -150,8 +150,8 @@ def figure_tables(results: Results) -> tuple[FigureTable, ...]:
 
 def figure_claims(results: Results) -> tuple[Definition, ...]:
     """Return the claims that figures of the user's own bring. Raises ResultsError where their YAML is wrong."""
-    found = [_use(name, _claims, raised=ResultsError) for name, _ in _stems(results)]
-    return tuple(claim for claims in found if not isinstance(claims, BrokenFigure) for claim in claims)
+    sources = [_use(name, lambda source: source) for name, _ in _stems(results)]
+    return tuple(claim for source in sources if not isinstance(source, BrokenFigure) for claim in _claims(source))
 
 
 def _claims(source: _Source) -> tuple[Definition, ...]:
@@ -172,14 +172,14 @@ def _stems(results: Results) -> Iterable[tuple[str, str]]:
         yield name, stem
 
 
-def _use(name: str, use: Callable[[_Source], T], raised: type[Exception] = Interrupted) -> T | BrokenFigure:
+def _use(name: str, use: Callable[[_Source], T]) -> T | BrokenFigure:
     """Return the result of `use` with a figure.
 
-    The figure may be the user's own: any error of it but `raised` stands in its place, and does not end the report.
+    The figure may be the user's own: any error of it stands in its place, and does not end the report.
     """
     try:
         return use(figure(name))
-    except (Interrupted, raised):
+    except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001 - it stands in the figure's place, and the exit status says so
         return BrokenFigure(name, _one_line(error, name))
