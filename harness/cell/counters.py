@@ -26,7 +26,7 @@ class CellCounters:
 
     def read(self) -> dict[str, Any]:
         """Return rx_bytes and tx_bytes of the data interface, CPU seconds of the host (busy, total), of the link, and
-        of this process with its workers, and bytes read from and written to the host's disks. Then, to tell what
+        of this process with its workers, and bytes read from and written to the host's disks. Then, to find out what
         others took: the time, s, with the host's processors and their seconds idle, in interrupts and stolen; CPU
         seconds of the whole run and of the kernel's threads; for how long threads of the run waited for a CPU.
 

@@ -13,7 +13,11 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["EventLog", "Instant", "read_events", "read_timestamps", "save_events"]
+__all__ = ["CellEvent", "EventLog", "Instant", "read_events", "read_timestamps", "save_events"]
+
+
+CellEvent = dict[str, Any]
+"""`event`, its kind; `utc_ns` and `mono_ns`, when it was; and the values of its kind, as JSON has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         self._file = path.open("a", encoding="utf-8")
 
-    def add(self, event: str, *, at: Instant | None = None, synced: bool = True, **values: Any) -> None:
+    def add(self, event: str, *, at: Instant | None = None, synced: bool = True, **values: object) -> None:
         """Write one event, of now or of the instant `at`; it is on disk when this returns.
 
         With `synced` false it survives the death of this process alone; the next event that is synced takes it along.
@@ -55,7 +59,7 @@ class EventLog:
         self._file.close()
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[CellEvent]:
     """Return the whole events of a log; a torn last line is left out."""
     if not path.exists():
         return []
@@ -68,8 +72,8 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def read_timestamps(path: Path, who: str) -> list[dict[str, Any]]:
-    """Return what a loader or its daemon wrote of its batches and epochs, as events: "who.batch_sent" for one.
+def read_timestamps(path: Path, who: str) -> list[CellEvent]:
+    """Return what a loader or its daemon wrote of its batches and epochs, as events such as "who.batch_sent".
 
     Their clock is UTC, as that of the energy readings; they have no monotonic time.
     """
@@ -79,7 +83,7 @@ def read_timestamps(path: Path, who: str) -> list[dict[str, Any]]:
     ]
 
 
-def save_events(events: list[dict[str, Any]], path: Path) -> None:
+def save_events(events: list[CellEvent], path: Path) -> None:
     """Write events as Parquet: event, utc_ns, mono_ns (or null), and the rest of each as JSON in `values`."""
     fixed = ("event", "utc_ns", "mono_ns")
     table = pa.table(

@@ -54,7 +54,7 @@ class BatchRecord:
     nbytes: int
     ids: npt.NDArray[np.int64]
     work_s: npt.NDArray[np.float64] | None
-    """Seconds of preprocessing of every sample; None where the engine does not tell."""
+    """Seconds of preprocessing of every sample; None where the engine does not report them."""
 
 
 def run_epoch(

@@ -67,7 +67,7 @@ class Board:
             self.close()
 
     def read(self) -> tuple[float | None, int | None]:
-        """Return utilisation, 0 to 1, and bytes in use; None for what the board does not tell."""
+        """Return utilisation, 0 to 1, and bytes in use; None for what the board does not report."""
         return self._ask("nvmlDeviceGetUtilizationRates", "gpu", 0.01), self._ask("nvmlDeviceGetMemoryInfo", "used", 1)
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class ResourceSampler:
         return self
 
     def start(self, gpu: str | None) -> None:
-        """Begin to look; `gpu` is the UUID of the board that the cell trains on. Once begun it goes on."""
+        """Start to look. `gpu` is the UUID of the board that the cell trains on. A second call does nothing."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, args=(gpu,), name="resources", daemon=True)
             self._thread.start()

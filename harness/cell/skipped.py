@@ -1,10 +1,12 @@
-"""Samples that a loader left out under its policy on_error=skip: told by the cell, counted, shown; pure."""
+"""Samples that a loader left out under its policy on_error=skip: reported by the cell, counted and shown (pure)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from harness.cell.events import CellEvent
 
 __all__ = ["EVENT", "Skipped", "id_list", "skipped_by_epoch"]
 
@@ -14,7 +16,7 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """What was left out of one epoch."""
+    """Samples that were left out of one epoch."""
 
     epoch: int
     count: int
@@ -23,8 +25,8 @@ class Skipped:
     """Why, by id; samples that were left out of an earlier epoch of the cell may be among them."""
 
 
-def skipped_by_epoch(events: Iterable[Mapping[str, Any]]) -> dict[int, Skipped]:
-    """Return what was left out, by epoch; epochs of which nothing was are not in it."""
+def skipped_by_epoch(events: Iterable[CellEvent]) -> dict[int, Skipped]:
+    """Return the samples that were left out, by epoch. Epochs without such samples are absent."""
     return {
         event["epoch"]: Skipped(
             event["epoch"], int(event["count"]), {int(key): str(why) for key, why in event["samples"].items()}

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m harness.report",
         description="Print the table of a results folder and draw its figures and report.html again, "
-        "from what is stored.",
+        "from the stored files.",
     )
     parser.add_argument(
         "folder",

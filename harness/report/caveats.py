@@ -165,7 +165,7 @@ def _memory(results: Results) -> Iterable[Caveat]:
         )
         yield Caveat("memory", f"{text} counted.", weakens=False)
     if results.experiment.testbed.cold == "cell":
-        yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find what is cached.", weakens=False)
+        yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find cached files.", weakens=False)
 
 
 def _other_runs(results: Results) -> Iterable[Caveat]:
@@ -188,9 +188,7 @@ def _measured_again(results: Results) -> Iterable[Caveat]:
     again = sum(cell.measured_again > 0 for cell in results.cells)
     if again:
         which = "1 cell was" if again == 1 else f"{again} cells were"
-        text = (
-            f"{which} measured again because a rule refused its rows; cells/*.invalid-N has what was measured before."
-        )
+        text = f"{which} measured again because a rule refused its rows; cells/*.invalid-N has the earlier measurement."
         yield Caveat("cells", text, weakens=False)
 
 

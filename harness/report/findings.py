@@ -14,7 +14,7 @@ __all__ = ["Bar", "Card", "cards", "headline"]
 
 
 _MOST_NAMED = 4
-"""More loaders than these are told by the quickest and the slowest."""
+"""Of more loaders than these only the quickest and the slowest are named."""
 
 
 @dataclass(frozen=True, slots=True)

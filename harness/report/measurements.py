@@ -58,13 +58,13 @@ def trusted(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def settled(frame: pd.DataFrame) -> pd.Series[bool]:
-    """Tell of every row of `epochs` whether workers were there already: it is not its cell's first, or the only one."""
+    """Return for every row of `epochs` whether it started no workers: it is not its cell's first, or the only one."""
     epoch = frame.groupby("cell_id")["epoch"]
     return (frame["epoch"] > epoch.transform("min")) | (epoch.transform("min") == epoch.transform("max"))
 
 
 def work(results: Results) -> pd.DataFrame:
-    """Return a row for every sample of every epoch whose loader tells how long preprocessing it took.
+    """Return a row for every sample of every epoch whose loader reports how long its preprocessing took.
 
     Columns: `workload`, `base`, `cell_id`, `epoch`, `sample` (id), `work_s`.
     """

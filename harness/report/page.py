@@ -6,10 +6,9 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -31,18 +30,19 @@ from harness.report.labels import (
     spell,
 )
 from harness.report.problems import problems
-from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
+from harness.report.summary import Group, Stat, find, ratio, summarise
 from harness.results.cells import CellResult
 from harness.results.files import write_whole
 from harness.results.folder import resume_command
+from harness.results.provenance import Provenance
 from harness.results.reader import Results
-from harness.results.rows import DOMAINS
+from harness.results.rows import DOMAINS, SPREAD_LIMIT
 
 __all__ = ["write_page"]
 
 _VERDICTS = ("pass", "warn", "fail", "unknown", "not applicable")
 _MOST_CARDS = 6
-"""More loaders than these, a sweep for one, are read in tables and figures."""
+"""More loaders than these, such as those of a sweep, are shown in tables and figures alone."""
 _THEMED = {INK: "--ink", MUTED: "--muted", FAINT: "--faint", GRID: "--grid", SURFACE: "--surface"}
 """Colours of the figures that follow the page's light or dark theme."""
 
@@ -115,7 +115,7 @@ class _Line:
     estimated: bool
 
 
-def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[str, Any]:
+def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[str, object]:
     here = [group for group in groups if group.workload == workload]
     labels = regime_labels(results)
     sections = []
@@ -168,12 +168,17 @@ def _line(group: Group, base: Group | None, here: Sequence[Group]) -> _Line:
     )
 
 
-def _measure(stat: Stat | None, write: Any, base: Stat | None, parts: tuple[tuple[str, float, bool], ...]) -> _Measure:
+def _measure(
+    stat: Stat | None,
+    write: Callable[[float | None], str],
+    base: Stat | None,
+    parts: tuple[tuple[str, float, bool], ...],
+) -> _Measure:
     spread = stat.spread if stat else None
     return _Measure(
         text=write(stat.median if stat else None),
         spread=percent(spread) if spread is not None else "",
-        unsteady=spread is not None and spread >= WIDE_SPREAD,
+        unsteady=spread is not None and spread >= SPREAD_LIMIT,
         ratio=factor(ratio(stat, base)),
         parts=parts,
     )
@@ -199,7 +204,7 @@ def _rules(results: Results) -> list[tuple[str, dict[str, int]]]:
     return [(rule, {verdict: found[verdict] for verdict in _VERDICTS}) for rule, found in counts.items()]
 
 
-def _cell(results: Results, cell: CellResult) -> dict[str, Any]:
+def _cell(results: Results, cell: CellResult) -> dict[str, object]:
     rows = [row for row in results.rows if row.cell_id == cell.cell_id]
     stat = Stat.of(row.duration_s for row in rows)
     verdicts = list(dict.fromkeys(row.valid for row in rows)) if cell.state == "done" else [cell.state]
@@ -222,7 +227,7 @@ def _before_after(values: Sequence[float | None], unit: str) -> str:
     return " → ".join(UNKNOWN if value is None else f"{value:.3g}" for value in values) + f" {unit}"
 
 
-def _provenance(provenance: Mapping[str, Any]) -> Iterable[tuple[str, list[tuple[str, str, str]]]]:
+def _provenance(provenance: Provenance) -> Iterable[tuple[str, list[tuple[str, str, str]]]]:
     loose: list[tuple[str, str, str]] = []
     for section, fields in provenance.items():
         if not isinstance(fields, Mapping) or "value" in fields:

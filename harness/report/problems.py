@@ -27,7 +27,7 @@ class Problem:
     count: int
     """How many cells, or epochs where a row or check is meant."""
     text: str
-    """The reason: the error, or the rule with what was expected and found; may be empty."""
+    """The reason: the error, or the rule with the expected and the found value. May be empty."""
 
 
 def problems(results: Results) -> tuple[Problem, ...]:

@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from harness.results.reader import Results
-from harness.results.rows import DOMAINS, EpochRow
+from harness.results.rows import DOMAINS, EpochRow, spread
 
-__all__ = ["WIDE_SPREAD", "Group", "Stat", "find", "median_of", "ratio", "summarise"]
-
-WIDE_SPREAD = 0.10
-"""A spread from which a median is marked as unsteady, as a share of the median (pyperf warns there too)."""
+__all__ = ["Group", "Stat", "find", "median_of", "ratio", "summarise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +25,8 @@ class Stat:
 
     @property
     def spread(self) -> float | None:
-        """(high - low) / median; None for a single value, which has no spread."""
-        return (self.high - self.low) / self.median if len(self.values) > 1 and self.median else None
+        """(max - min) / median. None for a single value, which has no spread."""
+        return spread(self.values)
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Stat | None:

@@ -19,9 +19,10 @@ from harness.report.figures.definition import FigureTable
 from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
 from harness.report.problems import problems
 from harness.report.render import Report
-from harness.report.summary import WIDE_SPREAD, Group, Stat, find, ratio, summarise
+from harness.report.summary import Group, Stat, find, ratio, summarise
 from harness.report.terminal import fits, plain_table, print_whole
 from harness.results.reader import Results
+from harness.results.rows import SPREAD_LIMIT
 
 __all__ = ["print_table", "verdict_style"]
 
@@ -131,7 +132,7 @@ def _median(stat: Stat | None) -> float | None:
 def _stat(group: Group, stat: Stat | None, text: str) -> list[str | Text]:
     spread = stat.spread if stat else None
     style = "" if group.trusted else "dim"
-    wide_spread = spread is not None and spread >= WIDE_SPREAD
+    wide_spread = spread is not None and spread >= SPREAD_LIMIT
     return [Text(text, style), Text(percent(spread), "yellow" if wide_spread and group.trusted else "dim")]
 
 
@@ -163,8 +164,7 @@ def _legend(results: Results, groups: Sequence[Group], columns: frozenset[str]) 
     counts = [len(group.time_s.values) for group in groups if group.time_s]
     parts = ["Medians per epoch"]
     if _SPREAD in columns and any(count > 1 for count in counts):
-        quartiles = "interquartile range" if max(counts) >= 4 else "largest − smallest"
-        parts.append(f"spread: {quartiles}, of the median")
+        parts.append("spread: largest − smallest, of the median")
     if _RATIO in columns and results.streaming is not None:
         parts.append(f"ratio: to {spell(results.streaming)} in the same regime")
     if _all_estimated(groups):

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energymon import Reading
+from harness.cell.events import CellEvent
 from harness.cell.resources import Resources
 from harness.errors import ResultsError
 from harness.results.cells import CellRecord, DatasetRecord, LinkRecord
@@ -45,7 +46,7 @@ def load_cell(folder: Path) -> CellData:
     """Read the files of a finished cell.
 
     Raises DamagedCell, which names the file that cannot be read or has changed. Raises ResultsError for a damaged file
-    of the run, which the cell shares with others.
+    of the run, which the cell shares with others. Each is made of a ValueError or another error of reading.
     """
     try:
         _check_manifest(folder)
@@ -119,7 +120,7 @@ def _rows(path: Path, row_type: type[Row]) -> Sequence[Row]:
         return [row_type(**row) for row in pq.read_table(path).to_pylist()]
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[CellEvent]:
     """Return the events of an events.parquet. Raises OSError and ValueError when it is damaged."""
     return [
         {"event": row["event"], "utc_ns": row["utc_ns"], "mono_ns": row["mono_ns"], **json.loads(row["values"])}

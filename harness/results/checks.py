@@ -9,7 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist, mean
+from statistics import NormalDist
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.disturbance import Watched, others, watched
 from harness.results.epochs import CellData, epoch_edges, readings_ns, sampled
-from harness.results.rows import EpochRow
+from harness.results.rows import EpochRow, spread
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 from harness.testbed.probe import ProbeResult
 
@@ -68,14 +68,14 @@ class LinkBound:
 
     @property
     def kept(self) -> bool:
-        """Whether the probe found it within what is allowed."""
+        """Whether the probe found it within the allowed deviation."""
         return self.found is not None and abs(self.found - self.asked) <= self.allowed
 
 
 def link_bounds(regime: Regime, probe: ProbeResult | None, tolerances: Tolerances) -> list[LinkBound]:
     """Return what a probe of a regime with a link must show: round trip, rate, and jitter and loss where asked for.
 
-    To what is tolerated comes what chance does to so few samples: `CHANCE` standard errors of the median, the spread
+    Chance adds to the tolerance, as the samples are few: `CHANCE` standard errors of the median, the spread
     or the count that was measured.
     """
     rate = regime.rate_gbit or 0.0
@@ -288,7 +288,7 @@ def _agent(data: CellData, row: EpochRow) -> Check:
 
 
 def _energy_events(data: CellData, row: EpochRow) -> list[Event]:
-    """Return what the energy agent told within an epoch."""
+    """Return the events that the energy agent reported within an epoch."""
     start_ns, end_ns = (readings_ns(event, data.cell.energy) for event in epoch_edges(data.events)[row.epoch])
     return [event for event in data.cell.energy.events if start_ns <= event.t_ns <= end_ns]
 
@@ -324,7 +324,7 @@ def _undisturbed(data: CellData, row: EpochRow, tolerances: Tolerances) -> Itera
     """Judge what others took of the processors, and of a link how it carried pings meanwhile."""
     start, end = epoch_edges(data.events)[row.epoch]
     taken = others(start, end)
-    unseen = "not counted: the run is from before it was, or the machine does not tell"
+    unseen = "not counted: the run is from before it was, or the machine does not count it"
     few = f"{tolerances.others_cpu_pct:g} % of the CPUs, at most {tolerances.others_cpus:g} of them"
     expected, stolen = f"CPU of others ≤ {few}", f"≤ {tolerances.steal_pct:g} % of the CPUs' time stolen"
     if taken is None:
@@ -372,11 +372,11 @@ def _spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]
         groups[row.loader, row.workload, row.regime].append(row)
     for group in groups.values():
         times = [row.duration_s for row in group]
-        expected = f"(max - min) / mean < {tolerances.spread_pct:g} % over the repeats"
+        expected = f"(max - min) / median < {tolerances.spread_pct:g} % over the repeats"
         for row in group:
             if len(times) < 2:
                 yield _check(row, "spread", expected, "a single repeat", WARN)
                 continue
-            spread = 100 * (max(times) - min(times)) / mean(times)
-            verdict = PASS if math.isfinite(spread) and spread < tolerances.spread_pct else WARN
-            yield _check(row, "spread", expected, f"{spread:.1f} % over {len(times)}", verdict)
+            percent = 100 * (spread(times) or 0.0)
+            verdict = PASS if percent < tolerances.spread_pct else WARN
+            yield _check(row, "spread", expected, f"{percent:.1f} % over {len(times)}", verdict)

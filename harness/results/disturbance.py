@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from harness.cell.events import CellEvent
 from harness.config.regime import Regime
 from harness.results.epochs import CellData
 from harness.testbed.link.watch import INTERVAL_S, Ping
@@ -32,7 +31,7 @@ class Others:
     """For how long threads of the run waited for a CPU, for each other or for others; None where it is not counted."""
 
 
-def others(start: Mapping[str, Any], end: Mapping[str, Any]) -> Others | None:
+def others(start: CellEvent, end: CellEvent) -> Others | None:
     """Return what others took between two events; None where it was not counted."""
     if start.get("cpu_at_s") is None or end.get("cpu_at_s") is None or end["cpu_idle_s"] <= 0:
         return None
@@ -75,8 +74,8 @@ class Watched:
         return self.sent * share + errors * math.sqrt(self.sent * share * (1 - share))
 
 
-def watched(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any]) -> Watched | None:
-    """Return what was seen of the link between two events; None where it was not watched."""
+def watched(data: CellData, start: CellEvent, end: CellEvent) -> Watched | None:
+    """Return what the pings showed of the link between two events. None where it was not watched."""
     if data.pings is None:
         return None
     regime = data.cell.regime

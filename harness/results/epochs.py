@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from energymon import Channels, Domain, Energy, NodeEnergy, Reading, channels_of, energy_of
+from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
 from harness.results.cells import CellRecord, EnergyRecord, LinkRecord
@@ -49,7 +50,7 @@ class EpochBatches:
     loss: npt.NDArray[np.float64] | None = None
     """Of every step; None where nothing is trained."""
     work_s: npt.NDArray[np.float64] | None = None
-    """Seconds of preprocessing of the samples in `ids`; None where the engine does not tell."""
+    """Seconds of preprocessing of the samples in `ids`; None where the engine does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class CellData:
 
     cell: CellRecord
     link: LinkRecord
-    events: Sequence[Mapping[str, Any]]
+    events: Sequence[CellEvent]
     batches: Mapping[int, EpochBatches]
     """By epoch."""
     readings: Sequence[Reading]
@@ -91,9 +92,9 @@ def epoch_rows(data: CellData) -> list[EpochRow]:
     return [_row(data, start, end, data.batches[epoch]) for epoch, (start, end) in edges.items()]
 
 
-def epoch_edges(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, CellEvent]]:
     """Return the events that begin and end each epoch, by epoch and in order; one that did not end is left out."""
-    found: dict[str, dict[int, Mapping[str, Any]]] = {"epoch_start": {}, "epoch_end": {}}
+    found: dict[str, dict[int, CellEvent]] = {"epoch_start": {}, "epoch_end": {}}
     for event in events:
         if event["event"] in found:
             found[event["event"]][event["epoch"]] = event
@@ -101,7 +102,7 @@ def epoch_edges(events: Iterable[Mapping[str, Any]]) -> dict[int, tuple[Mapping[
     return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
 
 
-def readings_ns(event: Mapping[str, Any], energy: EnergyRecord) -> int:
+def readings_ns(event: CellEvent, energy: EnergyRecord) -> int:
     """Return when an event was by the clock of the cell's energy readings, ns.
 
     That clock is never set. Cells of older runs have readings by the wall clock.
@@ -109,20 +110,18 @@ def readings_ns(event: Mapping[str, Any], energy: EnergyRecord) -> int:
     return int(event["utc_ns"] if energy.offset_ns is None else event["mono_ns"] + energy.offset_ns)
 
 
-def rows_within(resources: Iterable[Resources], start: Mapping[str, Any], end: Mapping[str, Any]) -> list[Resources]:
-    """Return what was seen of a cell's resources between two events."""
+def rows_within(resources: Iterable[Resources], start: CellEvent, end: CellEvent) -> list[Resources]:
+    """Return the rows of a cell's resources between two events."""
     return [row for row in resources if start["utc_ns"] <= row.utc_ns <= end["utc_ns"]]
 
 
-def gpu_util(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:
+def gpu_util(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
     """Return the mean utilisation of the cell's board between two events, 0 to 1; None when it was not seen."""
     known = [row.gpu_util for row in rows_within(data.resources, start, end) if row.gpu_util is not None]
     return sum(known) / len(known) if known else None
 
 
-def link_joules(
-    readings: Sequence[Reading], start: Mapping[str, Any], end: Mapping[str, Any], energy: EnergyRecord
-) -> float | None:
+def link_joules(readings: Sequence[Reading], start: CellEvent, end: CellEvent, energy: EnergyRecord) -> float | None:
     """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown."""
     if start["link_cpu_s"] is None or end["link_cpu_s"] is None:
         return None
@@ -133,7 +132,7 @@ def link_joules(
     return cpu_j * float(min(1.0, (end["link_cpu_s"] - start["link_cpu_s"]) / busy_s))
 
 
-def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batches: EpochBatches) -> EpochRow:
+def _row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches) -> EpochRow:
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
     samples, nbytes = int(batches.samples.sum()), data.epoch_bytes(start["epoch"])
@@ -176,8 +175,8 @@ def _row(data: CellData, start: Mapping[str, Any], end: Mapping[str, Any], batch
 
 def epoch_energy(
     readings: Sequence[Reading],
-    start: Mapping[str, Any],
-    end: Mapping[str, Any],
+    start: CellEvent,
+    end: CellEvent,
     energy: EnergyRecord,
     given: Mapping[Domain, Sequence[Energy]] = _NOTHING_GIVEN,
 ) -> NodeEnergy:
@@ -215,7 +214,7 @@ def _published_energy(accelerator: AcceleratorRecord, batches: EpochBatches, dur
     ]
 
 
-def _cpu_util(start: Mapping[str, Any], end: Mapping[str, Any]) -> float | None:
+def _cpu_util(start: CellEvent, end: CellEvent) -> float | None:
     total = end["cpu_total_s"] - start["cpu_total_s"]
     if total <= 0:
         return None

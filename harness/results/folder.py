@@ -1,4 +1,4 @@
-"""The folder of a run: the paths of its files, its lock, and what is set aside in it."""
+"""The folder of a run: the paths of its files, its lock, and the files that are set aside in it."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class RunFolder:
         return read_json(self.plan, Plan, NEW_RUN)
 
     def read_config(self) -> DictConfig:
-        """Return config.yaml. Raises ResultsError when it is damaged."""
+        """Return config.yaml. Raises ResultsError (made of a ValueError) when it is damaged."""
         with reading(self.config, NEW_RUN):
             config = OmegaConf.load(self.config)
             if not isinstance(config, DictConfig):
@@ -162,7 +162,7 @@ class RunFolder:
             return Tolerances(**typed(dict[str, float], OmegaConf.to_container(config["checks"], resolve=True)))
 
     def read_session(self, name: str) -> Provenance:
-        """Return the content of a provenance file. Raises ResultsError when it is damaged."""
+        """Return the content of a provenance file. Raises ResultsError (made of a ValueError) when it is damaged."""
         content = read_json(self.folder / name, Provenance, RUN)
         with reading(self.folder / name, RUN):
             if not content.get("host"):

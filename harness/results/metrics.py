@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.cell.events import CellEvent
 from harness.cell.skipped import skipped_by_epoch
 from harness.results.disturbance import others, watched
 from harness.results.epochs import CellData, EpochBatches, epoch_edges, gpu_util, rows_within
@@ -31,11 +32,11 @@ class EpochMetrics:
     batch_p95_s: float
     batch_p99_s: float
     skipped_samples: int | None
-    """Samples that the loader left out under on_error=skip; None where a cell of an older run did not tell."""
+    """Samples that the loader left out under on_error=skip; None where a cell of an older run did not count them."""
     steady_samples_per_s: float | None
     """From the end of the first step to the end of the epoch; None for one batch."""
     work_mean_s: float | None
-    """Preprocessing of a sample, from reading to its last transform; None where the engine does not tell."""
+    """Preprocessing of a sample, from reading to its last transform; None where the engine does not report it."""
     work_p50_s: float | None
     work_p75_s: float | None
     work_p90_s: float | None
@@ -96,8 +97,8 @@ def epoch_metrics(data: CellData) -> list[EpochMetrics]:
 
 def _metrics(
     data: CellData,
-    start: Mapping[str, Any],
-    end: Mapping[str, Any],
+    start: CellEvent,
+    end: CellEvent,
     batches: EpochBatches,
     *,
     made_s: float | None,
@@ -155,7 +156,7 @@ def _work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float | None]:
     return {f"work_{name}_s": float(value) for name, value in zip(names, values, strict=True)}
 
 
-def _difference(start: Mapping[str, Any], end: Mapping[str, Any], counter: str) -> Any:
+def _difference(start: CellEvent, end: CellEvent, counter: str) -> Any:
     """Return by how much a counter grew; None where a cell of an older run did not read it."""
     before, after = start.get(counter), end.get(counter)
     return None if before is None or after is None else after - before

@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.util import find_spec
@@ -54,17 +54,17 @@ _PASSING = frozenset({"time_utc", "frequency_mhz", "load_average", "boot_time_ut
 
 Field = dict[str, Any]
 """`value`, and `source`: where the value comes from."""
-Provenance = dict[str, dict[str, Any]]
+Provenance = dict[str, Field]
 """provenance.json: sections of fields by name; and `command`, a field without a section."""
 
 
 def provenance(
     command: str,
-    here: Mapping[str, Any],
-    testbed: Mapping[str, Any],
-    sensors: list[Any],
-    dataset: Mapping[str, Any],
-) -> dict[str, Any]:
+    here: Provenance,
+    testbed: Mapping[str, object],
+    sensors: Sequence[object],
+    dataset: Mapping[str, object],
+) -> Provenance:
     """Return provenance.json's content: the command, and sections of fields, each {"value", "source"}.
 
     `here` is what `machine` returned.
@@ -78,7 +78,7 @@ def provenance(
     }
 
 
-def machine(targets: Iterable[str]) -> dict[str, Any]:
+def machine(targets: Iterable[str]) -> Provenance:
     """Return the sections that are known before anything starts: host, packages, source, environment, installed.
 
     `targets` are the import paths of an experiment's classes, whose files count as source wherever they lie.
@@ -99,8 +99,8 @@ def machine(targets: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return in what two records differ that changes what is measured: "host.kernel: 6.2, was 6.1".
+def changes(before: Provenance, now: Provenance) -> list[str]:
+    """Return the differences of two records that change a measurement: "host.kernel: 6.2, was 6.1".
 
     Only sections that both have are compared. A record from before environment and packages were complete has fewer
     fields; those that it lacks are left out.
@@ -115,7 +115,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _facts(section: str, fields: Mapping[str, Any]) -> dict[str, str]:
+def _facts(section: str, fields: Field) -> dict[str, str]:
     values = {
         name: field.get("value")
         for name, field in fields.items()
@@ -144,7 +144,7 @@ def host() -> dict[str, Field]:
     """Return what the machine is and how it is set."""
     fields: dict[str, Field] = {}
 
-    def add(name: str, where: str, read: Callable[[], Any]) -> None:
+    def add(name: str, where: str, read: Callable[[], object]) -> None:
         try:
             value = read()
         except (OSError, ValueError, StopIteration, IndexError):

@@ -6,9 +6,10 @@ or floats, each of them known or None.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from types import NoneType
 from typing import Final, TypeVar, get_args, get_type_hints
 
@@ -17,11 +18,13 @@ import pyarrow.parquet as pq
 
 from harness.results.files import COLLECT, reading, write_whole
 
-__all__ = ["DOMAINS", "EpochRow", "read_rows", "schema_of", "write_rows"]
+__all__ = ["DOMAINS", "SPREAD_LIMIT", "EpochRow", "read_rows", "schema_of", "spread", "write_rows"]
 
 Row = TypeVar("Row")
 
 DOMAINS: Final = ("cpu", "dram", "gpu")
+SPREAD_LIMIT: Final = 0.10
+"""A spread from which a median counts as unsteady (pyperf warns there too). `checks.spread_pct` has it as default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,13 @@ class EpochRow:
     def estimated(self) -> frozenset[str]:
         """Domains whose joules are an estimate."""
         return frozenset(domain for domain, source in self.sources.items() if "estimate" in source)
+
+
+def spread(values: Collection[float]) -> float | None:
+    """Return (max - min) / median of repeated values. None for a single value, and for values around 0."""
+    if len(values) < 2 or not (middle := abs(median(values))):
+        return None
+    return (max(values) - min(values)) / middle
 
 
 def write_rows(rows: Sequence[object], row_type: type, parquet: Path, csv: Path) -> None:

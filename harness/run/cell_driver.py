@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from energymon import Reading, save_readings
-from harness.cell.events import read_events, read_timestamps, save_events
+from harness.cell.events import CellEvent, read_events, read_timestamps, save_events
 from harness.cell.messages import CellSpec, CellState
 from harness.cell.resources import ResourceSampler
 from harness.cell.skipped import skipped_by_epoch
@@ -293,8 +293,8 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
 def _link_epoch(
     context: CellContext,
     outcome: _Outcome,
-    start: Mapping[str, Any],
-    end: Mapping[str, Any],
+    start: CellEvent,
+    end: CellEvent,
     readings: Sequence[Reading],
     energy: EnergyRecord,
 ) -> LinkEpoch:
@@ -318,7 +318,7 @@ def _link_epoch(
     )
 
 
-def _stream_events(access: DataAccess, partial: Path) -> list[dict[str, Any]]:
+def _stream_events(access: DataAccess, partial: Path) -> list[CellEvent]:
     """Return the timestamps of the loader and of every daemon."""
     events = read_timestamps(partial / _LOADER_EVENTS, "loader")
     for daemon, path in zip(access.daemons, access.events, strict=True):

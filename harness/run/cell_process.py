@@ -91,7 +91,7 @@ class CellProcess:
                     break
                 frames = found
         if not frames:
-            return f"its process {self.pid} does not tell where it is"
+            return f"its process {self.pid} does not report where it is"
         libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
         own = next((frame for frame in frames if not frame[0].startswith(libraries)), frames[-1])
         path, line, name = frames[0]

@@ -44,12 +44,12 @@ class DataOnNodes:
 
 @dataclass(frozen=True, slots=True)
 class DataAccess:
-    """What the cell is told of where its data is."""
+    """How a cell reaches its data."""
 
     mount: str
     """How the storage node's files are seen: nfs4, sshfs, local, or that they are streamed."""
     source: Path
-    """What is read in the end, whose cached pages are to be forgotten."""
+    """The files that are read, whose cached pages the kernel drops before an epoch."""
     samples_file: Path
     root: Path | None = None
     """Of the files as the compute node sees them; None for a loader that is streamed to."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
@@ -27,7 +26,7 @@ from harness.results.epochs import epoch_rows
 from harness.results.files import write_json, write_whole
 from harness.results.folder import Plan, RunFolder
 from harness.results.ledger import Ledger
-from harness.results.provenance import changes, machine, provenance
+from harness.results.provenance import Provenance, changes, machine, provenance
 from harness.run.cell_driver import CellContext, run_cell
 from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
@@ -264,7 +263,7 @@ def _targets(experiment: Experiment) -> list[str]:
     return [component.target for part in parts for component in part.values()]
 
 
-def _check_same(cfg: DictConfig, resumed: RunFolder, now: Mapping[str, Any], progress: Progress) -> None:
+def _check_same(cfg: DictConfig, resumed: RunFolder, now: Provenance, progress: Progress) -> None:
     """Refuse to add rows to those of another machine, install or environment, or note it where that is wanted.
 
     Raises ResultsError with the differences.
@@ -300,7 +299,7 @@ def _check_store(folder: RunFolder, ledger: Ledger, progress: Progress) -> None:
     progress.note(message)
 
 
-def _find_resumed(cfg: DictConfig, here: Mapping[str, Any], lock: ExitStack, progress: Progress) -> RunFolder:
+def _find_resumed(cfg: DictConfig, here: Provenance, lock: ExitStack, progress: Progress) -> RunFolder:
     """Return the run to resume, locked until `lock` is closed.
 
     Raises ResultsError where there is no such run, another process runs it, or it has another config or was measured

@@ -48,7 +48,7 @@ def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repea
         "repeat": repeat,
         "seed": seed,
     }
-    # What is as it always was stays out, so that an older run's cells are found when it is resumed.
+    # Defaults of later options stay out, so that the cells of an older run keep their ids.
     if experiment.placement != "remote":
         identity["placement"] = experiment.placement
     if not identity["loader"]["secure"]:

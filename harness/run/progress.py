@@ -32,7 +32,7 @@ class _TimeLeft(ProgressColumn):
 
 
 class Progress:
-    """Says what is going on; on a terminal as bars, elsewhere as a line for every cell.
+    """Shows what the run does; on a terminal as bars, elsewhere as a line for every cell.
 
     What takes longer than half a minute has a line of its own, after twice as long another one, and so on.
     """
@@ -80,7 +80,7 @@ class Progress:
         self.stop()
 
     def doing(self, text: str) -> None:
-        """Take note of what is being done, before there are cells."""
+        """Show the present step, before there are cells."""
         self._doing, self._since = text, time.monotonic()
 
     def _tell_what_lasts(self) -> None:
@@ -130,7 +130,7 @@ class Progress:
         self._bars.update(self._tasks["cells"], left_s=self._left_s())
 
     def phase(self, text: str) -> None:
-        """Take note of what is being done to the cell."""
+        """Show the phase of the cell."""
         self.doing(f"{self._label}: {text}")
         self._bars.update(self._tasks["samples"], description=f"{self._label}: {text}", completed=0)
 

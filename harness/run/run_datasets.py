@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from harness.config.specs import Component, Experiment
 from harness.config.targets import instantiate
@@ -42,13 +41,16 @@ class OpenData:
             content_hash=self.handle.content_hash,
         )
 
-    def provenance(self) -> dict[str, Any]:
-        """Return what provenance.json tells: where the samples come from, and the files that were left out."""
+    def provenance(self) -> dict[str, object]:
+        """Return the part of provenance.json: where the samples come from, and the files that were left out."""
         about = {"name": self.handle.name, "content_hash": self.handle.content_hash, **self.handle.describe}
         return about | {"skipped": list(self.handle.skipped)}
 
     def store(self, folder: Path, suffix: str, keys: Mapping[str, Keys]) -> DataOnNodes:
-        """Write samples.parquet, and placement.parquet where both nodes have samples; `suffix` tells several apart."""
+        """Write samples.parquet, and placement.parquet where both nodes have samples.
+
+        `suffix` keeps the files of several datasets apart.
+        """
         samples_file = folder / f"samples{suffix}.parquet"
         self.handle.samples.save(samples_file)
         split_file = folder / f"placement{suffix}.parquet" if self.placed.split else None
@@ -70,14 +72,14 @@ class RunData:
 
     @property
     def content_hash(self) -> str:
-        """Tells these datasets from any others; that of the only one is its own."""
+        """Hash over the datasets. The hash of a single dataset is its own."""
         if len(self.each) == 1:
             return self.each[0].handle.content_hash
         told = " ".join(f"{key}={data.handle.content_hash}" for key, data in sorted(self.by_workload.items()))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
-    def provenance(self) -> dict[str, Any]:
-        """Return what provenance.json tells of the dataset, or of each of several by its name."""
+    def provenance(self) -> dict[str, object]:
+        """Return the part of provenance.json on the dataset, or on each of several by its name."""
         if len(self.each) == 1:
             return self.each[0].provenance()
         skipped = [path for data in self.each for path in data.handle.skipped]

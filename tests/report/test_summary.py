@@ -12,8 +12,10 @@ def test_the_spread_of_few_values_is_their_range_over_the_median():
     assert (stat.median, stat.spread) == (10.0, pytest.approx(0.2))
 
 
-def test_the_spread_of_four_values_or_more_is_their_interquartile_range():
-    assert Stat.of([1.0, 2.0, 3.0, 4.0, 100.0]).spread == pytest.approx(2 / 3)
+def test_the_spread_is_the_range_over_the_median_and_the_bars_are_quartiles():
+    stat = Stat.of([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert stat.spread == pytest.approx(33.0)
+    assert (stat.low, stat.high) == (2.0, 4.0)
 
 
 def test_one_value_has_no_spread_and_no_value_no_median():

@@ -1,7 +1,7 @@
 """Sentences of papers as predicates over epoch rows, each with a tolerance, read from conf/claims and judged.
 
 A claim is judged on valid rows alone; what rests on an estimate or an emulated accelerator is not judged as if it were
-measured. docs/claims.md tells how a claim is written.
+measured. docs/claims.md describes how a claim is written.
 """
 
 from __future__ import annotations

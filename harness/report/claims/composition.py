@@ -47,8 +47,8 @@ def compositions(results: Results) -> Mapping[tuple[str, int], Composition]:
     """Return the composition of the batches of every epoch, by (cell id, epoch).
 
     A sample is slow whose preprocessing takes, in the median of all its epochs in the run, longer than that of three
-    quarters of the workload's samples. Epochs of loaders that do not tell how long it takes are counted by the others'
-    samples; a workload of which no loader tells has none.
+    quarters of the workload's samples. Epochs of loaders that do not report these times are counted by the others'
+    samples. A workload of which no loader reports them has no composition.
     """
     found: dict[tuple[str, int], Composition] = {}
     for workload in results.workloads:

@@ -47,7 +47,7 @@ METRICS: Final[Mapping[str, str]] = {
 `busy_share` is the step's share of the epoch, the wait for the first batch included; `until_first_batch_s` counts from
 the making of the loader; `slow_share` is the mean over batches of the share of slow samples in each, `slow_batch_std`
 the deviation of their number, `slow_first_half` what share of the slow samples comes in the first half of the batches
-(harness.report.claims.composition tells which samples are slow).
+(harness.report.claims.composition says which samples are slow).
 """
 
 ENERGY: Final = frozenset(name for name, unit in METRICS.items() if unit == "J")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from harness.report.claims.composition import compositions
 from harness.report.claims.metrics import METRICS
@@ -21,13 +20,13 @@ class Row:
 
     cell_id: str
     epoch: int
-    labels: Mapping[str, Any]
+    labels: Mapping[str, object]
     """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, and the config's keys as
     "loader.num_workers"."""
     key: str
     """The loader's key in the run: pytorch_num_workers_4."""
     values: Mapping[str, float]
-    """By metric; what is unknown is absent."""
+    """By metric. An unknown value is absent."""
     verdict: str
     """valid, or why not."""
     estimated: frozenset[str] = frozenset()
@@ -46,7 +45,7 @@ def claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
     for record in epochs(results).to_dict("records"):
         key = (str(record["cell_id"]), int(record["epoch"]))
         row = stored[key]
-        known: dict[str, Any] = {str(name): value for name, value in record.items()}
+        known: dict[str, object] = {str(name): value for name, value in record.items()}
         known |= {"mb_per_s": row.mb_per_s, "stall_s": row.stall_s, "total_j": row.total_j}
         known |= {f"{domain}_j": joules for domain, joules in row.joules.items()} | (
             batches[key].figures if key in batches else {}
@@ -65,7 +64,7 @@ def claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _labels(results: Results, record: Mapping[str, Any]) -> Mapping[str, Any]:
+def _labels(results: Results, record: Mapping[str, object]) -> Mapping[str, object]:
     loader, workload, regime = str(record["loader"]), str(record["workload"]), str(record["regime"])
     experiment = results.experiment
     sections = {
@@ -86,16 +85,13 @@ def _labels(results: Results, record: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _values(record: Mapping[str, Any]) -> Mapping[str, float]:
-    known = {
-        name: float(record[name])
-        for name in METRICS
-        if isinstance(record.get(name), int | float) and not math.isnan(record[name])
-    }
+def _values(record: Mapping[str, object]) -> Mapping[str, float]:
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    known = {name: float(numbers[name]) for name in METRICS if name in numbers and not math.isnan(numbers[name])}
     if known.get("duration_s") and "stall_s" in known:
         known["busy_share"] = 1 - known["stall_s"] / known["duration_s"]
     if "loader_made_s" in known and "first_batch_s" in known:
         known["until_first_batch_s"] = known["loader_made_s"] + known["first_batch_s"]
-    if "cell_cpu_s" in known and record.get("samples"):
-        known["cpu_s_per_sample"] = known["cell_cpu_s"] / float(record["samples"])
+    if "cell_cpu_s" in known and numbers.get("samples"):
+        known["cpu_s_per_sample"] = known["cell_cpu_s"] / numbers["samples"]
     return known

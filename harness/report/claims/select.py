@@ -1,4 +1,4 @@
-"""Which rows a claim is about, and the median of what is known of them (pure)."""
+"""Which rows a claim is about, and the median of their known values (pure)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Sample:
     name: str
 
 
-def sample(definition: Definition, selection: Mapping[str, Any], rows: Sequence[Row]) -> Sample:
+def sample(definition: Definition, selection: Mapping[str, object], rows: Sequence[Row]) -> Sample:
     """Return the median of the claim's metric over the valid rows of a selection; raises NotChecked."""
     name = described(selection)
     there = [row for row in rows if _matches(row, selection)]
@@ -52,7 +52,7 @@ def sample(definition: Definition, selection: Mapping[str, Any], rows: Sequence[
     return Sample(medians[best], tuple(groups[best]), spell(best) if definition.peak else name)
 
 
-def values_of(values: Values, selection: Mapping[str, Any], rows: Sequence[Row]) -> tuple[Any, ...]:
+def values_of(values: Values, selection: Mapping[str, object], rows: Sequence[Row]) -> tuple[Any, ...]:
     """Return the values of the key that a claim runs over, in order; raises NotChecked where some are missing."""
     if values.listed:
         return values.listed
@@ -73,13 +73,13 @@ def values_of(values: Values, selection: Mapping[str, Any], rows: Sequence[Row])
     )
 
 
-def described(selection: Mapping[str, Any]) -> str:
+def described(selection: Mapping[str, object]) -> str:
     """Return a selection in words: PyTorch, UNet3D, at 30 ms."""
     parts = []
     for key in sorted(selection, key=lambda key: (key != "loader", key != "workload")):
         value = selection[key]
-        if key == "rtt_ms":
-            parts.append("local files" if value == 0 else f"at {rtt(float(value))}")
+        if key == "rtt_ms" and isinstance(value, int | float):
+            parts.append("local files" if value == 0 else f"at {rtt(value)}")
         elif "." in key or key == "samples":
             parts.append(f"{key.rpartition('.')[2]} {value}")
         else:
@@ -87,7 +87,7 @@ def described(selection: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "any row"
 
 
-def _absent(selection: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def _absent(selection: Mapping[str, object], rows: Sequence[Row]) -> str:
     """Return which part of a selection the run has none of."""
     for key in ("loader", "workload", "rtt_ms"):
         if key in selection and not any(_matches(row, {key: selection[key]}) for row in rows):
@@ -103,16 +103,16 @@ def _settled(rows: Sequence[Row], whole: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if row.epoch > first[row.cell_id]] or rows
 
 
-def _matches(row: Row, selection: Mapping[str, Any]) -> bool:
+def _matches(row: Row, selection: Mapping[str, object]) -> bool:
     return all(
         any(_equal(key, row.labels.get(key), one) for one in (wanted if isinstance(wanted, list) else [wanted]))
         for key, wanted in selection.items()
     )
 
 
-def _equal(key: str, found: Any, wanted: Any) -> bool:
-    if key != "rtt_ms":
-        return bool(found == wanted)
+def _equal(key: str, found: object, wanted: object) -> bool:
+    if key != "rtt_ms" or not isinstance(found, int | float) or not isinstance(wanted, int | float):
+        return found == wanted
     if wanted == 0 or found == 0:
-        return bool(found == wanted)
-    return isinstance(found, int | float) and abs(found - wanted) <= max(_RTT_SLACK, _RTT_SLACK * wanted) + 1e-9
+        return found == wanted
+    return abs(found - wanted) <= max(_RTT_SLACK, _RTT_SLACK * wanted) + 1e-9

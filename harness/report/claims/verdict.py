@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from harness.report.claims.definition import Definition
@@ -13,7 +12,7 @@ from harness.report.claims.rows import Row
 from harness.report.claims.select import NotChecked, Sample, sample, values_of
 from harness.report.claims.words import STYLES, combined, written
 from harness.report.labels import percent
-from harness.report.summary import WIDE_SPREAD
+from harness.results.rows import SPREAD_LIMIT, spread
 
 __all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "evaluate"]
 
@@ -36,7 +35,7 @@ class Claim:
     verdict: str
     """PASS, FAIL or NOT CHECKED."""
     reason: str
-    """Why it was not checked; else what passes, what was compared and, of a failure, what makes the difference."""
+    """Why it was not checked. Else the values that pass, those that were compared, and the known cause of a failure."""
 
 
 def evaluate(definition: Definition, rows: Sequence[Row]) -> Claim:
@@ -77,7 +76,7 @@ def _value(definition: Definition, rows: Sequence[Row]) -> tuple[float, list[Row
     return combined(definition.combine, found), used, told
 
 
-def _one(definition: Definition, fixed: Mapping[str, Any], rows: Sequence[Row]) -> tuple[float, list[Row], str]:
+def _one(definition: Definition, fixed: Mapping[str, object], rows: Sequence[Row]) -> tuple[float, list[Row], str]:
     above = sample(definition, {**definition.of, **fixed}, rows)
     if definition.over is None:
         return above.median, list(above.rows), ""
@@ -98,8 +97,8 @@ def _unsteady(definition: Definition, rows: Sequence[Row]) -> str:
     for row in rows:
         place = (row.key, *(str(row.labels.get(key)) for key in ("workload", "regime")))
         groups.setdefault(place, []).append(row.values[definition.metric])
-    widest = max((max(each) - min(each)) / abs(median(each)) if median(each) else 0.0 for each in groups.values())
-    return f"the rows of a median lie up to {percent(widest)} apart" if widest >= WIDE_SPREAD else ""
+    widest = max(spread(each) or 0.0 for each in groups.values())
+    return f"the rows of a median lie up to {percent(widest)} apart" if widest >= SPREAD_LIMIT else ""
 
 
 def _invented(definition: Definition, rows: Sequence[Row]) -> str:
