@@ -142,5 +142,5 @@ def read_diagnosis(folder: Path) -> Diagnosis:
         raise ResultsError(f"{path}: not there; expected a folder that harness.diagnose made")
     with reading(path, "diagnose again"):
         if read_json(path, dict[str, object], "diagnose again")["format"] != _FORMAT:
-            raise ValueError("it is of another version of joulefeed")
+            raise ResultsError(f"{path}: is of another version of joulefeed; diagnose again")
         return read_json(path, Diagnosis, "diagnose again")
