@@ -174,7 +174,7 @@ def test_a_damaged_state_is_refused(daemon, changed: dict[str, object], said: st
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_progress_survives_its_state(counts: list[int], batch_size: int, random: Any) -> None:
     whole = plan(counts, batch_size=batch_size, seed=1, epoch=2)
-    progress = Checkpoint.beginning(whole, whole.records)
+    progress = Checkpoint.start(whole, whole.records)
     for batch in whole:
         if random.random() < 0.5:
             progress.delivered[whole.positions(batch.batch)] = True
@@ -243,7 +243,7 @@ def test_what_no_rank_delivered_comes_once_over_any_other_number_of_ranks(
             whole = plan(
                 shard_records, batch_size=batch_size, **planned, **ranked, done=before.before if before else None
             )
-            progress = before or Checkpoint.beginning(whole, whole.records)
+            progress = before or Checkpoint.start(whole, whole.records)
             left = progress.left(whole)
             shares.append(left.records)
             delivered = progress.delivered.copy()
