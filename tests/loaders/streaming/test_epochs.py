@@ -118,7 +118,7 @@ def test_an_epoch_that_another_one_ended_says_so(daemon, decode: str) -> None:
         first = loader.epoch(0)
         next(first)
         assert _ids(list(loader.epoch(1))) == ALL
-        with pytest.raises(LoaderError, match="another epoch was begun"):
+        with pytest.raises(LoaderError, match="another epoch was started"):
             list(first)
         # Its end did not disturb what is under way.
         assert _ids(list(loader.epoch(2))) == ALL
