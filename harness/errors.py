@@ -1,4 +1,4 @@
-"""The harness's typed errors; every message says what, where, what was expected and what to do."""
+"""The harness's typed errors; every message says what, where, the expected value and what to do."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ResultsError(HarnessError):
 
 
 class Interrupted(HarnessError):
-    """The run was ended by a signal; what was measured is kept."""
+    """The run was ended by a signal; its measurements are kept."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"interrupted by signal {signum}")
