@@ -1,0 +1,146 @@
+"""The house as docs/architecture.md draws it: few rooms, imports in one direction, no circle.
+
+`python tests/test_imports.py` prints the drawings.
+"""
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {"energymon": 14, "loaders": 20, "harness": 12, "loaders/sample_aware": 8}
+"""Packages, and how many entries each may have."""
+LOWER = {"energymon": set(), "loaders": {"energymon"}, "harness": {"energymon", "loaders"}}
+"""The packages that each package may import."""
+
+
+def module_of(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for package in LOWER for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+def imported(module, types=False):
+    """Return the modules that a module imports when it is loaded; with `types` also for annotations alone."""
+    found = set()
+
+    def visit(node):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        if isinstance(node, ast.If) and not types and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update(
+                name if (name := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names
+            )
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(MODULES[module].read_text()))
+    return {name for name in found if name in MODULES and name != module}
+
+
+def everything_imported(module):
+    """Return also the modules that functions of a module import."""
+    names = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update(
+                name if (name := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names
+            )
+    return {name for name in names if name in MODULES and name != module}
+
+
+def rooms(package):
+    """Return the rooms of a package, each with the rooms that it imports; a room is a folder or a module of its own."""
+    prefix = package.replace("/", ".") + "."
+    edges = defaultdict(set)
+    for module in MODULES:
+        if not module.startswith(prefix):
+            continue
+        room = module.removeprefix(prefix).split(".")[0]
+        edges[room] |= {
+            other.removeprefix(prefix).split(".")[0] for other in imported(module) if other.startswith(prefix)
+        } - {room}
+    return {room: others for room, others in edges.items() if room != "__main__"}
+
+
+def reduced(edges):
+    """Return the edges that no path over other rooms replaces."""
+
+    def reach(room):
+        return edges.get(room, set()).union(*(reach(other) for other in edges.get(room, ())))
+
+    return {room: {o for o in others if not any(o in reach(x) for x in others - {o})} for room, others in edges.items()}
+
+
+def drawing(package):
+    lines = [
+        f"  {room} --> {' & '.join(sorted(others))}"
+        for room, others in sorted(reduced(rooms(package)).items())
+        if others
+    ]
+    return "\n".join(["graph TD", *lines])
+
+
+def circle(edges):
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return None
+
+
+def test_no_module_imports_itself_by_a_detour():
+    assert circle({module: imported(module, types=True) for module in MODULES}) is None
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_room_imports_itself_by_a_detour(package):
+    assert circle(rooms(package)) is None
+
+
+@pytest.mark.parametrize("package", LOWER)
+def test_no_package_imports_a_higher_one(package):
+    for module in MODULES:
+        if module.split(".")[0] == package:
+            others = {name.split(".")[0] for name in everything_imported(module)} - {package}
+            assert others <= LOWER[package], f"{module} imports {others - LOWER[package]}"
+
+
+@pytest.mark.parametrize(("package", "max_entries"), PACKAGES.items())
+def test_a_package_has_few_entries(package, max_entries):
+    entries = [path.name for path in (ROOT / package).iterdir() if not path.name.startswith("__")]
+    assert len(entries) <= max_entries, sorted(entries)
+
+
+@pytest.mark.parametrize("package", ["harness", "energymon", "loaders/sample_aware"])
+def test_the_drawing_shows_the_imports(package):
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawings = re.findall(r"```mermaid\n(.*?)\n```", page, re.DOTALL)
+    assert drawing(package) in drawings, f"expected this drawing:\n{drawing(package)}"
+
+
+def test_every_loader_imports_no_other_loader():
+    loaders = {path.name for path in (ROOT / "loaders").iterdir() if (path / "loader.py").exists()}
+    for module in MODULES:
+        _, _, rest = module.partition("loaders.")
+        if (own := rest.split(".")[0]) in loaders:
+            others = {name.split(".")[1] for name in everything_imported(module) if name.startswith("loaders.")}
+            assert not (others & loaders) - {own}, f"{module} imports {(others & loaders) - {own}}"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or ["harness", "energymon", "loaders/sample_aware"]:
+        print(f"{name}:\n{drawing(name)}\n")
