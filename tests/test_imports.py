@@ -121,7 +121,9 @@ def test_no_package_imports_a_higher_one(package):
 
 @pytest.mark.parametrize(("package", "max_entries"), PACKAGES.items())
 def test_a_package_has_few_entries(package, max_entries):
-    entries = [path.name for path in (ROOT / package).iterdir() if not path.name.startswith("__") and path.name != "py.typed"]
+    entries = [
+        path.name for path in (ROOT / package).iterdir() if not path.name.startswith("__") and path.name != "py.typed"
+    ]
     assert len(entries) <= max_entries, sorted(entries)
 
 

@@ -12,7 +12,7 @@ from energymon import Event
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
-from harness.testbed.probe import ProbeResult
+from harness.testbed.base import ProbeResult
 
 __all__ = [
     "Cell",

@@ -21,9 +21,8 @@ from harness.testbed.state import RunNames, state_root
 if TYPE_CHECKING:
     from harness.config.regime import Regime
     from harness.testbed.link import Link
-    from harness.testbed.probe import ProbeResult
 
-__all__ = ["Mount", "Node", "Testbed"]
+__all__ = ["Mount", "Node", "ProbeResult", "Testbed"]
 
 LOOPBACK = "127.0.0.1"
 _MAX_ERROR_LINES = 20
@@ -127,6 +126,26 @@ class Mount:
 
     path: Path
     kind: Literal["nfs4", "sshfs", "local"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What the link did for the moment of the probe."""
+
+    rtt_ms_median: float
+    rtt_ms_min: float
+    rtt_ms_p99: float
+    rtt_samples: int
+    """Number of round trips measured."""
+    rate_gbit: float | None
+    """Gbit/s of IP packets from storage to compute; None where it was not asked for."""
+    jitter_ms: float | None = None
+    """Standard deviation of the one-way delay, from the spread of the round trips; None where it was not asked for."""
+    packets_to_compute: int | None = None
+    """UDP packets that were sent from storage to compute to see which are lost; None where it was not asked for."""
+    lost_to_compute: int | None = None
+    packets_to_storage: int | None = None
+    lost_to_storage: int | None = None
 
 
 class Testbed(ABC):

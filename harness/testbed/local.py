@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
-from harness.testbed.base import Mount, Node, Testbed
+from harness.testbed.base import Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.mount import list_tree
-
-if TYPE_CHECKING:
-    from harness.testbed.probe import ProbeResult
 
 __all__ = ["LocalTestbed", "local_mount"]
 

@@ -12,7 +12,7 @@ from typing import Literal
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import children_marked
-from harness.testbed.base import Mount, Node, Testbed
+from harness.testbed.base import Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, Link, LinkKind, open_link
@@ -20,7 +20,7 @@ from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
 from harness.testbed.mount import RemoteMounts
 from harness.testbed.nfs import nfs_obstacles
-from harness.testbed.probe import ProbeResult, ProbeServer, probe
+from harness.testbed.probe import ProbeServer, probe
 from harness.testbed.sshfs import sshfs_obstacles
 from harness.testbed.unprivileged import namespace_obstacles, outer_identity
 

@@ -20,12 +20,13 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from energymon.system.child import ChildError
 from harness.errors import TestbedError
+from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
 from harness.testbed.link.namespace import MTU
 from harness.testbed.link.roundtrip import Pinger, percentile, spread
@@ -33,9 +34,8 @@ from harness.testbed.link.train import TrainControl, answer_train, carried_gbit,
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime
-    from harness.testbed.base import Node
 
-__all__ = ["ProbeResult", "ProbeServer", "loaded_probe", "main", "probe", "rtt_probe"]
+__all__ = ["ProbeServer", "loaded_probe", "main", "probe", "rtt_probe"]
 
 MODULE = ["-m", "harness.testbed.probe"]
 CONNECT_TIMEOUT_S = 5.0
@@ -50,26 +50,6 @@ PING_JITTERS = 5
 QUIET_S = 0.25
 """When no more packets come than this after the last one, the missing ones are lost; a busy host delays some."""
 NICE = -15
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """What the link did for the moment of the probe."""
-
-    rtt_ms_median: float
-    rtt_ms_min: float
-    rtt_ms_p99: float
-    rtt_samples: int
-    """Number of round trips measured."""
-    rate_gbit: float | None
-    """Gbit/s of IP packets from storage to compute; None where it was not asked for."""
-    jitter_ms: float | None = None
-    """Standard deviation of the one-way delay, from the spread of the round trips; None where it was not asked for."""
-    packets_to_compute: int | None = None
-    """UDP packets that were sent from storage to compute to see which are lost; None where it was not asked for."""
-    lost_to_compute: int | None = None
-    packets_to_storage: int | None = None
-    lost_to_storage: int | None = None
 
 
 class ProbeServer:

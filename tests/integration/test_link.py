@@ -18,11 +18,11 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.errors import TestbedError
 from harness.results.checks import link_bounds
-from harness.testbed.base import Node
+from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
 from harness.testbed.link.namespace import inside, run_in
 from harness.testbed.link.roundtrip import Pinger
-from harness.testbed.probe import ProbeResult, ProbeServer, probe
+from harness.testbed.probe import ProbeServer, probe
 
 pytestmark = [
     pytest.mark.process,
