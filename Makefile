@@ -24,10 +24,11 @@ test-fast: setup   ## set up, then the tests that start no process; TESTS and AR
 gpu-smoke: setup   ## a short check of all that needs an NVIDIA GPU; refuses to run without one
 	playbooks/gpu_smoke.sh
 
-lint: setup        ## ruff and mypy (strict)
+lint: setup        ## ruff, mypy (strict), and the words, errors and arguments of docstrings
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
+	$(PYTHON) tests/prose.py
 
 server:            ## the InfluxDB server that tests run against: found, or built in a few minutes
 	playbooks/influxdb.sh >/dev/null

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar, cast
 
+from loaders.arguments import check_choice, check_seconds, check_whole
 from loaders.errors import LoaderConfigError
-from loaders.shared.arguments import check_choice, check_seconds, check_whole
 
 __all__ = [
     "LoaderKeywords", "LoaderOptions", "OnError", "Remainder", "check_empty", "check_on_error", "check_ranks", "pick",

@@ -27,14 +27,14 @@ def module_of(path):
 MODULES = {module_of(path): path for package in LOWER for path in sorted((ROOT / package).rglob("*.py"))}
 
 
-def imported(module, types=False):
-    """Return the modules that a module imports when it is loaded; with `types` also for annotations alone."""
+def imported(module):
+    """Return the modules that a module imports when it is loaded, not for annotations alone."""
     found = set()
 
     def visit(node):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
-        if isinstance(node, ast.If) and not types and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             return
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -103,7 +103,7 @@ def circle(edges):
 
 
 def test_no_module_imports_itself_by_a_detour():
-    assert circle({module: imported(module, types=True) for module in MODULES}) is None
+    assert circle({module: imported(module) for module in MODULES}) is None
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -132,15 +132,6 @@ def test_the_drawing_shows_the_imports(package):
     page = (ROOT / "docs" / "architecture.md").read_text()
     drawings = re.findall(r"```mermaid\n(.*?)\n```", page, re.DOTALL)
     assert drawing(package) in drawings, f"expected this drawing:\n{drawing(package)}"
-
-
-def test_every_loader_imports_no_other_loader():
-    loaders = {path.name for path in (ROOT / "loaders").iterdir() if (path / "loader.py").exists()}
-    for module in MODULES:
-        _, _, rest = module.partition("loaders.")
-        if (own := rest.split(".")[0]) in loaders:
-            others = {name.split(".")[1] for name in everything_imported(module) if name.startswith("loaders.")}
-            assert not (others & loaders) - {own}, f"{module} imports {(others & loaders) - {own}}"
 
 
 if __name__ == "__main__":

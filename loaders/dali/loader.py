@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from loaders.arguments import check_choice
 from loaders.base import Batch, Samples
 from loaders.dali.detection import DetectionPlan
 from loaders.dali.epoch import READER_DEPTH, DaliEpoch
@@ -26,7 +27,6 @@ from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
-from loaders.shared.arguments import check_choice
 from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.prefetcher import Prefetcher
 from loaders.shared.processor import SampleProcessor

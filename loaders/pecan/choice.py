@@ -12,11 +12,11 @@ import pyarrow as pa
 import torch
 from PIL import Image
 
+from loaders.arguments import check_whole
 from loaders.base import Samples
 from loaders.errors import LoaderError
 from loaders.pecan.order import Flow, Kind, Measured, Order, auto_order
 from loaders.pipeline import Item, Pipeline, Tensors, Transform, WrappedPipeline
-from loaders.shared.arguments import check_whole
 from loaders.shared.torch_loader import TorchLoader, TorchOptions
 
 __all__ = ["bytes_of", "choose_order", "measure", "notes_of"]

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Unpack
 
+from loaders.arguments import check_choice
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.options import LoaderKeywords, LoaderOptions, check_empty, pick, takes_options
 from loaders.pipeline import Item, StageTimes, Tensors
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
-from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
 from loaders.sample_aware.ipc import nontemporal_copy
 from loaders.sample_aware.ipc.messages import Value
-from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions, ShowsHistory
+from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import PipelineJob
 from loaders.sample_aware.workers.pool import start_context
-from loaders.shared.arguments import check_choice
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.processor import Collated, Loaded, SampleProcessor

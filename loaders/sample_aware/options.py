@@ -1,20 +1,18 @@
-"""The arguments that both sample-aware loaders share, what follows from them, and the history that both show."""
+"""The arguments that both sample-aware loaders share, and what follows from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
+from loaders.arguments import check_whole
 from loaders.errors import LoaderConfigError
-from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.ipc.control_page import MAX_WORKERS
 from loaders.sample_aware.policy.balancer import Order
-from loaders.sample_aware.policy.scheduler import Decision, Scheduler
-from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
-from loaders.shared.arguments import check_whole
+from loaders.sample_aware.policy.scheduler import Scheduler
+from loaders.sample_aware.policy.timeout import SlowTimeout
 
-__all__ = ["RENAMED", "PolicyKeywords", "PolicyOptions", "Settings", "ShowsHistory"]
+__all__ = ["RENAMED", "PolicyKeywords", "PolicyOptions", "Settings"]
 
 _DEFAULT_BYTES: Final = 2 << 30
 RENAMED: Final = {"most_bytes": "max_bytes"}
@@ -124,25 +122,3 @@ class PolicyOptions:
         """
         ahead = max(2, workers * prefetch_factor - 1) + further_batches
         return Settings(workers, order, ahead, self.max_bytes, on_error, sample_timeout_s, scheduler)
-
-
-class ShowsHistory:
-    """What a sample-aware loader shows of its timeouts and of its workers."""
-
-    _slow_timeout: SlowTimeout
-    _run_stats: Stats
-
-    @property
-    def timeout_history(self) -> Sequence[TimeoutChange]:
-        """The timeouts above which samples were slow, from the end of the warm-up on."""
-        return tuple(self._slow_timeout.history)
-
-    @property
-    def decisions(self) -> Sequence[Decision]:
-        """Everything that the scheduler has decided."""
-        return tuple(self._run_stats.decisions)
-
-    @property
-    def workers_over_time(self) -> Sequence[tuple[float, int]]:
-        """Seconds since the loader was made, and the number of workers from then on."""
-        return tuple(self._run_stats.workers)

@@ -11,11 +11,11 @@ from typing import ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.options import LoaderOptions
 from loaders.pipeline import Tensors
-from loaders.shared.arguments import check_whole
 from loaders.shared.device import usable_device
 from loaders.shared.processor import Failed
 from loaders.shared.shares import Share, place_among_ranks

@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
+from loaders.arguments import check_whole
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.options import LoaderKeywords, LoaderOptions, OnError
 from loaders.pipeline import Pipeline
-from loaders.shared.arguments import check_whole
 from loaders.shared.compat import drop_iterator, iterator_workers
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor

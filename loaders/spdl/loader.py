@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
 
+from loaders.arguments import check_choice
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, SampleTimeoutError
 from loaders.image import ImageTransform
 from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipeline import Pipeline
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.arguments import check_choice
 from loaders.shared.device import DeviceTransfer
 from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.processor import SampleProcessor

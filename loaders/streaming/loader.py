@@ -13,13 +13,13 @@ from typing import Literal, Self, Unpack, cast
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
 from loaders.options import LoaderKeywords, LoaderOptions, OnError, takes_options
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
-from loaders.shared.arguments import check_whole
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit

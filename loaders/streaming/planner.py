@@ -11,8 +11,8 @@ from typing import NamedTuple, Self, overload
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arguments import check_whole
 from loaders.options import Remainder, check_ranks
-from loaders.shared.arguments import check_whole
 
 __all__ = ["BatchPlan", "EpochPlan", "RecordRuns", "Slice", "count_share", "list_share", "plan"]
 

@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from loaders.arguments import check_whole
 from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.options import check_ranks
 from loaders.pipeline import stage_name
-from loaders.shared.arguments import check_whole
 from loaders.shared.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import RankState, State, StateDict, make_ended_state
 from loaders.streaming.iterations import Iterations, Worker

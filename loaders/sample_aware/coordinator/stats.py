@@ -1,4 +1,4 @@
-"""What the loader counted: seconds by stage, how full the queues were, workers over time."""
+"""The counts of a sample-aware loader: seconds by stage, fill of the queues, workers over time; and their history."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from loaders.sample_aware.policy.scheduler import Decision
+from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
 from loaders.shared.stage_table import stage_figures
 
-__all__ = ["Gauge", "Stats"]
+__all__ = ["Gauge", "ShowsHistory", "Stats"]
 
 _RECENT: Final = 64
 """Samples over which the recent average is taken, the older ones counting less."""
@@ -99,3 +100,25 @@ class Stats:
         for name, gauge in self.queues.items():
             found[f"{name}_queue_mean"], found[f"{name}_queue_most"] = gauge.mean(), gauge.maximum
         return found
+
+
+class ShowsHistory:
+    """What a sample-aware loader shows of its timeouts and of its workers."""
+
+    _slow_timeout: SlowTimeout
+    _run_stats: Stats
+
+    @property
+    def timeout_history(self) -> Sequence[TimeoutChange]:
+        """The timeouts above which samples were slow, from the end of the warm-up on."""
+        return tuple(self._slow_timeout.history)
+
+    @property
+    def decisions(self) -> Sequence[Decision]:
+        """Everything that the scheduler has decided."""
+        return tuple(self._run_stats.decisions)
+
+    @property
+    def workers_over_time(self) -> Sequence[tuple[float, int]]:
+        """Seconds since the loader was made, and the number of workers from then on."""
+        return tuple(self._run_stats.workers)

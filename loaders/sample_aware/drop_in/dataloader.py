@@ -20,19 +20,19 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from loaders.arguments import check_choice
 from loaders.errors import LoaderConfigError
 from loaders.options import check_empty, pick, takes_options
 from loaders.sample_aware.coordinator.engine import Engine
-from loaders.sample_aware.coordinator.stats import Stats
+from loaders.sample_aware.coordinator.stats import ShowsHistory, Stats
 from loaders.sample_aware.drop_in.batches import InProcess, TorchCollate, WorkerBatches, can_pin
 from loaders.sample_aware.drop_in.keys import Progress, State
 from loaders.sample_aware.drop_in.samplers import can_draw_again, sampler_states
 from loaders.sample_aware.ipc import nontemporal_copy
 from loaders.sample_aware.ipc.messages import Value
-from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions, ShowsHistory
+from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
-from loaders.shared.arguments import check_choice
 
 __all__ = ["SampleAwareDataLoader"]
 

@@ -18,8 +18,8 @@ from typing import Any, Self, TypeAlias
 
 import zmq
 
+from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
-from loaders.shared.arguments import check_seconds, check_whole
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.growth import AUTO_MAX_STREAMS, AUTO_MIN_STREAMS, Growth, Streams, check_streams
 from loaders.streaming.receiver.remote_daemon import Placement, RemoteDaemon

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import zmq
 
+from loaders.arguments import check_whole
 from loaders.errors import LoaderConfigError, StreamError, WireError
-from loaders.shared.arguments import check_whole
 from loaders.streaming.planner import BatchPlan
 from loaders.streaming.protocol import MAX_SLICES, BatchHeader, Damaged, Refusal
 from loaders.streaming.receiver.batch import (

@@ -13,8 +13,8 @@ from typing import Final, Self
 
 import zmq
 
+from loaders.arguments import check_seconds
 from loaders.errors import NoAnswerError, StreamError, WireError
-from loaders.shared.arguments import check_seconds
 from loaders.streaming.keys import load_client_keys
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import (
