@@ -24,8 +24,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "os.exec"}
-# They end at once.
-_QUICK = {"git", "nvidia-smi", "systemd-detect-virt", "cc"}
+# They end at once. The first import of torch in a process looks for libraries with ldconfig, or else with a compiler.
+_QUICK = {"git", "nvidia-smi", "systemd-detect-virt", "cc", "gcc", "ldconfig", "ld"}
 _HERE = ("127.", "::1", "localhost")
 
 

@@ -37,7 +37,7 @@ def opened(tmp_path, *overrides):
 
 def test_each_workload_has_the_samples_of_its_own_dataset(tree, tmp_path):
     data = opened(tmp_path, f"dataset.root={tree('a', 4)}", f"workloads.two.dataset.root={tree('b', 6)}")
-    assert {key: one.describe()["samples"] for key, one in data.by_workload.items()} == {"resnet50": 4, "two": 6}
+    assert {key: one.describe().samples for key, one in data.by_workload.items()} == {"resnet50": 4, "two": 6}
     stored = data.store(tmp_path, {})
     names = {key: nodes.samples_file.name for key, nodes in stored.items()}
     assert len(set(names.values())) == 2

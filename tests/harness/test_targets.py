@@ -3,6 +3,8 @@
 import pytest
 
 from harness.cell.main import make_loader
+from harness.cell.messages import CellSpec
+from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
 from harness.config.targets import instantiate
 from harness.errors import ConfigError
 from harness.workloads.classification import Classification
@@ -13,8 +15,18 @@ from loaders.base import Samples
 def spec(tmp_path, **params):
     samples = Samples(tmp_path, ("0.jpg",), [0], [1])
     samples.save(tmp_path / "samples.parquet")
-    loader = {"target": "loaders.pytorch.PyTorchLoader", "params": params, "reads": "files"}
-    return {"loader": loader, "seed": 0, "samples": str(tmp_path / "samples.parquet"), "data_root": str(tmp_path)}
+    return CellSpec(
+        cell_id="a",
+        out=tmp_path,
+        loader=LoaderSpec(target="loaders.pytorch.PyTorchLoader", params=params),
+        workload=Component(target="harness.workloads.resnet50.ResNet50"),
+        accelerator=AcceleratorSpec(),
+        samples=tmp_path / "samples.parquet",
+        data_root=tmp_path,
+        seed=0,
+        warmup_samples=0,
+        energy_store=tmp_path / "energy.sqlite",
+    )
 
 
 def test_a_cell_whose_loader_takes_no_such_key_says_which_one_it_takes(tmp_path):
