@@ -87,7 +87,7 @@ class Curve:
         """Return the last reading of the place's segment."""
         return self.rows[self._bounds[place.segment + 1] - 1]
 
-    def least_j(self, place: Place, at_ns: int) -> float | None:
+    def min_j(self, place: Place, at_ns: int) -> float | None:
         """Return what had surely been used by `at_ns`: the last reading whose call had ended by then shows it.
 
         None where the place's segment has no such reading.
@@ -98,7 +98,7 @@ class Curve:
                 return self.rows[i].joules
         return None
 
-    def most_j(self, place: Place, at_ns: int, lag_ns: int) -> float | None:
+    def max_j(self, place: Place, at_ns: int, lag_ns: int) -> float | None:
         """Return what had surely not been exceeded by `at_ns`: the first reading of a later value shows it.
 
         `lag_ns` is how old the value of a reading may be that does not say. None where the place's segment has no such
@@ -110,25 +110,25 @@ class Curve:
                 return self.rows[i].joules
         return None
 
-    def power_w(self, place: Place, at_ns: int, reach_ns: int, least_ns: int) -> float:
+    def power_w(self, place: Place, at_ns: int, reach_ns: int, min_ns: int) -> float:
         """Return the highest mean power, W, of any span of readings near `at_ns`.
 
         Near are the readings within `reach_ns` and two more on either side, in the same segment. Spans are as
-        short as possible, but not below `least_ns`: a counter that is updated less often than it is read shows no
+        short as possible, but not below `min_ns`: a counter that is updated less often than it is read shows no
         power between its updates and too much across one.
         """
         first = max(self._bounds[place.segment], bisect_right(self.times, at_ns - reach_ns) - 2)
         stop = min(self._bounds[place.segment + 1], bisect_right(self.times, at_ns + reach_ns) + 2)
-        return max(self._powers_w(first, stop, least_ns), default=0.0)
+        return max(self._powers_w(first, stop, min_ns), default=0.0)
 
-    def _powers_w(self, first: int, stop: int, least_ns: int) -> Iterator[float]:
+    def _powers_w(self, first: int, stop: int, min_ns: int) -> Iterator[float]:
         begin = first
         found = False
         for end in range(first + 1, stop):
-            while begin + 1 < end and self.times[end] - self.times[begin + 1] >= least_ns:
+            while begin + 1 < end and self.times[end] - self.times[begin + 1] >= min_ns:
                 begin += 1
             elapsed_ns = self.times[end] - self.times[begin]
-            if elapsed_ns >= max(least_ns, 1):
+            if elapsed_ns >= max(min_ns, 1):
                 found = True
                 yield (self.rows[end].joules - self.rows[begin].joules) * NS / elapsed_ns
         if not found and stop - first > 1 and self.times[stop - 1] > self.times[first]:

@@ -220,16 +220,16 @@ def _edge(curve: Curve, place: Place, at_ns: int, interval_ns: int, lag_ns: int,
     """
     before, after = curve.rows[place.before], curve.rows[place.after]
     power_w = curve.power_w(place, at_ns, max(lag_ns, clock_ns), lag_ns // 2)
-    least_j, most_j = curve.least_j(place, at_ns), curve.most_j(place, at_ns, lag_ns)
-    if least_j is None:
-        least_j = place.joules - power_w * (before.t_ns + before.late_ns - at_ns) / NS
-    if most_j is None:
+    min_j, max_j = curve.min_j(place, at_ns), curve.max_j(place, at_ns, lag_ns)
+    if min_j is None:
+        min_j = place.joules - power_w * (before.t_ns + before.late_ns - at_ns) / NS
+    if max_j is None:
         last = curve.last(place)
         early_ns = lag_ns if last.early_ns is None else last.early_ns
-        most_j = last.joules + power_w * (at_ns - last.t_ns + early_ns) / NS
+        max_j = last.joules + power_w * (at_ns - last.t_ns + early_ns) / NS
     return _Edge(
-        max(0.0, place.joules - least_j),
-        max(0.0, most_j - place.joules),
+        max(0.0, place.joules - min_j),
+        max(0.0, max_j - place.joules),
         power_w * clock_ns / NS,
         in_gap=place.before != place.after and after.tick_ns - before.tick_ns > interval_ns,
     )

@@ -111,15 +111,15 @@ def _between_j(before: Reading, after: Reading, starts: Sequence[CounterStart], 
         raise _Unknown(f"the counter is another: {one.counter} before, {two.counter} after")
     last = one.raw + round((before.joules - one.joules) / one.unit_j)
     elapsed_s = (after.t_ns - before.t_ns + _LAG_NS) / NS
-    most_j = max(one.max_w, two.max_w) * elapsed_s
+    max_j = max(one.max_w, two.max_w) * elapsed_s
     counts = two.raw - last
     if two.wrap is not None:
-        if most_j >= two.wrap * two.unit_j:
+        if max_j >= two.wrap * two.unit_j:
             raise _Unknown(f"in {elapsed_s:.0f} s the counter may have wrapped, at {two.wrap * two.unit_j:.0f} J")
         counts %= two.wrap
-    elif most_j >= last * one.unit_j or counts < 0:
+    elif max_j >= last * one.unit_j or counts < 0:
         raise _Unknown("the counter was reset in between, or may have been")
-    if counts * two.unit_j > most_j:
+    if counts * two.unit_j > max_j:
         raise _Unknown(f"the counter went by {counts * two.unit_j:.0f} J in {elapsed_s:.1f} s, which is not possible")
     return counts * two.unit_j
 

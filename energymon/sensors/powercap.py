@@ -216,5 +216,5 @@ def _max_w(zone: Path) -> float:
         except (OSError, ValueError):
             # Some zones list a limit that cannot be read.
             continue
-    most_w = _LIMIT_HEADROOM * max(limits_w)
-    return min(max(most_w, _LEAST_LIMIT_W), 2 * MAX_DOMAIN_W) if most_w > 0 else MAX_DOMAIN_W
+    max_w = _LIMIT_HEADROOM * max(limits_w)
+    return min(max(max_w, _LEAST_LIMIT_W), 2 * MAX_DOMAIN_W) if max_w > 0 else MAX_DOMAIN_W
