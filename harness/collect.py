@@ -18,7 +18,7 @@ from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.metrics import EpochMetrics, epoch_metrics
 from harness.results.provenance import changes
-from harness.results.rows import EpochRow, write_rows
+from harness.results.epoch_row import EpochRow, write_rows
 from harness.system.disk import disk_errors
 from harness.system.signals import run_program
 

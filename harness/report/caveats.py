@@ -12,7 +12,7 @@ from harness.report.measurements import base_of
 from harness.report.summary import Group, Stat
 from harness.results.cells import CellResult, LinkEpoch
 from harness.results.reader import Results
-from harness.results.rows import DOMAINS
+from harness.results.epoch_row import DOMAINS
 
 __all__ = ["Caveat", "LinkCost", "caveats", "link_cost"]
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from harness.results.files import CELL, COLLECT, reading
 from harness.results.reader import Results
-from harness.results.rows import schema_of
+from harness.results.epoch_row import schema_of
 
 __all__ = ["EPOCH_COLUMNS", "base_of", "epochs", "settled", "stored", "trusted", "work"]
 

@@ -36,7 +36,7 @@ from harness.results.files import write_whole
 from harness.results.folder import resume_command
 from harness.results.provenance import Provenance
 from harness.results.reader import Results
-from harness.results.rows import DOMAINS, SPREAD_LIMIT
+from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT
 
 __all__ = ["write_page"]
 

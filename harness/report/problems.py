@@ -9,7 +9,7 @@ from harness.report.labels import regime_labels, spell
 from harness.results.cells import CellResult
 from harness.results.checks import Check
 from harness.results.reader import Results
-from harness.results.rows import EpochRow
+from harness.results.epoch_row import EpochRow
 
 __all__ = ["KINDS", "Problem", "problems"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from harness.results.reader import Results
-from harness.results.rows import DOMAINS, EpochRow, spread
+from harness.results.epoch_row import DOMAINS, EpochRow, spread
 
 __all__ = ["Group", "Stat", "find", "median_of", "ratio", "summarise"]
 

@@ -16,7 +16,7 @@ from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
 from harness.results.cells import CellRecord, EnergyRecord, LinkRecord
-from harness.results.rows import EpochRow
+from harness.results.epoch_row import EpochRow
 from harness.testbed.link.watch import Ping
 
 __all__ = [

@@ -15,7 +15,7 @@ from harness.results.files import CELL, COLLECT, RUN, read_json, reading
 from harness.results.folder import RunFolder
 from harness.results.ledger import Entry, Ledger
 from harness.results.provenance import Provenance
-from harness.results.rows import EpochRow, read_rows
+from harness.results.epoch_row import EpochRow, read_rows
 
 __all__ = ["Results", "read_results"]
 

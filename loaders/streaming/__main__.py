@@ -116,7 +116,7 @@ def _log_start(
     daemon: Daemon, store: ShardStore, host: str, options: DaemonOptions, buffer: int | None, *, is_restart: bool
 ) -> None:
     """Log who is served and how; on a first start say on standard output that the daemon is ready."""
-    from loaders.streaming.daemon.server_socket import is_loopback
+    from loaders.streaming.daemon.authentication import is_loopback
 
     served = {"endpoint": daemon.endpoint, "samples": store.catalog.samples, "bytes": store.nbytes}
     if options.keys is None:

@@ -12,7 +12,7 @@ from harness.report.claims.rows import Row
 from harness.report.claims.select import NotChecked, Sample, sample, values_of
 from harness.report.claims.words import STYLES, combined, written
 from harness.report.labels import percent
-from harness.results.rows import SPREAD_LIMIT, spread
+from harness.results.epoch_row import SPREAD_LIMIT, spread
 
 __all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "evaluate"]
 

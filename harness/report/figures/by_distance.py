@@ -22,7 +22,7 @@ from harness.report.labels import factor, megabytes, regime_labels, rtt, signifi
 from harness.report.papers import Tree, low
 from harness.report.summary import Group, find, median_of, summarise
 from harness.results.reader import Results
-from harness.results.rows import DOMAINS
+from harness.results.epoch_row import DOMAINS
 
 __all__ = ["draw", "words"]
 

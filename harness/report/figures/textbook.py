@@ -20,7 +20,7 @@ from harness.report.labels import UNKNOWN, significant
 from harness.report.papers import low
 from harness.report.papers import table as published_table
 from harness.results.reader import Results
-from harness.results.rows import EpochRow
+from harness.results.epoch_row import EpochRow
 from harness.workloads.overlap import Overlap, simulate, workers_to_hide
 from harness.workloads.published import STEPS
 

@@ -10,7 +10,7 @@ from multiprocessing.process import BaseProcess
 
 from loaders.errors import LoaderError
 from loaders.sample_aware.coordinator.collator import Collate, Collator
-from loaders.sample_aware.coordinator.epoch import EpochState
+from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.coordinator.thread import Coordinator

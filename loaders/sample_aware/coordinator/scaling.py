@@ -7,7 +7,7 @@ import os
 import time
 from typing import Final
 
-from loaders.sample_aware.coordinator.epoch import EpochState
+from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.slow_samples import NEVER
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.options import Settings

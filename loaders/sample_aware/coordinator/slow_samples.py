@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from loaders.sample_aware.coordinator.epoch import EpochState
+from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.ipc.control_page import ControlPage
 from loaders.sample_aware.policy.timeout import SlowTimeout

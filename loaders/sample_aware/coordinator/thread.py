@@ -14,8 +14,8 @@ from typing import Final
 
 from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
 from loaders.sample_aware.coordinator.collator import Collator, be_prompt
-from loaders.sample_aware.coordinator.epoch import EpochState, SizeGuess
-from loaders.sample_aware.coordinator.epochs import Epochs
+from loaders.sample_aware.coordinator.epoch_state import EpochState, SizeGuess
+from loaders.sample_aware.coordinator.epoch_queue import EpochQueue
 from loaders.sample_aware.coordinator.output_queue import OutputQueue
 from loaders.sample_aware.coordinator.scaling import WorkerScaler
 from loaders.sample_aware.coordinator.slow_samples import NEVER, SlowSampleTracker
@@ -64,7 +64,7 @@ class Coordinator:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._calls: deque[Callable[[], None]] = deque()
         self._reports = Reports()
-        self.epochs = Epochs(pool, arena, control)
+        self.epochs = EpochQueue(pool, arena, control)
         self.scaler = WorkerScaler(settings, pool, stats)
         self._blocks: dict[int, Block] = {}
         """What workers have asked for and not reported, by worker."""

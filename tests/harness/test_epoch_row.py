@@ -3,7 +3,7 @@
 import pytest
 
 from harness.errors import ResultsError
-from harness.results.rows import EpochRow, read_rows, schema_of, spread, write_rows
+from harness.results.epoch_row import EpochRow, read_rows, schema_of, spread, write_rows
 
 ROW = EpochRow(
     cell_id="pytorch-resnet50-local-r1-0",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from loaders.sample_aware.coordinator.epoch import EpochState
+from loaders.sample_aware.coordinator.epoch_state import EpochState
 from loaders.sample_aware.coordinator.output_queue import OutputQueue, ReadyBatch
 from loaders.sample_aware.ipc.arena import Arena
 from loaders.sample_aware.ipc.control_page import ControlPage
 from loaders.sample_aware.workers.pool import Pool
 
-__all__ = ["Epochs"]
+__all__ = ["EpochQueue"]
 
 
-class Epochs:
+class EpochQueue:
     """Begins and ends epochs; memory of one that was ended is kept until no worker writes to it any more."""
 
     def __init__(self, pool: Pool, arena: Arena, control: ControlPage) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from harness.testbed.base import Node
-from harness.testbed.link.train import Train, TrainControl, TrainCounter, carried_gbit, full_train, loss_train
+from harness.testbed.link.packet_train import Train, TrainControl, TrainCounter, carried_gbit, full_train, loss_train
 from harness.testbed.probe import ProbeServer
 
 LOOPBACK = "127.0.0.1"
