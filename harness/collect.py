@@ -13,12 +13,12 @@ from harness.config.specs import Tolerances
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
 from harness.results.cell_folder import DamagedCell, load_cell
 from harness.results.checks import FAIL, PASS, WARN, Check, judge
+from harness.results.epoch_row import EpochRow, write_rows
 from harness.results.epochs import CellData, epoch_rows
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.metrics import EpochMetrics, epoch_metrics
 from harness.results.provenance import changes
-from harness.results.epoch_row import EpochRow, write_rows
 from harness.system.disk import disk_errors
 from harness.system.signals import run_program
 

@@ -11,8 +11,8 @@ from harness.report.labels import joules, megabytes, percent, spell
 from harness.report.measurements import base_of
 from harness.report.summary import Group, Stat
 from harness.results.cells import CellResult, LinkEpoch
-from harness.results.reader import Results
 from harness.results.epoch_row import DOMAINS
+from harness.results.reader import Results
 
 __all__ = ["Caveat", "LinkCost", "caveats", "link_cost"]
 

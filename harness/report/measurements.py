@@ -9,9 +9,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.results.epoch_row import schema_of
 from harness.results.files import CELL, COLLECT, reading
 from harness.results.reader import Results
-from harness.results.epoch_row import schema_of
 
 __all__ = ["EPOCH_COLUMNS", "base_of", "epochs", "settled", "stored", "trusted", "work"]
 

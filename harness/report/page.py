@@ -32,11 +32,11 @@ from harness.report.labels import (
 from harness.report.problems import problems
 from harness.report.summary import Group, Stat, find, ratio, summarise
 from harness.results.cells import CellResult
+from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT
 from harness.results.files import write_whole
 from harness.results.folder import resume_command
 from harness.results.provenance import Provenance
 from harness.results.reader import Results
-from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT
 
 __all__ = ["write_page"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from harness.report.labels import regime_labels, spell
 from harness.results.cells import CellResult
 from harness.results.checks import Check
-from harness.results.reader import Results
 from harness.results.epoch_row import EpochRow
+from harness.results.reader import Results
 
 __all__ = ["KINDS", "Problem", "problems"]
 

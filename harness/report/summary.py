@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from harness.results.reader import Results
 from harness.results.epoch_row import DOMAINS, EpochRow, spread
+from harness.results.reader import Results
 
 __all__ = ["Group", "Stat", "find", "median_of", "ratio", "summarise"]
 

@@ -21,8 +21,8 @@ from harness.report.problems import problems
 from harness.report.render import Report
 from harness.report.summary import Group, Stat, find, ratio, summarise
 from harness.report.terminal import fits, plain_table, print_whole
-from harness.results.reader import Results
 from harness.results.epoch_row import SPREAD_LIMIT
+from harness.results.reader import Results
 
 __all__ = ["print_table", "verdict_style"]
 

@@ -18,8 +18,8 @@ from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.disturbance import Watched, others, watched
-from harness.results.epochs import CellData, epoch_edges, readings_ns, sampled
 from harness.results.epoch_row import EpochRow, spread
+from harness.results.epochs import CellData, epoch_edges, readings_ns, sampled
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 

@@ -11,11 +11,11 @@ from harness.config.specs import Experiment
 from harness.errors import ResultsError
 from harness.results.cells import Cell, CellRecord, CellResult, FailedCell, LinkRecord
 from harness.results.checks import Check
+from harness.results.epoch_row import EpochRow, read_rows
 from harness.results.files import CELL, COLLECT, RUN, read_json, reading
 from harness.results.folder import RunFolder
 from harness.results.ledger import Entry, Ledger
 from harness.results.provenance import Provenance
-from harness.results.epoch_row import EpochRow, read_rows
 
 __all__ = ["Results", "read_results"]
 

@@ -29,8 +29,8 @@ from harness.errors import TestbedError
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link.goodput import FlowMeter, FlowPump, flows_for, link_gbit, seconds_for
 from harness.testbed.link.namespace import MTU
-from harness.testbed.link.roundtrip import Pinger, percentile, spread
 from harness.testbed.link.packet_train import TrainControl, answer_train, carried_gbit, full_train, loss_train
+from harness.testbed.link.roundtrip import Pinger, percentile, spread
 
 if TYPE_CHECKING:
     from harness.config.regime import Regime

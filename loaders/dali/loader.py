@@ -14,8 +14,8 @@ from loaders.arguments import check_choice
 from loaders.base import Batch, Samples
 from loaders.dali.detection import DetectionPlan
 from loaders.dali.epoch import READER_DEPTH, DaliEpoch
-from loaders.dali.failure import PipelineFailure, find_bad_sample
 from loaders.dali.external_source import DaliFedEpoch
+from loaders.dali.failure import PipelineFailure, find_bad_sample
 from loaders.dali.plan import NoOperatorsError, Plan, PythonPlan
 from loaders.dali.segmentation import SegmentationPlan
 from loaders.dali.speech import SpeechPlan

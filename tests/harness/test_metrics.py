@@ -10,9 +10,9 @@ import pytest
 from harness.cell.main import BatchRecord, save_batches
 from harness.cell.resources import Resources
 from harness.results.cell_folder import read_batches
+from harness.results.epoch_row import schema_of
 from harness.results.epochs import epoch_rows
 from harness.results.metrics import EpochMetrics, epoch_metrics
-from harness.results.epoch_row import schema_of
 from tests.harness.records import change
 
 S = 1_000_000_000

@@ -16,11 +16,11 @@ import pytest
 from harness.config.specs import Experiment
 from harness.results.cells import Cell, CellRecord, FailedCell, LinkRecord
 from harness.results.checks import Check
+from harness.results.epoch_row import EpochRow, schema_of, write_rows
 from harness.results.files import typed, write_json
 from harness.results.folder import Plan, RunFolder
 from harness.results.ledger import Entry
 from harness.results.metrics import EpochMetrics
-from harness.results.epoch_row import EpochRow, schema_of, write_rows
 
 REGIMES = {
     "local": {"rtt_ms": 0, "rate_gbit": None, "jitter_ms": 0.0, "loss_pct": 0.0},

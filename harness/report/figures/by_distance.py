@@ -21,8 +21,8 @@ from harness.report.figures.style import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FA
 from harness.report.labels import factor, megabytes, regime_labels, rtt, significant, spell
 from harness.report.papers import Tree, low
 from harness.report.summary import Group, find, median_of, summarise
-from harness.results.reader import Results
 from harness.results.epoch_row import DOMAINS
+from harness.results.reader import Results
 
 __all__ = ["draw", "words"]
 

@@ -56,8 +56,8 @@ _Template = Annotated[str, AfterValidator(_template)]
 
 def _metric(name: str) -> str:
     from harness.report.measurements import EPOCH_COLUMNS
-    from harness.results.metrics import EpochMetrics
     from harness.results.epoch_row import schema_of
+    from harness.results.metrics import EpochMetrics
 
     known = {*EPOCH_COLUMNS, *schema_of(EpochMetrics).names, "cpu_ms_per_sample", "first_batch_from_start_s"}
     if name not in known:

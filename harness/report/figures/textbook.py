@@ -19,8 +19,8 @@ from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import UNKNOWN, significant
 from harness.report.papers import low
 from harness.report.papers import table as published_table
-from harness.results.reader import Results
 from harness.results.epoch_row import EpochRow
+from harness.results.reader import Results
 from harness.workloads.overlap import Overlap, simulate, workers_to_hide
 from harness.workloads.published import STEPS
 

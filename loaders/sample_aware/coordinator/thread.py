@@ -14,8 +14,8 @@ from typing import Final
 
 from loaders.errors import LoaderError, SampleTimeoutError, WorkerError
 from loaders.sample_aware.coordinator.collator import Collator, be_prompt
-from loaders.sample_aware.coordinator.epoch_state import EpochState, SizeGuess
 from loaders.sample_aware.coordinator.epoch_queue import EpochQueue
+from loaders.sample_aware.coordinator.epoch_state import EpochState, SizeGuess
 from loaders.sample_aware.coordinator.output_queue import OutputQueue
 from loaders.sample_aware.coordinator.scaling import WorkerScaler
 from loaders.sample_aware.coordinator.slow_samples import NEVER, SlowSampleTracker

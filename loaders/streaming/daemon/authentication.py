@@ -1,4 +1,4 @@
-"""Who may connect to a daemon: with keys, only their client (CURVE, by pyzmq's authenticator); without keys, everyone."""
+"""Who may connect to a daemon: with keys only their client (CURVE, by pyzmq's authenticator), without keys everyone."""
 
 from __future__ import annotations
 

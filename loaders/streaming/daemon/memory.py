@@ -7,9 +7,9 @@ import os
 import time
 from functools import cache
 
+from loaders.streaming.daemon.connections import Connection
 from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
 from loaders.streaming.daemon.send_budget import SendBudget
-from loaders.streaming.daemon.connections import Connection
 from loaders.streaming.daemon.server_socket import ServerSocket
 
 __all__ = ["MemoryBound", "read_anonymous_bytes", "read_resident_bytes"]

@@ -18,8 +18,8 @@ import pytest
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming import StreamingLoader
-from loaders.streaming.daemon.listener import Listener
 from loaders.streaming.daemon.connections import Connection
+from loaders.streaming.daemon.listener import Listener
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.receiver.session import health
 
