@@ -60,7 +60,8 @@ class WorkerTable:
 
     def ages_ns(self, now_ns: int, workers: int | None = None) -> npt.NDArray[np.int64]:
         """Return for how long each of the first workers has been at its sample, shape (workers,); -1 where at none."""
-        since = self._table[:workers, _SINCE]
+        # A copy: a worker may end its sample between the two uses.
+        since = self._table[:workers, _SINCE].copy()
         ages: npt.NDArray[np.int64] = np.where(since == _IDLE, -1, now_ns - since)
         return ages
 

@@ -29,6 +29,7 @@ __all__ = [
 
 _PR_SET_PDEATHSIG: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
+_CONNECT_S: Final = 0.2
 _GRACE_S: Final = 1.0
 """How long a worker may take to end by itself; one whose read hangs on a dead mount is killed then."""
 
@@ -92,8 +93,11 @@ def begin_worker(parent: int, bound: bool, worker_id: int) -> None:
         os._exit(0)
 
     def end_as_orphan(_number: int, _frame: FrameType | None) -> None:
+        # The thread that sends batches may be starting torch's manager of shared memory, which waits without end
+        # for a client that is gone before it connects.
+        time.sleep(_CONNECT_S)
         sockets = Path(multiprocessing.util.get_temp_dir())
-        # The thread that hands batches over may put its socket there while the folder is being emptied.
+        # The thread that sends batches may put its socket there while the folder is being emptied.
         for _ in range(100):
             if not sockets.exists():
                 break

@@ -33,6 +33,7 @@ def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_
         "store=influxdb",
         f"store.token_file={token_file}",
     ]
+    overrides += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
     overrides += [f"store.url={server.url}", f"store.org={ORG}", f"store.bucket={bucket}"]
     overrides += [f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
     done = subprocess.run(

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import time
 import uuid
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def probed(namespaces: tuple[str, str], regime: Regime) -> ProbeResult:
 
 def unkept(namespaces: tuple[str, str], regime: Regime) -> set[str]:
     """Return the rules that a probe of the link fails."""
-    return {b.rule for b in link_bounds(regime, asdict(probed(namespaces, regime)), Tolerances()) if not b.kept}
+    return {b.rule for b in link_bounds(regime, probed(namespaces, regime), Tolerances()) if not b.kept}
 
 
 def has_ended(pid: int, within_s: float = 5.0) -> bool:
@@ -144,7 +143,7 @@ def test_without_tbf_the_relay_caps_the_rate_itself(namespaces, monkeypatch):
 def test_wanted_losses_are_lost_and_are_no_drops(link, namespaces):
     link.set(Regime(name="lossy", rtt_ms=0.5, rate_gbit=1.0, loss_pct=20.0))
     with inside(namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as pinger:
-        answered = len(pinger.ping(1.0, most=100))
+        answered = len(pinger.ping(1.0, max_requests=100))
     assert 30 < answered < 95
     assert link.counters().drops == 0
 

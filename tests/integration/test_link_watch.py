@@ -13,7 +13,9 @@ import uuid
 import pyarrow.parquet as pq
 import pytest
 
+from harness.cell.messages import AcceleratorRecord
 from harness.config.regime import Regime
+from harness.results.cells import CellRecord, DatasetRecord, EnergyRecord, LinkEpoch, LinkRecord
 from harness.results.disturbance import watched
 from harness.results.epochs import CellData
 from harness.testbed.base import Node
@@ -76,10 +78,18 @@ def under_load(link, namespaces, server, tmp_path):
         end = {"utc_ns": time.time_ns()}
         pings = [Ping(**row) for row in pq.read_table(tmp_path / "link.parquet").to_pylist()]
         assert pings == watch.pings
-        cell = {"regime": {"name": REGIME.name, "rtt_ms": REGIME.rtt_ms, "rate_gbit": REGIME.rate_gbit}}
-        pause_s = link.counters().pause_s
-        data = CellData(cell, {"epochs": [{"epoch": 1, "pause_s": pause_s}]}, [], {}, [], pings=pings)
-        return watched(data, start, end)
+        cell = CellRecord(
+            cell_id="a",
+            loader="loader",
+            workload="workload",
+            regime=REGIME,
+            repeat=1,
+            dataset=DatasetRecord(name="dataset", samples=0, bytes=0),
+            accelerator=AcceleratorRecord(),
+            energy=EnergyRecord(interval_ms=100),
+        )
+        record = LinkRecord(epochs=[LinkEpoch(epoch=1, pause_s=link.counters().pause_s)])
+        return watched(CellData(cell, record, [], {}, [], pings=pings), start, end)
 
     return seen
 

