@@ -29,6 +29,7 @@ from loaders.shared.torch_workers import (
     WorkerDeaths,
     begin_worker,
     check_room,
+    check_socket_paths,
     dead_worker,
     end_workers,
     in_main_thread,
@@ -107,7 +108,10 @@ class TorchBatches:
         """Start no worker yet.
 
         `order` returns the sample ids of an epoch in their order; `skip` is called with the samples that are left out.
+        Raises LoaderConfigError for a folder of temporary files whose path is too long for the workers' sockets.
         """
+        if num_workers:
+            check_socket_paths()
         self.closed = False
         self._samples, self._device, self._skip = samples, device, skip
         self._timeout_s = timeout_s = options.sample_timeout_s

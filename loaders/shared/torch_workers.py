@@ -7,6 +7,7 @@ import multiprocessing.util
 import os
 import shutil
 import signal
+import tempfile
 import threading
 import time
 import weakref
@@ -18,18 +19,19 @@ from typing import ClassVar, Final
 
 import torch
 
-from loaders.errors import LoaderError, WorkerError
+from loaders.errors import LoaderConfigError, LoaderError, WorkerError
 from loaders.pipeline import Tensors
 from loaders.shared.compat import DEATH_PREFIX, TIMEOUT_PREFIX, end_iterator, iterator_workers
 
 __all__ = [
-    "WorkerDeaths", "begin_worker", "check_room", "dead_worker", "end_workers", "in_main_thread", "is_timeout", "share",
-    "to_loader_error",
+    "WorkerDeaths", "begin_worker", "check_room", "check_socket_paths", "dead_worker", "end_workers", "in_main_thread",
+    "is_timeout", "share", "to_loader_error",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
-_CONNECT_S: Final = 0.2
+_MAX_SOCKET_PATH: Final = 107
+"""Bytes of a Unix socket's path (sun_path in unix(7), less the zero byte at its end)."""
 _GRACE_S: Final = 1.0
 """How long a worker may take to end by itself; one whose read hangs on a dead mount is killed then."""
 
@@ -93,9 +95,6 @@ def begin_worker(parent: int, bound: bool, worker_id: int) -> None:
         os._exit(0)
 
     def end_as_orphan(_number: int, _frame: FrameType | None) -> None:
-        # The thread that sends batches may be starting torch's manager of shared memory, which waits without end
-        # for a client that is gone before it connects.
-        time.sleep(_CONNECT_S)
         sockets = Path(multiprocessing.util.get_temp_dir())
         # The thread that sends batches may put its socket there while the folder is being emptied.
         for _ in range(100):
@@ -166,6 +165,19 @@ def check_room(needed: int) -> None:
     free = _free_bytes()
     if free is not None and needed > free:
         raise _no_room(needed, free)
+
+
+def check_socket_paths() -> None:
+    """Raise LoaderConfigError where paths of sockets in the folder for temporary files would be too long.
+
+    Batches come through such sockets. torch prints the failure in a thread of the worker, and the batch never comes.
+    """
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) > _MAX_SOCKET_PATH - len("/pymp-12345678/listener-12345678"):
+        raise LoaderConfigError(
+            f"TMPDIR={folder}: expected a path of at most {_MAX_SOCKET_PATH - 32} bytes, for the workers' "
+            "sockets; set TMPDIR to a shorter one, such as /tmp"
+        )
 
 
 def share(tensors: Tensors) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loaders import ImageTransform, PyTorchLoader, Samples, WorkerError
+from loaders import ImageTransform, LoaderConfigError, PyTorchLoader, Samples, WorkerError
 
 pytestmark = pytest.mark.process
 
@@ -90,11 +91,11 @@ def test_workers_die_with_their_parent_and_leave_nothing(
     image_tree: Tree, tmp_path: Path, orphaned_memory: Callable[[], list[str]]
 ) -> None:
     image_tree(100).save(tmp_path / "samples.parquet")
-    (tmp_path / "temporary").mkdir()
+    temporary = tempfile.mkdtemp(prefix="jf-")  # short: the path of a socket has at most 107 bytes
     parent = subprocess.run(
         [sys.executable, "-c", ORPHANS, str(tmp_path / "samples.parquet")],
         check=False,
-        env=os.environ | {"TMPDIR": str(tmp_path / "temporary")},
+        env=os.environ | {"TMPDIR": temporary},
         stdout=subprocess.PIPE,
         text=True,
         timeout=60,
@@ -107,7 +108,13 @@ def test_workers_die_with_their_parent_and_leave_nothing(
         time.sleep(0.05)
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not orphaned_memory()
-    assert not list((tmp_path / "temporary").iterdir())
+    Path(temporary).rmdir()  # raises where something is left in it
+
+
+def test_a_path_that_is_too_long_for_sockets_is_refused(image_tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'long' * 20}")
+    with pytest.raises(LoaderConfigError, match="TMPDIR"):
+        PyTorchLoader(samples=image_tree(2), transform=ImageTransform(size=32), batch_size=2, seed=0, num_workers=1)
 
 
 @pytest.mark.parametrize("persistent", [True, False])
