@@ -157,8 +157,3 @@ def _arguments(
         given |= {"bandwidth_gbit": regime.rate_gbit, "rtt_ms": regime.rtt_ms}
     known = {key: value for key, value in given.items() if key in model.model_fields}
     return ["serve", *flags(parse(model, {**options, **known}, "daemon"))]
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
