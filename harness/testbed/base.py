@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import shlex
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -45,6 +46,26 @@ class Node:
     """Path of its network namespace; None for the machine's own."""
     memory_group: Path | None = None
     """Control group that its processes start in; None for the caller's."""
+    host: str = field(default_factory=platform.node)
+    """Name of its host: that of the inventory, or else this machine's."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is another host, which has files of its own."""
+        return False
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the run on this node's host, which ends with the run; only its user may look into it."""
+        return RunNames(self.run_id, state_root()).folder
+
+    def fetch(self, there: Path, here: Path) -> None:
+        """Copy the content of a folder of this node into the folder `here`; nothing where both are the same folder.
+
+        Raises:
+            TestbedError: the node is another host, and the folder cannot be copied.
+        """
+        assert there == here, f"{self.host} sees the files of this process: {there} is not {here}"
 
     def start(
         self,
@@ -157,6 +178,10 @@ class Testbed(ABC):
     """The node that holds the data."""
     compute: Node
     """The node that trains."""
+    computes: tuple[Node, ...]
+    """The nodes that can train, `compute` first; in a netns testbed the storage node is the second one."""
+    storages: tuple[Node, ...]
+    """The nodes that hold the data, `storage` first."""
     link: Link | None = None
     """The link between the nodes; None for local."""
 

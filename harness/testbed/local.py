@@ -32,6 +32,7 @@ class LocalTestbed(Testbed):
             self.set_regime(regime)
         self.storage = Node("storage", run_id)
         self.compute = Node("compute", run_id)
+        self.computes, self.storages = (self.compute,), (self.storage,)
         self._lifetime: Lifetime | None = Lifetime(run_id)
         try:
             self._lifetime.wait_guarded()

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -81,6 +82,7 @@ class NetnsTestbed(Testbed):
             _add_namespaces(names.namespace("storage"), names.namespace("compute"))
             self.storage = Node("storage", run_id, STORAGE_ADDRESS, INTERFACE, self._storage_ns)
             self.compute = Node("compute", run_id, COMPUTE_ADDRESS, INTERFACE, self._compute_ns)
+            self.computes, self.storages = (self.compute, replace(self.storage, role="compute")), (self.storage,)
             self.link: Link = self._open_link()
             stack.callback(self._close_link)
             self._mounts = RemoteMounts(self.storage, self.compute, names.folder)
