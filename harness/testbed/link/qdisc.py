@@ -57,8 +57,8 @@ def kernel_has(namespace: str, qdisc: str, *arguments: str) -> bool:
     return True
 
 
-def cap_rate(namespace: str, rate_gbit: float) -> None:
-    """Cap what leaves the namespace over the link at `rate_gbit` Gbit/s of IP packets.
+def cap_rate(namespace: str, rate_gbit: float, interface: str = INTERFACE) -> None:
+    """Cap what leaves the namespace over the interface at `rate_gbit` Gbit/s of IP packets.
 
     The queue is where TCP notices it (TCP small queues), so a saturating flow neither loses packets
     nor builds a standing queue.
@@ -66,7 +66,7 @@ def cap_rate(namespace: str, rate_gbit: float) -> None:
     bits_s = round(rate_gbit * 1e9)
     burst = max(BURST_MIN_BYTES, bits_s * BURST_NS // 8_000_000_000)
     shape = ["rate", f"{bits_s}bit", "burst", str(burst), "limit", str(QUEUE_LIMIT_BYTES)]
-    run_in(namespace, ["tc", "qdisc", "replace", "dev", INTERFACE, "root", "handle", "1:", "tbf", *shape])
+    run_in(namespace, ["tc", "qdisc", "replace", "dev", interface, "root", "handle", "1:", "tbf", *shape])
 
 
 def delay_ingress(namespace: str, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float) -> None:

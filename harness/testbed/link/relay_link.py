@@ -29,14 +29,21 @@ DEVICE_DROPS_FIELD = 11
 class RelayLink(Link):
     """Packets pass through a relay process that delays them; the kernel's tbf caps the rate where it has it.
 
+    Args:
+        storage_namespace: path of the namespace of the storage side.
+        compute_namespace: path of the namespace of the compute side.
+        cap_interface: interface of both namespaces whose rate tbf caps. Between routers it is one that packets pass
+            before they are forwarded: TCP's small queues, which keep tbf's queue short, end there.
+
     Raises:
         TestbedError: no TUN device, no permission, or the relay did not start.
     """
 
     kind = "relay"
 
-    def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
+    def __init__(self, storage_namespace: str, compute_namespace: str, cap_interface: str = INTERFACE) -> None:
         super().__init__(storage_namespace, compute_namespace)
+        self._cap_interface = cap_interface
         self._kernel_caps = kernel_has(storage_namespace, "tbf", *TBF_PROBE)
         self._rate_gbit: float | None = None
         source_root = str(Path(harness.__file__).parents[1])
@@ -58,7 +65,7 @@ class RelayLink(Link):
     def _cap(self, rate_gbit: float) -> None:
         if self._kernel_caps and rate_gbit != self._rate_gbit:
             for namespace in self._namespaces:
-                cap_rate(namespace, rate_gbit)
+                cap_rate(namespace, rate_gbit, self._cap_interface)
         self._rate_gbit = rate_gbit
 
     def _shape(self, regime: Regime, delay_ms: float, jitter_ms: float, loss_pct: float) -> None:
@@ -79,7 +86,9 @@ class RelayLink(Link):
             TestbedError: the relay is gone.
         """
         relayed = self._ask({"do": "counters"})
-        before_relay = sum(qdisc_counts(each).drops + _device_drops(each) for each in self._namespaces)
+        before_relay = sum(
+            qdisc_counts(each, self._cap_interface).drops + _device_drops(each) for each in self._namespaces
+        )
         return LinkCounters(
             drops=int(relayed["drops"]) + before_relay,
             packets=int(relayed["packets"]),

@@ -1,0 +1,450 @@
+"""Hosts made of namespaces, for tests of the ssh testbed.
+
+    python -m tests.hosts.namespaces up --storage 2 --compute 2 --inventory /tmp/hosts.yml
+    ssh options, keys and addresses are in the inventory; then
+    python -m tests.hosts.namespaces shell --inventory /tmp/hosts.yml storage1        root's shell in a host
+    python -m tests.hosts.namespaces stop|start|reboot --inventory /tmp/hosts.yml storage1
+    python -m tests.hosts.namespaces regime --inventory /tmp/hosts.yml --rtt-ms 30 --rate-gbit 1
+    python -m tests.hosts.namespaces snapshot --inventory /tmp/hosts.yml storage1
+    python -m tests.hosts.namespaces down --inventory /tmp/hosts.yml
+
+Each host has its own network, mount, PID and UTS namespaces, its own copy of every file (an overlay over the machine's
+root), its own sshd and users: `tester` may use sudo without a password, `plain` may not. Storage hosts are on one site,
+all others on another, and a delay line joins the sites.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from energymon.system.child import Child, ChildError
+from harness.config.regime import Regime
+from harness.errors import TestbedError
+from harness.system.process import run_environment
+from harness.testbed.lifetime import Lifetime
+from harness.testbed.link.control import ask, set_regime
+from tests.hosts import snapshot
+from tests.hosts.init import ADMIN
+from tests.hosts.rack import Machine, Plan
+
+REPO = Path(__file__).parents[2]
+ROLES = ("control", "storage", "compute", "tsdb")
+UP_S = 120.0
+DOWN_S = 30.0
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Hosts that run, and what their owner does to them."""
+
+    run_id: str
+    folder: Path
+    """Keys, sockets and logs, private to root; it goes with the hosts."""
+    machines: tuple[Machine, ...]
+    roles: dict[str, list[str]]
+    """Names of hosts by role."""
+    network: int
+    rack_pid: int
+    delays: bool
+    """Whether a delay line joins the sites."""
+
+    @property
+    def inventory(self) -> Path:
+        """The inventory in Ansible's format."""
+        return self.folder / "hosts.yml"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.folder / "known_hosts"
+
+    @property
+    def key(self) -> Path:
+        """The controller's private key."""
+        return self.folder / "client_key"
+
+    @property
+    def link_socket(self) -> Path | None:
+        """The link's control socket, here and on all hosts; None where no delay line joins the sites."""
+        return self.folder / "link" / "control" if self.delays else None
+
+    def address(self, host: str) -> str:
+        return self._machine(host).address(self.network)
+
+    def data_address(self, host: str) -> str:
+        return self._machine(host).data_address
+
+    def ssh_options(self) -> list[str]:
+        """Return options of ssh that check host keys against this run's."""
+        options = {
+            "UserKnownHostsFile": self.known_hosts,
+            "GlobalKnownHostsFile": "none",
+            "StrictHostKeyChecking": "yes",
+            "IdentitiesOnly": "yes",
+        }
+        return [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+
+    def ssh(self, host: str, *command: str, user: str = ADMIN, timeout_s: float = 60) -> subprocess.CompletedProcess:
+        """Run a command on a host as the controller does; the status is not checked."""
+        argv = ["ssh", "-F", "none", "-i", str(self.key), *self.ssh_options(), "-oBatchMode=yes", "-oConnectTimeout=10"]
+        return subprocess.run(
+            [*argv, f"{user}@{self.address(host)}", *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def enter(self, host: str) -> list[str]:
+        """Return the command that runs what follows it as root in a host, without SSH."""
+        pid = self.pid(host)
+        spaces = ["--mount", "--uts", "--net", f"--pid=/proc/{pid}/ns/pid_for_children"]
+        return ["nsenter", f"--target={pid}", *spaces, "--"]
+
+    def pid(self, host: str) -> int:
+        """Return a process that is in a host's network namespace."""
+        pid = self._ask(host, "pid")["pid"]
+        assert pid is not None, f"{host} is off"
+        return int(pid)
+
+    def run(self, host: str, *command: str, timeout_s: float = 60) -> str:
+        """Run a command as root in a host, without SSH, and return its output."""
+        done = subprocess.run(
+            [*self.enter(host), *command], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        assert not done.returncode, f"{command} on {host}: {done.stderr or done.stdout}"
+        return done.stdout
+
+    def stop(self, host: str) -> None:
+        """Power a host off at once; its peers are told nothing."""
+        self._ask(host, "stop")
+
+    def start(self, host: str) -> None:
+        """Power a host on, and wait until its sshd listens."""
+        self._ask(host, "start")
+
+    def reboot(self, host: str) -> None:
+        self.stop(host)
+        self.start(host)
+
+    def cable(self, host: str, network: str, *, plugged: bool) -> None:
+        """Plug a host's cable of the network `mgmt` or `data` in, or pull it."""
+        self._ask(host, "cable", network=network, plugged=plugged)
+
+    def set_regime(self, regime: Regime) -> None:
+        """Set the delay line between the sites."""
+        assert self.link_socket is not None
+        set_regime(self.link_socket, regime)
+
+    def snapshot(self, host: str) -> snapshot.Snapshot:
+        """Describe what a host has: files that differ from a new host's machine, processes, mounts, networks, users."""
+        files = subprocess.run(
+            [
+                *("nsenter", f"--target={self.rack_pid}", "--mount", "--"),
+                *(sys.executable, "-I", snapshot.__file__, "--overlay", str(self.folder / "disks" / host)),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not files.returncode, files.stderr
+        code = Path(snapshot.__file__).read_text()
+        state = subprocess.run(
+            [*self.enter(host), "/usr/bin/python3", "-I", "-"], input=code, capture_output=True, text=True, check=False
+        )
+        assert not state.returncode, state.stderr
+        return {**json.loads(files.stdout), **json.loads(state.stdout)}
+
+    def save(self) -> None:
+        """Record the hosts in their folder, for other processes."""
+        (self.folder / "hosts.json").write_text(json.dumps(asdict(self), default=str))
+
+    @classmethod
+    def of(cls, inventory: Path) -> Hosts:
+        """Return the hosts that an inventory describes, which another process owns."""
+        folder = Path(yaml.safe_load(inventory.read_text())["all"]["vars"]["namespace_hosts"])
+        fields = json.loads((folder / "hosts.json").read_text())
+        machines = tuple(Machine(**each) for each in fields["machines"])
+        return cls(**{**fields, "folder": folder, "machines": machines})
+
+    def describe(self) -> dict[str, Any]:
+        """Return the inventory, as Ansible reads it."""
+        variables: dict[str, Any] = {
+            "ansible_user": ADMIN,
+            "ansible_ssh_private_key_file": str(self.key),
+            "ansible_ssh_common_args": " ".join(self.ssh_options()),
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "joulefeed_python": sys.executable,
+            "namespace_hosts": str(self.folder),
+        }
+        if self.link_socket is not None:
+            variables["joulefeed_link_socket"] = str(self.link_socket)
+        hosts = {
+            each.name: {
+                "ansible_host": self.address(each.name),
+                "joulefeed_data_interface": "data0",
+                "joulefeed_data_address": each.data_address,
+            }
+            for each in self.machines
+        }
+        groups = {role: {"hosts": dict.fromkeys(names, None)} for role, names in self.roles.items()}
+        return {"all": {"vars": variables, "hosts": hosts, "children": groups}}
+
+    def _machine(self, host: str) -> Machine:
+        return next(each for each in self.machines if each.name == host)
+
+    def _ask(self, host: str, do: str, **fields: object) -> dict[str, Any]:
+        return ask(self.folder / "rack.sock", {"do": do, "host": host, **fields}, UP_S)
+
+
+def obstacles() -> list[str]:
+    """Return what this machine lacks for namespace hosts, each with its remedy; empty when nothing is missing."""
+    if os.geteuid() != 0:
+        return ["namespace hosts need root"]
+    packages = {"sudo": "sudo", "sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2"}
+    packages |= {"nsenter": "util-linux", "setpriv": "util-linux", "pivot_root": "util-linux", "useradd": "passwd"}
+    found = [
+        f"{tool} is not installed: apt-get install {package}"
+        for tool, package in packages.items()
+        if not any((Path(folder) / tool).exists() for folder in ("/usr/bin", "/usr/sbin", "/bin", "/sbin"))
+    ]
+    if "overlay" not in Path("/proc/filesystems").read_text():
+        found.append("the kernel has no overlayfs: modprobe overlay")
+    if not Path("/dev/net/tun").exists():
+        found.append("there is no /dev/net/tun: modprobe tun")
+    return found
+
+
+@contextmanager
+def namespace_hosts(
+    storage: int = 1,
+    compute: int = 1,
+    *,
+    control: int = 0,
+    tsdb: str | None = None,
+    every_role: bool = False,
+    delays: bool = True,
+    disk_mb: int = 2048,
+) -> Iterator[Hosts]:
+    """Make hosts, and remove them whole at the end, however this process ends.
+
+    Args:
+        storage: number of hosts storage1, storage2, …
+        compute: number of hosts compute1, compute2, …
+        control: number of hosts control1, …; with none compute1 has this role.
+        tsdb: name of the host with the time-series database; none by default.
+        every_role: whether compute1 has all roles; false by default.
+        delays: whether a delay line joins the sites; else they are joined at once, and hosts may use netem.
+        disk_mb: space for the files of each host, in memory, MiB.
+
+    Raises:
+        TestbedError: something is missing or does not start; nothing is left behind.
+    """
+    if missing := obstacles():
+        raise TestbedError("; ".join(missing))
+    numbers = {"storage": storage, "compute": compute, "control": control}
+    roles = {role: [f"{role}{i + 1}" for i in range(numbers.get(role, 0))] for role in ROLES}
+    names = [(name, role) for role in ROLES for name in roles[role]]
+    machines = [
+        Machine(name, number, "storage" if role == "storage" else "compute")
+        for number, (name, role) in enumerate(names, 1)
+    ]
+    roles["control"] = roles["control"] or roles["compute"][:1]
+    roles["tsdb"] = [tsdb] if tsdb else []
+    if every_role:
+        roles = {role: list(dict.fromkeys([*roles[role], "compute1"])) for role in ROLES}
+    run_id = f"hosts{uuid.uuid4().hex[:8]}"
+    with ExitStack() as stack:
+        lifetime = Lifetime(run_id)
+        stack.callback(lifetime.close)
+        folder = lifetime.names.folder
+        (folder / "link").mkdir()
+        key = folder / "client_key"
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "controller", "-f", str(key)],
+            check=True,
+            capture_output=True,
+        )
+        plan = Plan(
+            folder=str(folder),
+            machines=machines,
+            shared=_shared(),
+            authorized_key=key.with_suffix(".pub").read_text().strip(),
+            delays=delays,
+            disk_mb=disk_mb,
+        )
+        rack = stack.enter_context(
+            Child(
+                [sys.executable, "-m", "tests.hosts.rack"],
+                prefix=["unshare", "--mount", "--propagation", "slave", "--"],
+                env=run_environment(run_id),
+                cwd=REPO,
+                stderr=folder / "rack.log",
+            )
+        )
+        stack.callback(rack.stop, eof_s=DOWN_S)
+        rack.send(json.dumps(asdict(plan)).encode() + b"\n")
+        try:
+            ready: dict[str, Any] = rack.ready(UP_S)
+        except ChildError as error:
+            raise TestbedError(f"the hosts' rack {error}") from error
+        if "error" in ready:
+            raise TestbedError(ready["error"])
+        lifetime.wait_guarded()
+        stack.callback(_wait_gone, ready["network"])
+        stack.callback(rack.stop, eof_s=DOWN_S)
+        hosts = Hosts(run_id, folder, tuple(machines), roles, ready["network"], rack.pid, delays)
+        hosts.known_hosts.write_text(
+            "".join(f"{hosts.address(name)} {line}\n" for name, line in ready["host_keys"].items())
+        )
+        hosts.inventory.write_text(yaml.safe_dump(hosts.describe(), sort_keys=False))
+        hosts.save()
+        yield hosts
+
+
+def _shared() -> list[str]:
+    """Return the folders of checkout and interpreter that the hosts' overlay of the root does not have, or must not."""
+    found = [REPO.resolve()]
+    for each in map(Path, (sys.prefix, sys.base_prefix)):
+        folder = each.resolve()
+        is_elsewhere = folder.stat().st_dev != Path("/").stat().st_dev or folder.parts[1] in {"run", "tmp"}
+        if is_elsewhere and not any(folder.is_relative_to(other) for other in found):
+            found.append(folder)
+    return [str(each) for each in found]
+
+
+def _wait_gone(network: int) -> None:
+    deadline = time.monotonic() + DOWN_S
+    while Path(f"/sys/class/net/jfm{network}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.hosts.namespaces",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="make hosts that live until `down`")
+    up.add_argument("--storage", type=int, default=1)
+    up.add_argument("--compute", type=int, default=1)
+    up.add_argument("--control", type=int, default=0)
+    up.add_argument("--tsdb", metavar="HOST")
+    up.add_argument("--every-role", action="store_true", help="compute1 has all roles")
+    up.add_argument("--netem", action="store_true", help="no delay line: the hosts use netem on data0")
+    up.add_argument("--disk-mb", type=int, default=2048)
+    for name in ("shell", "stop", "start", "reboot", "snapshot", "regime", "down"):
+        commands.add_parser(name)
+    for each in commands.choices.values():
+        each.add_argument("--inventory", type=Path, required=True)
+    for name in ("shell", "stop", "start", "reboot", "snapshot"):
+        commands.choices[name].add_argument("host")
+    commands.choices["shell"].add_argument("argv", nargs=argparse.REMAINDER)
+    commands.choices["regime"].add_argument("--rtt-ms", type=float, default=30)
+    commands.choices["regime"].add_argument("--rate-gbit", type=float, default=1)
+    options = parser.parse_args(arguments)
+    try:
+        return _obey(options)
+    except TestbedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_status
+
+
+def _obey(options: argparse.Namespace) -> int:
+    if options.command == "up":
+        return _up(options)
+    hosts = Hosts.of(options.inventory)
+    if options.command == "down":
+        return _down(hosts, options.inventory)
+    if options.command == "shell":
+        argv = [*hosts.enter(options.host), *(options.argv or ["bash", "-l"])]
+        os.execvp(argv[0], argv)
+    elif options.command == "snapshot":
+        print(json.dumps(hosts.snapshot(options.host), indent=2))
+    elif options.command == "regime":
+        hosts.set_regime(Regime(name="asked", rtt_ms=options.rtt_ms, rate_gbit=options.rate_gbit))
+    else:
+        getattr(hosts, options.command)(options.host)
+    return 0
+
+
+def _up(options: argparse.Namespace) -> int:
+    """Make the hosts in a process that stays, once they are ready; their log is beside the inventory."""
+    inventory: Path = options.inventory.resolve()
+    if inventory.exists():
+        raise TestbedError(f"{inventory} exists; end its hosts with `down`, or remove it")
+    begin, ready = os.pipe()
+    if os.fork():
+        os.close(ready)
+        told = os.read(begin, 65536).decode()
+        print(told.strip() or f"error: the hosts did not start; see {inventory}.log")
+        return 0 if told.startswith("up") else 1
+    os.close(begin)
+    os.setsid()
+    log = os.open(f"{inventory}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    asked, ask_down = os.pipe()
+    signal.signal(signal.SIGTERM, lambda *_: os.write(ask_down, b"!"))
+    try:
+        with namespace_hosts(
+            options.storage,
+            options.compute,
+            control=options.control,
+            tsdb=options.tsdb,
+            every_role=options.every_role,
+            delays=not options.netem,
+            disk_mb=options.disk_mb,
+        ) as hosts:
+            inventory.write_text(hosts.inventory.read_text())
+            os.write(ready, f"up: {', '.join(each.name for each in hosts.machines)}; {inventory}\n".encode())
+            os.close(ready)
+            os.read(asked, 1)
+    except TestbedError as error:
+        os.write(ready, f"error: {error}\n".encode())
+        return error.exit_status
+    return 0
+
+
+def _down(hosts: Hosts, inventory: Path) -> int:
+    state = hosts.folder.with_name(f"{hosts.run_id}.run")
+    try:
+        owner = os.pidfd_open(json.loads(state.read_text())["pid"])
+    except (FileNotFoundError, ProcessLookupError):
+        _forget(inventory)
+        print("the hosts are gone")
+        return 0
+    signal.pidfd_send_signal(owner, signal.SIGTERM)
+    deadline = time.monotonic() + 2 * DOWN_S
+    while state.exists():
+        if time.monotonic() > deadline:
+            raise TestbedError(f"{state} is still there after {2 * DOWN_S:g} s; see {inventory}.log")
+        time.sleep(0.05)
+    _forget(inventory)
+    print("down")
+    return 0
+
+
+def _forget(inventory: Path) -> None:
+    inventory.unlink(missing_ok=True)
+    inventory.with_name(f"{inventory.name}.log").unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

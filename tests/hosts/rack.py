@@ -1,0 +1,278 @@
+"""The process that owns the hosts' namespaces, networks and disks: `python -m tests.hosts.rack`.
+
+Its first line of stdin is a JSON object with the fields of `Plan`; it ends with its stdin, and the kernel then removes
+everything, because nothing has a name outside of the rack's own mount namespace:
+
+    mgmt            bridge of the management network, 10.76.N.0/24; the machine has an interface in it, jfmN
+    storage-site    bridge and router of the hosts near the storage, 10.77.1.0/24
+    compute-site    bridge and router of the hosts near the compute nodes, 10.77.2.0/24
+
+Each host has `mgmt0` and `data0`. A delay line joins the routers. The rate is capped between a site's bridge and its
+router, because forwarding ends TCP's small queues, which keep the queue of the cap short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from energymon.system.child import Child, ChildError
+from harness.errors import TestbedError
+from harness.testbed.link.control import link_commands, serve
+from harness.testbed.link.namespace import COMPUTE_ADDRESS, STORAGE_ADDRESS, run_in, write_sysctl
+from harness.testbed.link.relay_link import RelayLink
+from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
+from tests.hosts.init import Boot
+
+SITES = ("storage", "compute")
+NETWORKS = ("mgmt", "data")
+NAMESPACES = Path("/run/netns")
+BOOT_S = 60.0
+STOP_S = 10.0
+# The hosts share the machine's kernel, and must not change its clock, load modules or restart it.
+CONTAIN = ["setpriv", "--bounding-set", "-sys_time,-sys_module,-sys_boot", "--"]
+UNSHARE = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host."""
+
+    name: str
+    number: int
+    site: str
+
+    @property
+    def data_address(self) -> str:
+        return f"10.77.{SITES.index(self.site) + 1}.{10 + self.number}"
+
+    def address(self, network: int) -> str:
+        return f"10.76.{network}.{10 + self.number}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the rack makes."""
+
+    folder: str
+    """Folder of its sockets and disks, private to root."""
+    machines: list[Machine]
+    shared: list[str]
+    authorized_key: str
+    delays: bool
+    """Whether a delay line joins the sites; else they are joined at once, and hosts may use netem."""
+    disk_mb: int
+
+
+class Rack:
+    """The namespaces, the link and the hosts."""
+
+    def __init__(self, plan: Plan, stack: ExitStack) -> None:
+        self._plan, self._folder = plan, Path(plan.folder)
+        self._hosts: dict[str, Child] = {}
+        self._host_keys: dict[str, str] = {}
+        NAMESPACES.mkdir(exist_ok=True)
+        run("mount", "-t", "tmpfs", "namespaces", str(NAMESPACES))
+        for name in ("mgmt", *map(site, SITES)):
+            run("ip", "netns", "add", name)
+        self.network = self._add_management()
+        for number, name in enumerate(SITES, 1):
+            _add_site(site(name), number)
+        self.link: RelayLink | None = None
+        if plan.delays:
+            self.link = stack.enter_context(RelayLink(*(str(path(site(name))) for name in SITES), cap_interface="cap"))
+        else:
+            _join_sites()
+        for number, name in enumerate(SITES, 1):
+            other = STORAGE_ADDRESS if name == "compute" else COMPUTE_ADDRESS
+            run("ip", "-n", site(name), "route", "add", f"10.77.{3 - number}.0/24", "via", other)
+        stack.callback(self.stop_all)
+        for machine in plan.machines:
+            disk = self._disk(machine)
+            disk.mkdir(parents=True)
+            run("mount", "-t", "tmpfs", "-o", f"size={plan.disk_mb}m,mode=755", "disk", str(disk))
+            self._start(machine)
+        for machine in plan.machines:
+            self._await(machine)
+
+    @property
+    def host_keys(self) -> dict[str, str]:
+        """The hosts' public keys by name."""
+        return self._host_keys
+
+    def answer(self, command: dict[str, Any]) -> dict[str, object]:
+        """Do what the tests do to hosts from outside."""
+        machine = next((each for each in self._plan.machines if each.name == command["host"]), None)
+        if machine is None:
+            raise TestbedError(f"no host {command['host']}; expected one of {', '.join(self._hosts)}")
+        if command["do"] == "stop":
+            self._stop(machine)
+        elif command["do"] == "start":
+            if machine.name not in self._hosts:
+                self._start(machine)
+                self._await(machine)
+        elif command["do"] == "cable":
+            state = "up" if command["plugged"] else "down"
+            bridge = "mgmt" if command["network"] == "mgmt" else site(machine.site)
+            run("ip", "-n", bridge, "link", "set", f"{command['network']}{machine.number}", state)
+        elif command["do"] != "pid":
+            raise TestbedError(f"unknown command {command['do']!r}; expected stop, start, cable or pid")
+        return {"pid": child.pid if (child := self._hosts.get(machine.name)) else None}
+
+    def stop_all(self) -> None:
+        """End all hosts."""
+        for child in self._hosts.values():
+            child.hang_up()
+        for child in self._hosts.values():
+            child.stop(eof_s=STOP_S, term_s=0)
+
+    def _add_management(self) -> int:
+        run("ip", "-n", "mgmt", "link", "add", "lan", "up", "type", "bridge")
+        taken = subprocess.run(["ip", "-4", "route"], capture_output=True, text=True, check=True).stdout
+        for network in range(256):
+            if f"10.76.{network}." in taken:
+                continue
+            interface = f"jfm{network}"
+            added = subprocess.run(
+                ["ip", "link", "add", interface, "type", "veth", "peer", "name", "machine", "netns", "mgmt"],
+                capture_output=True,
+                check=False,
+            )
+            if added.returncode:
+                continue  # another rack's
+            run("ip", "-n", "mgmt", "link", "set", "machine", "master", "lan", "up")
+            run("ip", "address", "add", f"10.76.{network}.1/24", "dev", interface)
+            run("ip", "link", "set", interface, "up")
+            return network
+        raise TestbedError("no network 10.76.N.0/24 is free; end other hosts: ip link")
+
+    def _start(self, machine: Machine) -> None:
+        """Power a host on: networks as on a new machine, and its disk as it was."""
+        plan, name, number = self._plan, machine.name, machine.number
+        run("ip", "netns", "add", name)
+        run("ip", "-n", name, "link", "set", "lo", "up")
+        addresses = {
+            "mgmt": (machine.address(self.network), "mgmt"),
+            "data": (machine.data_address, site(machine.site)),
+        }
+        for kind, (address, bridge) in addresses.items():
+            peer = ["peer", "name", f"{kind}{number}", "netns", bridge]
+            # The same card after a reboot, so that the others' ARP tables stay right.
+            card = f"02:00:0a:{NETWORKS.index(kind):02x}:{self.network:02x}:{number:02x}"
+            run("ip", "-n", name, "link", "add", f"{kind}0", "address", card, "type", "veth", *peer)
+            run("ip", "-n", bridge, "link", "set", f"{kind}{number}", "master", "lan", "up")
+            run("ip", "-n", name, "address", "add", f"{address}/24", "dev", f"{kind}0")
+            run("ip", "-n", name, "link", "set", f"{kind}0", "up")
+        gateway = f"10.77.{SITES.index(machine.site) + 1}.1"
+        run("ip", "-n", name, "route", "add", "10.77.0.0/16", "via", gateway)
+        choose_congestion(str(path(name)), CONGESTION_CONTROL)
+        boot = Boot(
+            name=name,
+            address=machine.address(self.network),
+            disk=str(self._disk(machine)),
+            shared=plan.shared,
+            link_folder=str(self._folder / "link") if plan.delays else None,
+            authorized_key=plan.authorized_key,
+            known={each.name: each.address(self.network) for each in plan.machines},
+        )
+        child = Child(
+            [*CONTAIN, *UNSHARE, sys.executable, "-I", str(Path(__file__).with_name("init.py"))],
+            prefix=["nsenter", f"--net={path(name)}", "--"],
+            stderr=self._folder / f"{name}.log",
+            killed_with_parent=True,
+        )
+        self._hosts[name] = child
+        child.send(json.dumps(asdict(boot)).encode() + b"\n")
+
+    def _await(self, machine: Machine) -> None:
+        try:
+            ready = self._hosts[machine.name].ready(BOOT_S)
+        except ChildError as error:
+            raise TestbedError(f"host {machine.name} {error}") from error
+        self._host_keys[machine.name] = str(ready["host_key"])
+
+    def _stop(self, machine: Machine) -> None:
+        """Power a host off at once: its cables first, so that nobody is told."""
+        child = self._hosts.pop(machine.name, None)
+        if child is None:
+            return
+        run("ip", "-n", "mgmt", "link", "del", f"mgmt{machine.number}")
+        run("ip", "-n", site(machine.site), "link", "del", f"data{machine.number}")
+        child.signal(signal.SIGKILL)
+        child.stop()
+        run("ip", "netns", "delete", machine.name)
+        for folder in ("run", "tmp"):
+            run("rm", "-rf", str(self._disk(machine) / folder))
+
+    def _disk(self, machine: Machine) -> Path:
+        return self._folder / "disks" / machine.name
+
+
+def site(name: str) -> str:
+    return f"{name}-site"
+
+
+def path(namespace: str) -> Path:
+    return NAMESPACES / namespace
+
+
+def run(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TestbedError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()}")
+
+
+def _add_site(name: str, number: int) -> None:
+    """Make a site's bridge, its router, and between them the interface that caps the rate."""
+    run_in(
+        str(path(name)),
+        ["ip", "-batch", "-"],
+        stdin=f"""\
+link set lo up
+link add lan up type bridge
+link add cap type veth peer name router
+link set cap master lan up
+address add 10.77.{number}.1/24 dev router
+link set router up
+""",
+    )
+    if reason := write_sysctl(str(path(name)), "net.ipv4.ip_forward", "1"):
+        raise TestbedError(f"net.ipv4.ip_forward in {name}: {reason}")
+
+
+def _join_sites() -> None:
+    first, second = map(site, SITES)
+    run("ip", "-n", first, "link", "add", "jf0", "type", "veth", "peer", "name", "jf0", "netns", second)
+    for name, address in ((first, STORAGE_ADDRESS), (second, COMPUTE_ADDRESS)):
+        run("ip", "-n", name, "address", "add", f"{address}/30", "dev", "jf0")
+        run("ip", "-n", name, "link", "set", "jf0", "up")
+
+
+def main() -> int:
+    fields = json.loads(sys.stdin.readline())
+    plan = Plan(**{**fields, "machines": [Machine(**each) for each in fields["machines"]]})
+    with ExitStack() as stack:
+        try:
+            rack = Rack(plan, stack)
+        except TestbedError as error:
+            print(json.dumps({"error": str(error)}), flush=True)
+            return 1
+        ready = {"network": rack.network, "host_keys": rack.host_keys}
+        print(json.dumps(ready), flush=True)
+        answers = {Path(plan.folder) / "rack.sock": rack.answer}
+        if rack.link is not None:
+            answers[Path(plan.folder) / "link" / "control"] = link_commands(rack.link)
+        serve(answers, sys.stdin.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    os.umask(0o022)
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""Hosts of namespaces are apart as machines are, their link follows its regime, and nothing of them stays."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+import yaml
+
+from harness.config.regime import Regime
+from harness.errors import TestbedError
+from harness.system.process import processes_of_run
+from harness.testbed.link.control import ask, read_counters
+from harness.testbed.link.namespace import inside
+from harness.testbed.link.roundtrip import Pinger
+from harness.testbed.state import RunNames, state_root
+from tests.hosts.namespaces import REPO, Hosts, namespace_hosts, obstacles
+
+OBSTACLES = obstacles()
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(OBSTACLES), reason=f"no namespace hosts here: {'; '.join(OBSTACLES)}"),
+]
+FAR = Regime(name="far", rtt_ms=40.0, rate_gbit=1.0)
+NEAR = Regime(name="near", rtt_ms=1.0, rate_gbit=1.0)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with namespace_hosts(storage=2, compute=1) as made:
+        yield made
+
+
+def round_trip_ms(hosts: Hosts, source: str, target: str) -> float:
+    namespace = f"/proc/{hosts.pid(source)}/ns/net"
+    with inside(namespace, lambda: Pinger(hosts.data_address(target))) as pinger:
+        return median(pinger.ping(0.3)) / 1e6
+
+
+def assert_gone(hosts: Hosts, within_s: float = 20) -> None:
+    names = RunNames(hosts.run_id, state_root())
+    deadline = time.monotonic() + within_s
+    interface = Path(f"/sys/class/net/jfm{hosts.network}")
+    while time.monotonic() < deadline and (names.state_file.exists() or interface.exists()):
+        time.sleep(0.05)
+    assert not names.state_file.exists()
+    assert not names.folder.exists()
+    assert not interface.exists()
+    assert processes_of_run(hosts.run_id) == []
+    assert hosts.run_id not in Path("/proc/self/mounts").read_text()
+
+
+def test_ssh_checks_the_hosts_key_and_sudo_is_for_one_user(hosts, tmp_path):
+    for machine in hosts.machines:
+        done = hosts.ssh(machine.name, "hostname; sudo -n id -u; /usr/bin/python3 -c 'print(40 + 2)'")
+        assert done.stdout.split() == [machine.name, "0", "42"], done.stderr
+    refused = hosts.ssh("storage1", "sudo -n id -u", user="plain")
+    assert refused.returncode
+    assert "password is required" in refused.stderr
+    known = hosts.known_hosts.read_text()
+    try:
+        # The key of another host in the place of this one's.
+        hosts.known_hosts.write_text(known.replace(hosts.address("storage1"), "10.0.0.1"))
+        hosts.known_hosts.open("a").write(f"{hosts.address('storage1')} {known.splitlines()[1].partition(' ')[2]}\n")
+        refused = hosts.ssh("storage1", "true")
+        assert refused.returncode == 255
+        assert "Host key verification failed" in refused.stderr
+    finally:
+        hosts.known_hosts.write_text(known)
+
+
+def test_a_host_sees_neither_files_nor_processes_nor_interfaces_of_others(hosts):
+    for folder in ("/etc", "/home", "/root", "/opt", "/var/lib", "/run", "/tmp", "/dev/shm"):
+        hosts.run("storage1", "touch", f"{folder}/mine")
+        assert "mine" not in hosts.run("storage2", "ls", folder).split()
+        assert not Path(folder, "mine").exists()
+        hosts.run("storage1", "rm", f"{folder}/mine")
+    seen = hosts.run("compute1", "sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+    assert "init.py" in seen
+    assert "tests.hosts.rack" not in seen
+    assert seen.count("init.py") == 1
+    interfaces = [each["ifname"] for each in json.loads(hosts.run("compute1", "ip", "-j", "link"))]
+    assert interfaces == ["lo", "mgmt0", "data0"]
+    with pytest.raises(AssertionError, match="Read-only"):
+        hosts.run("storage1", "touch", f"{REPO}/mine")
+
+
+def test_the_shared_environment_runs_on_a_host_as_root(hosts):
+    python = yaml.safe_load(hosts.inventory.read_text())["all"]["vars"]["joulefeed_python"]
+    done = hosts.ssh("compute1", f"sudo -n '{python}' -c 'import harness; print(harness.__file__)'")
+    assert done.stdout.strip() == str(REPO.resolve() / "harness/__init__.py"), done.stderr
+
+
+def test_a_host_may_not_change_the_machines_clock(hosts):
+    done = hosts.ssh("storage1", "sudo -n date --set=2001-01-01")
+    assert "Operation not permitted" in done.stderr
+
+
+@pytest.mark.serial
+def test_the_sites_are_as_far_apart_as_the_regime_says_and_neighbours_are_near(hosts):
+    for regime in (FAR, NEAR):
+        hosts.set_regime(regime)
+        assert 0.9 * regime.rtt_ms < round_trip_ms(hosts, "compute1", "storage2") < regime.rtt_ms + 10
+        assert round_trip_ms(hosts, "storage1", "storage2") < FAR.rtt_ms / 4
+    assert read_counters(hosts.link_socket).packets > 0
+
+
+def test_the_links_socket_is_there_on_every_host_and_refuses_nonsense_in_one_line(hosts):
+    path = hosts.link_socket
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    client = f"import sys; sys.path.insert(0, {str(REPO)!r}); from pathlib import Path\n"
+    client += "from harness.testbed.link.control import read_counters\n"
+    client += f"print(read_counters(Path({str(path)!r})).drops)"
+    assert int(hosts.run("storage2", sys.executable, "-c", client)) >= 0
+    assert "Permission denied" in hosts.ssh("storage2", f"'{sys.executable}' - {path}", user="plain").stderr
+    for command, words in (
+        ({"do": "set", "regime": {"name": "x", "rtt_ms": -1}}, "rtt_ms"),
+        ({"do": "set", "regime": {"name": "local"}}, "rate_gbit"),
+        ({"do": "jump"}, "unknown command"),
+        ({}, "do"),
+    ):
+        with pytest.raises(TestbedError, match=words) as caught:
+            ask(path, command)
+        assert "\n" not in str(caught.value)
+    with socket.socket(socket.AF_UNIX) as silent, socket.socket(socket.AF_UNIX) as garbage:
+        silent.connect(str(path))
+        garbage.connect(str(path))
+        garbage.sendall(b"\xff\n")
+        assert ask(path, {"do": "describe"})["kind"] == "relay"
+
+
+def test_nothing_listens_outside_of_the_management_network(hosts):
+    for machine in hosts.machines:
+        listening = hosts.run(machine.name, "ss", "-Hltun").split("\n")
+        places = [line.split()[4] for line in listening if line]
+        assert places == [f"{hosts.address(machine.name)}:22"]
+
+
+def test_a_reboot_keeps_the_disk_and_takes_all_else(hosts):
+    hosts.run("storage2", "sh", "-c", "echo kept > /etc/kept; touch /run/lost /tmp/lost")
+    hosts.run("storage2", "ip", "link", "set", "data0", "mtu", "1400")
+    subprocess.Popen([*hosts.enter("storage2"), "sleep", "1000"])
+    boot = hosts.run("storage2", "cat", "/proc/sys/kernel/random/boot_id")
+    assert boot != hosts.run("storage1", "cat", "/proc/sys/kernel/random/boot_id")
+    hosts.stop("storage2")
+    assert hosts.ssh("storage2", "true").returncode == 255
+    hosts.start("storage2")
+    assert hosts.ssh("storage2", "cat /etc/kept; ls /run /tmp").stdout.startswith("kept")
+    assert "lost" not in hosts.run("storage2", "ls", "/run", "/tmp")
+    assert "sleep" not in hosts.run("storage2", "ps", "ax")
+    assert "mtu 1500" in hosts.run("storage2", "ip", "link", "show", "data0")
+    assert hosts.run("storage2", "cat", "/proc/sys/kernel/random/boot_id") != boot
+    hosts.run("storage2", "rm", "/etc/kept")
+
+
+def test_a_pulled_cable_cuts_one_network_alone(hosts):
+    hosts.cable("storage2", "data", plugged=False)
+    try:
+        assert hosts.ssh("storage2", "true").returncode == 0
+        with pytest.raises(OSError):
+            round_trip_ms(hosts, "storage1", "storage2")
+    finally:
+        hosts.cable("storage2", "data", plugged=True)
+    assert round_trip_ms(hosts, "storage1", "storage2") < 100
+
+
+def test_a_snapshot_shows_what_changed_and_nothing_else(hosts):
+    before = hosts.snapshot("storage1")
+    assert hosts.snapshot("storage1") == before
+    hosts.run("storage1", "sh", "-c", "echo x > /etc/new; chmod 600 /etc/profile; rm /etc/issue; mkdir /opt/folder")
+    hosts.run(
+        "storage1", "tc", "qdisc", "add", "dev", "data0", "root", "tbf", "rate", "1mbit", "burst", "10k", "limit", "10k"
+    )
+    hosts.run("storage1", "useradd", "another")
+    after = hosts.snapshot("storage1")
+    assert {name for name in before if before[name] != after[name]} == {"files", "qdiscs", "users"}
+    changed = {
+        name
+        for name in before["files"].keys() | after["files"].keys()
+        if before["files"].get(name) != after["files"].get(name)
+    }
+    assert changed >= {"/etc/new", "/etc/profile", "/etc/issue", "/opt/folder", "/etc/passwd"}
+    assert after["files"]["/etc/issue"] == "removed"
+    hosts.run("storage1", "sh", "-c", "rm /etc/new; chmod 644 /etc/profile; rmdir /opt/folder; userdel another")
+    hosts.run("storage1", "sh", "-c", "printf '%b' 'Debian' > /etc/issue")
+    hosts.run("storage1", "tc", "qdisc", "del", "dev", "data0", "root")
+    undone = hosts.snapshot("storage1")
+    undone["files"].pop("/etc/issue")
+    assert undone == before
+
+
+def test_two_sets_of_hosts_live_side_by_side(hosts):
+    with namespace_hosts(delays=False) as others:
+        assert others.network != hosts.network
+        assert others.ssh("storage1", "hostname").stdout.strip() == "storage1"
+        assert round_trip_ms(others, "compute1", "storage1") < 10
+        assert "joulefeed_link_socket" not in others.inventory.read_text()
+        others.run("storage1", "touch", "/etc/other")
+        assert "other" not in hosts.run("storage1", "ls", "/etc").split()
+    assert_gone(others)
+
+
+def test_hosts_go_with_the_process_that_made_them_even_if_it_is_killed():
+    script = textwrap.dedent("""
+        import sys
+        from tests.hosts.namespaces import namespace_hosts
+        with namespace_hosts() as hosts:
+            print(hosts.folder, flush=True)
+            sys.stdin.read()
+    """)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    folder = Path(owner.stdout.readline().strip())
+    hosts = Hosts.of(folder / "hosts.yml")
+    assert hosts.ssh("compute1", "true").returncode == 0
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+    assert_gone(hosts)
+
+
+def test_the_command_line_makes_hosts_that_stay_until_they_are_ended(tmp_path):
+    inventory = tmp_path / "hosts.yml"
+
+    def command(*argv: str) -> subprocess.CompletedProcess[str]:
+        argv = (sys.executable, "-m", "tests.hosts.namespaces", *argv, "--inventory", str(inventory))
+        return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
+
+    made = command("up", "--storage", "1", "--compute", "1", "--tsdb", "storage1")
+    assert made.stdout.startswith("up: storage1, compute1"), made.stdout + made.stderr
+    hosts = Hosts.of(inventory)
+    try:
+        assert "exists" in command("up").stdout + command("up").stderr
+        assert yaml.safe_load(inventory.read_text())["all"]["children"]["tsdb"] == {"hosts": {"storage1": None}}
+        assert command("reboot", "storage1").returncode == 0
+        assert hosts.ssh("storage1", "true").returncode == 0
+    finally:
+        ended = command("down")
+    assert ended.stdout == "down\n", ended.stderr
+    assert not inventory.exists()
+    assert_gone(hosts)
