@@ -102,12 +102,12 @@ def serve(answers: Mapping[Path, Answer], stop_fd: int) -> None:
         for path, answer in answers.items():
             listeners[_listen(path)] = answer
         while True:
-            ready, _, _ = select.select([*listeners, stop_fd], (), ())
+            ready, _, _ = select.select([stop_fd, *(each.fileno() for each in listeners)], (), ())
             if stop_fd in ready and not os.read(stop_fd, 4096):
                 return
-            for listener in ready:
-                if isinstance(listener, socket.socket):
-                    _answer_one(listener, listeners[listener])
+            for listener, answer in listeners.items():
+                if listener.fileno() in ready:
+                    _answer_one(listener, answer)
     finally:
         for listener in listeners:
             listener.close()
