@@ -7,7 +7,7 @@ TESTS ?= tests
 # As many workers as processors, four at most: tests wait for each other where their marker says so.
 WORKERS := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help run test test-fast gpu-smoke lint server tensorflow setup bench lock clean
+.PHONY: help run test test-fast gpu-smoke lint server tensorflow ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ help:              ## list the targets
 run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
 
-test: setup lint server tensorflow ## set up, then lint and every test; TESTS=tests/loaders for some
+test: setup lint server tensorflow ansible ## set up, then lint and every test; TESTS=tests/loaders for some
 	playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
@@ -29,12 +29,16 @@ lint: setup        ## ruff, mypy (strict), and the words, errors and arguments o
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) tests/prose.py
+	[ ! -x .venv-ansible/bin/ansible-lint ] || playbooks/lint.sh
 
 server:            ## the InfluxDB server that tests run against: found, or built in a few minutes
 	playbooks/influxdb.sh >/dev/null
 
 tensorflow: setup  ## the environment with TensorFlow that tests read shards with: found, or made in a minute
 	playbooks/tensorflow.sh >/dev/null
+
+ansible: setup     ## the environment with Ansible that several hosts need: made in .venv-ansible in a minute
+	playbooks/ansible.sh
 
 setup: .venv/.ready ## system packages, uv, and the locked environment in .venv
 
@@ -54,7 +58,9 @@ bench: setup       ## the benchmarks; QUICK=1 for the short form
 lock:              ## resolve pyproject.toml again into requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
+	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --python-version 3.11 playbooks/ansible.in --output-file playbooks/ansible.lock
 
 clean:             ## remove the environment and what a dead run left; results stay
 	-playbooks/privileged.sh $(PYTHON) -m harness.testbed clean
-	rm -rf .venv
+	rm -rf .venv .venv-ansible

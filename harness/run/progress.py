@@ -97,8 +97,11 @@ class Progress:
         """Print a line that stays."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def follow(self, what: str, done: int, total: int | None = None) -> None:
-        """Take note of how far something is, such as the making of a dataset; `total` is None where it is unknown."""
+    def follow(self, what: str, done: int, total: int | None = None, detail: str = "") -> None:
+        """Take note of how far something is, such as the making of a dataset.
+
+        `total` is None where it is unknown; `detail` is the part of it that is done now.
+        """
         is_done = total is not None and done >= total
         if self._followed is None or self._followed[0] != what:
             if self._followed is not None:
@@ -107,8 +110,9 @@ class Progress:
             self._followed = (what, self._bars.add_task(what, total=total))
             if not self.console.is_terminal:
                 self.note(what if total is None else f"{what} ({total})")
-        self._doing = "" if is_done else what if total is None else f"{what}: {done} of {total}"
-        self._bars.update(self._followed[1], completed=done, total=total, visible=not is_done)
+        name = f"{what}: {detail}" if detail else what
+        self._doing = "" if is_done else name if total is None else f"{name}: {done} of {total}"
+        self._bars.update(self._followed[1], description=name, completed=done, total=total, visible=not is_done)
         if not self._has_thread and time.monotonic() - self._drawn > _DRAW_S:
             self._bars.refresh()
             self._drawn = time.monotonic()

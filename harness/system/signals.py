@@ -12,12 +12,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, NoReturn, TextIO
 
 from harness.errors import DiskError, Interrupted
 
-__all__ = ["run_program", "signals_held", "signals_raise"]
+__all__ = ["NotedSignal", "run_program", "signals_held", "signals_noted", "signals_raise"]
 
 _ASCII: Final = dict(
     zip("×−–→≤≥±†…▇✓✗", ["x", "-", "-", "->", "<=", ">=", "+-", "*", "...", "#", "+", "x"], strict=True)
@@ -111,6 +112,25 @@ def signals_raise() -> Iterator[None]:
 
     with _handled_by(handler):
         yield
+
+
+@dataclass(slots=True)
+class NotedSignal:
+    """The first signal that came in a block of `signals_noted`."""
+
+    number: int | None = None
+
+
+@contextmanager
+def signals_noted() -> Iterator[NotedSignal]:
+    """Let the first signal be noted and nothing else; the block looks at it, ends, and raises Interrupted itself."""
+    noted = NotedSignal()
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        noted.number = noted.number or signum
+
+    with _handled_by(handler):
+        yield noted
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`python -m harness.testbed doctor` lists what this machine can do; `clean` removes what dead runs have left."""
+"""Looks at a testbed and keeps it in order: what this machine can do, what dead runs have left, the hosts of a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.errors import TestbedError
+from harness.errors import HarnessError
 from harness.system.signals import run_program
 
 
@@ -18,11 +18,49 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what this machine can do for a testbed, and the remedies")
     commands.add_parser("clean", help="remove the processes, mounts, namespaces and files of dead runs")
+    for name, does in _PLAYBOOK_HELP.items():
+        command = commands.add_parser(name, help=does, description=does)
+        command.add_argument("--inventory", required=True, metavar="FILE", help="Ansible's inventory, or slurm:")
+        command.add_argument("--limit", default="", metavar="HOSTS", help="hosts or groups, separated by commas")
+        if name != "status":
+            command.add_argument("--check", action="store_true", help="only say what would change")
+    options = parser.parse_args(arguments)
     try:
-        return _doctor() if parser.parse_args(arguments).command == "doctor" else _clean()
-    except TestbedError as error:
+        if options.command in _PLAYBOOK_HELP:
+            return _play(options)
+        return _doctor() if options.command == "doctor" else _clean()
+    except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
+
+
+_PLAYBOOK_HELP = {
+    "up": "make a testbed of the hosts of an inventory; a second time changes nothing",
+    "status": "what up has made of the hosts, and which runs they have",
+    "down": "leave the hosts as they were; works from the inventory alone",
+}
+
+
+def _play(options: argparse.Namespace) -> int:
+    """Run the playbook of a command."""
+    from rich.console import Console
+
+    from harness.run.progress import Progress
+    from harness.testbed.inventory import Inventory
+    from harness.testbed.playbook import run_playbook
+
+    inventory = Inventory.load(options.inventory)
+    name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}[options.command]
+    with Progress(Console(stderr=True)) as progress:
+        result = run_playbook(name, inventory, progress, limit=options.limit, check=getattr(options, "check", False))
+    if options.command == "status":
+        for host, answers in sorted(result.answers.items()):
+            print("\n".join(f"{host}: {line}" for line in "".join(answers.values()).splitlines()))
+        return 0
+    changed = ", ".join(f"{host} {count}" for host, count in sorted(result.changed.items()) if count)
+    would = "would change" if options.check else "changed"
+    print(f"{options.command}: {would} {changed or 'nothing'}; log: {result.log}")
+    return 0
 
 
 def _doctor() -> int:

@@ -1,0 +1,217 @@
+"""Runs a playbook of this project on the hosts of an inventory, through ansible-runner."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from energymon.agent.lifetime import TemporaryFolder
+from harness.errors import DiskError, Interrupted, TestbedError
+from harness.system.signals import signals_noted
+from harness.testbed.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
+
+__all__ = ["PlaybookProgress", "PlaybookResult", "log_folder", "run_playbook"]
+
+JOB_TIMEOUT_S: Final = 3600
+"""Most of it is for the environment of 6 GB on a slow line."""
+IDLE_TIMEOUT_S: Final = 1200
+"""A task says nothing until it ends."""
+_MAX_REASON: Final = 300
+_FAILURES: Final = frozenset({"runner_on_failed", "runner_on_unreachable", "runner_item_on_failed"})
+
+
+class PlaybookProgress(Protocol):
+    """What shows how far a playbook is."""
+
+    def follow(self, what: str, done: int, total: int | None = None, detail: str = "") -> None:
+        """Take note of how many tasks are done, and of the present host and task."""
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybookResult:
+    """How a playbook ended that failed nowhere."""
+
+    changed: Mapping[str, int]
+    """Number of tasks that changed something, by host."""
+    log: Path
+    """Ansible's own output."""
+    answers: Mapping[str, Mapping[str, str]]
+    """Standard output of each host's commands, by host and task."""
+
+
+def run_playbook(
+    name: str,
+    inventory: Inventory,
+    progress: PlaybookProgress,
+    *,
+    variables: Mapping[str, object] | None = None,
+    limit: str = "",
+    tags: str = "",
+    check: bool = False,
+    job_timeout_s: int = JOB_TIMEOUT_S,
+    idle_timeout_s: int = IDLE_TIMEOUT_S,
+) -> PlaybookResult:
+    """Run a playbook of playbooks/ to its end.
+
+    SIGINT, SIGTERM and SIGHUP end Ansible and its connections. A task that runs on a host then may still run to its end.
+
+    Args:
+        name: the playbook, such as site.yml.
+        inventory: the hosts.
+        progress: shows each host's tasks; what changes or fails has a line that stays.
+        variables: variables of the playbook that go before the inventory's; none by default. They are no secrets.
+        limit: hosts or groups that it runs on, as ansible-playbook takes them; all by default.
+        tags: tags of the tasks that run, separated by commas; all by default.
+        check: whether it only says what it would change; default: False.
+        job_timeout_s: seconds after which it is ended; default: 3600.
+        idle_timeout_s: seconds without any output after which it is ended; default: 1200.
+
+    Raises:
+        TestbedError: a task failed or a host was unreachable, or it took too long; the message names host, task, reason
+            and log.
+        Interrupted: a signal came.
+        DiskError: the log cannot be written.
+    """
+    # Its import takes a while, and a testbed on one machine needs none of it.
+    import ansible_runner
+
+    ansible_program("ansible-playbook")
+    log = log_folder() / f"{Path(name).stem}.log"
+    follower = _Follower(name, progress)
+    with _private_folder() as folder, signals_noted() as signals:
+        hosts = Path(inventory.source)
+        if inventory.text is not None:
+            hosts = folder / "hosts.yml"
+            hosts.write_text(inventory.text)
+        runner = ansible_runner.run(
+            private_data_dir=str(folder),
+            project_dir=str(PLAYBOOKS),
+            playbook=name,
+            inventory=str(hosts),
+            extravars=dict(variables or {}),
+            envvars={**ansible_environment(), "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp")},
+            limit=limit or None,
+            tags=tags or None,
+            cmdline="--check" if check else None,
+            quiet=True,
+            suppress_env_files=True,
+            settings={"job_timeout": job_timeout_s, "idle_timeout": idle_timeout_s},
+            event_handler=follower.take,
+            cancel_callback=lambda: signals.number is not None,
+        )
+        status, stats = runner.status, runner.stats or {}
+        log.write_text(runner.stdout.read() if Path(runner.stdout.name).exists() else "")
+        if signals.number is not None:
+            raise Interrupted(signals.number)
+    if status == "timeout":
+        raise TestbedError(
+            f"{name} ran for more than {job_timeout_s} s, or was silent for {idle_timeout_s} s, and was ended "
+            f"in {follower.present or 'its start'}; log: {log}"
+        )
+    if follower.failures or status != "successful":
+        first = follower.failures[0] if follower.failures else _last_words(log)
+        others = len(follower.failures) - 1
+        more = f" (and {others} more)" if others > 0 else ""
+        raise TestbedError(f"{name}: {first}{more}; log: {log}")
+    return PlaybookResult(dict(stats.get("changed", {})), log, follower.answers)
+
+
+def log_folder() -> Path:
+    """Return the folder of the playbooks' logs, made if need be.
+
+    Raises:
+        DiskError: it cannot be made.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "joulefeed" / "ansible"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError(f"{folder}: {error.strerror}; the logs of playbooks are kept there") from error
+    return folder
+
+
+@dataclass(slots=True)
+class _Follower:
+    """Takes ansible-runner's events."""
+
+    name: str
+    progress: PlaybookProgress
+    failures: list[str] = field(default_factory=list)
+    answers: dict[str, dict[str, str]] = field(default_factory=dict)
+    present: str = ""
+    done: int = 0
+
+    def take(self, event: Mapping[str, Any]) -> bool:
+        """Show one event; returns whether ansible-runner keeps it, which its statistics need."""
+        kind, data = str(event.get("event", "")), event.get("event_data", {})
+        host, task = data.get("host"), _task(data)
+        if kind == "runner_on_start":
+            self.present = f"{host}: {task}"
+            self.progress.follow(self.name, self.done, detail=self.present)
+        elif kind in _FAILURES and not data.get("ignore_errors"):
+            # A loop has an event for each item that fails, and one for the task.
+            line = f"{host}: {task}: {_reason(data.get('res', {}))}"
+            if kind != "runner_item_on_failed":
+                self.failures.append(line)
+                self.progress.note(f"{self.name}: {line}")
+        elif kind == "runner_on_ok":
+            self.done += 1
+            result = data.get("res", {})
+            if result.get("changed"):
+                self.progress.note(f"{self.name}: {host}: {task}: changed")
+            if isinstance(result.get("stdout"), str):
+                self.answers.setdefault(str(host), {})[str(data.get("task"))] = result["stdout"]
+        return True
+
+
+def _task(data: Mapping[str, Any]) -> str:
+    role, task = data.get("role"), str(data.get("task", ""))
+    return f"{role}: {task}" if role else task
+
+
+def _reason(result: Mapping[str, Any]) -> str:
+    """Return the line of a task's result that says why it failed."""
+    if "censored" in result:
+        return "the reason is hidden because it may hold a secret"
+    failed = [item for item in result.get("results", ()) if item.get("failed")]
+    if failed:
+        result = failed[0]
+    words = str(result.get("msg") or "")
+    if words in {"", "non-zero return code", "MODULE FAILURE"} or words.startswith("MODULE FAILURE"):
+        words = str(result.get("stderr") or result.get("module_stderr") or result.get("stdout") or words)
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    text = "; ".join(lines[-3:]) or "no reason given"
+    return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}…"
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text().splitlines() if line.strip()]
+    telling = [line for line in lines if line.startswith(("ERROR", "[ERROR]"))]
+    return (telling or lines[-1:] or ["Ansible ended without a word"])[0]
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Make the folder of one playbook's artifacts; ends the SSH connections whose sockets are in it, and removes it."""
+    temporary = TemporaryFolder()
+    try:
+        yield temporary.path
+    finally:
+        for control in (temporary.path / "cp").glob("*"):
+            subprocess.run(
+                ["ssh", "-o", f"ControlPath={control}", "-O", "exit", "joulefeed"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=10,
+            )
+        temporary.remove()
