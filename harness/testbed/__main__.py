@@ -1,4 +1,4 @@
-"""Looks at a testbed and keeps it in order: what this machine can do, what dead runs have left, the hosts of a cluster."""
+"""Looks after testbeds: what this machine can do, what dead runs have left, and the hosts of a cluster."""
 
 from __future__ import annotations
 

@@ -21,7 +21,17 @@ import harness
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, TestbedError
 
-__all__ = ["INSTALLED_PYTHON", "PLAYBOOKS", "SLURM", "Host", "Inventory", "Role", "ansible_environment", "ansible_program"]
+__all__ = [
+    "INSTALLED_PYTHON",
+    "LEAD_SSH_CONFIG",
+    "PLAYBOOKS",
+    "SLURM",
+    "Host",
+    "Inventory",
+    "Role",
+    "ansible_environment",
+    "ansible_program",
+]
 
 Role = Literal["control", "storage", "compute", "tsdb"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -30,6 +40,8 @@ SLURM: Final = "slurm:"
 """In place of a file: the hosts of the job in which the command runs. A file of variables may follow the colon."""
 INSTALLED_PYTHON: Final = "/opt/joulefeed/venv/bin/python"
 """The interpreter that site.yml installs, on a host that names no other one."""
+LEAD_SSH_CONFIG: Final = Path("/var/lib/joulefeed/ssh/config")
+"""Configuration by which root's ssh on the lead reaches the other hosts by their names in the inventory: `ssh -F`."""
 _ROOT: Final = Path(harness.__file__).parents[1]
 PLAYBOOKS: Final = _ROOT / "playbooks"
 _READ_TIMEOUT_S: Final = 60.0
@@ -195,7 +207,7 @@ def ansible_environment() -> dict[str, str]:
 
 def _list_hosts(path: str, source: str) -> dict[str, Any]:
     """Return what `ansible-inventory --list` says of an inventory."""
-    argv = [ansible_program("ansible-inventory"), "--list", "--export", "--inventory", path]
+    argv = [ansible_program("ansible-inventory"), "--list", "--inventory", path]
     try:
         done = subprocess.run(
             argv,

@@ -61,7 +61,7 @@ def run_playbook(
 ) -> PlaybookResult:
     """Run a playbook of playbooks/ to its end.
 
-    SIGINT, SIGTERM and SIGHUP end Ansible and its connections. A task that runs on a host then may still run to its end.
+    SIGINT, SIGTERM and SIGHUP end Ansible and its connections; a task may still run to its end on a host.
 
     Args:
         name: the playbook, such as site.yml.
