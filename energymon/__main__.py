@@ -1,4 +1,4 @@
-"""`python -m energymon run | query | export | doctor | clock`."""
+"""`python -m energymon run | query | export | doctor | clock | dashboard`."""
 
 from __future__ import annotations
 
@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
                 controller=options.controller,
                 influxdb=_influxdb(options),
                 spool_limit_mb=options.spool_limit_mb,
+                run=options.run,
             )
         )
     except EnergyError as error:
@@ -180,6 +181,25 @@ def _clock(options: argparse.Namespace) -> int:
     return 0
 
 
+def _dashboard(options: argparse.Namespace) -> int:
+    from energymon.influx.dashboard import apply_dashboard, template
+    from energymon.influx.settings import InfluxSettings
+
+    _require_stdout()
+    flags = {
+        "INFLUXDB_V2_ORG": options.org,
+        "INFLUXDB_V2_BUCKET": options.bucket,
+        "INFLUXDB_V2_TOKEN_FILE": options.token_file,
+        "INFLUXDB_V2_SSL_CA_CERT": options.ca,
+    }
+    environment = {**os.environ, **{name: str(value) for name, value in flags.items() if value is not None}}
+    if options.print:
+        print(json.dumps(template(environment.get("INFLUXDB_V2_BUCKET") or "energy"), indent=2))
+        return 0
+    print(json.dumps(apply_dashboard(InfluxSettings.from_environment(environment, options.url))))
+    return 0
+
+
 def _instant(text: str) -> int:
     """Return UTC ns from an integer of ns or an ISO 8601 time; one without an offset is UTC."""
     try:
@@ -217,6 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_export(commands)
     _add_doctor(commands)
     _add_clock(commands)
+    _add_dashboard(commands)
     return parser
 
 
@@ -255,6 +276,7 @@ def _add_run(commands: _Commands) -> None:
     run.add_argument(
         "--idle-s", type=float, default=0.0, help="record the first seconds as the idle baseline (0: none)"
     )
+    run.add_argument("--run", metavar="NAME", help="tag of the energy tuples in InfluxDB (the session)")
     run.add_argument("--controller", metavar="HOST:PORT", help="measure this clock against `energymon clock` there")
     influxdb = run.add_argument_group(
         "InfluxDB",
@@ -330,6 +352,23 @@ def _add_clock(commands: _Commands) -> None:
     clock = commands.add_parser("clock", help="answer agents that measure their clocks against this one")
     clock.add_argument("--listen", required=True, metavar="ADDRESS[:PORT]", help="where, and nowhere else")
     clock.set_defaults(command=_clock)
+
+
+def _add_dashboard(commands: _Commands) -> None:
+    does = "make or renew the dashboard of an InfluxDB 2 server: power of every node, epochs of a run"
+    dashboard = commands.add_parser(
+        "dashboard",
+        help=does,
+        description=f"{does[0].upper()}{does[1:]}. Prints whether it changed anything, and the dashboard's URL, as "
+        "JSON. Other settings are read from INFLUXDB_V2_*.",
+    )
+    dashboard.add_argument("--url", help="the server")
+    dashboard.add_argument("--org", metavar="NAME", help="organisation")
+    dashboard.add_argument("--bucket", metavar="NAME", help="bucket of the readings")
+    dashboard.add_argument("--token-file", type=Path, metavar="FILE", help="file that holds a token with all access")
+    dashboard.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust for https")
+    dashboard.add_argument("--print", action="store_true", help="print the template, for `influx apply`, and end")
+    dashboard.set_defaults(command=_dashboard)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ __all__ = [
     "ClockOffset",
     "CounterStart",
     "Domain",
+    "EpochMark",
     "Event",
     "Reading",
     "Tick",
@@ -148,6 +149,22 @@ class CounterStart:
     """More power than the device can draw, W."""
     counter: str
     """Which counter it is: a file, or a board's UUID."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMark:
+    """When an epoch of a training run was, so that a graph of the power can show it."""
+
+    node: str
+    """Where it ran."""
+    run: str
+    cell: str
+    loader: str
+    epoch: int
+    start_ns: int
+    """UTC ns by the clock of the node's readings."""
+    end_ns: int
+    """The same."""
 
 
 @dataclass(frozen=True, slots=True)

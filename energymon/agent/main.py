@@ -69,6 +69,8 @@ class AgentConfig:
     """The sender's environment, INFLUXDB_V2_*; None keeps the readings in the store alone."""
     spool_limit_mb: float | None = None
     """What the store may take while its readings are sent; None for no limit."""
+    run: str | None = None
+    """The run that the agent is started for, a tag of its energy tuples; None for the name of its session."""
 
     def __post_init__(self) -> None:
         if not _MIN_INTERVAL_MS <= self.interval_ms <= _MAX_INTERVAL_MS:
@@ -79,6 +81,8 @@ class AgentConfig:
             raise ConfigError(f"--idle-s {self.idle_s}: expected 0 to 3600 s")
         if self.spool_limit_mb is not None and not self.spool_limit_mb >= 1:
             raise ConfigError(f"--spool-limit-mb {self.spool_limit_mb}: expected 1 or more MB")
+        if self.run is not None and (not self.run or not self.run.isprintable()):
+            raise ConfigError(f"--run {self.run!r}: expected a name of printable characters")
         if self.influxdb is not None:
             object.__setattr__(self, "influxdb", MappingProxyType(dict(self.influxdb)))
 
@@ -256,6 +260,7 @@ class _Agent:
                 {"device": device, "domain": domain, "reason": str(gap)}
                 for (device, domain), gap in self._found.unreadable.items()
             ],
+            **({"run": self._config.run} if self._config.run is not None else {}),
             "host": platform.node(),
             "kernel": platform.release(),
             "pid": os.getpid(),

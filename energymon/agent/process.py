@@ -9,7 +9,7 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Protocol, Self, cast
@@ -19,9 +19,9 @@ from energymon.analysis.attribution import channels_of, series_of
 from energymon.analysis.restarts import bridged
 from energymon.clock.monotonic import NS, boot_ns
 from energymon.errors import NO_SENSOR, AgentError, EnergyError, NoSensorError
-from energymon.reading import Event, Reading
+from energymon.reading import EpochMark, Event, Reading
 from energymon.stores.base import Session, Store
-from energymon.stores.sqlite import SqliteStore
+from energymon.stores.sqlite import SqliteStore, add_epochs
 
 if TYPE_CHECKING:
     from energymon.agent.lifetime import TemporaryFolder
@@ -222,6 +222,15 @@ class AgentProcess:
             sessions = store.sessions()
             wait_until_read(store, sessions[-1], end_ns, boot_ns(), self)
             return bridged(store.readings(start_ns - margin_ns, end_ns + margin_ns), store.counters(), sessions)
+
+    def mark_epochs(self, epochs: Iterable[EpochMark]) -> None:
+        """Have epochs sent with the readings, to be drawn beside them; an agent that was never ready sends none.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        if self.description:
+            add_epochs(self.store, epochs)
 
     def events(self, start_ns: int, end_ns: int) -> list[Event]:
         """Return the agent's events in [start, end), ns of its readings' clock, its deaths among them, by time.

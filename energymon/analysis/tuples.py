@@ -38,6 +38,8 @@ class EnergyTuple:
     gpu_source: str
     flags: str
     """INTERPOLATED when either tick lies where readings were missed, else ""."""
+    devices: Mapping[Domain, Mapping[str, float]] = field(default_factory=dict)
+    """J since t_{k-1} by device, of each domain that has several; a device without a figure is left out."""
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class _Part:
     joules: float | None
     source: str
     interpolated: bool
+    devices: Mapping[str, float]
 
 
 @dataclass(slots=True)
@@ -65,7 +68,7 @@ class _Host:
         parts = {domain: self._part(devices, tick_ns, interval_ns) for domain, devices in self.domains.items()}
         if all(part.joules is None for part in parts.values()):
             return None
-        none = _Part(None, "", interpolated=False)
+        none = _Part(None, "", interpolated=False, devices={})
         cpu, memory, gpu = (parts.get(domain, none) for domain in ("cpu", "dram", "gpu"))
         return EnergyTuple(
             tick_ns,
@@ -77,6 +80,7 @@ class _Host:
             memory.source,
             gpu.source,
             INTERPOLATED if cpu.interpolated or memory.interpolated or gpu.interpolated else "",
+            {domain: parts[domain].devices for domain, devices in self.domains.items() if len(devices) > 1},
         )
 
     def begin(self, at_ns: int) -> None:
@@ -89,24 +93,22 @@ class _Host:
     @staticmethod
     def _part(devices: Mapping[str, Sequence[_Series]], tick_ns: int, interval_ns: int) -> _Part:
         """Return one domain's joules since the last call; unknown when a device of it has none."""
-        total, sources, interpolated, whole = 0.0, set(), False, True
-        for several in devices.values():
-            taken = False
+        joules: dict[str, float] = {}
+        sources, interpolated = set(), False
+        for device, several in devices.items():
             for series in several:
                 before, series.place = series.place, series.curve.place(tick_ns)
                 now = series.place
-                if taken or before is None or now is None or before.segment != now.segment:
+                if device in joules or before is None or now is None or before.segment != now.segment:
                     continue
-                taken = True
-                total += now.joules - before.joules
+                joules[device] = now.joules - before.joules
                 sources.add(series.source)
                 interpolated = interpolated or any(
                     p.before != p.after and series.curve.inferred(p.after, interval_ns) for p in (before, now)
                 )
-            whole = whole and taken
-        return (
-            _Part(total, ";".join(sorted(sources, key=directness)), interpolated) if whole else _Part(None, "", False)
-        )
+        if len(joules) < len(devices):
+            return _Part(None, "", interpolated=False, devices=joules)
+        return _Part(sum(joules.values()), ";".join(sorted(sources, key=directness)), interpolated, joules)
 
 
 def tuples(

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, BinaryIO, Final, Literal
 
 from energymon.analysis.integrate import require_order
 from energymon.analysis.sessions import chunks, session_spans
-from energymon.analysis.tuples import EnergyTuple, stored_tuples
+from energymon.analysis.tuples import stored_tuples
 from energymon.errors import ConfigError
 from energymon.reading import Reading
 from energymon.stores.base import Session, Store
@@ -57,8 +57,6 @@ TUPLE_COLUMNS: Final = {
 _STDOUT: Final = "-"
 _DESCRIPTORS: Final = "/proc/self/fd"
 _AT_ONCE: Final = 50_000
-_TUPLES: Final = "tuples"
-"""Measurement of the tuples' points."""
 _LONGEST: Final = 255
 """Bytes of a file's name."""
 
@@ -76,7 +74,7 @@ def export(
     """Write the readings with a tick in [start, end), UTC ns, or the tuples in between, and return how many.
 
     A regular file appears when it is whole; a device, a FIFO or /dev/stdout is written as it comes, and "-" is stdout.
-    Readings in line protocol are the lines that are sent to InfluxDB; tuples are points of the measurement `tuples`.
+    Lines are those that are sent to InfluxDB.
     Raises ConfigError when the file cannot be written, StoreError, and WindowError when the end is before the start.
     """
     require_order(start_ns, end_ns)
@@ -111,7 +109,10 @@ def save_readings(readings: Iterable[Reading], path: Path) -> None:
 
 def _rows(store: Store, what: str, start_ns: int, end_ns: int, node: str | None) -> Iterator[tuple[object, ...]]:
     if what == "tuples":
-        return (astuple(found) for found in stored_tuples(store, start_ns, end_ns, node))
+        return (
+            tuple(getattr(found, name) for name in TUPLE_COLUMNS)
+            for found in stored_tuples(store, start_ns, end_ns, node)
+        )
     return (astuple(r) for _, readings in _readings(store, start_ns, end_ns, node) for r in readings)
 
 
@@ -136,24 +137,12 @@ def _reading_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -
 
 
 def _tuple_lines(store: Store, start_ns: int, end_ns: int, node: str | None) -> Iterator[str]:
-    return (_tuple_line(found) for found in stored_tuples(store, start_ns, end_ns, node))
+    from energymon.influx.lineprotocol import run_of, tuple_line
 
-
-def _tuple_line(found: EnergyTuple) -> str:
-    from energymon.influx.lineprotocol import field_text, line_prefix
-
-    tags = {
-        "cpu_source": found.cpu_source,
-        "gpu_source": found.gpu_source,
-        "memory_source": found.memory_source,
-        "node": found.node,
-    }
-    values = {"cpu_energy": found.cpu_energy, "gpu_energy": found.gpu_energy, "memory_energy": found.memory_energy}
-    fields = [f"{name}={value!r}" for name, value in values.items() if value is not None]
-    if found.flags:
-        fields.append(f"flags={field_text(found.flags)}")
-    prefix = line_prefix(_TUPLES, **{name: text for name, text in tags.items() if text})
-    return f"{prefix} {','.join(fields)} {found.t_ns}"
+    for session, begins, ends in session_spans(store, start_ns, end_ns, node):
+        run = run_of(session)
+        for found in stored_tuples(store, begins, ends, session.node):
+            yield tuple_line(found, run)
 
 
 def _write_csv(rows: Iterable[Sequence[object]], file: IO[str], columns: Iterable[str]) -> int:

@@ -9,8 +9,11 @@
 | clocks | node, peer | offset_ns, error_ns, offset_s | when it was measured |
 | baselines | node, device, domain, source | end_ns, watts, error_w when there is one | start |
 | counters | node, device, domain, source | those of a CounterStart; wrap when there is one | tick |
+| tuples | node_id, run | cpu_energy, memory_energy, gpu_energy: J used since the tick before; see `tuple_line` | tick |
+| epochs | node_id, run, cell, loader | epoch, start_ns and end_ns, whole numbers; duration_s | start |
 
-Every number is a float field. What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time,
+`tuples` and `epochs` are for queries and graphs, and are not read back. Every number of the others is a float field.
+What a float cannot hold exactly, UTC ns and offsets of any size, is the point's time,
 a string, or a difference: a reading's `offset_ns` is its own time minus its tick's. `offset_s` is there to be drawn.
 The tag `n` counts the events of a node in one nanosecond, which would be one point without it. Line breaks and
 backslashes of a message are written as \\n, \\r and \\\\.
@@ -21,12 +24,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Final, cast
 from urllib.parse import unquote
 
+from energymon.analysis.tuples import EnergyTuple
 from energymon.clock.monotonic import NS
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, CounterStart, Domain, Event, Reading, Tick
+from energymon.reading import (
+    ESTIMATE,
+    INTERPOLATED,
+    Baseline,
+    ClockOffset,
+    CounterStart,
+    Domain,
+    EpochMark,
+    Event,
+    Reading,
+    Tick,
+)
 from energymon.stores.base import Session
 
 __all__ = [
@@ -34,18 +50,22 @@ __all__ = [
     "CLOCKS",
     "COUNTERS",
     "ENERGY",
+    "EPOCHS",
     "EVENTS",
     "SESSIONS",
     "TICKS",
+    "TUPLES",
     "RawReading",
     "baseline_line",
     "clock_line",
     "counter_line",
     "energy_prefix",
+    "epoch_line",
     "event_line",
     "field_text",
     "line_prefix",
     "reading_lines",
+    "run_of",
     "session_line",
     "tag_text",
     "tag_value",
@@ -58,6 +78,7 @@ __all__ = [
     "to_reading",
     "to_session",
     "to_tick",
+    "tuple_line",
 ]
 
 ENERGY: Final = "energy"
@@ -67,6 +88,8 @@ SESSIONS: Final = "sessions"
 CLOCKS: Final = "clocks"
 BASELINES: Final = "baselines"
 COUNTERS: Final = "counters"
+TUPLES: Final = "tuples"
+EPOCHS: Final = "epochs"
 
 RawReading = tuple[int, int, int, float, str, int | None, int]
 """Tick (UTC ns), the series' id, time (UTC ns), cumulative joules, flags, early_ns, late_ns: a row of the
@@ -158,6 +181,46 @@ def baseline_line(baseline: Baseline) -> str:
     )
     bound = "" if baseline.error_w is None else f",error_w={baseline.error_w!r}"
     return f'{prefix} end_ns="{baseline.end_ns}",watts={baseline.watts!r}{bound} {baseline.start_ns}'
+
+
+def tuple_line(found: EnergyTuple, run: str) -> str:
+    """Return an energy tuple's line: the joules of each domain that its node has used since the tick before.
+
+    A domain with several devices has a field for each too, `gpu_energy_gpu-1`. Joules that are an estimate have a field
+    of their own, `cpu_energy_estimate`, so that no sum of `cpu_energy` holds any. `cpu_source` and so on name the
+    sensors; `interpolated` is true where readings were missed. An unknown value has no field.
+    """
+    domains: tuple[tuple[str, Domain, float | None, str], ...] = (
+        ("cpu", "cpu", found.cpu_energy, found.cpu_source),
+        ("memory", "dram", found.memory_energy, found.memory_source),
+        ("gpu", "gpu", found.gpu_energy, found.gpu_source),
+    )
+    fields: list[str] = []
+    for name, domain, joules, source in domains:
+        devices = {
+            device: of_device for device, of_device in found.devices.get(domain, {}).items() if isfinite(of_device)
+        }
+        if joules is not None and isfinite(joules):
+            fields.append(f"{name}_energy{'_estimate' if source == ESTIMATE else ''}={joules!r}")
+            fields.append(f"{name}_source={field_text(source)}")
+        if source != ESTIMATE:
+            fields += [f"{name}_energy_{_key(device)}={of_device!r}" for device, of_device in sorted(devices.items())]
+    if found.flags == INTERPOLATED:
+        fields.append("interpolated=true")
+    return f"{line_prefix(TUPLES, node_id=found.node, run=run)} {','.join(fields)} {found.t_ns}"
+
+
+def epoch_line(mark: EpochMark) -> str:
+    """Return the line of an epoch."""
+    prefix = line_prefix(EPOCHS, cell=mark.cell, loader=mark.loader, node_id=mark.node, run=mark.run)
+    duration_s = (mark.end_ns - mark.start_ns) / NS
+    fields = f"epoch={mark.epoch}i,start_ns={mark.start_ns}i,end_ns={mark.end_ns}i,duration_s={duration_s!r}"
+    return f"{prefix} {fields} {mark.start_ns}"
+
+
+def run_of(session: Session) -> str:
+    """Return the run that a session's agent was started for, by default the session's own name."""
+    return str(session.description.get("run") or session.name)
 
 
 def counter_line(start: CounterStart) -> str:
@@ -263,9 +326,12 @@ def to_counter(tags: Mapping[str, str], time_ns: int, fields: Fields) -> Counter
 def line_prefix(measurement: str, **tags: str) -> str:
     """Return how a line begins, up to its fields."""
     # Sorted by key, which spares the server the sorting.
-    return measurement + "".join(
-        f",{key}={tag_value(value).translate(_TAG_ESCAPES)}" for key, value in sorted(tags.items())
-    )
+    return measurement + "".join(f",{key}={_key(value)}" for key, value in sorted(tags.items()))
+
+
+def _key(text: str) -> str:
+    """Return a tag's value, or a field's name, as a line has it."""
+    return tag_value(text).translate(_TAG_ESCAPES)
 
 
 def _number(measurement: str, time_ns: int, fields: Fields, name: str) -> float:

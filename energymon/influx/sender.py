@@ -120,18 +120,23 @@ class Sender:
         while not self._over():
             try:
                 self._trim()
-                batch = self._spool.next_batch()
+                batch = self._spool.next_batch(last=self._last)
             except StoreError as error:
                 self._wait(self._failed("waiting", error))
                 continue
             if batch is not None:
                 self._wait(self._send(batch))
-            elif self._stop.eof or not self._until_eof:
+            elif self._last:
                 break
             else:
                 self._wait(_POLL_S)
         self._tell_aside(last=True)
         return self._leave()
+
+    @property
+    def _last(self) -> bool:
+        """Whether no agent writes the store any more."""
+        return self._stop.eof or not self._until_eof
 
     def _over(self) -> bool:
         """Whether to end though there may be something left."""
@@ -277,7 +282,7 @@ class Sender:
 
     def _leave(self) -> int:
         unsent = self._unsent()
-        if self._spool.next_batch() is None:
+        if self._spool.next_batch(last=self._last) is None:
             self._say("drained", f"{self._client.settings} has all of {self._spool.path}", unsent)
             return 0
         state, reason = self._state if self._state[0] in ("waiting", "refused") else ("waiting", "there was no time")

@@ -21,15 +21,17 @@ from energymon.influx.lineprotocol import (
     clock_line,
     counter_line,
     energy_prefix,
+    epoch_line,
     event_line,
     reading_lines,
     session_line,
     tick_lines,
     ticks_prefix,
 )
-from energymon.reading import Baseline, ClockOffset, CounterStart, Event
+from energymon.influx.tuple_feed import TupleFeed
+from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event
 from energymon.stores.base import Session
-from energymon.stores.sqlite import COUNTERS_TABLE, SqliteStore, add_columns, columns, connect, store_error
+from energymon.stores.sqlite import LATER_TABLES, SqliteStore, add_columns, columns, connect, store_error
 
 __all__ = ["Batch", "BusyError", "Spool"]
 
@@ -38,6 +40,7 @@ _BATCH_LINES: Final = 5_000
 _BATCH_SPANS: Final = 500
 _OUTBOX_ROWS: Final = 2_000
 _NEWS_ROWS: Final = 1_000
+_NOTE: Final = "INSERT INTO sent VALUES (?, ?) ON CONFLICT DO UPDATE SET last = excluded.last"
 _TRIM_ROWS: Final = 5_000
 """Readings deleted at a time, so that the agent's commits wait for milliseconds only."""
 _TRIM_FROM: Final = 0.9
@@ -46,7 +49,13 @@ _TRIM_TO: Final = 0.8
 _WAL_BYTES: Final = 8_000_000
 _NEWS: Final = {
     table: f"SELECT rowid, {columns(kind)} FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"  # noqa: S608
-    for table, kind in (("clocks", ClockOffset), ("baselines", Baseline), ("counters", CounterStart), ("events", Event))
+    for table, kind in (
+        ("clocks", ClockOffset),
+        ("baselines", Baseline),
+        ("counters", CounterStart),
+        ("epochs", EpochMark),
+        ("events", Event),
+    )
 }
 
 Statement = tuple[str, Sequence[object]]
@@ -91,18 +100,23 @@ class Spool:
             self._db = connect(path, "rw")
             self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.execute(COUNTERS_TABLE)
+            self._db.executescript(LATER_TABLES)
             add_columns(self._db)
+            self._feed = TupleFeed(path)
         except (sqlite3.Error, StoreError) as error:
             self._unlock()
             raise store_error(path, error) from error
         self._resume: tuple[int, int] | None = None
         self._prefixes: dict[tuple[int, int], str] = {}
 
-    def next_batch(self) -> Batch | None:
-        """Return what comes next, the same until it is acknowledged, or None when all has been sent."""
+    def next_batch(self, *, last: bool = False) -> Batch | None:
+        """Return what comes next, the same until it is acknowledged, or None when all has been sent.
+
+        With `last` no agent writes the store any more: tuples do not wait for readings that follow.
+        """
         with self._naming():
-            return self._news_batch() or self._ticks_batch()
+            # Tuples first: readings that the server has may be deleted.
+            return self._news_batch() or self._tuples_batch(last=last) or self._ticks_batch()
 
     def acknowledge(self, batch: Batch) -> None:
         """Note that the server has the batch; raises StoreError when the store cannot be written."""
@@ -148,6 +162,7 @@ class Spool:
 
     def close(self) -> None:
         """Let another sender have the spool; may be called twice."""
+        self._feed.close()
         self._db.close()
         self._unlock()
 
@@ -174,13 +189,23 @@ class Spool:
         news = {k: self._db.execute(query, (last.get(k, 0), _NEWS_ROWS)).fetchall() for k, query in _NEWS.items()}
         for kind, rows in news.items():
             if rows:
-                note = "INSERT INTO sent VALUES (?, ?) ON CONFLICT DO UPDATE SET last = excluded.last"
-                notes.append((note, (kind, rows[-1][0])))
+                notes.append((_NOTE, (kind, rows[-1][0])))
         lines += [clock_line(ClockOffset(*row)) for _, *row in news["clocks"]]
         lines += [baseline_line(Baseline(*row)) for _, *row in news["baselines"]]
         lines += [counter_line(CounterStart(*row)) for _, *row in news["counters"]]
+        lines += [epoch_line(EpochMark(*row)) for _, *row in news["epochs"]]
         lines += self._event_lines(news["events"])
         return Batch(lines, tuple(notes)) if notes else None
+
+    def _tuples_batch(self, *, last: bool) -> Batch | None:
+        """Return the energy tuples that are final."""
+        while (found := self._feed.next(self._db, last=last)) is not None:
+            note = (_NOTE, (found.kind, found.until_ns))
+            if found.lines:
+                return Batch(found.lines, (note,))
+            with self._transaction():
+                self._db.execute(*note)
+        return None
 
     def _event_lines(self, rows: Sequence[_Row]) -> list[str]:
         if not rows:

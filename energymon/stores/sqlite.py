@@ -8,17 +8,27 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Final, Self, TypeVar
 
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, Reading, Tick
 from energymon.stores.base import Session
 
-__all__ = ["COUNTERS_TABLE", "Row", "Series", "SqliteStore", "add_columns", "columns", "connect", "store_error"]
+__all__ = [
+    "LATER_TABLES",
+    "Row",
+    "Series",
+    "SqliteStore",
+    "add_columns",
+    "add_epochs",
+    "columns",
+    "connect",
+    "store_error",
+]
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
 Series = tuple[str, str, str, str]
@@ -33,12 +43,16 @@ _OLDEST: Final = 2
 _BUSY_TIMEOUT_S: Final = 5.0
 _END_OF_TIME_NS: Final = 2**63 - 1
 
-COUNTERS_TABLE: Final = """CREATE TABLE IF NOT EXISTS counters (
+LATER_TABLES: Final = """CREATE TABLE IF NOT EXISTS counters (
     node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, tick_ns INTEGER NOT NULL,
     t_ns INTEGER NOT NULL, boot_ns INTEGER NOT NULL, boot_id TEXT NOT NULL, joules REAL NOT NULL, raw INTEGER NOT NULL,
     unit_j REAL NOT NULL, wrap INTEGER, max_w REAL NOT NULL, counter TEXT NOT NULL,
-    PRIMARY KEY (node, device, domain, source, tick_ns))"""
-"""Stores that older agents wrote have no such table until they are written again."""
+    PRIMARY KEY (node, device, domain, source, tick_ns));
+CREATE TABLE IF NOT EXISTS epochs (
+    node TEXT NOT NULL, run TEXT NOT NULL, cell TEXT NOT NULL, loader TEXT NOT NULL, epoch INTEGER NOT NULL,
+    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL);
+"""
+"""Stores that older agents wrote have no such tables until they are written again."""
 
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
@@ -66,7 +80,7 @@ CREATE TABLE IF NOT EXISTS baselines (
     node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, start_ns INTEGER NOT NULL,
     end_ns INTEGER NOT NULL, watts REAL NOT NULL, error_w REAL,
     PRIMARY KEY (node, device, domain, source, start_ns));
-{COUNTERS_TABLE};
+{LATER_TABLES}
 CREATE TABLE IF NOT EXISTS outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
     last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
@@ -412,7 +426,19 @@ class SqliteStore:
             raise store_error(self.path, error) from error
 
 
-def columns(kind: type[ClockOffset | Baseline | CounterStart | Event]) -> str:
+def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
+    """Add epochs to a store, for its sender, while an agent writes the store or after it; raises StoreError."""
+    try:
+        with closing(connect(path, "rw")) as connection:
+            connection.executescript(LATER_TABLES)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, epochs))
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise store_error(path, error) from error
+
+
+def columns(kind: type[ClockOffset | Baseline | CounterStart | Event | EpochMark]) -> str:
     """Return the columns of the records of a class, which are its fields, for a SELECT."""
     return ", ".join(field.name for field in fields(kind))
 

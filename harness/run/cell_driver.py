@@ -35,7 +35,7 @@ from harness.results.cells import (
     SensorRecord,
 )
 from harness.results.checks import ONE_CLOCK, link_bounds
-from harness.results.epochs import epoch_edges, link_joules
+from harness.results.epochs import epoch_edges, link_joules, readings_ns
 from harness.results.files import typed, write_json
 from harness.results.folder import RunFolder
 from harness.run.cell_process import CellProcess
@@ -251,6 +251,8 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         unreadable=typed(tuple[SensorRecord, ...], context.agent.unreadable),
         events=context.agent.events(*span_ns),
     )
+    spans = {n: (readings_ns(start, energy), readings_ns(end, energy)) for n, (start, end) in edges.items()}
+    context.agent.mark(cell.cell_id, cell.loader, spans)
     every = sorted([*events, *_stream_events(access, partial)], key=lambda event: event["utc_ns"])
     save_events(every, partial / "events.parquet")
     parts = sorted(partial.glob("batches-*.parquet"))

@@ -95,9 +95,11 @@ def test_line_protocol_is_what_the_sender_sends(store, capsys):
     ]
 
 
-def test_tuples_in_line_protocol_have_their_sources_as_tags(store, capsys):
+def test_tuples_in_line_protocol_are_those_that_are_sent(store, capsys):
     export(store, "-", "line", "tuples", start_ns=0, end_ns=TICK, node="c")
-    assert capsys.readouterr().out == "tuples,cpu_source=estimate,node=c cpu_energy=2.0 100000000\n"
+    (session,) = (session for session in store.sessions() if session.node == "c")
+    fields = 'cpu_energy_estimate=2.0,cpu_source="estimate"'
+    assert capsys.readouterr().out == f"tuples,node_id=c,run={session.name} {fields} 100000000\n"
 
 
 def test_an_empty_span_has_a_file_with_its_columns_alone(store, tmp_path):

@@ -35,7 +35,7 @@ def agent(tree, tmp_path):
     told = []
     spec = EnergySpec(interval_ms=20, estimate="off")
     made = EnergyAgent(
-        tmp_path / "e.sqlite", spec, node="n", run_id="test", log=tmp_path / "e.log", on_restart=told.append
+        tmp_path / "e.sqlite", spec, node="n", run_id="test", run="r", log=tmp_path / "e.log", on_restart=told.append
     )
     made.options += ["--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so")]
     made.told = told

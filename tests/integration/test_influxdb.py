@@ -1,14 +1,17 @@
 """A run that sends its readings to a real InfluxDB server."""
 
 import csv
+import platform
 import subprocess
 import sys
+from datetime import datetime
 
 import pyarrow.parquet as pq
 import pytest
 
 from energymon import open_store
 from tests.energymon.influx.server import ORG, Server, binary
+from tests.energymon.influx.test_tuples import flux, paper_sum, stored_points
 
 pytestmark = pytest.mark.process
 
@@ -57,6 +60,25 @@ def test_a_runs_readings_are_on_the_server_and_its_token_is_nowhere(server, tmp_
         assert remote.readings(0, 2**62) == local.readings(0, 2**62)
         sent = {(r.tick_ns, r.device, r.source, r.joules) for r in remote.readings(0, 2**62)}
     assert {(r["tick_ns"], r["device"], r["source"], r["joules"]) for r in ours} <= sent
+    run = folder.resolve().name
+    (mark,) = flux(
+        server,
+        bucket,
+        f'from(bucket: "{bucket}") |> range(start: 0) |> filter(fn: (r) => r._measurement == "epochs")'
+        f' |> filter(fn: (r) => r.run == "{run}" and r._field == "end_ns")',
+    )
+    assert (mark["cell"], mark["loader"]) == (row["cell_id"], row["loader"])
+    start_ns, end_ns = (round(datetime.fromisoformat(row[key]).timestamp() * 1e9) for key in ("start_utc", "end_utc"))
+    assert abs(mark["_value"] - end_ns) < 10_000_000
+    measured = "cpu=estimate" not in row["energy_source"]
+    field = "cpu_energy" if measured else "cpu_energy_estimate"
+    tick_j = max(one[field] for one in stored_points(server, bucket, run).values())
+    error_j = float(row["energy_error_j"] or 0)
+    assert abs(paper_sum(server, bucket, platform.node(), field, start_ns, end_ns) - float(row["cpu_j"])) <= (
+        error_j + 2 * tick_j
+    )
+    # An estimate is in no sum of measurements.
+    assert measured or paper_sum(server, bucket, platform.node(), "cpu_energy", start_ns, end_ns) is None
     assert server.token not in done.stdout + done.stderr
     for path in folder.rglob("*"):
         if path.is_file():

@@ -1,0 +1,94 @@
+"""The energy tuples of a store that are final and not yet sent, as lines."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from energymon.analysis.attribution import channels_of
+from energymon.analysis.tuples import tuples
+from energymon.clock.monotonic import NS, tick_at
+from energymon.influx.lineprotocol import run_of, tuple_line
+from energymon.reading import LAG_S
+from energymon.stores.base import Session
+from energymon.stores.sqlite import SqliteStore
+
+__all__ = ["TupleFeed", "Tuples"]
+
+_TICKS_AT_ONCE: Final = 2_000
+"""Some 350 kB of lines."""
+_PATIENCE_NS: Final = 30 * NS
+"""A series without a reading for so long is not waited for: the ticks until it is back have no value of its domain."""
+
+# The sessions whose readings are sent, and the ticks that their commits touched.
+_TOUCHED: Final = """SELECT s.name, s.node, min(t.first_tick_ns), max(t.last_tick_ns), sent.last
+    FROM (SELECT session_id, first_tick_ns, last_tick_ns FROM outbox
+          UNION ALL SELECT session_id, first_tick_ns, last_tick_ns FROM acknowledged) t
+    JOIN sessions s ON s.id = t.session_id LEFT JOIN sent ON sent.kind = 'tuples ' || s.node || ' ' || s.name
+    GROUP BY s.id ORDER BY s.id"""
+_LATEST: Final = """SELECT max(tick_ns) FROM readings
+    WHERE tick_ns > ? AND tick_ns <= ? AND series_id IN (SELECT id FROM series WHERE node = ?) GROUP BY series_id"""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuples:
+    """Lines of one session, and up to which tick they go, for the table `sent`."""
+
+    lines: list[str]
+    kind: str
+    until_ns: int
+    """UTC ns."""
+
+
+class TupleFeed:
+    """Computes the tuples of a store in order, each once all readings that it depends on are there.
+
+    Joules at a tick are interpolated between the readings around it, also where the tick itself has none, so a tuple
+    waits for the next reading of each series, and for its lag.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the store; raises StoreError."""
+        self._store = SqliteStore.open(path)
+
+    def next(self, database: sqlite3.Connection, *, last: bool) -> Tuples | None:
+        """Return what comes next, or None. With `last` no agent writes any more, and nothing is waited for."""
+        touched = database.execute(_TOUCHED).fetchall()
+        if not touched:
+            return None
+        sessions = {(s.node, s.name): s for s in self._store.sessions()}
+        newest = {session.node: session for session in sessions.values()}
+        for name, node, first_ns, last_ns, sent_ns in touched:
+            session = sessions[node, name]
+            over = last or session.end_ns is not None or newest[node] is not session
+            start_ns = tick_at(first_ns, session.interval_ns) if sent_ns is None else sent_ns
+            settle_ns = _settle_ns(session)
+            if over:
+                until_ns = tick_at(last_ns, session.interval_ns)
+            else:
+                latest = database.execute(_LATEST, (last_ns - _PATIENCE_NS, last_ns, node)).fetchall()
+                until_ns = tick_at(min((t_ns for (t_ns,) in latest), default=0) - settle_ns, session.interval_ns)
+            until_ns = min(until_ns, start_ns + _TICKS_AT_ONCE * session.interval_ns)
+            if until_ns > start_ns:
+                lines = self._lines(session, start_ns, until_ns, settle_ns)
+                return Tuples(lines, f"tuples {node} {name}", until_ns)
+        return None
+
+    def close(self) -> None:
+        """Close the store; may be called twice."""
+        self._store.close()
+
+    def _lines(self, session: Session, start_ns: int, until_ns: int, settle_ns: int) -> list[str]:
+        readings = self._store.readings(start_ns - settle_ns, until_ns + settle_ns, session.node)
+        devices = channels_of(session.description, session.node).devices
+        expected = {session.node: devices} if devices else None
+        found = tuples(readings, start_ns, until_ns, session.interval_ns, expected)
+        return [tuple_line(one, run_of(session)) for one in found]
+
+
+def _settle_ns(session: Session) -> int:
+    """Return after which time the joules at an instant change no more, ns: a counter shows them in its next update."""
+    lags = channels_of(session.description, session.node).lags
+    return round(2 * NS * max(lags.values(), default=min(LAG_S.values()))) + session.interval_ns
