@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m harness.testbed", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("doctor", help="what this machine can do for a testbed, and the remedies")
+    doctor = commands.add_parser(
+        "doctor", help="what this machine, or a cluster, can do for a testbed, and the remedies"
+    )
+    doctor.add_argument(
+        "--inventory", metavar="FILE", help="look at the hosts of an inventory, Ansible's or slurm:, and change nothing"
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("clean", help="remove the processes, mounts, namespaces and files of dead runs")
     for name, does in _PLAYBOOK_HELP.items():
         command = commands.add_parser(name, help=does, description=does)
@@ -28,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command in _PLAYBOOK_HELP:
             return _play(options)
-        return _doctor() if options.command == "doctor" else _clean()
+        return _doctor(options.inventory, as_json=options.json) if options.command == "doctor" else _clean()
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_status
@@ -63,7 +70,21 @@ def _play(options: argparse.Namespace) -> int:
     return 0
 
 
-def _doctor() -> int:
+def _doctor(inventory: str | None, *, as_json: bool) -> int:
+    """Look at the hosts of an inventory, and return 1 where a run cannot work; without one, look at this machine."""
+    from harness.testbed import preflight
+
+    if inventory is not None:
+        from harness.testbed.inventory import Inventory
+
+        found = preflight.examine_hosts(Inventory.load(inventory))
+        print(preflight.to_json(found) if as_json else preflight.show(found))
+        return int(any(finding.verdict == "fail" for finding in found))
+    if as_json:
+        host = platform.node()
+        rows = [preflight.Finding(host, one.ability, one.remark, "ok" if one.is_there else "warn") for one in examine()]
+        print(preflight.to_json(rows))
+        return 0
     for finding in examine():
         print(f"{'yes' if finding.is_there else 'no ':3}  {finding.ability:30}  {finding.remark}", flush=True)
     return 0

@@ -1,0 +1,290 @@
+"""What a bare host has, found by its own Python 3 without any package; sent there over SSH, and it changes nothing.
+
+Each line of standard input is a request as JSON, each line of standard output its answer. It ends at the end of its
+input, or after ten minutes. It keeps to the standard library and the syntax of Python 3.7: `harness.testbed.preflight`
+sends it as text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import http.client
+import json
+import os
+import pathlib
+import platform
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+TIMEOUT_S = 5.0
+LIFE_S = 600
+PINGS = 60
+FLOW_S = 0.4
+CHUNK = bytes(1 << 18)
+
+
+def run(*argv: str) -> tuple[int, str]:
+    """Return a command's status and output; 127 where it is not installed, 124 where it takes too long."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 124, f"no end within {TIMEOUT_S:g} s"
+    except OSError as error:
+        return 127, str(error.strerror)
+    return done.returncode, done.stdout.decode(errors="replace").strip()
+
+
+def read(path: str) -> str:
+    """Return a small file's text, or nothing."""
+    try:
+        return pathlib.Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def system() -> dict[str, Any]:
+    """Return what the host is."""
+    lines = [line.partition("=") for line in read("/etc/os-release").splitlines()]
+    names = {key: value.strip('"') for key, _, value in lines}
+    status, words = (0, "root") if os.geteuid() == 0 else run("sudo", "-n", "true")
+    return {
+        "os": names.get("PRETTY_NAME", platform.system()),
+        "apt": shutil.which("apt-get") is not None,
+        "kernel": platform.release(),
+        "python": list(sys.version_info[:3]),
+        "root": status == 0,
+        "sudo": words,
+        "tc": run("tc", "-V")[0] == 0,
+    }
+
+
+def module(name: str) -> str:
+    """Return how the kernel has a module: loaded, built in, as a file that can be loaded, or not at all."""
+    if pathlib.Path(f"/sys/module/{name}").is_dir():
+        return "loaded"
+    folder = f"/lib/modules/{platform.release()}"
+    for file, how in (("modules.builtin", "built in"), ("modules.dep", "can be loaded")):
+        if f"/{name}.ko" in read(f"{folder}/{file}"):
+            return how
+    return ""
+
+
+def free_bytes(folder: str) -> int:
+    """Return the free space of a folder, or of the nearest one above it that exists."""
+    there = pathlib.Path(folder)
+    while not there.is_dir():
+        there = there.parent
+    found = os.statvfs(str(there))
+    return found.f_bavail * found.f_frsize
+
+
+def port_use(port: int) -> str:
+    """Return whether a TCP port is free, taken, or taken by InfluxDB."""
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("", port))
+            return "free"
+        except OSError:
+            pass
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/ping")
+        if connection.getresponse().getheader("X-Influxdb-Version"):
+            return "InfluxDB"
+    except (OSError, http.client.HTTPException):
+        pass
+    finally:
+        connection.close()
+    return "taken"
+
+
+def interfaces() -> dict[str, dict[str, Any]]:
+    """Return the addresses, state and MTU of each network interface."""
+    status, words = run("ip", "-j", "address")
+    if status:
+        return {name: {"addresses": None, "state": "", "mtu": 0} for _, name in socket.if_nameindex()}
+    return {
+        one["ifname"]: {
+            "addresses": [address["local"] for address in one.get("addr_info", ()) if "local" in address],
+            "state": one.get("operstate", ""),
+            "mtu": one.get("mtu", 0),
+        }
+        for one in json.loads(words)
+    }
+
+
+def is_local(address: str) -> bool:
+    """Return whether an address is one of this host's."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
+        try:
+            trial.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def chrony() -> str:
+    """Return what `chronyc -c tracking` prints, or nothing."""
+    status, words = run("chronyc", "-c", "tracking")
+    return "" if status else words
+
+
+def rapl() -> dict[str, Any]:
+    """Return the packages that RAPL counts, and how they can be read."""
+    zones = pathlib.Path("/sys/class/powercap").glob("intel-rapl:*/name")
+    names = [name for name in map(read, map(str, zones)) if name.startswith("package")]
+    perf = pathlib.Path("/sys/bus/event_source/devices/power/events/energy-pkg").exists()
+    return {"packages": len(names), "perf": perf}
+
+
+def nvml() -> dict[str, Any]:
+    """Return the GPUs that the NVIDIA driver sees; an error where there is no driver."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as error:
+        return {"error": str(error)}
+    status = library.nvmlInit_v2()
+    if status:
+        return {"error": f"NVML does not start (error {status})"}
+    try:
+        count, version = ctypes.c_uint(), ctypes.create_string_buffer(80)
+        library.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        library.nvmlSystemGetDriverVersion(version, 80)
+        return {"gpus": count.value, "driver": version.value.decode()}
+    finally:
+        library.nvmlShutdown()
+
+
+def facts(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return all that can be found without another host."""
+    address = asked.get("address")
+    login = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        **system(),
+        "modules": {name: module(name) for name in asked["modules"]},
+        "disk": {folder: free_bytes(folder) for folder in asked["folders"]},
+        "ports": {str(port): port_use(port) for port in asked["ports"]},
+        "interfaces": interfaces(),
+        "address_is_local": None if address is None else is_local(address),
+        "login_address": login[2] if len(login) == 4 else "",
+        "chrony": chrony(),
+        "rapl": rapl(),
+        "nvml": nvml(),
+        "socket": bool(asked.get("socket")) and pathlib.Path(asked["socket"]).exists(),
+    }
+
+
+def answer(connection: socket.socket) -> None:
+    """Serve one connection: echo bytes, send for a while, or count what comes."""
+    with connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            kind = connection.recv(1)
+            if kind == b"p":
+                while connection.recv(1):
+                    connection.sendall(b"p")
+            elif kind == b"d":
+                send_for(connection)
+            elif kind == b"u":
+                connection.sendall(json.dumps(receive(connection)).encode())
+        except OSError:
+            pass
+
+
+def send_for(connection: socket.socket) -> None:
+    """Send zeros for a while, then end the stream."""
+    until = time.monotonic() + FLOW_S
+    while time.monotonic() < until:
+        connection.sendall(CHUNK)
+    connection.shutdown(socket.SHUT_WR)
+
+
+def receive(connection: socket.socket) -> float:
+    """Read to the end of a stream; return its rate in Gbit/s."""
+    begin, count = time.monotonic(), 0
+    while True:
+        got = connection.recv(len(CHUNK))
+        if not got:
+            return count * 8e-9 / max(time.monotonic() - begin, 1e-6)
+        count += len(got)
+
+
+def serve(asked: dict[str, Any]) -> dict[str, Any]:
+    """Listen on an address, at a port of the kernel's choice, until this process ends."""
+    address = asked["address"]
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    listener.bind((address, 0))
+    listener.listen(8)
+
+    def accept() -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=answer, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return {"port": listener.getsockname()[1]}
+
+
+def connect(asked: dict[str, Any], kind: bytes) -> socket.socket:
+    """Connect to a server from this host's data address."""
+    connection = socket.create_connection((asked["host"], asked["port"]), TIMEOUT_S, (asked["address"], 0))
+    connection.settimeout(TIMEOUT_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.sendall(kind)
+    return connection
+
+
+def measure(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return the round trip to a server and the rate of one TCP flow each way."""
+    times: list[float] = []
+    with connect(asked, b"p") as connection:
+        until = time.monotonic() + TIMEOUT_S
+        while len(times) < PINGS and time.monotonic() < until:
+            begin = time.perf_counter()
+            connection.sendall(b"p")
+            if not connection.recv(1):
+                raise OSError("the other host closed the connection")
+            times.append(time.perf_counter() - begin)
+    with connect(asked, b"d") as connection:
+        down_gbit = receive(connection)
+    with connect(asked, b"u") as connection:
+        send_for(connection)
+        up_gbit = json.loads(connection.recv(100) or b"0")
+    return {"rtt_ms": 1e3 * statistics.median(times), "from_gbit": down_gbit, "to_gbit": up_gbit}
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    signal.alarm(LIFE_S)
+    tasks = {"facts": facts, "serve": serve, "measure": measure}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["do"] == "clock":
+            found: dict[str, Any] = {"utc_ns": time.time_ns()}
+        else:
+            try:
+                found = tasks[asked["do"]](asked)
+            except OSError as error:
+                found = {"error": str(error.strerror or error)}
+        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

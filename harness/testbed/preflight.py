@@ -1,0 +1,370 @@
+"""What the hosts of an inventory have and lack for a testbed: a table with a verdict and a remedy a row.
+
+Nothing is installed or changed on any host: `host_facts.py` goes there over SSH, runs under the host's own Python 3 and
+ends with the connection. Every wait has a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from itertools import combinations
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+
+from energymon.system.child import Child, ChildError
+
+if TYPE_CHECKING:
+    from harness.testbed.inventory import Host, Inventory
+
+__all__ = ["Finding", "examine_hosts", "show", "ssh_command", "to_json"]
+
+Verdict = Literal["ok", "warn", "fail"]
+
+_CONNECT_S: Final = 10
+_START_S: Final = 30.0
+_FACTS_S: Final = 60.0
+_PAIR_S: Final = 30.0
+_CLOCKS: Final = 11
+_OPTIONS: Final = (
+    *("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "ControlPath=none", "LogLevel=ERROR"),
+    *(f"ConnectTimeout={_CONNECT_S}", "ServerAliveInterval=5", "ServerAliveCountMax=3"),
+)
+_BOOT: Final = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
+"""Reads a program of the length that the first line says, and leaves the rest of standard input to it."""
+_OLDEST_PYTHON: Final = (3, 9)
+"""The oldest that Ansible's modules run under."""
+_INSTALLED_BYTES: Final = 8_000_000_000
+_RUN_BYTES: Final = 1_000_000_000
+_MODULES: Final = {"compute": ("nfsv4",), "storage": ("nfsd",)}
+_PORTS: Final = {"storage": {2049: "NFS"}, "tsdb": {8086: "InfluxDB"}}
+_OFFSET_NS: Final = 1_000_000
+"""What chrony must reach: the checks of a run refuse more."""
+_MAX_OFFSET_NS: Final = 1_000_000_000
+_NEAR_MS: Final = 1.0
+_MIN_GBIT: Final = 1.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One row of the table."""
+
+    host: str
+    """A host's name in the inventory, or two of them for what lies between."""
+    what: str
+    found: str
+    verdict: Verdict
+    """fail: a run cannot work so; warn: it works, with what `found` says."""
+    remedy: str = ""
+
+
+def show(findings: Sequence[Finding]) -> str:
+    """Return a table of findings, each remedy below its row."""
+    columns = [(f.verdict, f.host, f.what, f.found) for f in findings]
+    widths = [max((len(row[i]) for row in columns), default=0) for i in range(3)]
+    lines = []
+    for finding, row in zip(findings, columns, strict=True):
+        lines.append("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]))
+        if finding.remedy:
+            lines.append(f"{' ' * (widths[0] + 2)}→ {finding.remedy}")
+    return "\n".join(lines)
+
+
+def to_json(findings: Sequence[Finding]) -> str:
+    """Return findings as JSON, with the worst verdict."""
+    worst = max((f.verdict for f in findings), key=("ok", "warn", "fail").index, default="ok")
+    return json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}, indent=2)
+
+
+def examine_hosts(inventory: Inventory) -> list[Finding]:
+    """Look at all hosts at once, then at the data network between each pair of them, one pair after the other."""
+    carriers = [host for host in inventory.all if {"storage", "compute"} & set(host.roles)]
+    sessions = {host.name: _Session(host, is_alone=carriers == [host]) for host in inventory.all}
+    try:
+        found = _in_parallel(_examine, list(sessions.values()))
+        findings = [finding for of_host in found for finding in of_host]
+        reachable = [session for host in carriers if (session := sessions[host.name]).serves]
+        return [*findings, *(_between(one, other) for one, other in combinations(reachable, 2))]
+    finally:
+        for session in sessions.values():
+            session.close()
+
+
+class _Session:
+    """`host_facts.py` on one host, which answers requests until this is closed."""
+
+    def __init__(self, host: Host, *, is_alone: bool) -> None:
+        self.host = host
+        self.is_alone = is_alone
+        """Whether it stores and trains alone, with the network between two namespaces of it."""
+        self.serves = False
+        """Whether the host's data address is its own, so that others can be expected to reach it."""
+        self._child: Child | None = None
+
+    def start(self) -> None:
+        """Connect and send the program; raises ChildError, with ssh's own words, where the host does not answer."""
+        command = shlex.join(["python3", "-Bu", "-c", _BOOT])
+        argv = shlex.split(command) if self.host.connection == "local" else [*ssh_command(self.host), command]
+        program = (files("harness.testbed") / "host_facts.py").read_bytes()
+        self._child = Child(argv, keep_stderr=True)
+        self._child.send(b"%d\n%s" % (len(program), program))
+        self.ask({"do": "clock"}, _START_S)
+
+    def ask(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+        """Return the host's answer; raises ChildError where none comes in time."""
+        assert self._child is not None
+        self._child.send(json.dumps(request).encode() + b"\n")
+        return self._child.ready(timeout_s)
+
+    def words(self) -> str:
+        """Return the last line of what ssh or Python wrote on stderr."""
+        return "" if self._child is None else self._child.stderr_lines(1)
+
+    def close(self) -> None:
+        """End it; may be called twice."""
+        if self._child is not None:
+            self._child.stop(eof_s=1.0, term_s=1.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def ssh_command(host: Host) -> list[str]:
+    """Return ssh with all that leads to a host but the command; it asks no questions and adds no host key."""
+    argv = ["ssh", "-T", *(part for option in _OPTIONS for part in ("-o", option)), "-p", str(host.port)]
+    if host.identity_file is not None:
+        argv += ["-i", host.identity_file, "-o", "IdentitiesOnly=yes"]
+    if host.user is not None:
+        argv += ["-l", host.user]
+    return [*argv, *shlex.split(host.ssh_args), "--", host.address]
+
+
+def _in_parallel(task: Callable[[_Session], T], sessions: Sequence[_Session]) -> list[T]:
+    pool = ThreadPoolExecutor(max(len(sessions), 1))
+    futures = [pool.submit(task, session) for session in sessions]
+    try:
+        return [future.result() for future in futures]
+    except BaseException:
+        for session in sessions:
+            session.close()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _examine(session: _Session) -> list[Finding]:
+    host = session.host
+    try:
+        session.start()
+    except (ChildError, OSError) as error:
+        return [_unreachable(host, session.words() or str(error))]
+    asked = {
+        "do": "facts",
+        "address": host.data_address,
+        "modules": ["sch_netem", *(name for role in host.roles for name in _MODULES.get(role, ()))],
+        "folders": ["/opt" if host.installs else "/tmp", "/var/tmp"],  # noqa: S108 - asked for its free space
+        "ports": [port for role in host.roles for port in _PORTS.get(role, {})],
+        "socket": host.link_socket,
+    }
+    try:
+        facts = session.ask(asked, _FACTS_S)
+        clock = _clock(session, facts)
+    except ChildError as error:
+        return [_unreachable(host, session.words() or str(error))]
+    if "error" in facts:
+        return [Finding(host.name, "facts", str(facts["error"]), "fail", "run the doctor again")]
+    session.serves = host.data_address is not None and bool(facts["address_is_local"])
+    how = "this machine" if host.connection == "local" else f"{host.address} port {host.port}, host key checked"
+    return [
+        Finding(host.name, "reachable", how, "ok"),
+        *_system(host, facts),
+        *_modules(session, facts),
+        *_disk(host, facts),
+        *_ports(host, facts),
+        *_network(host, facts),
+        clock,
+        *_sensors(host, facts),
+    ]
+
+
+def _unreachable(host: Host, words: str) -> Finding:
+    where = shlex.join([*(["-p", str(host.port)] if host.port != 22 else []), _destination(host)])
+    remedies = {
+        "Host key verification failed": f"compare its fingerprint and accept it once: ssh {where}; where the key has "
+        "changed and you know why, ssh-keygen -R first",
+        "IDENTIFICATION HAS CHANGED": "find out why; then ssh-keygen -R the old key",
+        "Permission denied": f"ssh {where} must work without a password: ssh-copy-id, or ansible_user and "
+        "ansible_ssh_private_key_file",
+        "not resolve": "correct ansible_host",
+        "python3": "apt-get install python3 there",
+    }
+    default = f"check that the host runs and its SSH server listens there: ssh {where}"
+    remedy = next((remedy for telling, remedy in remedies.items() if telling in words), default)
+    return Finding(host.name, "reachable", words, "fail", remedy)
+
+
+def _destination(host: Host) -> str:
+    return host.address if host.user is None else f"{host.user}@{host.address}"
+
+
+def _system(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    release = f"{facts['os']}, kernel {facts['kernel']}"
+    yield _row(host, "system", release, facts["apt"], "playbooks install packages by apt: use Debian or Ubuntu", "warn")
+    python = tuple(facts["python"])
+    wanted = ".".join(map(str, _OLDEST_PYTHON))
+    version = "Python " + ".".join(map(str, python))
+    yield _row(host, "python3", version, python >= _OLDEST_PYTHON, f"Ansible needs Python {wanted} or later there")
+    user = host.user or "the user"
+    remedy = f"let {user} run sudo without a password: {user} ALL=(ALL) NOPASSWD:ALL in /etc/sudoers.d"
+    sudo = "root" if facts["sudo"] == "root" else "sudo without a password" if facts["root"] else facts["sudo"]
+    yield _row(host, "sudo", sudo.splitlines()[-1] if sudo else "sudo fails", facts["root"], remedy)
+
+
+def _modules(session: _Session, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    host, is_alone = session.host, session.is_alone
+    found: Mapping[str, str] = facts["modules"]
+    if {"storage", "compute"} & set(host.roles):
+        if host.link_socket is not None:
+            remedy = f"start the delay line, or correct joulefeed_link_socket={host.link_socket}"
+            yield _row(host, "link", "delay line, by its control socket", facts["socket"], remedy)
+        else:
+            otherwise = (
+                "a delay line in user space is used" if is_alone else "name a delay line in joulefeed_link_socket"
+            )
+            remedy = f"install the kernel's modules (Ubuntu: linux-modules-extra-{facts['kernel']}), or {otherwise}"
+            netem = found["sch_netem"] or "not in this kernel"
+            yield _row(host, "netem", netem, bool(found["sch_netem"]), remedy, "warn" if is_alone else "fail")
+            tc = "installed" if facts["tc"] else "not installed"
+            yield _row(host, "tc", tc, facts["tc"], "apt-get install iproute2")
+    for name in ("nfsd", "nfsv4"):
+        if name in found:
+            remedy = "files go through sshfs, which is slower than the papers' NFS"
+            yield _row(host, name, found[name] or "not in this kernel", bool(found[name]), remedy, "warn")
+
+
+def _disk(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    needed = [_INSTALLED_BYTES if host.installs else _RUN_BYTES, _RUN_BYTES]
+    for (folder, free), bytes_needed in zip(facts["disk"].items(), needed, strict=True):
+        found = f"{free / 1e9:.1f} GB free in {folder}"
+        yield _row(host, "disk", found, free >= bytes_needed, f"free {bytes_needed / 1e9:.0f} GB there")
+
+
+def _ports(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    for role in host.roles:
+        for port, service in _PORTS.get(role, {}).items():
+            use = facts["ports"][str(port)]
+            served = use == "InfluxDB" or (service == "NFS" and facts["modules"]["nfsd"] == "loaded")
+            found = f"{port} serves {service}" if use != "free" and served else f"{port} is {use}"
+            remedy = f"{service} needs TCP port {port}: stop what listens there (ss -ltnp)"
+            yield _row(host, "port", found, use == "free" or served, remedy)
+
+
+def _network(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    name, address = host.data_interface, host.data_address
+    there: Mapping[str, Mapping[str, Any]] = facts["interfaces"]
+    if name is not None:
+        others = ", ".join(sorted(one for one in there if one != "lo"))
+        if name not in there:
+            yield Finding(
+                host.name,
+                "data interface",
+                f"there is no {name}",
+                "fail",
+                f"correct joulefeed_data_interface; it has {others}",
+            )
+        else:
+            one = there[name]
+            down = one["state"] == "DOWN"
+            found = f"{name}, {'down' if down else 'up'}, MTU {one['mtu']}"
+            yield _row(host, "data interface", found, not down, f"ip link set {name} up, and give it {address}")
+    if address is None:
+        return
+    carrier = next((n for n, one in there.items() if address in (one["addresses"] or ())), None)
+    if not facts["address_is_local"]:
+        of_interface = ", ".join((there.get(name or "") or {}).get("addresses") or ()) or "no address"
+        remedy = f"correct joulefeed_data_address: {name} has {of_interface}"
+        yield Finding(host.name, "data address", f"{address} is not an address of this host", "fail", remedy)
+    elif name in there and carrier not in (name, None):
+        remedy = f"correct joulefeed_data_interface to {carrier}: netem would delay {name}"
+        yield Finding(host.name, "data address", f"{address} is on {carrier}, not on {name}", "fail", remedy)
+    else:
+        yield Finding(host.name, "data address", f"{address} on {carrier or name}", "ok")
+    login = next((n for n, one in there.items() if facts["login_address"] in (one["addresses"] or ())), None)
+    if login is not None and login == name and host.link_socket is None:
+        remedy = "the experiment's delay slows SSH too: reach the host by another interface where there is one"
+        yield Finding(host.name, "management", f"SSH comes in on the data interface {name}", "warn", remedy)
+
+
+def _clock(session: _Session, facts: Mapping[str, Any]) -> Finding:
+    """Compare the host's clock with this machine's by bracketed exchange; the shortest one has the least error."""
+    host, found = session.host, []
+    for _ in range(_CLOCKS):
+        begin_ns = time.time_ns()
+        answer = session.ask({"do": "clock"}, _START_S)
+        end_ns = time.time_ns()
+        found.append((end_ns - begin_ns, int(answer["utc_ns"]) - (begin_ns + end_ns) // 2))
+    span_ns, offset_ns = min(found)
+    beyond_ns = max(0, abs(offset_ns) - span_ns // 2)
+    words = f"{offset_ns / 1e6:+.2f} ms from this machine, ± {span_ns / 2e6:.2f} ms"
+    fields = str(facts.get("chrony", "")).split(",")
+    synchronised = len(fields) >= 14 and fields[13] != "Not synchronised"
+    if synchronised:
+        words += f"; chrony: {float(fields[4]) * 1e3:+.3f} ms from {fields[1] or fields[0]}"
+    if beyond_ns > _MAX_OFFSET_NS:
+        return Finding(host.name, "clock", words, "fail", "set it: chronyc makestep, or date -u -s")
+    remedy = "site.yml sets chrony up; give it a server that the host can reach, then chronyc makestep"
+    good = beyond_ns <= _OFFSET_NS and (synchronised or host.connection == "local")
+    words += "" if synchronised else "; chrony does not run"
+    return _row(host, "clock", words, good, remedy, "warn")
+
+
+def _sensors(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    rapl, nvml = facts["rapl"], facts["nvml"]
+    count = rapl["packages"]
+    found = f"{count} package{'s' if count != 1 else ''}{', perf events' if rapl['perf'] else ''}"
+    remedy = "its CPU joules are an estimate: a virtual machine has no counters; use a physical host"
+    yield _row(host, "RAPL", found if count or rapl["perf"] else "none", count or rapl["perf"], remedy, "warn")
+    there = int(nvml.get("gpus", 0))
+    words = f"{there} GPU{'s' if there != 1 else ''}, driver {nvml['driver']}" if "driver" in nvml else nvml["error"]
+    if host.gpus or "driver" in nvml:
+        remedy = f"joulefeed_gpus is {host.gpus}: correct it, or install the NVIDIA driver"
+        yield _row(host, "NVML", words, there >= host.gpus, remedy)
+
+
+def _between(one: _Session, other: _Session) -> Finding:
+    """Measure the data network between two hosts: TCP to a port of the kernel's choice, idle, then full each way."""
+    name = f"{one.host.name} – {other.host.name}"
+    remedy = "let the data network's hosts reach each other on all TCP ports: check routes, cables and nftables"
+    try:
+        served = one.ask({"do": "serve", "address": one.host.data_address}, _FACTS_S)
+        request = {"host": one.host.data_address, "address": other.host.data_address, "port": served.get("port")}
+        found = served if "error" in served else other.ask({"do": "measure", **request}, _PAIR_S)
+    except ChildError as error:
+        found = {"error": f"a host {error}"}
+    if "error" in found:
+        words = f"{other.host.data_address} does not reach {one.host.data_address}: {found['error']}"
+        return Finding(name, "data network", words, "fail", remedy)
+    rtt_ms, gbit = float(found["rtt_ms"]), min(float(found["from_gbit"]), float(found["to_gbit"]))
+    words = f"{rtt_ms:.3f} ms, {found['from_gbit']:.2f} and {found['to_gbit']:.2f} Gbit/s by one TCP flow"
+    if rtt_ms > _NEAR_MS:
+        return Finding(name, "data network", words, "warn", f"regimes nearer than {rtt_ms:.1f} ms cannot be set")
+    remedy = f"regimes faster than {gbit:.2f} Gbit/s cannot be set"
+    if gbit < _MIN_GBIT:
+        return Finding(name, "data network", words, "warn", remedy)
+    return Finding(name, "data network", words, "ok")
+
+
+def _row(host: Host, what: str, found: str, good: object, remedy: str, bad: Verdict = "fail") -> Finding:
+    return Finding(host.name, what, found, "ok") if good else Finding(host.name, what, found, bad, remedy)

@@ -1,0 +1,242 @@
+"""What `doctor --inventory` finds on hosts of namespaces, good and broken, and that it changes nothing on them."""
+
+import json
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.testbed.inventory import Host, Inventory
+from harness.testbed.preflight import examine_hosts, show, ssh_command
+from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
+
+OBSTACLES = obstacles()
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(bool(OBSTACLES), reason="; ".join(OBSTACLES)),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    """One storage and one compute host."""
+    with namespace_hosts() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def inventory(hosts, ansible):
+    return Inventory.load(hosts.inventory)
+
+
+def changed(inventory, name, **changes):
+    """Return the inventory with a host's variables changed."""
+    return Inventory(
+        inventory.source,
+        tuple(host.model_copy(update=changes) if host.name == name else host for host in inventory.all),
+    )
+
+
+def rows(inventory, host=None):
+    return {(f.host, f.what): f for f in examine_hosts(inventory) if host is None or f.host == host}
+
+
+def doctor(*options):
+    argv = [sys.executable, "-m", "harness.testbed", "doctor", *options]
+    return subprocess.run(argv, cwd=REPO, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_good_hosts_pass_and_nothing_on_them_changes(hosts, ansible):
+    names = [machine.name for machine in hosts.machines]
+    before = [hosts.snapshot(name) for name in names]
+    known = hosts.known_hosts.read_bytes()
+    done = doctor("--inventory", str(hosts.inventory), "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert [hosts.snapshot(name) for name in names] == before
+    assert hosts.known_hosts.read_bytes() == known
+    report = json.loads(done.stdout)
+    assert report["verdict"] in ("ok", "warn")
+    found = {(row["host"], row["what"]): row for row in report["findings"]}
+    for name in names:
+        for what in ("reachable", "system", "python3", "sudo", "link", "data interface", "data address"):
+            assert found[name, what]["verdict"] == "ok", found[name, what]
+        assert "from this machine, ±" in found[name, "clock"]["found"]
+        assert (name, "RAPL") in found
+    assert found["storage1", "port"]["verdict"] == "ok"
+    (pair,) = (row for (_, what), row in found.items() if what == "data network")
+    assert pair["verdict"] == "ok"
+    assert "Gbit/s" in pair["found"]
+    assert all(row["remedy"] for row in report["findings"] if row["verdict"] != "ok")
+
+
+def test_a_host_whose_key_is_not_known_is_not_trusted(hosts, inventory, tmp_path):
+    empty = tmp_path / "known_hosts"
+    empty.write_text("")
+    args = inventory.host("storage1").ssh_args.replace(str(hosts.known_hosts), str(empty))
+    found = rows(changed(inventory, "storage1", ssh_args=args))
+    broken = found["storage1", "reachable"]
+    assert broken.verdict == "fail"
+    assert "Host key verification failed" in broken.found
+    assert "fingerprint" in broken.remedy
+    assert empty.read_text() == ""
+    assert [key for key in found if key[0] == "storage1"] == [("storage1", "reachable")]
+    assert found["compute1", "reachable"].verdict == "ok"
+
+
+def test_a_wrong_private_key_is_refused_in_one_line(inventory, tmp_path):
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    found = rows(changed(inventory, "storage1", identity_file=str(key)), "storage1")
+    broken = found["storage1", "reachable"]
+    assert broken.verdict == "fail"
+    assert "Permission denied" in broken.found
+    assert "ansible_ssh_private_key_file" in broken.remedy
+    assert "\n" not in broken.found + broken.remedy
+
+
+def test_an_unreachable_host_is_one_row_and_the_others_are_looked_at(hosts, inventory):
+    hosts.stop("storage1")
+    try:
+        begin = time.monotonic()
+        found = rows(inventory)
+        assert time.monotonic() - begin < 60
+    finally:
+        hosts.start("storage1")
+    assert [key for key in found if "storage1" in key[0]] == [("storage1", "reachable")]
+    broken = found["storage1", "reachable"]
+    assert broken.verdict == "fail"
+    assert broken.remedy
+    assert found["compute1", "data address"].verdict == "ok"
+
+
+def test_a_name_that_no_server_knows_is_told(inventory):
+    found = rows(changed(inventory, "storage1", address="nowhere.invalid"), "storage1")
+    assert "correct ansible_host" in found["storage1", "reachable"].remedy
+
+
+def test_a_user_without_sudo_is_told_what_to_allow(inventory):
+    found = rows(changed(inventory, "compute1", user="plain"), "compute1")
+    broken = found["compute1", "sudo"]
+    assert broken.verdict == "fail"
+    assert "plain ALL=(ALL) NOPASSWD:ALL" in broken.remedy
+    assert found["compute1", "reachable"].verdict == "ok"
+
+
+def test_a_wrong_interface_is_told_with_those_that_are_there(inventory):
+    found = rows(changed(inventory, "storage1", data_interface="eth9"), "storage1")
+    broken = found["storage1", "data interface"]
+    assert (broken.verdict, broken.found) == ("fail", "there is no eth9")
+    assert "data0" in broken.remedy
+    other = rows(changed(inventory, "storage1", data_interface="lo"), "storage1")
+    assert other["storage1", "data address"].verdict == "fail"
+    assert "to data0" in other["storage1", "data address"].remedy
+
+
+def test_a_wrong_data_address_is_told_with_the_right_one(inventory):
+    right = inventory.host("storage1").data_address
+    found = rows(changed(inventory, "storage1", data_address="10.99.0.1"))
+    broken = found["storage1", "data address"]
+    assert broken.verdict == "fail"
+    assert right in broken.remedy
+    assert not [what for _, what in found if what == "data network"]
+
+
+def test_a_pulled_cable_of_the_data_network_is_told_for_the_pair(hosts, inventory):
+    hosts.cable("storage1", "data", plugged=False)
+    try:
+        found = rows(inventory)
+    finally:
+        hosts.cable("storage1", "data", plugged=True)
+    (pair,) = (row for (_, what), row in found.items() if what == "data network")
+    assert pair.verdict == "fail"
+    assert "does not reach" in pair.found
+
+
+def test_a_delay_line_that_is_not_there_is_told(inventory):
+    found = rows(changed(inventory, "storage1", link_socket="/nowhere"), "storage1")
+    assert found["storage1", "link"].verdict == "fail"
+
+
+def test_a_full_port_and_disk_are_told(hosts, inventory):
+    blocked = subprocess.Popen(
+        [*hosts.enter("storage1"), "python3", "-c", _LISTEN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert blocked.stdout.readline()
+        found = rows(changed(inventory, "storage1", python="/opt/joulefeed/venv/bin/python"), "storage1")
+    finally:
+        blocked.communicate(b"")
+    assert (found["storage1", "port"].verdict, found["storage1", "port"].found) == ("fail", "2049 is taken")
+    assert "ss -ltnp" in found["storage1", "port"].remedy
+    # What is installed takes more than the hosts have.
+    (disk,) = (f for f in examine_hosts(changed(inventory, "storage1", python=_INSTALLED)) if "/opt" in f.found)
+    assert disk.verdict == "fail"
+
+
+_INSTALLED = "/opt/joulefeed/venv/bin/python"
+_LISTEN = (
+    "import socket, sys; s = socket.socket(); s.bind(('', 2049)); s.listen(); print('up', flush=True); sys.stdin.read()"
+)
+
+
+def test_this_machine_is_looked_at_without_ssh():
+    host = Host.model_validate(
+        {"name": "here", "roles": ["storage", "compute"], "ansible_connection": "local", "ansible_host": "127.0.0.1"}
+    )
+    found = rows(Inventory("hosts.yml", (host,)))
+    assert found["here", "reachable"].found == "this machine"
+    assert found["here", "clock"].found.startswith(("+0.", "-0."))
+    # One host needs no netem.
+    assert found["here", "netem"].verdict != "fail"
+
+
+_INTERRUPTED = """
+import sys
+from harness.system.signals import run_program
+from harness.testbed import preflight
+from harness.testbed.inventory import Inventory
+run_program(lambda: print(preflight.examine_hosts(Inventory.from_json(sys.argv[1]))), 'nothing was changed')
+"""
+
+
+def test_ctrl_c_ends_it_and_every_ssh_though_a_host_says_nothing(hosts, inventory):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        slow = changed(inventory, "storage1", address="127.0.0.1", port=silent.getsockname()[1])
+        doing = subprocess.Popen(
+            [sys.executable, "-c", _INTERRUPTED, slow.to_json()],
+            cwd=REPO,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        connection, _ = silent.accept()
+        doing.send_signal(signal.SIGINT)
+        _, words = doing.communicate(timeout=30)
+        connection.close()
+    assert doing.returncode == 130, words
+    assert words.decode() == "interrupted by signal 2; nothing was changed\n"
+    left = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in left.splitlines() if line.startswith("ssh ") and str(hosts.key) in line]
+
+
+def test_ssh_asks_nothing_and_believes_no_new_host():
+    host = Host.model_validate({"name": "a", "roles": ["compute"], "ansible_host": "10.0.0.1", "ansible_user": "u"})
+    argv = ssh_command(host)
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no"} <= set(argv)
+    assert argv[-2:] == ["--", "10.0.0.1"]
+
+
+def test_the_table_has_remedies_below_their_rows():
+    findings = examine_hosts(Inventory("none", ()))
+    assert show(findings) == ""
+
+
+def test_the_doctor_of_this_machine_speaks_json_too():
+    done = doctor("--json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert {row["host"] for row in report["findings"]} == {platform.node()}
+    assert any(row["what"] == "mount by NFSv4" for row in report["findings"])
