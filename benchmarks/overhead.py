@@ -29,7 +29,7 @@ from table import Line, show
 from harness.cell.counters import CellCounters
 from harness.cell.events import EventLog, read_events
 from harness.cell.main import measured_epoch, save_batches
-from harness.config.specs import EnergySpec
+from harness.config.specs import EnergySpec, StoreSpec
 from harness.datasets.imagenet_like import ImagenetLike
 from harness.run.energy_agent import EnergyAgent
 from harness.workloads.accelerator import make_step
@@ -67,7 +67,9 @@ def instrumented_epoch(seconds: float) -> Line:
         loader = PyTorchLoader(
             samples=samples, transform=workload.transform, batch_size=BATCH_SIZE, seed=0, device="cpu", num_workers=0
         )
-        agent = EnergyAgent(out / "energy.sqlite", EnergySpec(), node="host", run_id="overhead", log=out / "energy.log")
+        agent = EnergyAgent(
+            out / "energy.sqlite", EnergySpec(), StoreSpec(), node="host", run_id="overhead", on_restart=print
+        )
         with loader, agent, EventLog(out / "events.jsonl") as log:
             assert agent.pid is not None
 

@@ -151,11 +151,9 @@ def _start_agent(experiment: Experiment, folder: RunFolder, testbed: Testbed, le
     return EnergyAgent(
         folder.energy,
         experiment.energy,
+        experiment.store,
         node=platform.node(),
         run_id=testbed.run_id,
-        run=folder.folder.name,
-        log=folder.folder / "energy.log",
-        send=experiment.store,
         on_restart=lambda message: ledger.append("note", message=message),
     )
 

@@ -21,34 +21,13 @@ class EnergyAgent(Agent):
     """Samples this host during a run, which goes on without it where no sensor is and nothing is to be estimated."""
 
     def __init__(
-        self,
-        store: Path,
-        spec: EnergySpec,
-        *,
-        node: str,
-        run_id: str,
-        run: str,
-        log: Path,
-        send: StoreSpec | None = None,
-        on_restart: Callable[[str], None] = lambda message: None,
+        self, store: Path, spec: EnergySpec, send: StoreSpec, node: str, run_id: str, on_restart: Callable[[str], None]
     ) -> None:
-        """Take the store and what to sample into it; nothing starts yet.
-
-        Args:
-            store: the file that it writes.
-            spec: the sensors, and how often they are read.
-            node: name of the host in the readings.
-            run_id: the run that its processes belong to.
-            run: name of the run in the server, the results folder's.
-            log: file to which its stderr is appended.
-            send: the server that gets the readings; default none.
-            on_restart: called with a line after a death of the agent, and when epochs cannot be marked.
-        """
-        self._run, self._note = run, on_restart
-        self._sends = send is not None and send.kind == "influxdb"
+        """Take the store in the run's folder, and what to sample; `on_restart` gets a line after a death of the agent."""
+        self._run, self._note, self._sends = store.parent.name, on_restart, send.kind == "influxdb"
         flags: dict[str, object] = {"cpu-idle-fraction": spec.cpu_idle_fraction, "cpu-tdp-w": spec.cpu_tdp_w}
-        flags |= {"run": run}
-        if send is not None and self._sends:
+        flags |= {"run": self._run}
+        if self._sends:
             # The agent reads the token from its file or the environment: it is no argument.
             flags |= {"influxdb-url": send.url, "influxdb-org": send.org, "influxdb-bucket": send.bucket}
             flags |= {"influxdb-token-file": send.token_file, "influxdb-ca": send.ca}
@@ -57,10 +36,10 @@ class EnergyAgent(Agent):
             store,
             node=node,
             interval_ms=spec.interval_ms,
-            estimate="off" if spec.estimate == "off" else "missing",
+            estimate=spec.estimate,
             sensors=spec.sensors,
             options=[f"--{flag}={value}" for flag, value in flags.items() if value is not None],
-            log=log,
+            log=store.with_suffix(".log"),
             environment=run_environment(run_id),
             on_restart=on_restart,
         )

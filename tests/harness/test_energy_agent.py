@@ -11,7 +11,7 @@ import pytest
 from energymon import joules
 from harness.cell.events import EventLog, read_events
 from harness.cell.main import EnergyReader, measured_epoch
-from harness.config.specs import EnergySpec
+from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError
 from harness.run.energy_agent import EnergyAgent
 from tests.energymon import trees
@@ -34,9 +34,7 @@ def agent(tree, tmp_path):
     """A running agent; `told` are the messages about its deaths."""
     told = []
     spec = EnergySpec(interval_ms=20, estimate="off")
-    made = EnergyAgent(
-        tmp_path / "e.sqlite", spec, node="n", run_id="test", run="r", log=tmp_path / "e.log", on_restart=told.append
-    )
+    made = EnergyAgent(tmp_path / "e.sqlite", spec, StoreSpec(), node="n", run_id="test", on_restart=told.append)
     made.options += ["--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so")]
     made.told = told
     with made:
