@@ -1,27 +1,41 @@
-"""Checks of single arguments, which raise an error that names the argument."""
+"""Checks of single arguments and values; True and False are no numbers."""
 
 from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import Final, get_args
 
 from loaders.errors import LoaderConfigError
 
-__all__ = ["check_choice", "check_seconds", "check_whole"]
+__all__ = ["as_number", "as_whole", "check_choice", "check_seconds", "check_whole"]
 
 _MAX_WHOLE: Final = 2**63 - 1
 _MAX_S: Final = 1e6
 """Half of the longest time that poll(2) can wait."""
 
 
-def check_whole(name: str, value: object, minimum: int, maximum: int = _MAX_WHOLE) -> int:
-    """Return an argument that has to be a whole number; raise LoaderConfigError naming it and its range."""
+def as_whole(value: object, minimum: int = 0, maximum: int = _MAX_WHOLE) -> int | None:
+    """Return a whole number within its bounds; None for anything else, True and 1.0 among them."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        number = None
-    if number is None or isinstance(value, bool) or not minimum <= number <= maximum:
+        return None
+    return None if isinstance(value, bool) or not minimum <= number <= maximum else number
+
+
+def as_number(value: object, minimum: float = -math.inf, maximum: float = math.inf) -> float | None:
+    """Return a finite number within its bounds; None for anything else, True and text among them."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if minimum <= value <= maximum and abs(value) <= sys.float_info.max else None
+
+
+def check_whole(name: str, value: object, minimum: int, maximum: int = _MAX_WHOLE) -> int:
+    """Return an argument that has to be a whole number; raise LoaderConfigError naming it and its range."""
+    number = as_whole(value, minimum, maximum)
+    if number is None:
         bounds = f"that is {minimum} or more" if maximum == _MAX_WHOLE else f"from {minimum} to {maximum}"
         raise LoaderConfigError(f"{name}={value!r}: expected a whole number {bounds}")
     return number
@@ -29,9 +43,10 @@ def check_whole(name: str, value: object, minimum: int, maximum: int = _MAX_WHOL
 
 def check_seconds(name: str, value: object) -> float:
     """Return an argument that has to be a time above 0 s; raise LoaderConfigError naming it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_S or math.isnan(value):
+    seconds = as_number(value, 0, _MAX_S)
+    if not seconds:
         raise LoaderConfigError(f"{name}={value!r}: expected seconds above 0, at most {_MAX_S:g}")
-    return float(value)
+    return seconds
 
 
 def check_choice(name: str, value: object, choices: object) -> None:

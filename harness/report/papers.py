@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, ResultsError
 from harness.results.files import reading
+from loaders.arguments import as_number
 
 __all__ = ["Paper", "Published", "Tree", "high", "low", "names", "paper", "parse_model", "published", "table", "tree"]
 
@@ -21,17 +22,18 @@ Tree: TypeAlias = "float | tuple[float, float] | Mapping[str, Tree]"
 """A number, a range, or these by key; a key that is a number is text: 30, 0.1."""
 
 _HELP: Final = "docs/figures.md describes the keys"
-_PAIR: Final = 2
 
 
 def _tree(value: object) -> Tree:
     """Return values as a YAML, or an earlier call, gives them."""
     if isinstance(value, Mapping):
         return {f"{key:g}" if isinstance(key, float) else str(key): _tree(inner) for key, inner in value.items()}
-    ends = [end for end in (value if isinstance(value, list | tuple) else [value]) if isinstance(end, int | float)]
-    if len(ends) not in (1, _PAIR) or isinstance(value, bool):
-        raise ValueError("expected a number, a pair of numbers, or keys with such values")
-    return (float(ends[0]), float(ends[1])) if len(ends) == _PAIR else float(ends[0])
+    match [as_number(end) for end in (value if isinstance(value, list | tuple) else [value])]:
+        case [float(number)]:
+            return number
+        case [float(first), float(last)]:
+            return first, last
+    raise ValueError("expected a number, a pair of numbers, or keys with such values")
 
 
 class Published(Section):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import cast
+import sys
 
 from harness.errors import ConfigError
+from loaders.arguments import as_number, as_whole
 
 __all__ = ["check_choice", "check_count", "check_name", "check_number"]
 
@@ -19,11 +20,9 @@ def check_name(key: str, name: str) -> None:
 
 def check_count(key: str, value: object, *, minimum: int = 1, maximum: int | None = None) -> None:
     """Raise ConfigError for anything but a whole number within its bounds."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if is_whole and minimum <= cast(int, value) <= (math.inf if maximum is None else maximum):
-        return
-    upper = "or more" if maximum is None else f"to {maximum}"
-    raise ConfigError(f"{key}={value!r}: expected a whole number, {minimum} {upper}")
+    if as_whole(value, minimum, sys.maxsize if maximum is None else maximum) is None:
+        upper = "or more" if maximum is None else f"to {maximum}"
+        raise ConfigError(f"{key}={value!r}: expected a whole number, {minimum} {upper}")
 
 
 def check_number(
@@ -36,10 +35,9 @@ def check_number(
     unit: str = "",
 ) -> float:
     """Return a finite number from `minimum`, or above `above`, to `maximum`; raise ConfigError for anything else."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        number = float(value)
-        if (number >= minimum if above is None else number > above) and number <= maximum:
-            return number
+    number = as_number(value, minimum if above is None else above, maximum)
+    if number is not None and number != above:
+        return number
     if above is None:
         bounds = f"{minimum:g} or more" if math.isinf(maximum) else f"{minimum:g} to {maximum:g}"
     else:

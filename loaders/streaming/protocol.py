@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
+from loaders.arguments import as_whole
 from loaders.errors import DamagedError, WireError
 from loaders.streaming.planner import Slice
 
@@ -364,10 +365,10 @@ def _list(data: Buffer, is_request: bool) -> list[object]:
 
 
 def _count(value: object, name: str) -> int:
-    # msgpack's True is an int to Python.
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+    count = as_whole(value)
+    if count is None:
         raise WireError(f"{name}: expected a whole number from 0 to 2**63 - 1")
-    return value
+    return count
 
 
 def _text(value: object, name: str) -> str:

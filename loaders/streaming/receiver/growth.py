@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from loaders.arguments import as_whole
 from loaders.errors import LoaderConfigError
 
 __all__ = ["AUTO_MAX_STREAMS", "AUTO_MIN_STREAMS", "Growth", "Streams", "check_streams"]
@@ -27,8 +28,7 @@ _WAITED = 0.5
 
 def check_streams(streams: Streams) -> None:
     """Raise LoaderConfigError for a number of connections that is out of range."""
-    whole_number = isinstance(streams, int) and not isinstance(streams, bool)
-    if streams != "auto" and not (whole_number and 1 <= streams <= _MAX_STREAMS):
+    if streams != "auto" and as_whole(streams, 1, _MAX_STREAMS) is None:
         raise LoaderConfigError(f"streams={streams!r}: expected 1 to {_MAX_STREAMS}, or auto")
 
 

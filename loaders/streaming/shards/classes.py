@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from loaders.arguments import as_whole
 from loaders.errors import LoaderConfigError, ShardError
 from loaders.streaming.shards.index import MANIFEST, load_manifest, write_atomically
 
@@ -41,7 +42,7 @@ def load_classes(path: Path) -> Classes:
         content = content.get("classes")
     if isinstance(content, list):
         content = {name: label for label, name in enumerate(content)}
-    if not isinstance(content, dict) or not content or not all(map(_is_label, content.values())):
+    if not isinstance(content, dict) or not content or None in map(as_whole, content.values()):
         raise LoaderConfigError(f"{path}: expected a JSON object from class names to labels, whole numbers from 0 on")
     return Classes(path, {str(name): label for name, label in content.items()})
 
@@ -102,7 +103,3 @@ def check_splits(labels: Mapping[str, int], out: Path, kind: str, root: Path) ->
                     f"{root}: class {name} would get label {label}, and in {folder} {other}; take its labels "
                     f"with --classes {folder}, or use --own-classes if the two are not splits of one dataset"
                 )
-
-
-def _is_label(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63

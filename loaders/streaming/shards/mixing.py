@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from loaders.arguments import as_number, as_whole
 from loaders.streaming.planner import plan
 
 __all__ = ["BATCH", "ENOUGH", "SHUFFLE_WINDOW", "SLICE_RECORDS", "Mixing", "measure_mixing"]
@@ -24,6 +25,7 @@ ENOUGH: Final = 0.9
 _CHOSEN: Final = 0.95
 """Share that another order has to reach, which then costs the same whether it reaches more."""
 _FIRST_WINDOW: Final = 256
+_MAX_RECORDS: Final = 2**31 - 1
 _COUNTED: Final = 1000
 """Most batches that are counted of an epoch; fewer than a tenth of that many are counted in several epochs."""
 
@@ -44,17 +46,12 @@ class Mixing:
     @classmethod
     def of(cls, values: object) -> Mixing | None:
         """Read what `asdict` made of one, None for anything else."""
-        names = [field.name for field in fields(cls)]
-        if not isinstance(values, dict) or set(values) != set(names):
+        if not isinstance(values, dict) or set(values) != {field.name for field in fields(cls)}:
             return None
-        if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values.values()):
-            return None
-        read = cls(*(values[name] for name in names))
-        numbers = (read.shuffled, read.usual, read.chosen)
-        orders = isinstance(read.slice_records, int) and isinstance(read.shuffle_window, int)
-        if not orders or not 1 <= read.slice_records < 2**31 or not 0 <= read.shuffle_window < 2**31:
-            return None
-        return read if all(0 < number <= BATCH for number in numbers) else None
+        read = cls(**values)
+        order = as_whole(read.slice_records, 1, _MAX_RECORDS), as_whole(read.shuffle_window, 0, _MAX_RECORDS)
+        means = [as_number(mean, 0, BATCH) for mean in (read.shuffled, read.usual, read.chosen)]
+        return read if None not in order and all(means) else None
 
     def classes(self, slice_records: int, shuffle_window: int) -> float | None:
         """Return the mean number of classes in an order, or what it has at least; None where that is not known."""
