@@ -45,7 +45,7 @@ import sys, time
 from pathlib import Path
 from energymon.clock.monotonic import Clock, next_tick
 from energymon.ticker.ticker import ticker_library
-from energymon.sampling.punctuality import raise_priority
+from energymon.system.scheduling import raise_priority
 from energymon.sensors.discover import SensorConfig, discover
 from energymon.ticker.ticker import Ticker
 interval_ns, seconds = int(sys.argv[1]) * 1_000_000, float(sys.argv[2])
@@ -53,7 +53,7 @@ found = discover(SensorConfig(sysfs=Path(sys.argv[3]), nvml=Path(sys.argv[4])), 
 groups = [sensor.operations() for sensor in found.sensors]
 library = ticker_library()
 assert not isinstance(library, str), library
-raise_priority()
+raise_priority(-10)
 used_s, began = time.thread_time(), time.monotonic()
 while time.monotonic() - began < seconds:
     clock = Clock()

@@ -285,7 +285,7 @@ def _add_run(commands: _Commands) -> None:
     )
     influxdb.add_argument("--influxdb-url", metavar="URL", help="server to send to; without it nothing is sent")
     influxdb.add_argument("--influxdb-org", metavar="NAME", help="organisation")
-    influxdb.add_argument("--influxdb-bucket", metavar="NAME", help="bucket, made beforehand")
+    influxdb.add_argument("--influxdb-bucket", metavar="NAME", help="bucket, which must exist")
     influxdb.add_argument("--influxdb-token-file", type=Path, metavar="FILE", help="file that holds the token")
     influxdb.add_argument("--influxdb-ca", type=Path, metavar="FILE", help="certificates to trust for https")
     influxdb.add_argument(

@@ -14,11 +14,11 @@ from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
 from harness.results.cell_folder import DamagedCell, load_cell
 from harness.results.checks import FAIL, PASS, WARN, Check, judge
 from harness.results.epoch_row import EpochRow, write_rows
-from harness.results.epochs import CellData, epoch_rows
+from harness.results.epochs import CellData, make_epoch_rows
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
-from harness.results.metrics import EpochMetrics, epoch_metrics
-from harness.results.provenance import changes
+from harness.results.metrics import EpochMetrics, make_epoch_metrics
+from harness.results.provenance import list_changes
 from harness.system.disk import disk_errors
 from harness.system.signals import run_program
 
@@ -51,7 +51,7 @@ def collect(run: RunFolder) -> Collected:
     checks += _same_place(run, cells)
     expected = "every file of the cell is as it was when the cell ended"
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
-    metrics = [one for cell in cells for one in epoch_metrics(cell)]
+    metrics = [one for cell in cells for one in make_epoch_metrics(cell)]
     write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
     write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
     write_json(run.checks, [asdict(check) for check in checks])
@@ -59,7 +59,7 @@ def collect(run: RunFolder) -> Collected:
 
 
 def _rows(cells: Iterable[CellData]) -> list[EpochRow]:
-    return [row for cell in cells for row in epoch_rows(cell)]
+    return [row for cell in cells for row in make_epoch_rows(cell)]
 
 
 def _same_place(run: RunFolder, cells: Sequence[CellData]) -> list[Check]:
@@ -70,7 +70,7 @@ def _same_place(run: RunFolder, cells: Sequence[CellData]) -> list[Check]:
     first = min(sessions.values(), key=lambda name: (len(name), name), default="")
     for cell_id, name in sessions.items():
         try:
-            found = [] if name == first else changes(run.read_session(first), run.read_session(name))
+            found = [] if name == first else list_changes(run.read_session(first), run.read_session(name))
         except ResultsError as error:
             found = [str(error)]
         checks.append(
@@ -85,7 +85,7 @@ def read_cells(run: RunFolder, cell_ids: Iterable[str]) -> tuple[list[CellData],
     for cell_id in cell_ids:
         if run.is_done(cell_id):
             try:
-                cells.append(load_cell(run.cell(cell_id)))
+                cells.append(load_cell(run.cell_folder(cell_id)))
             except DamagedCell as error:
                 damaged[cell_id] = str(error)
     return cells, damaged

@@ -20,8 +20,8 @@ class FixedBatchLoader(FileLoader):
     """
 
     notes: tuple[str, ...] = (
-        "every step gets one batch that was made beforehand: an upper bound and no loader; ids and bytes are those of "
-        "the samples in whose place it stands",
+        "every step gets one batch that was made before the epoch: an upper bound and no loader; ids and bytes are "
+        "those of the samples in whose place it stands",
     )
 
     def __init__(

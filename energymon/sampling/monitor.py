@@ -11,13 +11,14 @@ from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS, Clock, next_tick, strewn_ns, tick_at
 from energymon.sampling.edges import Listener
-from energymon.sampling.punctuality import raise_priority
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock, sampled
 from energymon.sensors.base import Sensor
+from energymon.system.scheduling import raise_priority
 from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
 
 __all__ = ["Monitor"]
 
+_NICE: Final = -10
 _QUICK_NS: Final = 100_000
 """A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""
 _REHEARSED_NS: Final = 50_000
@@ -255,7 +256,7 @@ class Monitor:
             self._on_failure(error)
 
     def _keep_time(self, keeper: int, granted: SimpleQueue[str] | None = None) -> None:
-        priority = raise_priority()
+        priority = raise_priority(_NICE)
         if granted is not None:
             granted.put(priority)
         clock, interval_ns = self._clock, self._interval_ns
@@ -487,7 +488,7 @@ class Monitor:
         self._sample(slow_sensor)
 
     def _sample(self, slow_sensor: _SlowSensor) -> None:
-        raise_priority()
+        raise_priority(_NICE)
         sensor = self._sensors[slow_sensor.index]
         while (tick := slow_sensor.gate.get()) is not None:
             start_ns = time.monotonic_ns()

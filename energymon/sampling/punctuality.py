@@ -1,37 +1,18 @@
-"""How punctual ticks are: the samplers' priority, how late ticks were, and which were missed."""
+"""How punctual ticks are: how late they were, and which were missed."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS
 
-__all__ = ["Jitter", "Missed", "Portion", "raise_priority"]
+__all__ = ["Jitter", "Missed", "Portion"]
 
-_NICE: Final = -10
 _TICKS: Final = 100_000
 """The latest ticks that the summary is of."""
 _QUIET_NS: Final = NS
 _MAX_QUIET_NS: Final = 10 * NS
-
-
-def raise_priority() -> str:
-    """Ask for the lowest real-time priority, else for a negative nice; return which was granted.
-
-    Threads started afterwards inherit it. A sampler runs for well under a millisecond a tick, so even the
-    real-time class cannot starve anybody.
-    """
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(os.sched_get_priority_min(os.SCHED_FIFO)))
-    except OSError:
-        try:
-            os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-        except OSError:
-            return "normal"
-        return f"nice {_NICE}"
-    return "realtime"
 
 
 class Jitter:

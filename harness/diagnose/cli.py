@@ -69,7 +69,7 @@ def _measure(argv: Sequence[str], console: Console) -> None:
 
     request = request_from(argv)
     from harness.diagnose.run import diagnose
-    from harness.results.folder import new_folder
+    from harness.results.folder import make_folder
     from harness.run.progress import Progress
 
     where = {"results_dir": request.results_dir, "cache_dir": request.cache}
@@ -78,7 +78,7 @@ def _measure(argv: Sequence[str], console: Console) -> None:
         with Progress(console, has_thread=False) as progress:
             measured = diagnose(request, progress)
         with signals_held():
-            folder = new_folder(request.results_dir, f"diagnose_{request.workload.key}")
+            folder = make_folder(request.results_dir, f"diagnose_{request.workload.key}")
             measured.write(folder)
             _show(folder)
 
@@ -90,10 +90,10 @@ def _show(folder: Path) -> None:
     from harness.diagnose.table import print_diagnosis
     from harness.diagnose.verdict import judge
     from harness.report.figures.style import house_style, save
-    from harness.results.files import reading
+    from harness.results.files import refuse_damage
 
     stored = read_diagnosis(folder)
-    with reading(folder / FILE, "diagnose again"):
+    with refuse_damage(folder / FILE, "diagnose again"):
         judge(stored)
     console = Console()
     print_diagnosis(stored, console)

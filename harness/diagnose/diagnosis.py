@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from harness.errors import ResultsError
-from harness.results.files import read_json, reading, write_json
+from harness.results.files import read_json, refuse_damage, write_json
 
 __all__ = ["FILE", "KINDS", "Diagnosis", "Machine", "Point", "Stage", "Subject", "read_diagnosis"]
 
@@ -140,7 +140,7 @@ def read_diagnosis(folder: Path) -> Diagnosis:
     path = folder / FILE
     if not path.exists():
         raise ResultsError(f"{path}: not there; expected a folder that harness.diagnose made")
-    with reading(path, "diagnose again"):
+    with refuse_damage(path, "diagnose again"):
         if read_json(path, dict[str, object], "diagnose again")["format"] != _FORMAT:
             raise ResultsError(f"{path}: is of another version of joulefeed; diagnose again")
         return read_json(path, Diagnosis, "diagnose again")

@@ -24,7 +24,7 @@ from harness.diagnose.sweep import (
     workers_key,
 )
 from harness.diagnose.verdict import FED, NEAR
-from harness.results.provenance import host, packages, source
+from harness.results.provenance import describe_host, describe_source, list_packages
 from harness.run.progress import Progress
 from harness.workloads import Workload, choose_kind, make_step
 
@@ -74,7 +74,12 @@ def diagnose(request: Request, progress: Progress) -> Diagnosis:
         points=tuple(points),
         skipped=tuple(skipped),
         command=request.command,
-        provenance={"host": host(), "packages": packages(), "source": source(), "dataset": dict(handle.describe)},
+        provenance={
+            "host": describe_host(),
+            "packages": list_packages(),
+            "source": describe_source(),
+            "dataset": dict(handle.describe),
+        },
     )
 
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.results.epoch_row import schema_of
-from harness.results.files import CELL, COLLECT, reading
+from harness.results.epoch_row import make_schema
+from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
 
 __all__ = ["EPOCH_COLUMNS", "base_of", "epochs", "settled", "stored", "trusted", "work"]
@@ -82,7 +82,7 @@ def stored(path: Path) -> pd.DataFrame | None:
     """Return one Parquet file of a cell; None where it is not there. Raises ResultsError for one that is broken."""
     if not path.exists():
         return None
-    with reading(path, CELL):
+    with refuse_damage(path, CELL):
         frame: pd.DataFrame = pq.read_table(path).to_pandas()
     return frame
 
@@ -105,10 +105,10 @@ def _setting(results: Results, loader: str) -> float:
 def _metrics(path: Path) -> pd.DataFrame:
     from harness.results.metrics import EpochMetrics
 
-    names = schema_of(EpochMetrics).names
+    names = make_schema(EpochMetrics).names
     if not path.exists():
         return pd.DataFrame(columns=names)
-    with reading(path, COLLECT):
+    with refuse_damage(path, COLLECT):
         frame: pd.DataFrame = pq.read_table(path).to_pandas()
         # A folder of an older run has fewer columns.
         known = frame.set_index(["cell_id", "epoch"]).reindex(columns=names[2:])
@@ -119,7 +119,7 @@ def _metrics(path: Path) -> pd.DataFrame:
 def _work(path: Path) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=_WORK_COLUMNS)
-    with reading(path, CELL):
+    with refuse_damage(path, CELL):
         return _work_of(pq.read_table(path))
 
 

@@ -34,7 +34,7 @@ from harness.report.summary import Group, Stat, find, ratio, summarise
 from harness.results.cells import CellResult
 from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT
 from harness.results.files import write_whole
-from harness.results.folder import resume_command
+from harness.results.folder import format_resume_command
 from harness.results.provenance import Provenance
 from harness.results.reader import Results
 
@@ -253,7 +253,7 @@ def _commands(results: Results) -> list[tuple[str, str]]:
     """Return commands with what each does: run it again, finish it, redraw it."""
     command = next(iter(results.sessions.values()), {}).get("command", {}).get("value")
     folder, results_dir = results.folder.resolve(), results.experiment.results_dir
-    resume = resume_command(folder, results_dir)
+    resume = format_resume_command(folder, results_dir)
     commands = [("Measure again", str(command or f"python -m harness +experiment={results.experiment.name}"))]
     if results.unfinished:
         commands.append(("Run the cells that are missing", resume))

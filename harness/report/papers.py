@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, ResultsError
-from harness.results.files import reading
+from harness.results.files import refuse_damage
 from loaders.arguments import as_number
 
 __all__ = ["Paper", "Published", "Tree", "high", "low", "names", "paper", "parse_model", "published", "table", "tree"]
@@ -82,7 +82,7 @@ def paper(name: str) -> Paper:
     if name not in names():
         raise ResultsError(f"no paper {name!r} in conf/papers; expected one of {', '.join(names())}")
     path = _home() / f"{name}.yaml"
-    with reading(path, _HELP):
+    with refuse_damage(path, _HELP):
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
     return parse_model(path, Paper, stored)
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from harness.results.epoch_row import DOMAINS, EpochRow, spread
+from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread
 from harness.results.reader import Results
 
 __all__ = ["Group", "Stat", "find", "median_of", "ratio", "summarise"]
@@ -26,7 +26,7 @@ class Stat:
     @property
     def spread(self) -> float | None:
         """(max - min) / median. None for a single value, which has no spread."""
-        return spread(self.values)
+        return compute_spread(self.values)
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Stat | None:

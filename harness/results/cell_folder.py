@@ -18,8 +18,8 @@ from harness.cell.events import CellEvent
 from harness.cell.resources import Resources
 from harness.errors import ResultsError
 from harness.results.cells import CellRecord, DatasetRecord, LinkRecord
-from harness.results.epochs import CellData, EpochBatches, epoch_edges
-from harness.results.files import CELL, read_json, reading, write_json
+from harness.results.epochs import CellData, EpochBatches, find_epoch_edges
+from harness.results.files import CELL, read_json, refuse_damage, write_json
 from harness.testbed.link.watch import Ping
 
 __all__ = ["MANIFEST", "DamagedCell", "load_cell", "read_batches", "read_events", "write_manifest"]
@@ -39,7 +39,7 @@ class DamagedCell(ResultsError):
 def write_manifest(folder: Path) -> None:
     """Write the SHA-256 checksums of a folder's files, by name."""
     names = sorted(path.name for path in folder.iterdir() if path.suffix in _CHECKED and path.name != MANIFEST)
-    write_json(folder / MANIFEST, {name: _checksum(folder / name) for name in names})
+    write_json(folder / MANIFEST, {name: _compute_checksum(folder / name) for name in names})
 
 
 def load_cell(folder: Path) -> CellData:
@@ -51,27 +51,27 @@ def load_cell(folder: Path) -> CellData:
     try:
         _check_manifest(folder)
         cell = read_json(folder / "cell.json", CellRecord, CELL)
-        with reading(folder / "cell.json", CELL):
+        with refuse_damage(folder / "cell.json", CELL):
             if cell.cell_id != folder.name:
                 raise ValueError(f"expected the cell {folder.name}, got {cell.cell_id}")
         if cell.manifest and not (folder / MANIFEST).exists():
             raise ResultsError(f"{folder / MANIFEST}: is missing; {CELL}")
-        with reading(events_file := folder / "events.parquet", CELL):
+        with refuse_damage(events_file := folder / "events.parquet", CELL):
             events = read_events(events_file)
-            edges = epoch_edges(events)
+            edges = find_epoch_edges(events)
             if not edges or not all(
                 key in event for edge in edges.values() for event in edge for key in _EVENT_COUNTERS
             ):
                 raise ValueError("expected the first and last event of its epochs, with their counters")
-        with reading(batches_file := folder / "batches.parquet", CELL):
+        with refuse_damage(batches_file := folder / "batches.parquet", CELL):
             batches = read_batches(batches_file)
             if edges.keys() != batches.keys():
                 raise ValueError(f"expected the epochs {', '.join(map(str, edges))}")
         link = read_json(folder / "link.json", LinkRecord, CELL)
-        readings = _rows(folder / "energy.parquet", Reading)
+        readings = _read_rows(folder / "energy.parquet", Reading)
         # Folders of older runs have neither of these two files. A local regime has no link.parquet.
-        resources = _rows(path, Resources) if (path := folder / "resources.parquet").exists() else []
-        pings = _rows(path, Ping) if (path := folder / "link.parquet").exists() else None
+        resources = _read_rows(path, Resources) if (path := folder / "resources.parquet").exists() else []
+        pings = _read_rows(path, Ping) if (path := folder / "link.parquet").exists() else None
     except ResultsError as error:
         raise DamagedCell(str(error)) from error
     return CellData(
@@ -82,7 +82,7 @@ def load_cell(folder: Path) -> CellData:
         readings=readings,
         resources=resources,
         pings=pings,
-        sizes=_sizes(folder.parent.parent, cell.dataset),
+        sizes=_read_sizes(folder.parent.parent, cell.dataset),
     )
 
 
@@ -91,32 +91,32 @@ def _check_manifest(folder: Path) -> None:
     if not manifest.exists():  # a cell of an older run
         return
     for name, checksum in read_json(manifest, dict[str, str], CELL).items():
-        with reading(folder / name, CELL):
-            if not (folder / name).is_file() or _checksum(folder / name) != checksum:
+        with refuse_damage(folder / name, CELL):
+            if not (folder / name).is_file() or _compute_checksum(folder / name) != checksum:
                 raise ValueError("it has changed since the cell ended")
 
 
-def _checksum(path: Path) -> str:
+def _compute_checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sizes(run: Path, dataset: DatasetRecord) -> npt.NDArray[np.int64] | None:
+def _read_sizes(run: Path, dataset: DatasetRecord) -> npt.NDArray[np.int64] | None:
     """Return the encoded bytes of the dataset's samples. None where the run's folder does not have them."""
     path = run / "samples.parquet"
     if not path.exists():  # the name says of which dataset, where the run has several
         path = run / f"samples-{dataset.name}-{dataset.content_hash[:8]}.parquet"
     if not path.exists():
         return None
-    with reading(path, "resume the run, which writes it again"):
+    with refuse_damage(path, "resume the run, which writes it again"):
         sizes: npt.NDArray[np.int64] = pq.read_table(path, columns=["size"])["size"].to_numpy()
         if (len(sizes), int(sizes.sum())) != (dataset.samples, dataset.bytes):
             raise ValueError(f"expected {dataset.samples} samples of {dataset.bytes} bytes")
     return sizes
 
 
-def _rows(path: Path, row_type: type[Row]) -> Sequence[Row]:
-    with reading(path, CELL):
+def _read_rows(path: Path, row_type: type[Row]) -> Sequence[Row]:
+    with refuse_damage(path, CELL):
         return [row_type(**row) for row in pq.read_table(path).to_pylist()]
 
 
@@ -141,13 +141,13 @@ def read_batches(path: Path) -> dict[int, EpochBatches]:
             wait_s=part["wait_s"].to_numpy(),
             step_s=part["step_s"].to_numpy(),
             ids=part["ids"].combine_chunks().flatten().to_numpy(),
-            loss=_known(part, "loss"),
-            work_s=_known(part, "work_s"),
+            loss=_read_known(part, "loss"),
+            work_s=_read_known(part, "work_s"),
         )
     return found
 
 
-def _known(part: pa.Table, name: str) -> npt.NDArray[np.float64] | None:
+def _read_known(part: pa.Table, name: str) -> npt.NDArray[np.float64] | None:
     """Return a column's values, flat. None where one is unknown, or where an older run has no such column."""
     if name not in part.column_names or part[name].null_count:
         return None

@@ -194,7 +194,7 @@ class LinkRecord:
     epochs: Sequence[LinkEpoch] = ()
     notes: Sequence[str] = ()
 
-    def of_epoch(self, epoch: int) -> LinkEpoch:
+    def get_epoch(self, epoch: int) -> LinkEpoch:
         """Return the entry of an epoch. Everything in it is unknown where there is no entry."""
         return next((entry for entry in self.epochs if entry.epoch == epoch), LinkEpoch(epoch=epoch))
 

@@ -17,13 +17,13 @@ from energymon import Event, missed_ticks
 from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
-from harness.results.disturbance import Watched, others, watched
-from harness.results.epoch_row import EpochRow, spread
-from harness.results.epochs import CellData, epoch_edges, readings_ns, sampled
+from harness.results.disturbance import LinkPings, measure_others, summarize_pings
+from harness.results.epoch_row import EpochRow, compute_spread
+from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 
-__all__ = ["ONE_CLOCK", "Check", "LinkBound", "jittered", "judge", "link_bounds"]
+__all__ = ["ONE_CLOCK", "Check", "LinkBound", "judge", "list_link_bounds", "predict_jitter"]
 
 # A rule that only warns says something of a group of rows; the rows themselves stay valid.
 PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE = "pass", "warn", "fail", "unknown", "not applicable"
@@ -72,7 +72,7 @@ class LinkBound:
         return self.found is not None and abs(self.found - self.asked) <= self.allowed
 
 
-def link_bounds(regime: Regime, probe: ProbeResult | None, tolerances: Tolerances) -> list[LinkBound]:
+def list_link_bounds(regime: Regime, probe: ProbeResult | None, tolerances: Tolerances) -> list[LinkBound]:
     """Return what a probe of a regime with a link must show: round trip, rate, and jitter and loss where asked for.
 
     Chance adds to the tolerance, as the samples are few: `CHANCE` standard errors of the median, the spread
@@ -84,7 +84,7 @@ def link_bounds(regime: Regime, probe: ProbeResult | None, tolerances: Tolerance
     if not regime.jitter_ms:
         bounds = [LinkBound("rtt", regime.rtt_ms, rtt_allowed, rtt_ms, "ms")]
     else:
-        median_ms, jitter_ms = jittered(regime)
+        median_ms, jitter_ms = predict_jitter(regime)
         error = CHANCE / math.sqrt((probe.rtt_samples if probe else 0) or 1)
         rtt_allowed += error * MEDIAN_ERROR * math.sqrt(2) * jitter_ms
         jitter_allowed = jitter_ms * (tolerances.jitter_pct / 100 + error * SPREAD_ERROR)
@@ -96,12 +96,12 @@ def link_bounds(regime: Regime, probe: ProbeResult | None, tolerances: Tolerance
     if regime.loss_pct:
         to_compute = (probe.lost_to_compute, probe.packets_to_compute) if probe else (None, None)
         to_storage = (probe.lost_to_storage, probe.packets_to_storage) if probe else (None, None)
-        bounds.append(_loss_bound("loss_to_compute", regime.loss_pct, *to_compute))
-        bounds.append(_loss_bound("loss_to_storage", regime.loss_pct, *to_storage))
+        bounds.append(_bound_loss("loss_to_compute", regime.loss_pct, *to_compute))
+        bounds.append(_bound_loss("loss_to_storage", regime.loss_pct, *to_storage))
     return bounds
 
 
-def jittered(regime: Regime) -> tuple[float, float]:
+def predict_jitter(regime: Regime) -> tuple[float, float]:
     """Return the median round trip and the one-way jitter, in ms, that a regime's link has.
 
     The delay of each way is normally distributed and never below 0, so jitter that is large against the delay moves
@@ -116,7 +116,7 @@ def jittered(regime: Regime) -> tuple[float, float]:
     return float(p50), float((p90 - p10) / NORMAL_P10_TO_P90 / math.sqrt(2))
 
 
-def _loss_bound(rule: str, loss_pct: float, lost: int | None, sent: int | None) -> LinkBound:
+def _bound_loss(rule: str, loss_pct: float, lost: int | None, sent: int | None) -> LinkBound:
     share = loss_pct / 100
     allowed = 100 * CHANCE * math.sqrt(share * (1 - share) / sent) if sent else 0.0
     return LinkBound(rule, loss_pct, allowed, 100 * (lost or 0) / sent if sent else None, "%")
@@ -127,8 +127,8 @@ def judge(
 ) -> tuple[list[EpochRow], list[Check]]:
     """Return the rows with their verdicts, and every check."""
     data = {c.cell.cell_id: c for c in cells}
-    checks = [check for row in rows for check in _row_checks(data[row.cell_id], row, tolerances)]
-    checks += _spread(rows, tolerances)
+    checks = [check for row in rows for check in _check_row(data[row.cell_id], row, tolerances)]
+    checks += _check_spread(rows, tolerances)
     failed: dict[tuple[str, int | None], list[str]] = defaultdict(list)
     for check in checks:
         if check.verdict in (FAIL, UNKNOWN):
@@ -140,55 +140,55 @@ def judge(
     return judged, checks
 
 
-def _row_checks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
-    yield from _link(data, row, tolerances)
-    yield _exactly_once(data, row)
-    yield _loader_bytes(data, row)
-    yield _shuffled(data, row)
-    yield _missed_ticks(data, row, tolerances)
-    yield _sensors(data, row)
-    yield _agent(data, row)
-    yield _clock(data, row, tolerances)
-    yield _alone(data, row)
-    yield from _undisturbed(data, row, tolerances)
+def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+    yield from _check_link(data, row, tolerances)
+    yield _check_exactly_once(data, row)
+    yield _check_loader_bytes(data, row)
+    yield _check_shuffled(data, row)
+    yield _check_missed_ticks(data, row, tolerances)
+    yield _check_sensors(data, row)
+    yield _check_agent(data, row)
+    yield _check_clock(data, row, tolerances)
+    yield _check_alone(data, row)
+    yield from _check_disturbance(data, row, tolerances)
 
 
-def _check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool) -> Check:
+def _make_check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool) -> Check:
     if isinstance(verdict, bool):
         verdict = PASS if verdict else FAIL
     return Check(row.cell_id, row.epoch, rule, expected, actual, verdict)
 
 
-def _link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
     regime = data.cell.regime
     if regime.is_local:
         return
     for when, probe in (("before", data.link.before), ("after", data.link.after)):
-        for bound in link_bounds(regime, probe, tolerances):
+        for bound in list_link_bounds(regime, probe, tolerances):
             expected = f"{bound.asked:.4g} ± {bound.allowed:.2g} {bound.unit}"
             if bound.found is None:
-                yield _check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
+                yield _make_check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
             else:
-                yield _check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
-    epoch = data.link.of_epoch(row.epoch)
+                yield _make_check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
+    epoch = data.link.get_epoch(row.epoch)
     drops = epoch.drops
     if regime.loss_pct == 0:
-        yield _check(
+        yield _make_check(
             row,
             "no_drops",
             "0 packets dropped in the link's queue",
             "not measured" if drops is None else f"{drops} dropped",
             UNKNOWN if drops is None else drops == 0,
         )
-    yield from _bytes(data, row, epoch.rx_bytes)
+    yield from _check_bytes(data, row, epoch.rx_bytes)
 
 
-def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
+def _check_bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
     """Judge what came over the link: all that lies beyond it, and not what lies here."""
     placement = data.cell.placement
     needed = row.bytes if placement.kind == "remote" else placement.remote_bytes
     share = "" if needed == row.bytes else f" of {row.bytes}"
-    yield _check(
+    yield _make_check(
         row,
         "bytes_received",
         f"≥ {needed}{share} bytes on the data interface (no hidden cache)",
@@ -197,7 +197,7 @@ def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Chec
     )
     if share:
         most = needed + (row.bytes - needed) // 2
-        yield _check(
+        yield _make_check(
             row,
             "local_bytes",
             f"≤ {most} bytes on the data interface (what lies on the compute node stays there)",
@@ -206,7 +206,7 @@ def _bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Chec
         )
 
 
-def _exactly_once(data: CellData, row: EpochRow) -> Check:
+def _check_exactly_once(data: CellData, row: EpochRow) -> Check:
     """Judge the ids that came; those that the loader's declared policy left out need not come, and are counted."""
     n = data.cell.dataset.samples
     ids = data.batches[row.epoch].ids
@@ -224,49 +224,49 @@ def _exactly_once(data: CellData, row: EpochRow) -> Check:
         actual += f" where the loader counted {told.count}, " if miscounted else ", "
     missing = len(absent) - len(left_out)
     actual += f"{missing} missing, {repeated} repeated, {strange} unknown"
-    return _check(row, "exactly_once", expected, actual, not (missing or repeated or strange or miscounted))
+    return _make_check(row, "exactly_once", expected, actual, not (missing or repeated or strange or miscounted))
 
 
-def _loader_bytes(data: CellData, row: EpochRow) -> Check:
+def _check_loader_bytes(data: CellData, row: EpochRow) -> Check:
     """Judge what the loader says that it read by the sizes of the samples that it brought."""
     expected = "the loader counts the bytes of its samples, as samples.parquet has them"
     if data.sizes is None:
-        return _check(row, "loader_bytes", expected, "the run's samples.parquet is missing", UNKNOWN)
+        return _make_check(row, "loader_bytes", expected, "the run's samples.parquet is missing", UNKNOWN)
     counted = int(data.batches[row.epoch].nbytes.sum())
-    return _check(row, "loader_bytes", expected, f"{counted} of {row.bytes} bytes", counted == row.bytes)
+    return _make_check(row, "loader_bytes", expected, f"{counted} of {row.bytes} bytes", counted == row.bytes)
 
 
-def _shuffled(data: CellData, row: EpochRow) -> Check:
+def _check_shuffled(data: CellData, row: EpochRow) -> Check:
     """Judge whether the epoch's order is its own; few samples have it again by chance."""
     expected = "an order of samples that no earlier epoch of the cell had"
     ids = data.batches[row.epoch].ids
     earlier = [epoch for epoch in data.batches if epoch < row.epoch]
     same = [epoch for epoch in earlier if np.array_equal(data.batches[epoch].ids, ids)]
     if not same:
-        return _check(row, "shuffled", expected, "its own", PASS)
-    return _check(row, "shuffled", expected, f"that of epoch {same[0]}", WARN if len(ids) < FEW else FAIL)
+        return _make_check(row, "shuffled", expected, "its own", PASS)
+    return _make_check(row, "shuffled", expected, f"that of epoch {same[0]}", WARN if len(ids) < FEW else FAIL)
 
 
-def _missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+def _check_missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
     energy = data.cell.energy
-    start_ns, end_ns = (readings_ns(event, energy) for event in epoch_edges(data.events)[row.epoch])
-    series = sampled(data.readings, energy).series
+    start_ns, end_ns = (to_readings_ns(event, energy) for event in find_epoch_edges(data.events)[row.epoch])
+    series = list_channels(data.readings, energy).series
     missed, due = missed_ticks(data.readings, series, start_ns, end_ns, round(energy.interval_ms * 1e6))
     if not series:
-        return _check(row, "missed_ticks", expected, "no sensor, so no energy to judge", PASS)
+        return _make_check(row, "missed_ticks", expected, "no sensor, so no energy to judge", PASS)
     if not due:
-        return _check(row, "missed_ticks", expected, "the epoch is shorter than a tick", PASS)
+        return _make_check(row, "missed_ticks", expected, "the epoch is shorter than a tick", PASS)
     share = 100 * missed / due
     # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
     fine = share < tolerances.missed_ticks_pct or missed <= 1
-    return _check(row, "missed_ticks", expected, f"{missed} of {due} ticks ({share:.1f} %)", fine)
+    return _make_check(row, "missed_ticks", expected, f"{missed} of {due} ticks ({share:.1f} %)", fine)
 
 
-def _sensors(data: CellData, row: EpochRow) -> Check:
+def _check_sensors(data: CellData, row: EpochRow) -> Check:
     """Warn of what leaves the row's joules unknown; its times are no worse for it."""
     unread = [f"{u.device} {u.domain} ({u.reason})" for u in data.cell.energy.unreadable]
-    return _check(
+    return _make_check(
         row,
         "sensors",
         "every part of the host that was found is read, or else its domain and the total are unknown",
@@ -275,10 +275,10 @@ def _sensors(data: CellData, row: EpochRow) -> Check:
     )
 
 
-def _agent(data: CellData, row: EpochRow) -> Check:
+def _check_agent(data: CellData, row: EpochRow) -> Check:
     """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
-    died = [event.message for event in _energy_events(data, row) if event.kind in ("agent-died", "agent-back")]
-    return _check(
+    died = [event.message for event in _list_energy_events(data, row) if event.kind in ("agent-died", "agent-back")]
+    return _make_check(
         row,
         "energy_agent",
         "the energy agent samples throughout",
@@ -287,31 +287,31 @@ def _agent(data: CellData, row: EpochRow) -> Check:
     )
 
 
-def _energy_events(data: CellData, row: EpochRow) -> list[Event]:
+def _list_energy_events(data: CellData, row: EpochRow) -> list[Event]:
     """Return the events that the energy agent reported within an epoch."""
-    start_ns, end_ns = (readings_ns(event, data.cell.energy) for event in epoch_edges(data.events)[row.epoch])
+    start_ns, end_ns = (to_readings_ns(event, data.cell.energy) for event in find_epoch_edges(data.events)[row.epoch])
     return [event for event in data.cell.energy.events if start_ns <= event.t_ns <= end_ns]
 
 
-def _clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
+def _check_clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check:
     """Judge the offset between the nodes' clocks; where both nodes are one machine there is one clock."""
     offset_ms = data.cell.clock_offset_ms
     # Cells of older runs store an offset of 0.0, which nothing measured, for their one clock.
     one_clock = data.cell.clock == ONE_CLOCK or offset_ms == 0.0
     expected = f"< {tolerances.clock_offset_ms:g} ms between the nodes' clocks"
-    for event in _energy_events(data, row):
+    for event in _list_energy_events(data, row):
         if event.kind == "clock-step":
-            return _check(row, "clock_offset", expected, event.message, FAIL)
+            return _make_check(row, "clock_offset", expected, event.message, FAIL)
     if one_clock:
-        return _check(row, "clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE)
+        return _make_check(row, "clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE)
     if offset_ms is None:
-        return _check(row, "clock_offset", expected, "not measured", UNKNOWN)
-    return _check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
+        return _make_check(row, "clock_offset", expected, "not measured", UNKNOWN)
+    return _make_check(row, "clock_offset", expected, f"{offset_ms:g} ms", abs(offset_ms) < tolerances.clock_offset_ms)
 
 
-def _alone(data: CellData, row: EpochRow) -> Check:
+def _check_alone(data: CellData, row: EpochRow) -> Check:
     others = data.cell.other_runs
-    return _check(
+    return _make_check(
         row,
         "alone",
         "no other run on this machine: each counts the CPU joules of both",
@@ -320,53 +320,53 @@ def _alone(data: CellData, row: EpochRow) -> Check:
     )
 
 
-def _undisturbed(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
+def _check_disturbance(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
     """Judge what others took of the processors, and of a link how it carried pings meanwhile."""
-    start, end = epoch_edges(data.events)[row.epoch]
-    taken = others(start, end)
+    start, end = find_epoch_edges(data.events)[row.epoch]
+    taken = measure_others(start, end)
     unseen = "not counted: the run is from before it was, or the machine does not count it"
     few = f"{tolerances.others_cpu_pct:g} % of the CPUs, at most {tolerances.others_cpus:g} of them"
     expected, stolen = f"CPU of others ≤ {few}", f"≤ {tolerances.steal_pct:g} % of the CPUs' time stolen"
     if taken is None:
-        yield _check(row, "others_cpu", expected, unseen, WARN)
-        yield _check(row, "steal", stolen, unseen, WARN)
+        yield _make_check(row, "others_cpu", expected, unseen, WARN)
+        yield _make_check(row, "steal", stolen, unseen, WARN)
     else:
         capacity_s = taken.cpus * taken.span_s
         allowed_s = taken.span_s * min(taken.cpus * tolerances.others_cpu_pct / 100, tolerances.others_cpus)
         actual = f"{taken.cpu_s:.2f} s in {taken.span_s:.2f} s of {taken.cpus} CPUs"
         actual += f" ({100 * taken.cpu_s / capacity_s:.1f} %)"
         actual += "" if taken.wait_s is None else f", the run's threads waited {taken.wait_s:.2f} s for a CPU"
-        yield _check(row, "others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
+        yield _make_check(row, "others_cpu", expected, actual, taken.cpu_s <= allowed_s + ROUNDING_S)
         steal_s = capacity_s * tolerances.steal_pct / 100 + ROUNDING_S
-        yield _check(row, "steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
+        yield _make_check(row, "steal", stolen, f"{100 * taken.steal_s / capacity_s:.1f} %", taken.steal_s <= steal_s)
     if not (regime := data.cell.regime).is_local:
-        yield from _watched(row, regime, watched(data, start, end), tolerances)
+        yield from _check_pings(row, regime, summarize_pings(data, start, end), tolerances)
 
 
-def _watched(row: EpochRow, regime: Regime, seen: Watched | None, tolerances: Tolerances) -> Iterable[Check]:
+def _check_pings(row: EpochRow, regime: Regime, seen: LinkPings | None, tolerances: Tolerances) -> Iterable[Check]:
     paused = f"no packet held for more than {tolerances.link_pause_ms:g} ms"
     held = f"≤ {tolerances.link_held_pct:g} % of the pings held for more than {tolerances.link_held_ms:g} ms"
     if seen is None:
         for rule, expected in (("link_pause", paused), ("link_held", held)):
-            yield _check(row, rule, expected, "not watched: the run is from before it was", WARN)
+            yield _make_check(row, rule, expected, "not watched: the run is from before it was", WARN)
         return
     many = f"{seen.sent} pings of {seen.due}"
     if seen.sent < seen.due // 2:
-        yield _check(row, "link_held", held, many, UNKNOWN)
+        yield _make_check(row, "link_held", held, many, UNKNOWN)
         return
     line = "" if seen.pause_ms is None else f", the delay line's own longest pause {seen.pause_ms:.0f} ms"
     longest = max(seen.held_ms, default=0.0)
     fine = seen.longest_ms <= tolerances.link_pause_ms
-    yield _check(row, "link_pause", paused, f"a ping {longest:.0f} ms{line}", fine)
+    yield _make_check(row, "link_pause", paused, f"a ping {longest:.0f} ms{line}", fine)
     slow = sum(one > tolerances.link_held_ms for one in seen.held_ms)
     # A single one is over the share of a short epoch, and says nothing of it.
     fine = slow <= 1 or 100 * slow <= tolerances.link_held_pct * seen.sent
-    yield _check(row, "link_held", held, f"{slow} of {seen.sent}", fine)
-    most = math.floor(seen.expected_lost(regime, CHANCE)) + 1
-    yield _check(row, "pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
+    yield _make_check(row, "link_held", held, f"{slow} of {seen.sent}", fine)
+    most = math.floor(seen.predict_lost(regime, CHANCE)) + 1
+    yield _make_check(row, "pings_lost", f"≤ {most} of {seen.sent} pings lost", f"{seen.lost} lost", seen.lost <= most)
 
 
-def _spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:
+def _check_spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:
     groups: dict[tuple[str, str, str], list[EpochRow]] = defaultdict(list)
     for row in rows:
         groups[row.loader, row.workload, row.regime].append(row)
@@ -375,8 +375,8 @@ def _spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]
         expected = f"(max - min) / median < {tolerances.spread_pct:g} % over the repeats"
         for row in group:
             if len(times) < 2:
-                yield _check(row, "spread", expected, "a single repeat", WARN)
+                yield _make_check(row, "spread", expected, "a single repeat", WARN)
                 continue
-            percent = 100 * (spread(times) or 0.0)
+            percent = 100 * (compute_spread(times) or 0.0)
             verdict = PASS if percent < tolerances.spread_pct else WARN
-            yield _check(row, "spread", expected, f"{percent:.1f} % over {len(times)}", verdict)
+            yield _make_check(row, "spread", expected, f"{percent:.1f} % over {len(times)}", verdict)

@@ -10,7 +10,7 @@ from harness.config.regime import Regime
 from harness.results.epochs import CellData
 from harness.testbed.link.watch import INTERVAL_S, Ping
 
-__all__ = ["Others", "Watched", "others", "watched"]
+__all__ = ["LinkPings", "Others", "measure_others", "summarize_pings"]
 
 JITTERS = 4
 """Standard deviations of the delay by which packets that keep their order come late, each way."""
@@ -31,7 +31,7 @@ class Others:
     """For how long threads of the run waited for a CPU, for each other or for others; None where it is not counted."""
 
 
-def others(start: CellEvent, end: CellEvent) -> Others | None:
+def measure_others(start: CellEvent, end: CellEvent) -> Others | None:
     """Return what others took between two events; None where it was not counted."""
     if start.get("cpu_at_s") is None or end.get("cpu_at_s") is None or end["cpu_idle_s"] <= 0:
         return None
@@ -50,7 +50,7 @@ def others(start: CellEvent, end: CellEvent) -> Others | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class LinkPings:
     """What the pings of an epoch showed of its link."""
 
     due: int
@@ -68,21 +68,21 @@ class Watched:
         """The longest time for which the link held a packet."""
         return max((*self.held_ms, self.pause_ms or 0.0))
 
-    def expected_lost(self, regime: Regime, errors: float) -> float:
+    def predict_lost(self, regime: Regime, errors: float) -> float:
         """Return how many pings the regime's loss explains, with `errors` standard errors of chance."""
         share = 1 - (1 - regime.loss_pct / 100) ** 2
         return self.sent * share + errors * math.sqrt(self.sent * share * (1 - share))
 
 
-def watched(data: CellData, start: CellEvent, end: CellEvent) -> Watched | None:
+def summarize_pings(data: CellData, start: CellEvent, end: CellEvent) -> LinkPings | None:
     """Return what the pings showed of the link between two events. None where it was not watched."""
     if data.pings is None:
         return None
     regime = data.cell.regime
     pings = [ping for ping in data.pings if start["utc_ns"] <= ping.utc_ns <= end["utc_ns"]]
-    held = tuple(_held_ms(ping, ping.rtt_ms, regime) for ping in pings if ping.rtt_ms is not None)
-    pause_s = data.link.of_epoch(start["epoch"]).pause_s
-    return Watched(
+    held = tuple(_compute_held_ms(ping, ping.rtt_ms, regime) for ping in pings if ping.rtt_ms is not None)
+    pause_s = data.link.get_epoch(start["epoch"]).pause_s
+    return LinkPings(
         due=int((end["utc_ns"] - start["utc_ns"]) / 1e9 / INTERVAL_S),
         sent=len(pings),
         lost=len(pings) - len(held),
@@ -91,7 +91,7 @@ def watched(data: CellData, start: CellEvent, end: CellEvent) -> Watched | None:
     )
 
 
-def _held_ms(ping: Ping, rtt_ms: float, regime: Regime) -> float:
+def _compute_held_ms(ping: Ping, rtt_ms: float, regime: Regime) -> float:
     assert regime.rate_gbit is not None
     carrying_ms = (ping.carried_bytes or 0) * 8 / (regime.rate_gbit * 1e6)
     return max(0.0, rtt_ms - regime.rtt_ms - 2 * JITTERS * regime.jitter_ms - carrying_ms)

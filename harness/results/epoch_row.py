@@ -16,9 +16,9 @@ from typing import Final, TypeVar, get_args, get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.results.files import COLLECT, reading, write_whole
+from harness.results.files import COLLECT, refuse_damage, write_whole
 
-__all__ = ["DOMAINS", "SPREAD_LIMIT", "EpochRow", "read_rows", "schema_of", "spread", "write_rows"]
+__all__ = ["DOMAINS", "SPREAD_LIMIT", "EpochRow", "compute_spread", "make_schema", "read_rows", "write_rows"]
 
 Row = TypeVar("Row")
 
@@ -91,7 +91,7 @@ class EpochRow:
         return frozenset(domain for domain, source in self.sources.items() if "estimate" in source)
 
 
-def spread(values: Collection[float]) -> float | None:
+def compute_spread(values: Collection[float]) -> float | None:
     """Return (max - min) / median of repeated values. None for a single value, and for values around 0."""
     if len(values) < 2 or not (middle := abs(median(values))):
         return None
@@ -100,7 +100,7 @@ def spread(values: Collection[float]) -> float | None:
 
 def write_rows(rows: Sequence[object], row_type: type, parquet: Path, csv: Path) -> None:
     """Write rows as Parquet, which is read again, and as CSV, which people read."""
-    schema = schema_of(row_type)
+    schema = make_schema(row_type)
     columns = [pa.array([getattr(row, one.name) for row in rows], one.type, from_pandas=True) for one in schema]
     table = pa.table(columns, schema=schema)
     sink = pa.BufferOutputStream()
@@ -116,13 +116,13 @@ def read_rows(path: Path, row_type: type[Row]) -> tuple[Row, ...]:
     """
     if not path.exists():
         return ()
-    with reading(path, COLLECT):
+    with refuse_damage(path, COLLECT):
         table = pq.read_table(path)
-        stored = pa.schema([field for field in schema_of(row_type) if field.name in table.column_names])
+        stored = pa.schema([field for field in make_schema(row_type) if field.name in table.column_names])
         return tuple(row_type(**record) for record in table.select(stored.names).cast(stored).to_pylist())
 
 
-def schema_of(row_type: type) -> pa.Schema:
+def make_schema(row_type: type) -> pa.Schema:
     """Return the Parquet schema of a class of rows."""
     kinds = {float: pa.float64(), int: pa.int64(), str: pa.string()}
     hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(row_type).items()}

@@ -22,15 +22,15 @@ from harness.testbed.link.watch import Ping
 __all__ = [
     "CellData",
     "EpochBatches",
-    "accelerator_utilisation",
-    "epoch_edges",
-    "epoch_energy",
-    "epoch_rows",
-    "gpu_util",
-    "link_joules",
-    "readings_ns",
-    "rows_within",
-    "sampled",
+    "attribute_link_joules",
+    "compute_epoch_energy",
+    "compute_gpu_util",
+    "compute_utilisation",
+    "find_epoch_edges",
+    "list_channels",
+    "make_epoch_rows",
+    "select_rows",
+    "to_readings_ns",
 ]
 
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
@@ -69,7 +69,7 @@ class CellData:
     sizes: npt.NDArray[np.int64] | None = None
     """Encoded bytes of each of the dataset's samples, by id; None where the run's folder does not have them."""
 
-    def epoch_bytes(self, epoch: int) -> int:
+    def count_bytes(self, epoch: int) -> int:
         """Return the encoded bytes of the samples that came in an epoch, by the dataset's own sizes where known."""
         batches = self.batches[epoch]
         if self.sizes is None:
@@ -77,7 +77,7 @@ class CellData:
         return int(self.sizes[batches.ids[(batches.ids >= 0) & (batches.ids < len(self.sizes))]].sum())
 
 
-def accelerator_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.float64]) -> float | None:
+def compute_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.float64]) -> float | None:
     """Return compute time / epoch time without the first step (MLPerf Storage); None for fewer than two steps."""
     if len(step_s) < 2:
         return None
@@ -86,13 +86,13 @@ def accelerator_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray
     return compute / total if total > 0 else None
 
 
-def epoch_rows(data: CellData) -> list[EpochRow]:
+def make_epoch_rows(data: CellData) -> list[EpochRow]:
     """Return a row for every epoch that began and ended."""
-    edges = epoch_edges(data.events)
-    return [_row(data, start, end, data.batches[epoch]) for epoch, (start, end) in edges.items()]
+    edges = find_epoch_edges(data.events)
+    return [_make_row(data, start, end, data.batches[epoch]) for epoch, (start, end) in edges.items()]
 
 
-def epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, CellEvent]]:
+def find_epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, CellEvent]]:
     """Return the events that begin and end each epoch, by epoch and in order; one that did not end is left out."""
     found: dict[str, dict[int, CellEvent]] = {"epoch_start": {}, "epoch_end": {}}
     for event in events:
@@ -102,7 +102,7 @@ def epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, CellE
     return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
 
 
-def readings_ns(event: CellEvent, energy: EnergyRecord) -> int:
+def to_readings_ns(event: CellEvent, energy: EnergyRecord) -> int:
     """Return when an event was by the clock of the cell's energy readings, ns.
 
     That clock is never set. Cells of older runs have readings by the wall clock.
@@ -110,37 +110,39 @@ def readings_ns(event: CellEvent, energy: EnergyRecord) -> int:
     return int(event["utc_ns"] if energy.offset_ns is None else event["mono_ns"] + energy.offset_ns)
 
 
-def rows_within(resources: Iterable[Resources], start: CellEvent, end: CellEvent) -> list[Resources]:
+def select_rows(resources: Iterable[Resources], start: CellEvent, end: CellEvent) -> list[Resources]:
     """Return the rows of a cell's resources between two events."""
     return [row for row in resources if start["utc_ns"] <= row.utc_ns <= end["utc_ns"]]
 
 
-def gpu_util(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
+def compute_gpu_util(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
     """Return the mean utilisation of the cell's board between two events, 0 to 1; None when it was not seen."""
-    known = [row.gpu_util for row in rows_within(data.resources, start, end) if row.gpu_util is not None]
+    known = [row.gpu_util for row in select_rows(data.resources, start, end) if row.gpu_util is not None]
     return sum(known) / len(known) if known else None
 
 
-def link_joules(readings: Sequence[Reading], start: CellEvent, end: CellEvent, energy: EnergyRecord) -> float | None:
+def attribute_link_joules(
+    readings: Sequence[Reading], start: CellEvent, end: CellEvent, energy: EnergyRecord
+) -> float | None:
     """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown."""
     if start["link_cpu_s"] is None or end["link_cpu_s"] is None:
         return None
     busy_s = end["cpu_busy_s"] - start["cpu_busy_s"]
-    cpu_j = epoch_energy(readings, start, end, energy).joules("cpu")
+    cpu_j = compute_epoch_energy(readings, start, end, energy).joules("cpu")
     if cpu_j is None or busy_s <= 0:
         return None
     return cpu_j * float(min(1.0, (end["link_cpu_s"] - start["link_cpu_s"]) / busy_s))
 
 
-def _row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches) -> EpochRow:
+def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches) -> EpochRow:
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
-    samples, nbytes = int(batches.samples.sum()), data.epoch_bytes(start["epoch"])
+    samples, nbytes = int(batches.samples.sum()), data.count_bytes(start["epoch"])
     # A board of this machine idles while another is emulated.
     given: dict[Domain, Sequence[Energy]] = {}
     if cell.accelerator.emulated:
-        given["gpu"] = _published_energy(cell.accelerator, batches, duration_s)
-    energy = epoch_energy(data.readings, start, end, cell.energy, given)
+        given["gpu"] = _estimate_published_energy(cell.accelerator, batches, duration_s)
+    energy = compute_epoch_energy(data.readings, start, end, cell.energy, given)
     known = [c for c in energy.components if c.name != "total" and c.joules is not None]
     return EpochRow(
         cell_id=cell.cell_id,
@@ -153,17 +155,17 @@ def _row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches
         loss_pct=cell.regime.loss_pct,
         repeat=cell.repeat,
         epoch=start["epoch"],
-        start_utc=_utc(start["utc_ns"]),
-        end_utc=_utc(end["utc_ns"]),
+        start_utc=_format_utc(start["utc_ns"]),
+        end_utc=_format_utc(end["utc_ns"]),
         duration_s=duration_s,
         samples=samples,
         bytes=nbytes,
         samples_per_s=samples / duration_s,
         mb_per_s=nbytes / 1e6 / duration_s,
         stall_s=float(batches.wait_s.sum()),
-        au=accelerator_utilisation(batches.wait_s, batches.step_s),
-        cpu_util=_cpu_util(start, end),
-        gpu_util=gpu_util(data, start, end),
+        au=compute_utilisation(batches.wait_s, batches.step_s),
+        cpu_util=_compute_cpu_util(start, end),
+        gpu_util=compute_gpu_util(data, start, end),
         cpu_j=energy.joules("cpu"),
         dram_j=energy.joules("dram"),
         gpu_j=energy.joules("gpu"),
@@ -173,7 +175,7 @@ def _row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches
     )
 
 
-def epoch_energy(
+def compute_epoch_energy(
     readings: Sequence[Reading],
     start: CellEvent,
     end: CellEvent,
@@ -184,18 +186,20 @@ def epoch_energy(
 
     Raises WindowError when the end is before the start.
     """
-    span_ns = readings_ns(start, energy), readings_ns(end, energy)
-    return energy_of(readings, sampled(readings, energy), *span_ns, round(energy.interval_ms * 1e6), given=given)
+    span_ns = to_readings_ns(start, energy), to_readings_ns(end, energy)
+    return energy_of(readings, list_channels(readings, energy), *span_ns, round(energy.interval_ms * 1e6), given=given)
 
 
-def sampled(readings: Sequence[Reading], energy: EnergyRecord) -> Channels:
+def list_channels(readings: Sequence[Reading], energy: EnergyRecord) -> Channels:
     """Return the series that the host's agent sampled."""
     node = readings[0].node if readings else ""
     series, unreadable = ([asdict(one) for one in part] for part in (energy.series, energy.unreadable))
     return channels_of({"sensors": [{"channels": series}], "unreadable": unreadable}, node)
 
 
-def _published_energy(accelerator: AcceleratorRecord, batches: EpochBatches, duration_s: float) -> list[Energy]:
+def _estimate_published_energy(
+    accelerator: AcceleratorRecord, batches: EpochBatches, duration_s: float
+) -> list[Energy]:
     # An emulated board draws nothing here; what it would draw follows from its published power, as an estimate.
     if accelerator.busy_w is None or accelerator.idle_w is None:
         return []
@@ -214,12 +218,12 @@ def _published_energy(accelerator: AcceleratorRecord, batches: EpochBatches, dur
     ]
 
 
-def _cpu_util(start: CellEvent, end: CellEvent) -> float | None:
+def _compute_cpu_util(start: CellEvent, end: CellEvent) -> float | None:
     total = end["cpu_total_s"] - start["cpu_total_s"]
     if total <= 0:
         return None
     return float(max(0.0, min(1.0, (end["cpu_busy_s"] - start["cpu_busy_s"]) / total)))
 
 
-def _utc(ns: int) -> str:
+def _format_utc(ns: int) -> str:
     return datetime.fromtimestamp(ns // 1000 / 1e6, UTC).isoformat(timespec="microseconds")

@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from harness.errors import ConfigError, ResultsError
 
-__all__ = ["CELL", "COLLECT", "RUN", "read_json", "reading", "typed", "write_json", "write_whole"]
+__all__ = ["CELL", "COLLECT", "RUN", "parse_value", "read_json", "refuse_damage", "write_json", "write_whole"]
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Write plain data or a dataclass as indented JSON, whole or not at all. Raises OSError."""
-    plain = _adapter(type(value)).dump_python(value, mode="json") if is_dataclass(value) else value
+    plain = _get_adapter(type(value)).dump_python(value, mode="json") if is_dataclass(value) else value
     write_whole(path, (json.dumps(plain, indent=2, default=str) + "\n").encode())
 
 
@@ -62,24 +62,24 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
     Raises ResultsError, which names the file and ends with `remedy`, for a file that is missing or damaged.
     """
-    with reading(path, remedy):
+    with refuse_damage(path, remedy):
         plain = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda _: None)
-        return _adapter(kind).validate_json(json.dumps(plain), strict=True)
+        return _get_adapter(kind).validate_json(json.dumps(plain), strict=True)
 
 
-def typed(kind: type[T], value: object) -> T:
+def parse_value(kind: type[T], value: object) -> T:
     """Return plain data as a value of `kind`. Raises ValueError, which names the key of another type."""
-    return _adapter(kind).validate_python(value)
+    return _get_adapter(kind).validate_python(value)
 
 
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _get_adapter(kind: type[T]) -> TypeAdapter[T]:
     if kind not in _ADAPTERS:
         _ADAPTERS[kind] = TypeAdapter(kind)
     return _ADAPTERS[kind]
 
 
 @contextmanager
-def reading(path: Path, remedy: str) -> Iterator[None]:
+def refuse_damage(path: Path, remedy: str) -> Iterator[None]:
     """Raise ResultsError, which names the file and ends with `remedy`, where its content cannot be used."""
     try:
         yield

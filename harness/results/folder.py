@@ -19,10 +19,10 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.specs import Experiment, Tolerances
 from harness.errors import ResultsError
 from harness.results.cells import Cell
-from harness.results.files import RUN, read_json, reading, typed
+from harness.results.files import RUN, parse_value, read_json, refuse_damage
 from harness.results.provenance import Provenance
 
-__all__ = ["NEW_RUN", "Plan", "RunFolder", "new_folder", "resume_command"]
+__all__ = ["NEW_RUN", "Plan", "RunFolder", "format_resume_command", "make_folder"]
 
 NEW_RUN = "start a new run"
 
@@ -39,13 +39,13 @@ class Plan:
     cells: Sequence[Cell]
 
 
-def resume_command(folder: Path, results_dir: str) -> str:
+def format_resume_command(folder: Path, results_dir: str) -> str:
     """Return the command that resumes the run of a folder in `results_dir`."""
     words = ["python", "-m", "harness", f"resume={folder.name}"]
     return shlex.join([*words, f"results_dir={results_dir}"] if results_dir != "results" else words)
 
 
-def new_folder(results_dir: Path, name: str) -> Path:
+def make_folder(results_dir: Path, name: str) -> Path:
     """Make an empty folder named by UTC time with ms and `name`; returns it."""
     results_dir.mkdir(parents=True, exist_ok=True)
     while True:
@@ -80,7 +80,7 @@ class RunFolder:
     @classmethod
     def create(cls, results_dir: Path, experiment: str) -> RunFolder:
         """Make a new folder named by UTC time with ms. `point_latest` follows once its plan is written."""
-        run = cls(new_folder(results_dir, experiment))
+        run = cls(make_folder(results_dir, experiment))
         run.cells.mkdir()
         return run
 
@@ -114,7 +114,7 @@ class RunFolder:
         return None
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Keep other runs out of the folder. The lock ends with this process, however it ends.
 
         Raises ResultsError, which names the process that has the lock.
@@ -142,7 +142,7 @@ class RunFolder:
 
     def read_config(self) -> DictConfig:
         """Return config.yaml. Raises ResultsError (made of a ValueError) when it is damaged."""
-        with reading(self.config, NEW_RUN):
+        with refuse_damage(self.config, NEW_RUN):
             config = OmegaConf.load(self.config)
             if not isinstance(config, DictConfig):
                 raise ValueError("expected keys and values")
@@ -151,20 +151,20 @@ class RunFolder:
     def read_experiment(self) -> Experiment:
         """Return the experiment of config.yaml. Raises ResultsError when it is damaged."""
         config = self.read_config()
-        with reading(self.config, NEW_RUN):
-            plain = typed(dict[str, Any], OmegaConf.to_container(config, resolve=True))
+        with refuse_damage(self.config, NEW_RUN):
+            plain = parse_value(dict[str, Any], OmegaConf.to_container(config, resolve=True))
             return Experiment.from_config(plain, stored=True)
 
     def read_tolerances(self) -> Tolerances:
         """Return the tolerances of config.yaml. Raises ResultsError when it is damaged."""
         config = self.read_config()
-        with reading(self.config, NEW_RUN):
-            return Tolerances(**typed(dict[str, float], OmegaConf.to_container(config["checks"], resolve=True)))
+        with refuse_damage(self.config, NEW_RUN):
+            return Tolerances(**parse_value(dict[str, float], OmegaConf.to_container(config["checks"], resolve=True)))
 
     def read_session(self, name: str) -> Provenance:
         """Return the content of a provenance file. Raises ResultsError (made of a ValueError) when it is damaged."""
         content = read_json(self.folder / name, Provenance, RUN)
-        with reading(self.folder / name, RUN):
+        with refuse_damage(self.folder / name, RUN):
             if not content.get("host"):
                 raise ValueError("expected an object with a host")
         return content
@@ -174,19 +174,19 @@ class RunFolder:
         later = sorted(self.folder.glob("provenance-*.json"), key=lambda path: (len(path.name), path.name))
         return {path.name: self.read_session(path.name) for path in (self.provenance, *later) if path.exists()}
 
-    def cell(self, cell_id: str) -> Path:
+    def cell_folder(self, cell_id: str) -> Path:
         """Return the folder of a finished cell."""
         return self.cells / cell_id
 
-    def partial(self, cell_id: str) -> Path:
+    def partial_folder(self, cell_id: str) -> Path:
         """Return the folder of a cell that runs or has failed."""
         return self.cells / f"{cell_id}.partial"
 
     def is_done(self, cell_id: str) -> bool:
         """Whether the cell was whole at some time. Its files may be damaged since."""
-        return self.cell(cell_id).exists()
+        return self.cell_folder(cell_id).exists()
 
-    def session_of(self, cell_ids: Iterable[str]) -> dict[str, str]:
+    def find_sessions(self, cell_ids: Iterable[str]) -> dict[str, str]:
         """Return the provenance file of each finished cell that can be read.
 
         Cells of older runs do not name one. They belong to the first session.
@@ -195,15 +195,15 @@ class RunFolder:
         for cell_id in cell_ids:
             # A damaged cell belongs to no session.
             with suppress(ResultsError):
-                stored = read_json(self.cell(cell_id) / "cell.json", dict[str, object], RUN)
+                stored = read_json(self.cell_folder(cell_id) / "cell.json", dict[str, object], RUN)
                 found[cell_id] = str(stored.get("provenance", self.provenance.name))
         return found
 
-    def new_provenance(self) -> Path:
+    def name_provenance(self) -> Path:
         """Return the path of this session's provenance. A resumed run keeps that of each session."""
         n, path = 1, self.provenance
         # A lost file is not replaced: its cells would pass for measured in this session.
-        used = set(self.session_of(cell.name for cell in self.cells.iterdir()).values())
+        used = set(self.find_sessions(cell.name for cell in self.cells.iterdir()).values())
         while path.exists() or path.name in used:
             n += 1
             path = self.folder / f"provenance-{n}.json"
@@ -211,7 +211,7 @@ class RunFolder:
 
     def set_store_aside(self) -> Path:
         """Rename the energy store and its log, so that a new store can start. Returns the new path."""
-        aside = _free_name(self.energy.with_name(f"{self.energy.name}.damaged"))
+        aside = _find_free_name(self.energy.with_name(f"{self.energy.name}.damaged"))
         for suffix in ("-wal", "-shm"):
             log = self.energy.with_name(self.energy.name + suffix)
             if log.exists():
@@ -224,11 +224,11 @@ class RunFolder:
         A failed try is in the cell's partial folder, a damaged or invalid one in its finished folder. Returns None
         where there is no such folder.
         """
-        left = self.partial(cell_id) if why == "failed" else self.cell(cell_id)
-        return left.rename(_free_name(self.cells / f"{cell_id}.{why}")) if left.exists() else None
+        left = self.partial_folder(cell_id) if why == "failed" else self.cell_folder(cell_id)
+        return left.rename(_find_free_name(self.cells / f"{cell_id}.{why}")) if left.exists() else None
 
 
-def _free_name(path: Path) -> Path:
+def _find_free_name(path: Path) -> Path:
     """Return the first of PATH-1, PATH-2, … that does not exist."""
     n = 1
     while (free := path.with_name(f"{path.name}-{n}")).exists():

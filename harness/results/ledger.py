@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.errors import ResultsError
-from harness.results.files import typed
+from harness.results.files import parse_value
 
 __all__ = ["Entry", "Ledger"]
 
@@ -43,7 +43,7 @@ class Ledger:
             file.flush()
             os.fsync(file.fileno())
 
-    def entries(self) -> list[Entry]:
+    def read_entries(self) -> list[Entry]:
         """Return the entries, oldest first. A torn last line, as a killed run leaves it, is left out.
 
         Raises ResultsError, which names any other line that cannot be read.
@@ -54,7 +54,7 @@ class Ledger:
         found: list[Entry] = []
         for number, line in enumerate(lines, start=1):
             try:
-                found.append(typed(Entry, json.loads(line)))
+                found.append(parse_value(Entry, json.loads(line)))
             except ValueError as error:
                 if number < len(lines):
                     why = " ".join(str(error).split())

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from harness.cell.events import CellEvent
 from harness.cell.skipped import skipped_by_epoch
-from harness.results.disturbance import others, watched
-from harness.results.epochs import CellData, EpochBatches, epoch_edges, gpu_util, rows_within
+from harness.results.disturbance import measure_others, summarize_pings
+from harness.results.epochs import CellData, EpochBatches, compute_gpu_util, find_epoch_edges, select_rows
 
-__all__ = ["EpochMetrics", "epoch_metrics"]
+__all__ = ["EpochMetrics", "make_epoch_metrics"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class EpochMetrics:
     rx_bytes: int | None
     """On the data interface; None for local data."""
     tx_bytes: int | None
-    gpu_util: float | None
+    compute_gpu_util: float | None
     """Mean over the epoch, 0 to 1."""
     gpu_mem_peak_bytes: int | None
     others_cpu_s: float | None
@@ -75,14 +75,14 @@ class EpochMetrics:
     """Longest pause of the delay line; None for local data and under netem."""
 
 
-def epoch_metrics(data: CellData) -> list[EpochMetrics]:
+def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
     """Return the metrics of every epoch that began and ended."""
-    edges = epoch_edges(data.events)
+    edges = find_epoch_edges(data.events)
     skipped = skipped_by_epoch(data.events)
     made = next((event["duration_ns"] / 1e9 for event in data.events if event["event"] == "loader_made"), None)
     after = {event["epoch"]: event["pss_bytes"] for event in data.events if event["event"] == "memory"}
     return [
-        _metrics(
+        _measure_epoch(
             data,
             start,
             end,
@@ -95,7 +95,7 @@ def epoch_metrics(data: CellData) -> list[EpochMetrics]:
     ]
 
 
-def _metrics(
+def _measure_epoch(
     data: CellData,
     start: CellEvent,
     end: CellEvent,
@@ -105,11 +105,11 @@ def _metrics(
     pss_after: int | None,
     skipped: int | None,
 ) -> EpochMetrics:
-    seen = rows_within(data.resources, start, end)
+    seen = select_rows(data.resources, start, end)
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
     loss = [] if batches.loss is None else batches.loss.tolist()
-    taken, link = others(start, end), watched(data, start, end)
-    carried = data.link.of_epoch(start["epoch"])
+    taken, link = measure_others(start, end), summarize_pings(data, start, end)
+    carried = data.link.get_epoch(start["epoch"])
     return EpochMetrics(
         cell_id=data.cell.cell_id,
         epoch=start["epoch"],
@@ -119,21 +119,21 @@ def _metrics(
         batch_p95_s=float(p95),
         batch_p99_s=float(p99),
         skipped_samples=skipped,
-        steady_samples_per_s=_steady(batches, end["duration_ns"] / 1e9),
-        **_work(batches.work_s),
+        steady_samples_per_s=_compute_steady_rate(batches, end["duration_ns"] / 1e9),
+        **_summarize_work(batches.work_s),
         loss_first=loss[0] if loss else None,
         loss_last=loss[-1] if loss else None,
         loss_mean=float(np.mean(loss)) if loss else None,
-        cell_cpu_s=_difference(start, end, "cell_cpu_s"),
-        pss_peak_bytes=_most([*(row.pss_bytes for row in seen), pss_after]),
-        rss_peak_bytes=_most(row.rss_bytes for row in seen),
-        disk_read_bytes=_difference(start, end, "disk_read_bytes"),
-        disk_written_bytes=_difference(start, end, "disk_written_bytes"),
+        cell_cpu_s=_subtract(start, end, "cell_cpu_s"),
+        pss_peak_bytes=_find_max([*(row.pss_bytes for row in seen), pss_after]),
+        rss_peak_bytes=_find_max(row.rss_bytes for row in seen),
+        disk_read_bytes=_subtract(start, end, "disk_read_bytes"),
+        disk_written_bytes=_subtract(start, end, "disk_written_bytes"),
         # What watched the link is left out of what the loader had carried over it.
-        rx_bytes=carried.rx_bytes if data.link.epochs else _difference(start, end, "rx_bytes"),
-        tx_bytes=carried.tx_bytes if data.link.epochs else _difference(start, end, "tx_bytes"),
-        gpu_util=gpu_util(data, start, end),
-        gpu_mem_peak_bytes=_most(row.gpu_mem_bytes for row in seen),
+        rx_bytes=carried.rx_bytes if data.link.epochs else _subtract(start, end, "rx_bytes"),
+        tx_bytes=carried.tx_bytes if data.link.epochs else _subtract(start, end, "tx_bytes"),
+        gpu_util=compute_gpu_util(data, start, end),
+        gpu_mem_peak_bytes=_find_max(row.gpu_mem_bytes for row in seen),
         others_cpu_s=None if taken is None else taken.cpu_s,
         steal_s=None if taken is None else taken.steal_s,
         run_wait_s=None if taken is None else taken.wait_s,
@@ -142,12 +142,12 @@ def _metrics(
     )
 
 
-def _steady(batches: EpochBatches, duration_s: float) -> float | None:
+def _compute_steady_rate(batches: EpochBatches, duration_s: float) -> float | None:
     left_s = duration_s - float(batches.wait_s[0] + batches.step_s[0])
     return float(batches.samples[1:].sum()) / left_s if len(batches.samples) > 1 and left_s > 0 else None
 
 
-def _work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float | None]:
+def _summarize_work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float | None]:
     names = ("mean", "p50", "p75", "p90", "min", "max", "std")
     if work_s is None or not len(work_s):
         return {f"work_{name}_s": None for name in names}
@@ -156,11 +156,11 @@ def _work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float | None]:
     return {f"work_{name}_s": float(value) for name, value in zip(names, values, strict=True)}
 
 
-def _difference(start: CellEvent, end: CellEvent, counter: str) -> Any:
+def _subtract(start: CellEvent, end: CellEvent, counter: str) -> Any:
     """Return by how much a counter grew; None where a cell of an older run did not read it."""
     before, after = start.get(counter), end.get(counter)
     return None if before is None or after is None else after - before
 
 
-def _most(values: Iterable[int | None]) -> int | None:
+def _find_max(values: Iterable[int | None]) -> int | None:
     return max((value for value in values if value is not None), default=None)

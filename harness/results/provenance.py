@@ -19,7 +19,15 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Provenance", "changes", "host", "machine", "packages", "provenance", "source"]
+__all__ = [
+    "Provenance",
+    "collect_provenance",
+    "describe_host",
+    "describe_machine",
+    "describe_source",
+    "list_changes",
+    "list_packages",
+]
 
 _PACKAGES = (
     "joulefeed",
@@ -58,7 +66,7 @@ Provenance = dict[str, Field]
 """provenance.json: sections of fields by name; and `command`, a field without a section."""
 
 
-def provenance(
+def collect_provenance(
     command: str,
     here: Provenance,
     testbed: Mapping[str, object],
@@ -67,7 +75,7 @@ def provenance(
 ) -> Provenance:
     """Return provenance.json's content: the command, and sections of fields, each {"value", "source"}.
 
-    `here` is what `machine` returned.
+    `here` is what `describe_machine` returned.
     """
     return {
         "command": {"value": command, "source": "the command line"},
@@ -78,7 +86,7 @@ def provenance(
     }
 
 
-def machine(targets: Iterable[str]) -> Provenance:
+def describe_machine(targets: Iterable[str]) -> Provenance:
     """Return the sections that are known before anything starts: host, packages, source, environment, installed.
 
     `targets` are the import paths of an experiment's classes, whose files count as source wherever they lie.
@@ -86,9 +94,9 @@ def machine(targets: Iterable[str]) -> Provenance:
     versions = {one.name: one.version for one in metadata.distributions() if one.name}
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}
     return {
-        "host": host(),
-        "packages": packages(),
-        "source": source(targets),
+        "host": describe_host(),
+        "packages": list_packages(),
+        "source": describe_source(targets),
         "environment": {name: {"value": value, "source": "environ"} for name, value in variables.items()},
         "installed": {
             "packages": {
@@ -99,14 +107,14 @@ def machine(targets: Iterable[str]) -> Provenance:
     }
 
 
-def changes(before: Provenance, now: Provenance) -> list[str]:
+def list_changes(before: Provenance, now: Provenance) -> list[str]:
     """Return the differences of two records that change a measurement: "host.kernel: 6.2, was 6.1".
 
     Only sections that both have are compared. A record from before environment and packages were complete has fewer
     fields; those that it lacks are left out.
     """
     sections = [name for name in now if name in before and name not in ("command", "dataset")]
-    old, new = ({k: v for name in sections for k, v in _facts(name, of[name]).items()} for of in (before, now))
+    old, new = ({k: v for name in sections for k, v in _select_facts(name, of[name]).items()} for of in (before, now))
     keys = old.keys() | new.keys() if "environment" in before else old.keys() & new.keys()
     return [
         f"{key}: {new.get(key, 'absent')}, was {old.get(key, 'absent')}"
@@ -115,7 +123,7 @@ def changes(before: Provenance, now: Provenance) -> list[str]:
     ]
 
 
-def _facts(section: str, fields: Field) -> dict[str, str]:
+def _select_facts(section: str, fields: Field) -> dict[str, str]:
     values = {
         name: field.get("value")
         for name, field in fields.items()
@@ -140,7 +148,7 @@ def _facts(section: str, fields: Field) -> dict[str, str]:
     return {f"{section}.{name}": str(value) for name, value in values.items()}
 
 
-def host() -> dict[str, Field]:
+def describe_host() -> dict[str, Field]:
     """Return what the machine is and how it is set."""
     fields: dict[str, Field] = {}
 
@@ -157,7 +165,7 @@ def host() -> dict[str, Field]:
     add("hostname", "uname", platform.node)
     add("os", "/etc/os-release", lambda: platform.freedesktop_os_release()["PRETTY_NAME"])
     add("kernel", "uname", platform.release)
-    add("cpu", "/proc/cpuinfo", _cpu_model)
+    add("cpu", "/proc/cpuinfo", _read_cpu_model)
     add("logical_cpus", "sched_getaffinity", lambda: len(os.sched_getaffinity(0)))
     add("memory_gib", "/proc/meminfo", lambda: round(psutil.virtual_memory().total / 2**30, 1))
     add("governor", "cpufreq", lambda: (cpu / "cpu0/cpufreq/scaling_governor").read_text().strip())
@@ -165,14 +173,14 @@ def host() -> dict[str, Field]:
     add("frequency_mhz", "/proc/cpuinfo", lambda: round(psutil.cpu_freq().current))
     add("load_average", "getloadavg", lambda: list(os.getloadavg()))
     add("boot_time_utc", "/proc/stat", lambda: datetime.fromtimestamp(psutil.boot_time(), UTC).isoformat())
-    add("virtual_machine", "systemd-detect-virt", lambda: _output(["systemd-detect-virt"]))
-    add("gpus", "nvidia-smi", _gpus)
+    add("virtual_machine", "systemd-detect-virt", lambda: _run_command(["systemd-detect-virt"]))
+    add("gpus", "nvidia-smi", _list_gpus)
     for name in _SYSCTLS:
         add(name.replace("/", "."), "sysctl", lambda name=name: Path("/proc/sys", name).read_text().strip())  # type: ignore[misc]
     return fields
 
 
-def packages() -> dict[str, Field]:
+def list_packages() -> dict[str, Field]:
     """Return the versions of Python and of the packages that the figures depend on."""
     found: dict[str, Field] = {"python": {"value": sys.version.split()[0], "source": "sys.version"}}
     for name in _PACKAGES:
@@ -183,28 +191,26 @@ def packages() -> dict[str, Field]:
     return found
 
 
-def source(targets: Iterable[str] = ()) -> dict[str, Field]:
+def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
     """Return a checksum of the code, that of `targets` (import paths of classes) included.
 
     Of a checkout also its commit and whether it was changed.
     """
     root = Path(__file__).resolve().parents[2]
-    code = {
-        "code_sha256": {"value": _code_sha256(root, targets), "source": "the files of joulefeed and of its loaders"}
-    }
+    code = {"code_sha256": {"value": _hash_code(root, targets), "source": "the files of joulefeed and of its loaders"}}
     if not (root / ".git").exists():
         return code
-    commit = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
+    commit = _run_command(["git", "-C", str(root), "rev-parse", "HEAD"])
     if not commit:
         return code
-    changed = _output(["git", "-C", str(root), "status", "--porcelain"])
+    changed = _run_command(["git", "-C", str(root), "status", "--porcelain"])
     return code | {
         "commit": {"value": commit, "source": "git rev-parse"},
         "changed": {"value": bool(changed), "source": "git status"},
     }
 
 
-def _code_sha256(root: Path, targets: Iterable[str]) -> str:
+def _hash_code(root: Path, targets: Iterable[str]) -> str:
     files = [path for name in _CODE for kind in ("py", "yaml", "c") for path in (root / name).rglob(f"*.{kind}")]
     digest = hashlib.sha256()
     for path in sorted(files):
@@ -216,16 +222,16 @@ def _code_sha256(root: Path, targets: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _cpu_model() -> str:
+def _read_cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
 
 
-def _gpus() -> list[str]:
-    return (_output(["nvidia-smi", "-L"]) or "").splitlines()
+def _list_gpus() -> list[str]:
+    return (_run_command(["nvidia-smi", "-L"]) or "").splitlines()
 
 
-def _output(argv: list[str]) -> str | None:
+def _run_command(argv: list[str]) -> str | None:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -12,7 +12,7 @@ from harness.errors import ResultsError
 from harness.results.cells import Cell, CellRecord, CellResult, FailedCell, LinkRecord
 from harness.results.checks import Check
 from harness.results.epoch_row import EpochRow, read_rows
-from harness.results.files import CELL, COLLECT, RUN, read_json, reading
+from harness.results.files import CELL, COLLECT, RUN, read_json, refuse_damage
 from harness.results.folder import RunFolder
 from harness.results.ledger import Entry, Ledger
 from harness.results.provenance import Provenance
@@ -105,7 +105,7 @@ def read_results(folder: Path) -> Results:
         raise ResultsError(f"{paths.epochs_parquet}: is missing; {COLLECT}")
     experiment = paths.read_experiment()
     plan = paths.read_plan()
-    ledger = Ledger(paths.ledger).entries()
+    ledger = Ledger(paths.ledger).read_entries()
     rows = read_rows(paths.epochs_parquet, EpochRow)
     checks = read_json(paths.checks, tuple[Check, ...], COLLECT) if paths.checks.exists() else ()
     _check_names(paths, experiment, plan.cells, rows)
@@ -114,7 +114,7 @@ def read_results(folder: Path) -> Results:
         folder=folder,
         experiment=experiment,
         run_id=plan.run_id,
-        cells=_cells(paths, plan.cells, ledger, rows, checks),
+        cells=_make_cells(paths, plan.cells, ledger, rows, checks),
         rows=rows,
         checks=checks,
         sessions=paths.read_sessions(),
@@ -126,7 +126,7 @@ def read_results(folder: Path) -> Results:
 def _check_names(paths: RunFolder, experiment: Experiment, cells: Sequence[Cell], rows: Sequence[EpochRow]) -> None:
     """Refuse cells and rows of a loader, workload or regime that the config does not have."""
     for path, named in ((paths.plan, cells), (paths.epochs_parquet, rows)):
-        with reading(path, RUN):
+        with refuse_damage(path, RUN):
             for one in named:
                 for kind, known in (("loader", experiment.loaders), ("workload", experiment.workloads)):
                     if getattr(one, kind) not in known:
@@ -135,7 +135,7 @@ def _check_names(paths: RunFolder, experiment: Experiment, cells: Sequence[Cell]
                     raise ValueError(f"regime {one.regime} is not in {paths.config.name}")
 
 
-def _cells(
+def _make_cells(
     paths: RunFolder,
     planned: Sequence[Cell],
     ledger: Sequence[Entry],
@@ -146,19 +146,19 @@ def _cells(
     with_rows = {row.cell_id for row in rows}
     damaged = {check.cell_id: check.actual for check in checks if check.rule == "whole_cell"}
     return tuple(
-        _cell(paths, cell, last.get(cell.cell_id), cell.cell_id in with_rows, damaged.get(cell.cell_id))
+        _make_cell(paths, cell, last.get(cell.cell_id), cell.cell_id in with_rows, damaged.get(cell.cell_id))
         for cell in planned
     )
 
 
-def _cell(paths: RunFolder, cell: Cell, last: Entry | None, has_rows: bool, damage: str | None) -> CellResult:
-    home = paths.cell(cell.cell_id)
+def _make_cell(paths: RunFolder, cell: Cell, last: Entry | None, has_rows: bool, damage: str | None) -> CellResult:
+    home = paths.cell_folder(cell.cell_id)
     # A cell is in its own folder when it is whole. A run may die before it writes that into the ledger.
     is_whole = (home / "cell.json").is_file() or has_rows
     again = len(list(paths.cells.glob(f"{cell.cell_id}.invalid-*")))
     if damage is not None and home.exists():
         return CellResult(**asdict(cell), state="damaged", reason=damage, measured_again=again)
-    whole, partial = home / "cell.json", paths.partial(cell.cell_id) / "cell.json"
+    whole, partial = home / "cell.json", paths.partial_folder(cell.cell_id) / "cell.json"
     record = read_json(whole, CellRecord, CELL) if whole.exists() else None
     state = "done" if is_whole else "not run" if last is None else _STATES.get(last.event, "not run")
     reason = ""

@@ -34,9 +34,9 @@ from harness.results.cells import (
     Probe,
     SensorRecord,
 )
-from harness.results.checks import ONE_CLOCK, link_bounds
-from harness.results.epochs import epoch_edges, link_joules, readings_ns
-from harness.results.files import typed, write_json
+from harness.results.checks import ONE_CLOCK, list_link_bounds
+from harness.results.epochs import attribute_link_joules, find_epoch_edges, to_readings_ns
+from harness.results.files import parse_value, write_json
 from harness.results.folder import RunFolder
 from harness.run.cell_process import CellProcess
 from harness.run.data_access import DataAccess, DataOnNodes, open_access
@@ -88,7 +88,7 @@ class CellContext:
         found = self.testbed.probe(regime)
         if found is None:
             return None
-        if all(bound.kept for bound in link_bounds(regime, found, self.experiment.checks)):
+        if all(bound.kept for bound in list_link_bounds(regime, found, self.experiment.checks)):
             return Probe(**asdict(found))
         # A neighbour on the host can spoil one probe. A wrong link is wrong twice. Both probes are stored.
         again = self.testbed.probe(regime)
@@ -121,7 +121,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     Raises HarnessError (CellError, TestbedError, DiskError, …) when the cell has no result.
     """
     experiment, testbed = context.experiment, context.testbed
-    partial = context.run.partial(cell.cell_id)
+    partial = context.run.partial_folder(cell.cell_id)
     partial.mkdir()
     loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
     regime, limit_mb = experiment.regimes[cell.regime], experiment.testbed.memory_mb
@@ -156,18 +156,18 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
             raise
         outcome.sampler = sampler.cost
         outcome.pings = None if watch is None else watch.pings
-        outcome.memory = None if memory is None else typed(MemoryRecord, memory.describe())
+        outcome.memory = None if memory is None else parse_value(MemoryRecord, memory.describe())
         watcher.phase("probing the link")
         outcome.after = context.probe(regime)
     _save(context, cell, outcome, partial)
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")
-    partial.rename(context.run.cell(cell.cell_id))
+    partial.rename(context.run.cell_folder(cell.cell_id))
 
 
 def _spec(context: CellContext, cell: Cell, access: DataAccess) -> CellSpec:
     experiment = context.experiment
-    out = context.run.partial(cell.cell_id).resolve()
+    out = context.run.partial_folder(cell.cell_id).resolve()
     loader = experiment.loaders[cell.loader]
     link = None if experiment.regimes[cell.regime].is_local else context.testbed.link
     return CellSpec(
@@ -238,7 +238,7 @@ def _run_epochs(
 def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) -> None:
     experiment, access = context.experiment, outcome.access
     events = read_events(partial / "events.jsonl")
-    edges = epoch_edges(events)
+    edges = find_epoch_edges(events)
     if len(edges) != experiment.epochs:
         raise CellError(f"{len(edges)} of {experiment.epochs} epochs were recorded")
     offset_ns = context.agent.offset_ns
@@ -247,11 +247,11 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     energy = EnergyRecord(
         interval_ms=experiment.energy.interval_ms,
         offset_ns=offset_ns,
-        series=typed(tuple[SensorRecord, ...], context.agent.series),
-        unreadable=typed(tuple[SensorRecord, ...], context.agent.unreadable),
+        series=parse_value(tuple[SensorRecord, ...], context.agent.series),
+        unreadable=parse_value(tuple[SensorRecord, ...], context.agent.unreadable),
         events=context.agent.events(*span_ns),
     )
-    spans = {n: (readings_ns(start, energy), readings_ns(end, energy)) for n, (start, end) in edges.items()}
+    spans = {n: (to_readings_ns(start, energy), to_readings_ns(end, energy)) for n, (start, end) in edges.items()}
     context.agent.mark(cell.cell_id, cell.loader, spans)
     every = sorted([*events, *_stream_events(access, partial)], key=lambda event: event["utc_ns"])
     save_events(every, partial / "events.parquet")
@@ -264,7 +264,7 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         before=outcome.before,
         after=outcome.after,
         epochs=[_link_epoch(context, outcome, start, end, readings, energy) for start, end in edges.values()],
-        notes=typed(tuple[str, ...], context.testbed.describe().get("notes", [])),
+        notes=parse_value(tuple[str, ...], context.testbed.describe().get("notes", [])),
     )
     assert outcome.done.accelerator is not None
     record = CellRecord(
@@ -272,7 +272,7 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         manifest=MANIFEST,
         provenance=context.session,
         dataset=context.datasets[cell.workload],
-        placement=typed(PlacementRecord, context.data[cell.workload].placed.describe()),
+        placement=parse_value(PlacementRecord, context.data[cell.workload].placed.describe()),
         mount=access.mount,
         caches=outcome.caches,
         memory=outcome.memory,
@@ -316,7 +316,7 @@ def _link_epoch(
         rx_bytes=None if received is None else received - pings[0],
         tx_bytes=None if sent is None else sent - pings[1],
         link_cpu_s=growth("link_cpu_s"),
-        link_j=link_joules(readings, start, end, energy),
+        link_j=attribute_link_joules(readings, start, end, energy),
     )
 
 

@@ -267,7 +267,7 @@ def _how_to_go_on(cfg: DictConfig, folders: list[Path]) -> str:
 
 
 def _resume_command(cfg: DictConfig, folder: Path) -> str:
-    from harness.results.folder import resume_command
+    from harness.results.folder import format_resume_command
 
     mixed = " resume_mixed=true" if cfg.get("resume_mixed") else ""
-    return resume_command(folder, str(cfg.results_dir)) + mixed
+    return format_resume_command(folder, str(cfg.results_dir)) + mixed

@@ -22,17 +22,17 @@ from harness.report import Rendered, Report, read_report, render
 from harness.report.figures import check_figures
 from harness.results.cell_folder import load_cell
 from harness.results.cells import Cell, FailedCell
-from harness.results.epochs import epoch_rows
+from harness.results.epochs import make_epoch_rows
 from harness.results.files import write_json, write_whole
 from harness.results.folder import Plan, RunFolder
 from harness.results.ledger import Ledger
-from harness.results.provenance import Provenance, changes, machine, provenance
+from harness.results.provenance import Provenance, collect_provenance, describe_machine, list_changes
 from harness.run.cell_driver import CellContext, run_cell
 from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
 from harness.run.dry_run import dry_run
 from harness.run.energy_agent import EnergyAgent
-from harness.run.plan import plan
+from harness.run.plan import plan_cells
 from harness.run.progress import Progress
 from harness.run.run_datasets import RunData, open_data
 from harness.system.signals import signals_held
@@ -76,7 +76,7 @@ def run(
     """
     _check(experiment, cfg)
     with ExitStack() as lock, ExitStack() as stack:
-        here = machine(_targets(experiment))
+        here = describe_machine(_targets(experiment))
         resumed = None if cfg.resume is None else _find_resumed(cfg, here, lock, progress)
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
@@ -85,7 +85,7 @@ def run(
         folder = _open_folder(cfg, experiment, data.content_hash, resumed, lock)
         on_folder(folder.folder)
         ledger = Ledger(folder.ledger)
-        cells = plan(experiment)
+        cells = plan_cells(experiment)
         keys: dict[str, Keys] = {}
         # A resumed run's samples may be damaged. They are written again before the cells, which need them, are read.
         on_nodes = data.store(folder.folder, keys)
@@ -97,10 +97,10 @@ def run(
                 progress.doing("starting the testbed and the energy agent")
                 testbed = stack.enter_context(_start_testbed(experiment))
                 agent = stack.enter_context(_start_agent(experiment, folder, testbed, ledger))
-                record = provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
+                record = collect_provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
                 if resumed is not None:
                     _check_same(cfg, resumed, {key: record[key] for key in ("testbed", "energy")}, progress)
-                session = folder.new_provenance()
+                session = folder.name_provenance()
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
                 datasets = {key: one.describe() for key, one in data.by_workload.items()}
@@ -184,7 +184,7 @@ def _run_cells(
             _mark_failed(context, cell, ledger, "failed", str(error))
             progress.cell_failed(cell, str(error))
         else:
-            summary, left_out = _summarise(context.run.cell(cell.cell_id))
+            summary, left_out = _summarise(context.run.cell_folder(cell.cell_id))
             ledger.append("done", cell.cell_id, left_out)
             progress.cell_done(cell, f"{summary}; {left_out}" if left_out else summary)
     progress.stop()
@@ -199,7 +199,7 @@ def _point_latest(folder: RunFolder, progress: Progress) -> None:
 def _summarise(folder: Path) -> tuple[str, str]:
     """Return what a cell measured, and what its loader skipped by policy, which may be empty."""
     data = load_cell(folder)
-    rows = epoch_rows(data)
+    rows = make_epoch_rows(data)
     text = f"{median(row.duration_s for row in rows):.3g} s"
     joules = [row.total_j for row in rows if row.total_j is not None]
     if joules:
@@ -210,7 +210,7 @@ def _summarise(folder: Path) -> tuple[str, str]:
 
 
 def _mark_failed(context: CellContext, cell: Cell, ledger: Ledger, status: str, reason: str) -> None:
-    partial = context.run.partial(cell.cell_id)
+    partial = context.run.partial_folder(cell.cell_id)
     if partial.exists() or not context.run.is_done(cell.cell_id):
         partial.mkdir(exist_ok=True)
         regime = context.experiment.regimes[cell.regime]
@@ -268,9 +268,9 @@ def _check_same(cfg: DictConfig, resumed: RunFolder, now: Provenance, progress: 
     Raises ResultsError with the differences.
     """
     found: dict[str, None] = {}
-    for name in dict.fromkeys(resumed.session_of(cell.cell_id for cell in resumed.read_plan().cells).values()):
+    for name in dict.fromkeys(resumed.find_sessions(cell.cell_id for cell in resumed.read_plan().cells).values()):
         try:
-            found |= dict.fromkeys(changes(resumed.read_session(name), now))
+            found |= dict.fromkeys(list_changes(resumed.read_session(name), now))
         except ResultsError as error:
             found[str(error)] = None
     if not found:
@@ -305,7 +305,7 @@ def _find_resumed(cfg: DictConfig, here: Provenance, lock: ExitStack, progress: 
     elsewhere.
     """
     folder = RunFolder.find(str(cfg.resume), Path(cfg.results_dir))
-    lock.enter_context(folder.locked())
+    lock.enter_context(folder.hold_lock())
     if folder.read_plan().config_hash != config_hash(cfg):
         raise ResultsError(
             f"resume={cfg.resume}: the config differs from that of {folder.folder.name} "
@@ -322,7 +322,7 @@ def _open_folder(
     config = OmegaConf.to_yaml(cfg, resolve=True).encode()
     if resumed is None:
         folder = RunFolder.create(Path(cfg.results_dir), experiment.name)
-        lock.enter_context(folder.locked())
+        lock.enter_context(folder.hold_lock())
         write_whole(folder.config, config)
         planned = Plan(
             run_id=folder.folder.name,
@@ -330,7 +330,7 @@ def _open_folder(
             config_hash=config_hash(cfg),
             dataset_hash=dataset_hash,
             seed=experiment.seed,
-            cells=plan(experiment),
+            cells=plan_cells(experiment),
         )
         write_json(folder.plan, planned)
         return folder

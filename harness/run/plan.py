@@ -10,13 +10,13 @@ from typing import Any, Final
 from harness.config.specs import Experiment
 from harness.results.cells import Cell
 
-__all__ = ["plan"]
+__all__ = ["plan_cells"]
 
 _IDENTITY: Final = {"key", "target", "params"}
 """What the id of a cell knows of a component."""
 
 
-def plan(experiment: Experiment) -> tuple[Cell, ...]:
+def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
     """Return the cells: one block a repeat, and in each block the order shuffled by the experiment's seed.
 
     Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine).
@@ -30,11 +30,11 @@ def plan(experiment: Experiment) -> tuple[Cell, ...]:
             for regime in regimes:
                 loaders = list(experiment.loaders)
                 order.shuffle(loaders)
-                cells += [_cell(experiment, loader, workload, regime, repeat) for loader in loaders]
+                cells += [_make_cell(experiment, loader, workload, regime, repeat) for loader in loaders]
     return tuple(cells)
 
 
-def _cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
+def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
     seed = experiment.seed + repeat - 1
     identity: dict[str, Any] = {
         "loader": experiment.loaders[loader].model_dump(include={*_IDENTITY, "reads", "daemon", "secure"}),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Self
 
 import torch
 
+from energymon.system.scheduling import exact_timers
 from harness.workloads.published import BOARDS, MODELS, STEPS, BoardPower
 
 if TYPE_CHECKING:
@@ -18,14 +16,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EmulatedStep", "NoStep"]
 
-_PR_SET_TIMERSLACK: Final = 29
-_PR_GET_TIMERSLACK: Final = 30
 _TRIALS: Final = 10
 _TRIAL_NS: Final = 20_000_000
 """About a step: the longer a core sleeps, the deeper, and the longer it takes to wake."""
 _MAX_LATENESS_NS: Final = 150_000
 """More than this is a busy machine, not the time that waking up takes."""
-_libc = ctypes.CDLL(None)
 
 
 class EmulatedStep:
@@ -98,14 +93,14 @@ class NoStep:
 
 def _sleep_until(monotonic_ns: int, lateness_ns: int = 0) -> None:
     """Sleep until time.monotonic_ns() reaches the value; `lateness_ns` is the time that waking up is known to take."""
-    with _exact_timers():
+    with exact_timers():
         _sleep(monotonic_ns - lateness_ns)
 
 
 def _min_lateness_ns() -> int:
     """Measure the smallest delay with which this machine wakes a sleeper, in ns; takes some 0.2 s."""
     found = _MAX_LATENESS_NS
-    with _exact_timers():
+    with exact_timers():
         for _ in range(_TRIALS):
             instant = time.monotonic_ns() + _TRIAL_NS
             _sleep(instant)
@@ -117,16 +112,3 @@ def _sleep(monotonic_ns: int) -> None:
     left = monotonic_ns - time.monotonic_ns()
     if left > 0:
         time.sleep(left / 1e9)
-
-
-@contextmanager
-def _exact_timers() -> Iterator[None]:
-    # Linux lets a thread's timers be late by its slack, 50 us by default (prctl(2), PR_SET_TIMERSLACK). It is put
-    # back because threads that are started later inherit it.
-    slack = _libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0)
-    _libc.prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        if slack > 0:
-            _libc.prctl(_PR_SET_TIMERSLACK, slack, 0, 0, 0)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from loaders.streaming.keys import make_keys
     from loaders.streaming.loader import StreamingLoader
     from loaders.streaming.options import DaemonOptions
-    from loaders.streaming.planner import BatchPlan, EpochPlan, Slice, plan
+    from loaders.streaming.planner import BatchPlan, EpochPlan, Slice, plan_epoch
     from loaders.streaming.receiver.batch import RawBatch
     from loaders.streaming.receiver.client import StreamClient
     from loaders.streaming.receiver.fetch import Fetch
@@ -38,7 +38,7 @@ __all__ = [
     "WireError",
     "health",
     "make_keys",
-    "plan",
+    "plan_epoch",
 ]
 
 # Imported when asked for: the daemon has no use for torch and DALI, which take seconds to import.
@@ -60,7 +60,7 @@ _MODULES: Final = {
     "WireError": "errors",
     "health": "streaming.receiver.session",
     "make_keys": "streaming.keys",
-    "plan": "streaming.planner",
+    "plan_epoch": "streaming.planner",
 }
 
 

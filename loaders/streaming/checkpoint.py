@@ -49,7 +49,7 @@ class Checkpoint:
     def start(cls, plan: EpochPlan, records: int, before: _Marks | None = None) -> Checkpoint:
         """Return the start of a plan of some of a rank's `records`; the others are delivered, or another worker's."""
         delivered = np.ones(records, np.bool_)
-        delivered[plan.positions(plan.number, len(plan))] = False
+        delivered[plan.list_positions(plan.number, len(plan))] = False
         return cls(plan.epoch, delivered, before)
 
     @property
@@ -59,7 +59,7 @@ class Checkpoint:
 
     def left(self, plan: EpochPlan) -> EpochPlan:
         """Return the undelivered rest of a whole epoch."""
-        return plan.without(self.delivered, number=-(-int(self.delivered.sum()) // plan.batch_size))
+        return plan.exclude(self.delivered, number=-(-int(self.delivered.sum()) // plan.batch_size))
 
     def state(self, settings: RankState) -> StateDict:
         """Return this as numbers, text and bytes, with the settings by which the epoch was planned."""

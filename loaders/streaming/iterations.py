@@ -76,7 +76,7 @@ class Position:
 
     epoch: int = 0
     """Of the iteration that is under way, or else of the next one."""
-    begun: bool = False
+    has_started: bool = False
     """Whether an iteration of that epoch has started."""
     state: State | None = None
     """The state from which the epoch starts; None: its beginning."""
@@ -115,7 +115,7 @@ class Iterations:
 
     def choose(self, epoch: int) -> None:
         """Have the next iteration start an epoch, or go on with it where its state was loaded."""
-        self._change(lambda now: _at(now, epoch, now.state if (now.epoch, now.begun) == (epoch, False) else None))
+        self._change(lambda now: _at(now, epoch, now.state if (now.epoch, now.has_started) == (epoch, False) else None))
 
     def load(self, epoch: int, state: State | None) -> None:
         """Have the next iteration go on with an epoch from a loader's state."""
@@ -127,10 +127,10 @@ class Iterations:
         def change(now: Position) -> Position:
             if worker is not None and _of(now, worker) is not None:
                 return now
-            epoch, state = (now.epoch + 1, None) if now.begun else (now.epoch, now.state)
-            begun = Iteration(epoch, state, worker)
-            known = now.known if worker is None else (*now.known, begun)[-_KNOWN:]
-            return Position(epoch, True, None, begun, known)
+            epoch, state = (now.epoch + 1, None) if now.has_started else (now.epoch, now.state)
+            started = Iteration(epoch, state, worker)
+            known = now.known if worker is None else (*now.known, started)[-_KNOWN:]
+            return Position(epoch, True, None, started, known)
 
         now = self._change(change)
         found = now.last if worker is None else _of(now, worker)
@@ -150,8 +150,8 @@ class Iterations:
                 now = replace(now, known=tuple(ended if one is known else one for one in now.known))
                 now = replace(now, last=ended if now.last == known else now.last)
             whole = worker is None or len(ended.ended) == worker.of
-            if whole and now.begun and now.last == ended:
-                now = replace(now, epoch=now.epoch + 1, begun=False)
+            if whole and now.has_started and now.last == ended:
+                now = replace(now, epoch=now.epoch + 1, has_started=False)
             return now
 
         self._change(change)

@@ -26,7 +26,7 @@ from loaders.shared.threads import close_at_exit
 from loaders.streaming.checkpoint import Checkpoint, State, StateDict
 from loaders.streaming.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, Schedule
-from loaders.streaming.planner import EpochPlan, count_share, plan
+from loaders.streaming.planner import EpochPlan, count_share, plan_epoch
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.client import StreamClient
@@ -133,7 +133,7 @@ class StreamingLoader:
             "remainder": options.remainder,
             "limit": limit,
         }
-        plan([1], batch_size=options.batch_size, epoch=0, **self._settings)  # refuses settings out of range
+        plan_epoch([1], batch_size=options.batch_size, epoch=0, **self._settings)  # refuses settings out of range
         device = usable_device(options.device)
         pipeline = ImageTransform() if transform is None else as_pipeline(transform)
         policy = ErrorPolicy(options.on_error, options.sample_timeout_s)
@@ -247,7 +247,7 @@ class StreamingLoader:
         try:
             for _ in range(len(planned)):
                 number, batch, failed = self._next(running)
-                checkpoint.delivered[planned.positions(number)] = True
+                checkpoint.delivered[planned.list_positions(number)] = True
                 ended = (*ended, number)
                 for one in failed:
                     self._stats.skip(*one)
@@ -283,8 +283,8 @@ class StreamingLoader:
         if resumed and checkpoint is not None and checkpoint.epoch == epoch:
             self._stop()
             first = self._left(checkpoint)
-            first = self._client.grouped(first) if self._order == "arrival" else first
-            first = first.part(*self._part)
+            first = self._client.group(first) if self._order == "arrival" else first
+            first = first.select_part(*self._part)
             self._note(first, len(checkpoint.delivered), checkpoint.before)
         elif self._running and self.finished == epoch - 1:
             self._running.schedule.go_on(epoch, last=last)
@@ -308,7 +308,7 @@ class StreamingLoader:
 
     def _left(self, checkpoint: Checkpoint) -> EpochPlan:
         """Return the rest of a rank's epoch, in the order of its seed."""
-        everything = plan(
+        everything = plan_epoch(
             self._client.catalog.shard_records, **self._plan_arguments(checkpoint.epoch), done=checkpoint.before
         )
         return checkpoint.left(everything)
@@ -318,7 +318,7 @@ class StreamingLoader:
         return settings | {"batch_size": self._batch_size, "epoch": epoch}
 
     def _plan(self, epoch: int) -> EpochPlan:
-        return self._client.plan(order=self._order, **self._plan_arguments(epoch)).part(*self._part)
+        return self._client.plan(order=self._order, **self._plan_arguments(epoch)).select_part(*self._part)
 
     @property
     def finished(self) -> int | None:
@@ -337,7 +337,7 @@ class StreamingLoader:
         delivered = checkpoint.delivered.copy()
         for number in chain.from_iterable(self._given[taken:]):
             assert self._plan_under_way is not None, "batches are of a plan"
-            delivered[self._plan_under_way.positions(number)] = False
+            delivered[self._plan_under_way.list_positions(number)] = False
         return Checkpoint(checkpoint.epoch, delivered, checkpoint.before)
 
     def checkpoint_after(self, epoch: int, taken: int, state: State | None) -> Checkpoint:
@@ -345,14 +345,14 @@ class StreamingLoader:
 
         Raises LoaderConfigError for more batches than there are, and as `load_state_dict` does.
         """
-        begun = self._read_state(state) if state else None
-        if begun is None or begun.epoch != epoch:
-            begun = Checkpoint(epoch, np.zeros(len(self), np.bool_))
-        left = self._left(begun)
+        start = self._read_state(state) if state else None
+        if start is None or start.epoch != epoch:
+            start = Checkpoint(epoch, np.zeros(len(self), np.bool_))
+        left = self._left(start)
         taken = check_whole("taken", taken, 0, len(left))
-        delivered = begun.delivered.copy()
-        delivered[left.positions(left.number, taken)] = True
-        return Checkpoint(epoch, delivered, begun.before)
+        delivered = start.delivered.copy()
+        delivered[left.list_positions(left.number, taken)] = True
+        return Checkpoint(epoch, delivered, start.before)
 
     def state_dict(self, checkpoint: Checkpoint | None = None) -> StateDict:
         """Return the position of the loader, now or of `checkpoint`: the epoch and its delivered samples.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from loaders.arguments import check_whole
 from loaders.options import Remainder, check_ranks
 
-__all__ = ["BatchPlan", "EpochPlan", "RecordRuns", "Slice", "count_share", "list_share", "plan"]
+__all__ = ["BatchPlan", "EpochPlan", "RecordRuns", "Slice", "count_share", "list_share", "plan_epoch"]
 
 _Ints = npt.NDArray[np.int64]
 
@@ -47,7 +47,7 @@ class RecordRuns:
     def __getitem__(self, which: slice | npt.NDArray[np.bool_] | _Ints) -> RecordRuns:
         return RecordRuns(self.shard[which], self.first[which], self.records[which], self.position[which])
 
-    def within(self, start: int, end: int) -> RecordRuns:
+    def select(self, start: int, end: int) -> RecordRuns:
         """Return the records from the `start`-th up to the `end`-th as a whole sequence."""
         ends = np.cumsum(self.records)
         starts = ends - self.records
@@ -55,22 +55,22 @@ class RecordRuns:
         kept = low < high
         return RecordRuns.of(self.shard[kept], (self.first + low - starts)[kept], (high - low)[kept])
 
-    def shuffled_within(self, window: int, random: np.random.Generator) -> RecordRuns:
+    def shuffle(self, window: int, random: np.random.Generator) -> RecordRuns:
         """Shuffle the records, each within its `window` of records; neighbours that stay together stay one run."""
         total = self.total
         order = np.arange(total)
         whole = order[: total - total % window].reshape(-1, window)
         random.permuted(whole, axis=1, out=whole)
         random.shuffle(order[whole.size :])
-        shard, first = self._each()
+        shard, first = self._list_records()
         shard, first = shard[order], first[order]
         begins = np.ones(total, np.bool_)
         begins[1:] = (shard[1:] != shard[:-1]) | (first[1:] != first[:-1] + 1)
-        return RecordRuns.of(shard[begins], first[begins], _lengths(begins))
+        return RecordRuns.of(shard[begins], first[begins], _measure_runs(begins))
 
-    def without(self, done: npt.NDArray[np.bool_]) -> RecordRuns:
+    def exclude(self, done: npt.NDArray[np.bool_]) -> RecordRuns:
         """Return the runs less the records whose place in the whole sequence is marked in `done`."""
-        shard, first = self._each()
+        shard, first = self._list_records()
         position = np.repeat(self.position - (np.cumsum(self.records) - self.records), self.records)
         position += np.arange(len(position))
         kept = ~done[position]
@@ -78,9 +78,9 @@ class RecordRuns:
         shard, first, position = shard[kept], first[kept], position[kept]
         begins = np.ones(len(run), np.bool_)
         begins[1:] = (run[1:] != run[:-1]) | (first[1:] != first[:-1] + 1)
-        return RecordRuns(shard[begins], first[begins], _lengths(begins), position[begins])
+        return RecordRuns(shard[begins], first[begins], _measure_runs(begins), position[begins])
 
-    def packed(self, batch_size: int) -> tuple[RecordRuns, _Ints]:
+    def pack(self, batch_size: int) -> tuple[RecordRuns, _Ints]:
         """Split runs where a batch is full; return them and the index of each batch's first run, then the end."""
         total = self.total
         starts = np.cumsum(self.records) - self.records
@@ -94,7 +94,7 @@ class RecordRuns:
         )
         return split, np.append(np.searchsorted(cuts, batches), len(cuts))
 
-    def _each(self) -> tuple[_Ints, _Ints]:
+    def _list_records(self) -> tuple[_Ints, _Ints]:
         """Return shard and number of every record."""
         starts = np.cumsum(self.records) - self.records
         first = np.repeat(self.first - starts, self.records)
@@ -107,7 +107,7 @@ def concatenate_runs(parts: list[RecordRuns]) -> RecordRuns:
     return RecordRuns(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
-def _lengths(begins: npt.NDArray[np.bool_]) -> _Ints:
+def _measure_runs(begins: npt.NDArray[np.bool_]) -> _Ints:
     """Return the lengths of runs from where they begin."""
     return np.diff(np.flatnonzero(begins), append=len(begins))
 
@@ -140,7 +140,7 @@ class EpochPlan(Sequence[BatchPlan]):
     def __init__(self, epoch: int, runs: RecordRuns, batch_size: int, *, number: int = 0) -> None:
         """Pack runs into batches; the first batch has the given number."""
         self.epoch, self.batch_size, self.number = epoch, batch_size, number
-        self._runs, self._bounds = runs.packed(batch_size)
+        self._runs, self._bounds = runs.pack(batch_size)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -170,25 +170,25 @@ class EpochPlan(Sequence[BatchPlan]):
         """Number of records in all batches."""
         return self._runs.total
 
-    def positions(self, number: int, batches: int = 1) -> npt.NDArray[np.int64]:
+    def list_positions(self, number: int, batches: int = 1) -> npt.NDArray[np.int64]:
         """Return the places of the records of some batches in the rank's sequence of the epoch, shape (records,)."""
         place = number - self.number
         runs = self._runs[int(self._bounds[place]) : int(self._bounds[place + batches])]
         starts = np.cumsum(runs.records) - runs.records
         return np.repeat(runs.position - starts, runs.records) + np.arange(runs.total)
 
-    def part(self, index: int, of: int) -> EpochPlan:
+    def select_part(self, index: int, of: int) -> EpochPlan:
         """Return every `of`-th batch from the one at `index` on, numbered from this plan's first number."""
         if of == 1:
             return self
         batch = np.repeat(np.arange(len(self)), np.diff(self._bounds))
         return EpochPlan(self.epoch, self._runs[batch % of == index], self.batch_size, number=self.number)
 
-    def without(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
+    def exclude(self, done: npt.NDArray[np.bool_], *, number: int) -> EpochPlan:
         """Return the plan without the places of the rank's sequence that `done` marks, numbered from `number`."""
-        return EpochPlan(self.epoch, self._runs.without(done), self.batch_size, number=number)
+        return EpochPlan(self.epoch, self._runs.exclude(done), self.batch_size, number=number)
 
-    def grouped(self, groups: Sequence[int]) -> EpochPlan:
+    def group(self, groups: Sequence[int]) -> EpochPlan:
         """Return the same records in batches of which all but the last few are of one group of shards each.
 
         `groups` names the group of every shard. As many batches, in the order in which their last records stood.
@@ -197,7 +197,7 @@ class EpochPlan(Sequence[BatchPlan]):
         batches: list[RecordRuns] = []
         rest: list[RecordRuns] = []
         for name in np.unique(group).tolist():
-            runs, bounds = self._runs[group == name].packed(self.batch_size)
+            runs, bounds = self._runs[group == name].pack(self.batch_size)
             whole = runs.total // self.batch_size
             batches += (runs[low:high] for low, high in pairwise(bounds[: whole + 1].tolist()))
             rest.append(runs[int(bounds[whole]) :])
@@ -207,7 +207,7 @@ class EpochPlan(Sequence[BatchPlan]):
         return EpochPlan(self.epoch, concatenate_runs(batches), self.batch_size, number=self.number)
 
 
-def plan(
+def plan_epoch(
     shard_records: Sequence[int],
     *,
     batch_size: int,
@@ -253,11 +253,11 @@ def plan(
     random = np.random.default_rng((seed, epoch))
     runs = _shuffle_slices(np.asarray(shard_records, np.int64), slice_records, random)
     if shuffle_window > 1:
-        runs = runs.shuffled_within(shuffle_window, random)
+        runs = runs.shuffle(shuffle_window, random)
     if done is not None:
-        runs = runs.within(0, len(done)).without(done)
+        runs = runs.select(0, len(done)).exclude(done)
         runs = RecordRuns.of(runs.shard, runs.first, runs.records)
-    shares = [runs.within(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
+    shares = [runs.select(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
     share = shares[0] if len(shares) == 1 else concatenate_runs(shares)
     return EpochPlan(epoch, RecordRuns.of(share.shard, share.first, share.records), batch_size)
 

@@ -261,12 +261,6 @@ def unpack_request(data: Buffer) -> Request:
     raise WireError(f"no request {kind[:20]!r} with {len(fields)} fields")
 
 
-def unpack_reply(data: Buffer) -> Reply:
-    """Return a daemon's answer, checked for form; raises WireError when it is malformed."""
-    kind, fields, _ = _unpack(data)
-    return _reply(kind, fields)
-
-
 def _reply(kind: str, fields: list[object]) -> Reply:
     match kind, fields:
         case "batch", [_, _, _, _]:

@@ -131,10 +131,10 @@ class StreamDataset(IterableDataset[Yielded]):
             checkpoint = self.loader.checkpoint_after(position.epoch, 0, position.state)
         elif last.worker is None:
             assert self._loader is not None, "an iteration of this process has a loader"
-            begun = self._loader.checkpoint(taken)
-            if begun is None or begun.epoch != last.epoch:  # an error came before the first batch
-                begun = self._loader.checkpoint_after(last.epoch, taken or 0, last.state)
-            checkpoint = begun
+            reached = self._loader.checkpoint(taken)
+            if reached is None or reached.epoch != last.epoch:  # an error came before the first batch
+                reached = self._loader.checkpoint_after(last.epoch, taken or 0, last.state)
+            checkpoint = reached
         elif taken is None:
             raise LoaderError(
                 "DataLoader's workers are ahead of the training loop: give state_dict(taken=n), the number of batches "
@@ -227,13 +227,15 @@ def _join_ranks(states: Sequence[RankState]) -> tuple[int, list[RankState]]:
             return epoch, []
         loaders: list[RankState] = []
         for state, own in zip(states, epochs, strict=True):
-            begun = bool(state["loader"]) and int(state["loader"]["epoch"]) == own
-            if own > epoch + 1 or (own > epoch and begun):
+            has_started = bool(state["loader"]) and int(state["loader"]["epoch"]) == own
+            if own > epoch + 1 or (own > epoch and has_started):
                 raise LoaderConfigError(
                     f"one rank is in epoch {epoch}, and rank {state['share']['rank']} in epoch {own}: give states that "
                     "all ranks saved at the same step"
                 )
-            loaders.append(state["loader"] if begun else make_ended_state(state["share"], epoch, delivered=own > epoch))
+            loaders.append(
+                state["loader"] if has_started else make_ended_state(state["share"], epoch, delivered=own > epoch)
+            )
     except (KeyError, TypeError, ValueError) as error:
         raise LoaderConfigError(f"the list is not of states of a StreamDataset: {error!r}") from error
     return epoch, loaders

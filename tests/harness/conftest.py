@@ -8,7 +8,7 @@ import pytest
 from energymon.reading import Reading
 from harness.results.cells import CellRecord, LinkRecord
 from harness.results.epochs import CellData, EpochBatches
-from harness.results.files import typed
+from harness.results.files import parse_value
 
 S = 1_000_000_000
 START = 1_700_000_000 * S
@@ -71,7 +71,7 @@ def stored(**changes):
         },
     ]
     whole = CellData(
-        cell=typed(CellRecord, cell),
+        cell=parse_value(CellRecord, cell),
         link=LinkRecord(),
         events=events,
         batches={1: batches()},

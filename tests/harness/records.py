@@ -3,7 +3,7 @@
 from dataclasses import asdict, replace
 
 from harness.results.cells import CellRecord, LinkRecord
-from harness.results.files import typed
+from harness.results.files import parse_value
 
 PROBE = {"rtt_ms_median": 30.1, "rtt_ms_min": 30.0, "rtt_ms_p99": 30.4, "rtt_samples": 120, "rate_gbit": 0.98}
 
@@ -15,7 +15,7 @@ def change(data, *, cell=None, link=None, **parts):
         known[key] = {**known[key], **value} if key == "energy" else value
     return replace(
         data,
-        cell=typed(CellRecord, known),
-        link=typed(LinkRecord, {**asdict(data.link), **(link or {})}),
+        cell=parse_value(CellRecord, known),
+        link=parse_value(LinkRecord, {**asdict(data.link), **(link or {})}),
         **parts,
     )

@@ -7,8 +7,8 @@ import pytest
 
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
-from harness.results.checks import jittered, judge
-from harness.results.epochs import epoch_rows
+from harness.results.checks import judge, predict_jitter
+from harness.results.epochs import make_epoch_rows
 from harness.testbed.link.watch import Ping
 from tests.harness.records import PROBE, change
 
@@ -47,7 +47,7 @@ def verdicts(data):
 
 
 def judged(data, **limits):
-    rows, checks = judge([data], epoch_rows(data), Tolerances(**limits))
+    rows, checks = judge([data], make_epoch_rows(data), Tolerances(**limits))
     return rows[0].valid, {c.rule: c.verdict for c in checks}
 
 
@@ -128,10 +128,10 @@ def test_a_link_that_does_not_lose_or_jitter_as_asked_makes_the_row_invalid(chan
 
 
 def test_jitter_moves_a_round_trip_only_where_a_delay_would_be_below_zero():
-    assert jittered(Regime(name="far", rtt_ms=57.0, rate_gbit=1.0, jitter_ms=5.0)) == pytest.approx(
+    assert predict_jitter(Regime(name="far", rtt_ms=57.0, rate_gbit=1.0, jitter_ms=5.0)) == pytest.approx(
         (57.0, 5.0), rel=1e-3
     )
-    median_ms, jitter_ms = jittered(Regime(name="near", rtt_ms=10.0, rate_gbit=1.0, jitter_ms=5.0))
+    median_ms, jitter_ms = predict_jitter(Regime(name="near", rtt_ms=10.0, rate_gbit=1.0, jitter_ms=5.0))
     drawn = np.maximum(0, np.random.default_rng(1).normal(5.0, 5.0, (2, 200_000))).sum(axis=0)
     assert median_ms == pytest.approx(np.median(drawn), rel=0.01)
     assert jitter_ms < 4.9
@@ -276,7 +276,7 @@ def test_bytes_are_those_of_the_samples_and_not_what_the_loader_says(factor, rem
     data = remote(epochs=[{"epoch": 1, "rx_bytes": 2999, "drops": 0}])
     claimed = replace(data.batches[1], nbytes=(data.batches[1].nbytes * factor).astype(np.int64))
     data = replace(data, batches={1: claimed})
-    (row,) = epoch_rows(data)
+    (row,) = make_epoch_rows(data)
     assert (row.bytes, row.mb_per_s) == (3000, 3000 / 1e6 / 4)
     valid, rules = verdicts(data)
     # A loader that says it needs nothing cannot hide that it had the bytes from elsewhere.
@@ -303,7 +303,7 @@ def test_an_epoch_that_comes_in_the_order_of_an_earlier_one_is_no_epoch_of_its_o
         batches={1: one, 2: one},
         sizes=np.full(many, 500),
     )
-    rows, checks = judge([data], epoch_rows(data), Tolerances())
+    rows, checks = judge([data], make_epoch_rows(data), Tolerances())
     assert [check.verdict for check in checks if check.rule == "shuffled"] == ["pass", verdict]
     assert [row.valid == "valid" for row in rows] == [True, verdict == "warn"]
 
@@ -321,7 +321,7 @@ def skipping(data, ids, *, told, count=None, policy="skip"):
 
 
 def exactly_once(data):
-    rows, checks = judge([data], epoch_rows(data), Tolerances())
+    rows, checks = judge([data], make_epoch_rows(data), Tolerances())
     (found,) = [check for check in checks if check.rule == "exactly_once"]
     assert (rows[0].valid == "valid") == (found.verdict == "pass")
     return found
@@ -387,7 +387,7 @@ def test_an_unknown_clock_offset_makes_the_row_invalid(stored):
 def test_of_one_clock_the_offset_is_not_judged(stored):
     data = stored()
     cell = {"clock_offset_ms": None, "clock": "one clock"}
-    rows, checks = judge([change(data, cell=cell)], epoch_rows(data), Tolerances())
+    rows, checks = judge([change(data, cell=cell)], make_epoch_rows(data), Tolerances())
     (check,) = [check for check in checks if check.rule == "clock_offset"]
     assert (check.actual, check.verdict, rows[0].valid) == ("one clock", "not applicable", "valid")
 
@@ -412,6 +412,6 @@ def test_a_spread_over_repeats_warns_and_leaves_rows_valid(stored):
         cell = {"cell_id": f"c{repeat}", "repeat": repeat}
         end = {**data.events[1], "duration_ns": int(seconds * S)}
         cells.append(change(data, cell=cell, events=[data.events[0], end]))
-    rows, checks = judge(cells, [row for c in cells for row in epoch_rows(c)], Tolerances())
+    rows, checks = judge(cells, [row for c in cells for row in make_epoch_rows(c)], Tolerances())
     assert {c.verdict for c in checks if c.rule == "spread"} == {"warn"}
     assert {row.valid for row in rows} == {"valid"}

@@ -24,7 +24,7 @@ LIMITS = {"checks": {"others_cpu_pct": 100, "others_cpus": 100}}
 
 def write_cell(results, data, repeat, **changed):
     cell_id = f"pytorch-resnet50-local-r{repeat}-0"
-    folder = results.cell(cell_id)
+    folder = results.cell_folder(cell_id)
     folder.mkdir(exist_ok=True)
     changed = {"cell_id": cell_id, "repeat": repeat, **changed}
     write_json(folder / "cell.json", change(data, cell=changed).cell)
@@ -90,10 +90,10 @@ DAMAGE = [
 @pytest.mark.parametrize(("name", "damage"), DAMAGE)
 def test_a_damaged_cell_is_named_with_its_file_and_the_others_are_judged(results, capsys, name, damage):
     first, second = (cell.cell_id for cell in results.read_plan().cells)
-    damage(results.cell(first) / name)
+    damage(results.cell_folder(first) / name)
     found = collect(results)
     assert [(row.cell_id, row.valid) for row in found.rows] == [(second, "valid")]
-    assert set(found.damaged) == {first} and str(results.cell(first) / name) in found.damaged[first]
+    assert set(found.damaged) == {first} and str(results.cell_folder(first) / name) in found.damaged[first]
     (check,) = [check for check in json.loads(results.checks.read_text()) if check["rule"] == "whole_cell"]
     assert (check["cell_id"], check["verdict"]) == (first, "fail")
     assert main([str(results.folder)]) == 3
@@ -156,9 +156,9 @@ def test_sizes_of_other_samples_are_one_error(results):
 def test_a_byte_that_has_changed_is_found_by_the_manifest(results, name):
     first, second = (cell.cell_id for cell in results.read_plan().cells)
     for cell_id in (first, second):
-        write_manifest(results.cell(cell_id))
+        write_manifest(results.cell_folder(cell_id))
     assert not collect(results).damaged
-    path = results.cell(first) / name
+    path = results.cell_folder(first) / name
     content, before = path.read_bytes(), path.stat()
     for at in (len(content) // 4, len(content) // 2):
         path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
@@ -171,7 +171,7 @@ def test_a_byte_that_has_changed_is_found_by_the_manifest(results, name):
 
 def test_a_manifest_that_is_gone_or_broken_is_damage(results, stored):
     cell_id = write_cell(results, stored(), 1, manifest="manifest.json")
-    manifest = results.cell(cell_id) / "manifest.json"
+    manifest = results.cell_folder(cell_id) / "manifest.json"
     assert f"{manifest}: is missing" in collect(results).damaged[cell_id]
     for content in ("", "[]", "\x00"):
         manifest.write_text(content)

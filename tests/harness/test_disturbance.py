@@ -7,7 +7,7 @@ import time
 import pytest
 
 from harness.cell.counters import CellCounters
-from harness.results.disturbance import others
+from harness.results.disturbance import measure_others
 from harness.system.procfs import cpu_s, host_cpu, kernel_cpu_s, wait_s
 
 pytestmark = pytest.mark.serial
@@ -43,7 +43,7 @@ def test_a_process_that_is_not_of_the_run_is_others_and_one_of_the_run_is_not(ho
     before, used = (ours.read(), strange.read()), cpu_s([hog.pid])
     time.sleep(1.5)
     after, used = (ours.read(), strange.read()), cpu_s([hog.pid]) - used
-    own, foreign = (others(*pair) for pair in zip(before, after, strict=True))
+    own, foreign = (measure_others(*pair) for pair in zip(before, after, strict=True))
     assert used > 0.1
     assert foreign.cpu_s >= 0.9 * used
     # Others of this machine are in both; the reading itself is not.
@@ -55,8 +55,8 @@ def test_a_process_that_is_not_of_the_run_is_others_and_one_of_the_run_is_not(ho
 
 def test_a_machine_that_does_not_tell_what_its_processors_do_is_unknown():
     counters = CellCounters(None, None).read()
-    assert others(counters, {**counters, "cpu_idle_s": 0.0}) is None
-    assert others({}, {}) is None
+    assert measure_others(counters, {**counters, "cpu_idle_s": 0.0}) is None
+    assert measure_others({}, {}) is None
 
 
 def test_processors_and_kernel_threads_are_counted():

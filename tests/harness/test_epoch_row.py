@@ -3,7 +3,7 @@
 import pytest
 
 from harness.errors import ResultsError
-from harness.results.epoch_row import EpochRow, read_rows, schema_of, spread, write_rows
+from harness.results.epoch_row import EpochRow, compute_spread, make_schema, read_rows, write_rows
 
 ROW = EpochRow(
     cell_id="pytorch-resnet50-local-r1-0",
@@ -41,14 +41,14 @@ def test_rows_come_back_as_they_were_written(tmp_path):
     write_rows([ROW, ROW], EpochRow, tmp_path / "epochs.parquet", tmp_path / "epochs.csv")
     assert read_rows(tmp_path / "epochs.parquet", EpochRow) == (ROW, ROW)
     header, line, _ = (tmp_path / "epochs.csv").read_text().splitlines()
-    assert header.split(",") == schema_of(EpochRow).names
+    assert header.split(",") == make_schema(EpochRow).names
     assert "4.0,6,3000,1.5,0.00075,2.0,,0.5,,400.0,,120.0,520.0,,cpu=rapl-powercap;gpu=estimate,valid" in line
 
 
 def test_no_rows_keep_their_columns_and_no_file_is_no_row(tmp_path):
     write_rows([], EpochRow, tmp_path / "epochs.parquet", tmp_path / "epochs.csv")
     assert read_rows(tmp_path / "epochs.parquet", EpochRow) == ()
-    assert (tmp_path / "epochs.csv").read_text().strip().split(",") == schema_of(EpochRow).names
+    assert (tmp_path / "epochs.csv").read_text().strip().split(",") == make_schema(EpochRow).names
     assert read_rows(tmp_path / "absent.parquet", EpochRow) == ()
 
 
@@ -65,6 +65,6 @@ def test_joules_and_sources_are_by_domain_and_an_unknown_domain_is_absent():
 
 
 def test_the_spread_is_the_range_over_the_median_and_a_single_value_has_none():
-    assert spread([2.0, 4.0, 5.0]) == pytest.approx(0.75)
-    assert spread([4.0]) is None
-    assert spread([0.0, 0.0]) is None
+    assert compute_spread([2.0, 4.0, 5.0]) == pytest.approx(0.75)
+    assert compute_spread([4.0]) is None
+    assert compute_spread([0.0, 0.0]) is None

@@ -4,7 +4,7 @@ import json
 
 from harness.cell.events import EventLog, read_events, read_timestamps, save_events
 from harness.results import cell_folder
-from harness.results.epochs import epoch_edges
+from harness.results.epochs import find_epoch_edges
 
 
 def test_timestamps_become_events_of_whoever_wrote_them_and_a_torn_line_is_left_out(tmp_path):
@@ -32,6 +32,6 @@ def test_epochs_of_the_loader_are_not_taken_for_the_cell_s_own_and_survive_stori
     save_events(sorted([*own, *read_timestamps(theirs, "loader")], key=lambda e: e["utc_ns"]), tmp_path / "e.parquet")
     stored = cell_folder.read_events(tmp_path / "e.parquet")
     assert [e["event"] for e in stored] == ["epoch_start", "loader.epoch_start", "loader.epoch_end", "epoch_end"]
-    start, end = epoch_edges(stored)[1]
+    start, end = find_epoch_edges(stored)[1]
     assert (start["mono_ns"], end["duration_ns"]) == (own[0]["mono_ns"], 5)
     assert stored[1]["mono_ns"] is None

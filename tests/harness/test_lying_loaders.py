@@ -15,8 +15,8 @@ from harness.errors import CellError
 from harness.results.cell_folder import load_cell
 from harness.results.cells import CellRecord
 from harness.results.checks import judge
-from harness.results.epochs import epoch_rows
-from harness.results.files import typed, write_json
+from harness.results.epochs import make_epoch_rows
+from harness.results.files import parse_value, write_json
 from loaders.base import Batch, Samples
 from loaders.image import epoch_order
 
@@ -112,7 +112,7 @@ def stored_run(folder, loader, cell):
     join(out)
     save_readings([], out / "energy.parquet")
     (out / "link.json").write_text("{}")
-    write_json(out / "cell.json", typed(CellRecord, cell))
+    write_json(out / "cell.json", parse_value(CellRecord, cell))
     return load_cell(out)
 
 
@@ -131,7 +131,7 @@ def judged(tmp_path, stored):
         cell["energy"] = {"interval_ms": 100.0, "series": []}
         cell["dataset"] = {"name": "tiny", "samples": N, "bytes": N * SIZE}
         data = stored_run(tmp_path, loader, cell)
-        rows, checks = judge([data], epoch_rows(data), LENIENT)
+        rows, checks = judge([data], make_epoch_rows(data), LENIENT)
         failed = {(check.epoch, check.rule) for check in checks if check.verdict in ("fail", "unknown")}
         return rows, failed
 

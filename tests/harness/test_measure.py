@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from energymon import Energy, best_sources
-from harness.results.epochs import accelerator_utilisation, epoch_rows, link_joules
+from harness.results.epochs import attribute_link_joules, compute_utilisation, make_epoch_rows
 from tests.harness.records import change
 
 EMULATED = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
 
 
 def test_a_row_holds_what_was_stored(stored):
-    (row,) = epoch_rows(stored())
+    (row,) = make_epoch_rows(stored())
     assert row.duration_s == 4.0
     assert (row.samples, row.bytes) == (6, 3000)
     assert row.samples_per_s == 1.5
@@ -26,28 +26,28 @@ def test_a_row_holds_what_was_stored(stored):
 
 def test_a_row_holds_the_loss_and_jitter_of_its_regime(stored):
     regime = {"name": "wan", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 2.0, "loss_pct": 0.1}
-    (row,) = epoch_rows(change(stored(), cell={"regime": regime}))
+    (row,) = make_epoch_rows(change(stored(), cell={"regime": regime}))
     assert (row.jitter_ms, row.loss_pct) == (2.0, 0.1)
 
 
 def test_without_a_sensor_joules_are_unknown_and_not_zero(stored):
-    (row,) = epoch_rows(change(stored(readings=[]), cell={"energy": {"series": []}}))
+    (row,) = make_epoch_rows(change(stored(readings=[]), cell={"energy": {"series": []}}))
     assert row.cpu_j is row.dram_j is row.gpu_j is row.total_j is row.energy_error_j is None
     assert row.energy_source == ""
 
 
 def test_an_epoch_that_did_not_end_has_no_row(stored):
-    assert epoch_rows(stored(events=stored().events[:1])) == []
+    assert make_epoch_rows(stored(events=stored().events[:1])) == []
 
 
 def test_accelerator_utilisation_leaves_the_first_step_out():
     waits, steps = np.array([10.0, 0.5, 0.5]), np.array([5.0, 1.5, 1.5])
-    assert accelerator_utilisation(waits, steps) == 0.75
-    assert accelerator_utilisation(waits[:1], steps[:1]) is None
+    assert compute_utilisation(waits, steps) == 0.75
+    assert compute_utilisation(waits[:1], steps[:1]) is None
 
 
 def test_an_emulated_accelerators_joules_are_its_published_power_and_an_estimate(stored):
-    (row,) = epoch_rows(change(stored(), cell={"accelerator": EMULATED}))
+    (row,) = make_epoch_rows(change(stored(), cell={"accelerator": EMULATED}))
     assert row.gpu_j == pytest.approx(400.0 * 2.0 + 50.0 * 2.0)
     assert row.energy_source == "cpu=rapl-powercap;gpu=estimate"
     assert row.energy_error_j is None
@@ -62,7 +62,7 @@ def test_a_gpus_counter_and_power_are_not_added_up():
 
 
 def test_readings_that_do_not_cover_the_epoch_give_no_joules(stored, readings):
-    (row,) = epoch_rows(stored(readings=readings()[:20]))
+    (row,) = make_epoch_rows(stored(readings=readings()[:20]))
     assert row.cpu_j is None
 
 
@@ -71,7 +71,7 @@ def test_a_lost_series_leaves_its_domain_and_the_total_unknown(stored):
         {"device": "package-0", "domain": "cpu", "source": "rapl-powercap"},
         {"device": "package-1", "domain": "cpu", "source": "rapl-powercap"},
     ]
-    (row,) = epoch_rows(change(stored(), cell={"energy": {"series": series}}))
+    (row,) = make_epoch_rows(change(stored(), cell={"energy": {"series": series}}))
     assert row.cpu_j is row.total_j is row.energy_error_j is None
 
 
@@ -79,17 +79,17 @@ def test_a_part_that_was_never_read_leaves_its_domain_the_total_and_the_links_sh
     data = stored()
     energy = {"unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}
     lost = change(data, cell={"energy": energy})
-    (row,) = epoch_rows(lost)
+    (row,) = make_epoch_rows(lost)
     assert row.cpu_j is row.total_j is row.energy_error_j is None
     start, end = data.events
     start, end = {**start, "link_cpu_s": 0.0}, {**end, "link_cpu_s": 1.0}
-    assert link_joules(data.readings, start, end, data.cell.energy) > 0
-    assert link_joules(data.readings, start, end, lost.cell.energy) is None
+    assert attribute_link_joules(data.readings, start, end, data.cell.energy) > 0
+    assert attribute_link_joules(data.readings, start, end, lost.cell.energy) is None
 
 
 def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored, readings):
     idle = readings("nvml-counter", "gpu", 60.0, "gpu-0")
-    (row,) = epoch_rows(change(stored(), cell={"accelerator": EMULATED}, readings=readings() + idle))
+    (row,) = make_epoch_rows(change(stored(), cell={"accelerator": EMULATED}, readings=readings() + idle))
     assert row.gpu_j == pytest.approx(900.0)
     assert "gpu=estimate" in row.energy_source
     assert "nvml" not in row.energy_source

@@ -10,9 +10,9 @@ import pytest
 from harness.cell.main import BatchRecord, save_batches
 from harness.cell.resources import Resources
 from harness.results.cell_folder import read_batches
-from harness.results.epoch_row import schema_of
-from harness.results.epochs import epoch_rows
-from harness.results.metrics import EpochMetrics, epoch_metrics
+from harness.results.epoch_row import make_schema
+from harness.results.epochs import make_epoch_rows
+from harness.results.metrics import EpochMetrics, make_epoch_metrics
 from tests.harness.records import change
 
 S = 1_000_000_000
@@ -33,7 +33,7 @@ def with_events(data, start=None, end=None, more=()):
 
 
 def test_latencies_and_the_first_batch_are_those_of_the_waits(stored):
-    (found,) = epoch_metrics(stored())
+    (found,) = make_epoch_metrics(stored())
     assert found.first_batch_s == 1.0
     assert (found.batch_p50_s, found.batch_p95_s) == (0.5, pytest.approx(0.95))
     assert found.steady_samples_per_s == pytest.approx(4 / 2.5)  # 4 s less the first wait and step
@@ -42,22 +42,22 @@ def test_latencies_and_the_first_batch_are_those_of_the_waits(stored):
 def test_samples_that_were_left_out_are_counted(stored):
     told = {"event": "skipped", "epoch": 1, "utc_ns": START, "mono_ns": 0, "count": 2, "samples": {"4": "a", "5": "b"}}
     data = change(stored(), cell={"on_error": "skip"})
-    (found,), (whole,) = epoch_metrics(with_events(data, more=[told])), epoch_metrics(data)
+    (found,), (whole,) = make_epoch_metrics(with_events(data, more=[told])), make_epoch_metrics(data)
     assert (found.skipped_samples, whole.skipped_samples) == (2, 0)
 
 
 def test_an_older_run_s_cell_has_what_it_stored_and_nothing_else(stored):
-    (found,) = epoch_metrics(stored())
-    unknown = {name for name in schema_of(EpochMetrics).names if getattr(found, name) is None}
+    (found,) = make_epoch_metrics(stored())
+    unknown = {name for name in make_schema(EpochMetrics).names if getattr(found, name) is None}
     known = {"cell_id", "epoch", "first_batch_s", "batch_p50_s", "batch_p95_s", "batch_p99_s", "steady_samples_per_s"}
     known |= {"rx_bytes", "tx_bytes", "others_cpu_s", "steal_s", "run_wait_s"}
-    assert unknown == {*schema_of(EpochMetrics).names} - known
+    assert unknown == {*make_schema(EpochMetrics).names} - known
 
 
 def test_counters_are_differences_between_the_epoch_s_edges(stored):
     start = {"cell_cpu_s": 1.5, "disk_read_bytes": 100, "disk_written_bytes": 7, "rx_bytes": None}
     end = {"cell_cpu_s": 4.0, "disk_read_bytes": 350, "disk_written_bytes": 7, "rx_bytes": None}
-    (found,) = epoch_metrics(with_events(stored(), start, end))
+    (found,) = make_epoch_metrics(with_events(stored(), start, end))
     assert (found.cell_cpu_s, found.disk_read_bytes, found.disk_written_bytes) == (2.5, 250, 0)
     assert found.rx_bytes is None
 
@@ -68,24 +68,24 @@ def test_the_time_to_make_the_loader_is_counted_on_the_first_epoch_alone(stored)
     data = replace(
         with_events(stored(), more=[made, *second]), batches={1: stored().batches[1], 2: stored().batches[1]}
     )
-    assert [one.loader_made_s for one in epoch_metrics(data)] == [0.25, None]
+    assert [one.loader_made_s for one in make_epoch_metrics(data)] == [0.25, None]
 
 
 def test_memory_is_the_most_that_was_seen_within_the_epoch_or_right_after_it(stored):
     rows = [seen(-1, pss_bytes=900, rss_bytes=900), seen(1, pss_bytes=500, rss_bytes=600), seen(2, rss_bytes=700)]
     data = replace(stored(), resources=rows)
-    (found,) = epoch_metrics(data)
+    (found,) = make_epoch_metrics(data)
     assert (found.pss_peak_bytes, found.rss_peak_bytes) == (500, 700)
     after = {"event": "memory", "epoch": 1, "utc_ns": START + 4 * S, "mono_ns": 0, "pss_bytes": 650}
-    assert epoch_metrics(with_events(data, more=[after]))[0].pss_peak_bytes == 650
+    assert make_epoch_metrics(with_events(data, more=[after]))[0].pss_peak_bytes == 650
 
 
 def test_gpu_utilisation_is_the_mean_over_the_epoch_in_both_files(stored):
     rows = [seen(-1, gpu_util=1.0), seen(1, gpu_util=0.5, gpu_mem_bytes=10), seen(2, gpu_util=0.7), seen(3)]
     data = replace(stored(), resources=rows)
-    assert epoch_metrics(data)[0].gpu_util == epoch_rows(data)[0].gpu_util == pytest.approx(0.6)
-    assert epoch_metrics(data)[0].gpu_mem_peak_bytes == 10
-    assert epoch_rows(stored())[0].gpu_util is None
+    assert make_epoch_metrics(data)[0].gpu_util == make_epoch_rows(data)[0].gpu_util == pytest.approx(0.6)
+    assert make_epoch_metrics(data)[0].gpu_mem_peak_bytes == 10
+    assert make_epoch_rows(stored())[0].gpu_util is None
 
 
 def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored, tmp_path):
@@ -96,7 +96,7 @@ def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored,
     found = read_batches(path)[1]
     assert found.loss.tolist() == [2.5, 1.5]
     assert found.work_s.tolist() == [0.1, 0.2, 0.3]
-    (metrics,) = epoch_metrics(replace(stored(), batches={1: found}))
+    (metrics,) = make_epoch_metrics(replace(stored(), batches={1: found}))
     assert (metrics.loss_first, metrics.loss_last, metrics.loss_mean) == (2.5, 1.5, 2.0)
     assert (metrics.work_p50_s, metrics.work_max_s) == (0.2, 0.3)
     assert metrics.work_mean_s == pytest.approx(0.2)
@@ -109,5 +109,5 @@ def test_an_engine_that_tells_no_times_and_a_step_without_a_loss_leave_them_unkn
     found = read_batches(path)[1]
     assert found.loss is None
     assert found.work_s is None
-    (metrics,) = epoch_metrics(replace(stored(), batches={1: found}))
+    (metrics,) = make_epoch_metrics(replace(stored(), batches={1: found}))
     assert metrics.work_p90_s is metrics.loss_last is metrics.steady_samples_per_s is None

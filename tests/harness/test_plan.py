@@ -5,7 +5,7 @@ from collections import Counter
 from hydra import compose, initialize_config_module
 
 from harness.config.experiment import experiment_from
-from harness.run.plan import plan
+from harness.run.plan import plan_cells
 
 
 def experiment(*overrides):
@@ -14,7 +14,7 @@ def experiment(*overrides):
 
 
 def test_every_combination_runs_once_in_every_repeat():
-    cells = plan(experiment("repeats=4"))
+    cells = plan_cells(experiment("repeats=4"))
     counts = Counter((c.loader, c.workload, c.regime, c.repeat) for c in cells)
     assert len(counts) == 3 * 1 * 2 * 4
     assert set(counts.values()) == {1}
@@ -22,31 +22,31 @@ def test_every_combination_runs_once_in_every_repeat():
 
 
 def test_the_same_seed_gives_the_same_order_and_another_seed_another():
-    assert plan(experiment("repeats=4")) == plan(experiment("repeats=4"))
-    orders = {tuple(c.loader for c in plan(experiment("repeats=4", f"seed={s}"))) for s in range(5)}
+    assert plan_cells(experiment("repeats=4")) == plan_cells(experiment("repeats=4"))
+    orders = {tuple(c.loader for c in plan_cells(experiment("repeats=4", f"seed={s}"))) for s in range(5)}
     assert len(orders) > 1
 
 
 def test_loader_order_differs_between_blocks():
-    cells = plan(experiment("repeats=6"))
+    cells = plan_cells(experiment("repeats=6"))
     blocks = {tuple(c.loader for c in cells if c.repeat == r) for r in range(1, 7)}
     assert len(blocks) > 1
 
 
 def test_all_loaders_of_a_repeat_share_a_seed():
     for repeat in (1, 2):
-        assert len({c.seed for c in plan(experiment()) if c.repeat == repeat}) == 1
+        assert len({c.seed for c in plan_cells(experiment()) if c.repeat == repeat}) == 1
 
 
 def test_a_cells_id_changes_with_its_own_config_only():
-    before = {(c.loader, c.regime, c.repeat): c.cell_id for c in plan(experiment())}
-    after = {(c.loader, c.regime, c.repeat): c.cell_id for c in plan(experiment("loaders.pytorch.num_workers=1"))}
+    before = {(c.loader, c.regime, c.repeat): c.cell_id for c in plan_cells(experiment())}
+    after = {(c.loader, c.regime, c.repeat): c.cell_id for c in plan_cells(experiment("loaders.pytorch.num_workers=1"))}
     changed = {key for key in before if before[key] != after[key]}
     assert {loader for loader, _, _ in changed} == {"pytorch"}
     assert len({*before.values()}) == len(before)
 
 
 def test_a_cell_s_id_follows_where_the_data_lies():
-    ids = [plan(experiment(f"placement={kind}"))[0].cell_id for kind in ("remote", "half", "local")]
+    ids = [plan_cells(experiment(f"placement={kind}"))[0].cell_id for kind in ("remote", "half", "local")]
     assert len(set(ids)) == 3
-    assert ids[0] == plan(experiment())[0].cell_id
+    assert ids[0] == plan_cells(experiment())[0].cell_id

@@ -9,14 +9,16 @@ import pytest
 from harness.errors import ResultsError
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
-from harness.results.provenance import changes, machine, provenance
+from harness.results.provenance import collect_provenance, describe_machine, list_changes
 
 TESTBED = {"kind": "netns", "run_id": "a", "link": {"kind": "relay", "notes": []}, "mount": {"kind": "sshfs"}}
 SENSORS = [{"sensor": "perf", "source": "rapl-perf", "channels": [{"domain": "cpu", "device": "package-0"}]}]
 
 
 def record(targets=(), sensors=SENSORS, **testbed):
-    return provenance("python -m harness", machine(targets), TESTBED | testbed, sensors, {"name": "tiny"})
+    return collect_provenance(
+        "python -m harness", describe_machine(targets), TESTBED | testbed, sensors, {"name": "tiny"}
+    )
 
 
 def test_the_same_place_has_no_changes_though_time_has_passed():
@@ -24,7 +26,7 @@ def test_the_same_place_has_no_changes_though_time_has_passed():
     time.sleep(0.01)
     later = record(run_id="b")
     later["host"] |= {"load_average": {"value": [9, 9, 9]}, "boot_time_utc": {"value": "2000"}}
-    assert changes(before, later) == []
+    assert list_changes(before, later) == []
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_what_is_another_is_named_with_both_values(section, name, told):
     before = record()
     now = copy.deepcopy(before)
     now[section][name] = {"value": "another"}
-    (change,) = changes(before, now)
+    (change,) = list_changes(before, now)
     assert change.startswith(told)
 
 
@@ -51,13 +53,13 @@ def test_every_package_counts():
     installed = now["installed"]["packages"]["value"]
     was = installed["numpy"]
     installed["numpy"], installed["pillow-simd"] = "0.1", "9.0"
-    assert changes(before, now) == [f"installed.numpy: 0.1, was {was}", "installed.pillow-simd: 9.0, was absent"]
+    assert list_changes(before, now) == [f"installed.numpy: 0.1, was {was}", "installed.pillow-simd: 9.0, was absent"]
 
 
 def test_the_link_the_mount_and_the_sensors_count():
     estimate = [{"sensor": "estimate", "channels": [{"domain": "cpu", "source": "estimate"}]}]
     now = record(sensors=estimate, link={"kind": "netem"}, mount={"kind": "nfs4"})
-    assert changes(record(), now) == [
+    assert list_changes(record(), now) == [
         "energy.sensors: cpu=estimate, was cpu=rapl-perf",
         "testbed.link: netem, was relay",
         "testbed.mount: nfs4, was sshfs",
@@ -66,17 +68,17 @@ def test_the_link_the_mount_and_the_sensors_count():
 
 def test_thread_variables_are_recorded(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert machine([])["environment"]["OMP_NUM_THREADS"]["value"] == "3"
+    assert describe_machine([])["environment"]["OMP_NUM_THREADS"]["value"] == "3"
 
 
 def test_a_loader_of_one_s_own_is_source_too(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     own = tmp_path / "my_own_loader.py"
     own.write_text("class Loader: pass\n")
-    before = machine(["my_own_loader.Loader"])
-    assert changes(before, machine(["my_own_loader.Loader"])) == []
+    before = describe_machine(["my_own_loader.Loader"])
+    assert list_changes(before, describe_machine(["my_own_loader.Loader"])) == []
     own.write_text("class Loader: fast = True\n")
-    (change,) = changes(before, machine(["my_own_loader.Loader"]))
+    (change,) = list_changes(before, describe_machine(["my_own_loader.Loader"]))
     assert change.startswith("source.code_sha256")
 
 
@@ -87,18 +89,18 @@ def test_an_older_record_is_compared_by_what_it_has():
         del old[section]
     for section, name in (("host", "hostname"), ("source", "code_sha256")):
         del old[section][name]
-    assert changes(old, now) == []
+    assert list_changes(old, now) == []
     old["host"]["kernel"] = {"value": "5.4"}
-    (change,) = changes(old, now)
+    (change,) = list_changes(old, now)
     assert change.endswith("was 5.4")
 
 
 def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
     results = RunFolder.create(tmp_path, "smoke")
     for cell_id, content in {"old": {}, "new": {"provenance": "provenance-2.json"}, "broken": []}.items():
-        results.cell(cell_id).mkdir()
-        write_json(results.cell(cell_id) / "cell.json", content)
-    assert results.session_of(["old", "new", "broken", "absent"]) == {
+        results.cell_folder(cell_id).mkdir()
+        write_json(results.cell_folder(cell_id) / "cell.json", content)
+    assert results.find_sessions(["old", "new", "broken", "absent"]) == {
         "old": "provenance.json",
         "new": "provenance-2.json",
     }
@@ -109,4 +111,4 @@ def test_a_cell_names_its_session_and_a_damaged_record_is_one_error(tmp_path):
             results.provenance.unlink()
         with pytest.raises(ResultsError, match=r"provenance\.json: cannot be read"):
             results.read_session("provenance.json")
-    assert results.new_provenance().name == "provenance-3.json"
+    assert results.name_provenance().name == "provenance-3.json"

@@ -64,7 +64,7 @@ LOCKS = """
 import sys, time
 from pathlib import Path
 from harness.results.folder import RunFolder
-with RunFolder(Path(sys.argv[1])).locked():
+with RunFolder(Path(sys.argv[1])).hold_lock():
     print("locked", flush=True)
     time.sleep(60)
 """
@@ -76,24 +76,24 @@ def test_a_folder_is_locked_until_its_process_is_dead(tmp_path):
     owner = subprocess.Popen([sys.executable, "-c", LOCKS, results.folder], stdout=subprocess.PIPE)
     try:
         assert owner.stdout.readline() == b"locked\n"
-        with pytest.raises(ResultsError, match=f"process {owner.pid} on .*end it"), results.locked():
+        with pytest.raises(ResultsError, match=f"process {owner.pid} on .*end it"), results.hold_lock():
             pass
     finally:
         owner.kill()
         owner.wait()
         owner.stdout.close()
-    with results.locked(), pytest.raises(ResultsError, match=f"process {os.getpid()} "), results.locked():
+    with results.hold_lock(), pytest.raises(ResultsError, match=f"process {os.getpid()} "), results.hold_lock():
         pass
 
 
 def test_every_failed_try_of_a_cell_is_kept(tmp_path):
     results = planned(tmp_path)
     for n in (1, 2):
-        results.partial("c").mkdir()
+        results.partial_folder("c").mkdir()
         results.set_aside("c")
         assert (results.cells / f"c.failed-{n}").is_dir()
     assert not results.is_done("c")
-    results.cell("c").mkdir()
+    results.cell_folder("c").mkdir()
     assert results.set_aside("c", "damaged") == results.cells / "c.damaged-1"
     assert results.set_aside("c", "damaged") is None
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 import conf
 from harness.config.experiment import config_hash, experiment_from
 from harness.errors import ConfigError
-from harness.run.plan import plan
+from harness.run.plan import plan_cells
 
 SIZED = sorted(
     path.stem for path in Path(conf.__file__).parent.glob("experiment/*.yaml") if "\nsizes:" in path.read_text()
@@ -68,8 +68,10 @@ def test_a_workload_is_trained_on_its_own_dataset_and_the_others_on_the_experime
 
 
 def test_a_cell_s_id_follows_its_own_dataset_alone():
-    before = {cell.workload: cell.cell_id for cell in plan(experiment_from(composed(*OWN)))}
-    after = {c.workload: c.cell_id for c in plan(experiment_from(composed(*OWN, "workloads.two.dataset.samples=9")))}
+    before = {cell.workload: cell.cell_id for cell in plan_cells(experiment_from(composed(*OWN)))}
+    after = {
+        c.workload: c.cell_id for c in plan_cells(experiment_from(composed(*OWN, "workloads.two.dataset.samples=9")))
+    }
     assert before["resnet50"] == after["resnet50"]
     assert before["two"] != after["two"]
 
@@ -83,4 +85,4 @@ def test_swept_loaders_become_loaders_of_the_experiment():
     experiment = experiment_from(composed("+experiment=spdl_fig5", "loaders.pytorch.sweep.num_workers=[3]"))
     assert experiment.loaders["pytorch_num_workers_3"].params["num_workers"] == 3
     assert "pytorch" not in experiment.loaders
-    assert len({cell.cell_id for cell in plan(experiment)}) == len(plan(experiment))
+    assert len({cell.cell_id for cell in plan_cells(experiment)}) == len(plan_cells(experiment))

@@ -16,7 +16,7 @@ import pytest
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.errors import TestbedError
-from harness.results.checks import link_bounds
+from harness.results.checks import list_link_bounds
 from harness.testbed.base import Node, ProbeResult
 from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS, open_link, relay_link
 from harness.testbed.link.namespace import inside, run_in
@@ -75,7 +75,7 @@ def probed(namespaces: tuple[str, str], regime: Regime) -> ProbeResult:
 
 def unkept(namespaces: tuple[str, str], regime: Regime) -> set[str]:
     """Return the rules that a probe of the link fails."""
-    return {b.rule for b in link_bounds(regime, probed(namespaces, regime), Tolerances()) if not b.kept}
+    return {b.rule for b in list_link_bounds(regime, probed(namespaces, regime), Tolerances()) if not b.kept}
 
 
 def has_ended(pid: int, within_s: float = 5.0) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from harness.cell.messages import AcceleratorRecord
 from harness.config.regime import Regime
 from harness.results.cells import CellRecord, DatasetRecord, EnergyRecord, LinkEpoch, LinkRecord
-from harness.results.disturbance import watched
+from harness.results.disturbance import summarize_pings
 from harness.results.epochs import CellData
 from harness.testbed.base import Node
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
@@ -89,7 +89,7 @@ def under_load(link, namespaces, server, tmp_path):
             energy=EnergyRecord(interval_ms=100),
         )
         record = LinkRecord(epochs=[LinkEpoch(epoch=1, pause_s=link.counters().pause_s)])
-        return watched(CellData(cell, record, [], {}, [], pings=pings), start, end)
+        return summarize_pings(CellData(cell, record, [], {}, [], pings=pings), start, end)
 
     return seen
 

@@ -308,7 +308,7 @@ def test_a_folder_of_a_run_that_is_alive_is_not_resumed(harness, tmp_path, monke
     alive.point_latest()
     monkeypatch.setattr(sys, "argv", harness("resume=latest")[2:])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "")
-    with alive.locked():
+    with alive.hold_lock():
         judge(main(), capfd.readouterr().err, f"process {os.getpid()} on")
 
 

@@ -33,11 +33,11 @@ STORAGE, COMPUTE = (f"jf-test{os.getpid():x}-{role}" for role in ("storage", "co
 EPOCH = """
 import sys, json
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.planner import plan
+from loaders.streaming.planner import plan_epoch
 with StreamClient(sys.argv[1], streams=2, timeout_s=20, warm_bytes=2**20) as client:
     print("connected", flush=True)
     ids = []
-    for batch in client.fetch(plan(client.catalog.shard_records, batch_size=4, seed=0, epoch=0), window=4):
+    for batch in client.fetch(plan_epoch(client.catalog.shard_records, batch_size=4, seed=0, epoch=0), window=4):
         ids += batch.ids.tolist()
         if len(ids) == 40:
             print("forty", flush=True)

@@ -19,7 +19,7 @@ from PIL import Image
 
 from loaders.base import Samples
 from loaders.errors import ShardError
-from loaders.streaming.planner import plan
+from loaders.streaming.planner import plan_epoch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.convert import audio_folder, coco, convert, convert_source, image_tree, numpy_volumes
 from loaders.streaming.shards.index import ShardSet
@@ -164,7 +164,7 @@ def test_what_tensorflow_wrote_is_streamed(tensorflow: Any, tmp_path: Path) -> N
     with subprocess.Popen([*argv, "--listen", "127.0.0.1:0"], **pipes) as daemon:
         endpoint = json.loads(daemon.stdout.readline())["endpoint"]
         with StreamClient(endpoint, streams=2, timeout_s=20) as client:
-            batches = plan(client.catalog.shard_records, batch_size=4, seed=1, epoch=0)
+            batches = plan_epoch(client.catalog.shard_records, batch_size=4, seed=1, epoch=0)
             for batch in client.fetch(batches, window=3, verify=True):
                 for sample_id, label, image in zip(batch.ids, batch.labels, batch.images(), strict=True):
                     assert int(sample_id) not in found

@@ -16,8 +16,8 @@ import pytest
 from harness.config.specs import Experiment
 from harness.results.cells import Cell, CellRecord, FailedCell, LinkRecord
 from harness.results.checks import Check
-from harness.results.epoch_row import EpochRow, schema_of, write_rows
-from harness.results.files import typed, write_json
+from harness.results.epoch_row import EpochRow, make_schema, write_rows
+from harness.results.files import parse_value, write_json
 from harness.results.folder import Plan, RunFolder
 from harness.results.ledger import Entry
 from harness.results.metrics import EpochMetrics
@@ -247,15 +247,15 @@ class FolderBuilder:
         finished = {event["cell_id"] for event in self.events if event["event"] != "interrupted"}
         for cell_id, cell in self.cells.items():
             if cell_id in self.failures:
-                run.partial(cell_id).mkdir(exist_ok=True)
+                run.partial_folder(cell_id).mkdir(exist_ok=True)
                 known = {name: cell[name] for name in ("cell_id", "loader", "workload", "regime", "repeat")}
                 failed = {**known, "status": "failed", "failure": self.failures[cell_id]}
-                write_json(run.partial(cell_id) / "cell.json", typed(FailedCell, failed))
+                write_json(run.partial_folder(cell_id) / "cell.json", parse_value(FailedCell, failed))
             elif cell_id in finished:
-                home = run.cell(cell_id)
+                home = run.cell_folder(cell_id)
                 home.mkdir(exist_ok=True)
-                write_json(home / "cell.json", typed(CellRecord, cell))
-                write_json(home / "link.json", typed(LinkRecord, self.links.get(cell_id, {})))
+                write_json(home / "cell.json", parse_value(CellRecord, cell))
+                write_json(home / "link.json", parse_value(LinkRecord, self.links.get(cell_id, {})))
         if epochs:
             rows = [EpochRow(**row) for row in self.rows.values()]
             write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
@@ -359,7 +359,7 @@ class SweepBuilder:
         self.folder.mkdir(parents=True)
         run = RunFolder(self.folder)
         write_config(run, self.config)
-        write_json(run.plan, typed(Plan, {"run_id": "5f0c9a1e", "cells": cells}))
+        write_json(run.plan, parse_value(Plan, {"run_id": "5f0c9a1e", "cells": cells}))
         write_rows([EpochRow(**row) for row in self.rows], EpochRow, run.epochs_parquet, run.epochs_csv)
         metrics = [EpochMetrics(**metric) for metric in self.metrics]
         write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
@@ -383,7 +383,7 @@ class SweepBuilder:
             row |= {"start_utc": "2025-11-20T13:00:00.000Z", "end_utc": "2025-11-20T13:00:10.000Z"}
             row |= {"samples_per_s": self.samples / duration_s, "mb_per_s": 1.0, "stall_s": 1.0, "au": 0.5}
             self.rows.append({**at, **row})
-            metric = dict.fromkeys(schema_of(EpochMetrics).names) | {
+            metric = dict.fromkeys(make_schema(EpochMetrics).names) | {
                 "cell_id": cell_id,
                 "epoch": epoch,
                 "cell_cpu_s": 3.0,
@@ -403,7 +403,7 @@ class SweepBuilder:
             "accelerator": {"label": self.accelerator},
             "energy": {"interval_ms": 100.0},
         }
-        write_json(home / "cell.json", typed(CellRecord, record))
+        write_json(home / "cell.json", parse_value(CellRecord, record))
         times = self.work_s.get(str(cell["workload"]))
         count = len(times) if times else 1
         table = {

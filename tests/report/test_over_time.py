@@ -18,7 +18,7 @@ from harness.report.claims import judge
 from harness.report.figures import figure, figure_tables
 from harness.report.figures.timeline import timelines, window_s
 from harness.results.reader import read_results
-from harness.run.plan import plan
+from harness.run.plan import plan_cells
 
 SECOND_NS = 10**9
 LOADERS: Mapping[str, Any] = {
@@ -229,6 +229,6 @@ def test_figure_8_is_asked_of_the_run_of_figure_7() -> None:
         seven, eight = (
             experiment_from(compose("config", overrides=[f"+experiment=minato_fig{n}"])) for n in ("7", "8")
         )
-    assert [cell.cell_id for cell in plan(seven)] == [cell.cell_id for cell in plan(eight)]
+    assert [cell.cell_id for cell in plan_cells(seven)] == [cell.cell_id for cell in plan_cells(eight)]
     assert seven.figures == ("minato_fig7", "minato_fig8")
     assert {spec.params.get("num_workers", spec.params.get("num_threads")) for spec in eight.loaders.values()} == {2}

@@ -18,7 +18,7 @@ from harness.errors import ConfigError, ResultsError
 from harness.report import papers
 from harness.report.claims.metrics import METRICS
 from harness.report.claims.words import STYLES, Bound, Style
-from harness.results.files import reading
+from harness.results.files import refuse_damage
 
 __all__ = ["Definition", "Needs", "Values", "definitions", "packaged", "read_claims"]
 
@@ -91,7 +91,7 @@ def packaged() -> Path:
 
 def read_claims(path: Path) -> tuple[Definition, ...]:
     """Read the claims of one paper; raises ResultsError naming the file, the claim and the key that is wrong."""
-    with reading(path, "docs/claims.md describes claims"):
+    with refuse_damage(path, "docs/claims.md describes claims"):
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
     with _naming(str(path)):
         whole = parse(_File, stored)

@@ -12,7 +12,7 @@ from harness.report.claims.rows import Row
 from harness.report.claims.select import NotChecked, Sample, sample, values_of
 from harness.report.claims.words import STYLES, combined, written
 from harness.report.labels import percent
-from harness.results.epoch_row import SPREAD_LIMIT, spread
+from harness.results.epoch_row import SPREAD_LIMIT, compute_spread
 
 __all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "evaluate"]
 
@@ -97,7 +97,7 @@ def _unsteady(definition: Definition, rows: Sequence[Row]) -> str:
     for row in rows:
         place = (row.key, *(str(row.labels.get(key)) for key in ("workload", "regime")))
         groups.setdefault(place, []).append(row.values[definition.metric])
-    widest = max(spread(each) or 0.0 for each in groups.values())
+    widest = max(compute_spread(each) or 0.0 for each in groups.values())
     return f"the rows of a median lie up to {percent(widest)} apart" if widest >= SPREAD_LIMIT else ""
 
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field
 from harness.config.validation import Section
 from harness.errors import ResultsError
 from harness.report.papers import parse_model, published, tree
-from harness.results.files import reading
+from harness.results.files import refuse_damage
 
 __all__ = [
     "BY_DISTANCE",
@@ -56,10 +56,10 @@ _Template = Annotated[str, AfterValidator(_template)]
 
 def _metric(name: str) -> str:
     from harness.report.measurements import EPOCH_COLUMNS
-    from harness.results.epoch_row import schema_of
+    from harness.results.epoch_row import make_schema
     from harness.results.metrics import EpochMetrics
 
-    known = {*EPOCH_COLUMNS, *schema_of(EpochMetrics).names, "cpu_ms_per_sample", "first_batch_from_start_s"}
+    known = {*EPOCH_COLUMNS, *make_schema(EpochMetrics).names, "cpu_ms_per_sample", "first_batch_from_start_s"}
     if name not in known:
         raise ValueError(f"one of {', '.join(sorted(known))}")
     return name
@@ -190,7 +190,7 @@ def packaged() -> Mapping[str, Path]:
 
 def read_figure(path: Path) -> Figure:
     """Read a figure. Raises ResultsError naming the file and the key that is wrong."""
-    with reading(path, "docs/figures.md describes the keys"):
+    with refuse_damage(path, "docs/figures.md describes the keys"):
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
     family = stored.get("family") if isinstance(stored, Mapping) else None
     if family not in _FAMILIES:

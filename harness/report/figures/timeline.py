@@ -15,7 +15,7 @@ import pandas as pd
 
 from harness.report.measurements import base_of, stored
 from harness.results.cells import CellResult
-from harness.results.epochs import epoch_edges
+from harness.results.epochs import find_epoch_edges
 from harness.results.reader import Results
 
 __all__ = ["Timeline", "timelines", "window_s"]
@@ -139,7 +139,7 @@ def _track(home: Path) -> _Track | None:
     began_s, ends_s = 0.0, []
     found: dict[str, list[tuple[_Array, _Array]]] = {}
     records = events.to_dict("records")
-    edges = epoch_edges({**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records)
+    edges = find_epoch_edges({**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records)
     for epoch, (start, end) in edges.items():
         ends_s.append(began_s + float(end["duration_ns"]) / 1e9)
         amounts = _amounts(batches[batches["epoch"] == epoch].sort_values("step"))

@@ -9,7 +9,6 @@ JSON command, each line on standard output its JSON answer; the end of standard 
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import os
@@ -18,6 +17,7 @@ import sys
 import time
 from typing import Any
 
+from energymon.system.scheduling import exact_timers, raise_priority
 from harness.errors import TestbedError
 from harness.testbed.link.delay_line import DelayLine, Impairment
 from harness.testbed.link.namespace import INTERFACE, enter
@@ -25,7 +25,6 @@ from harness.testbed.link.tun import READ_BYTES, open_tun
 
 __all__ = ["Relay", "main"]
 
-PR_SET_TIMERSLACK = 29  # linux/prctl.h
 READS_PER_TURN = 32
 """Reading more before letting packets go would make those that are due late."""
 WAKE_NS = 80_000
@@ -137,24 +136,6 @@ class Relay:
         return {"error": f"unknown command {command['do']!r}; expected set or counters"}
 
 
-def be_punctual() -> str:
-    """Ask the kernel to wake this process on time, ahead of the loaders; return the priority that it granted."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
-    # Packets and their times have no reference cycles: a collection would only pause the line.
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    except OSError:
-        try:
-            os.setpriority(os.PRIO_PROCESS, 0, NICE)
-        except OSError:
-            return "normal"
-        return f"nice {NICE}"
-    return "SCHED_RR 1"
-
-
 def main(argv: list[str]) -> int:
     """Make both devices, announce them and carry packets; return the exit status."""
     storage_namespace, compute_namespace = argv
@@ -166,8 +147,13 @@ def main(argv: list[str]) -> int:
     except TestbedError as error:
         print(json.dumps({"error": str(error)}), flush=True)
         return error.exit_status
-    print(json.dumps({"ready": True, "priority": be_punctual()}), flush=True)
-    Relay(storage_fd, compute_fd, command_fd=sys.stdin.fileno(), answer_fd=sys.stdout.fileno()).run()
+    # Packets and their times have no reference cycles: a collection would only pause the line.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    print(json.dumps({"ready": True, "priority": raise_priority(NICE)}), flush=True)
+    with exact_timers():
+        Relay(storage_fd, compute_fd, command_fd=sys.stdin.fileno(), answer_fd=sys.stdout.fileno()).run()
     return 0
 
 

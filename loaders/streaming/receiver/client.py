@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from loaders.streaming.planner import BatchPlan, EpochPlan, plan
+from loaders.streaming.planner import BatchPlan, EpochPlan, plan_epoch
 from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.connections import DaemonConnections
 from loaders.streaming.receiver.fetch import Fetch, check_window
@@ -22,13 +22,13 @@ class StreamClient(DaemonConnections):
         In order of arrival, all but the last few batches are made of one daemon's shards each, or of those that the
         same daemons have, so that a slow daemon does not delay the batches of others.
         """
-        planned = plan(self.catalog.shard_records, **arguments)
-        return self.grouped(planned) if order == "arrival" else planned
+        planned = plan_epoch(self.catalog.shard_records, **arguments)
+        return self.group(planned) if order == "arrival" else planned
 
-    def grouped(self, planned: EpochPlan) -> EpochPlan:
+    def group(self, planned: EpochPlan) -> EpochPlan:
         """Return a plan's records in batches of one daemon's shards each, as far as they can be."""
         groups = self.placement.groups
-        return planned.grouped(groups) if len(set(groups)) > 1 and len(planned) else planned
+        return planned.group(groups) if len(set(groups)) > 1 and len(planned) else planned
 
     def fetch(
         self,

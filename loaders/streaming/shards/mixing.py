@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.arguments import as_number, as_whole
-from loaders.streaming.planner import plan
+from loaders.streaming.planner import plan_epoch
 
 __all__ = ["BATCH", "ENOUGH", "SHUFFLE_WINDOW", "SLICE_RECORDS", "Mixing", "measure_mixing"]
 
@@ -104,7 +104,7 @@ def _count_classes(labels: Sequence[npt.NDArray[np.int64]], slice_records: int, 
     records = [len(shard) for shard in labels]
     whole = max(1, sum(records) // BATCH)  # a short last batch has fewer classes whatever its order
     for epoch in range(math.ceil(_COUNTED / 10 / whole)):
-        planned = plan(
+        planned = plan_epoch(
             records,
             batch_size=BATCH,
             seed=0,

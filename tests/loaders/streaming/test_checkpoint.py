@@ -21,7 +21,7 @@ from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
 from loaders.streaming.checkpoint import Checkpoint
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.planner import plan
+from loaders.streaming.planner import plan_epoch
 from loaders.streaming.shards.convert import convert
 
 pytestmark = pytest.mark.process
@@ -173,11 +173,11 @@ def test_a_damaged_state_is_refused(daemon, changed: dict[str, object], said: st
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 9), st.randoms(use_true_random=False))
 def test_progress_survives_its_state(counts: list[int], batch_size: int, random: Any) -> None:
-    whole = plan(counts, batch_size=batch_size, seed=1, epoch=2)
+    whole = plan_epoch(counts, batch_size=batch_size, seed=1, epoch=2)
     progress = Checkpoint.start(whole, whole.records)
     for batch in whole:
         if random.random() < 0.5:
-            progress.delivered[whole.positions(batch.batch)] = True
+            progress.delivered[whole.list_positions(batch.batch)] = True
     again = Checkpoint.of(_kept(progress.state({"seed": 1})), {"seed": 1}, whole.records)
     assert again.epoch == 2 and (again.delivered == progress.delivered).all()
     left = again.left(whole)
@@ -228,7 +228,7 @@ def test_what_no_rank_delivered_comes_once_over_any_other_number_of_ranks(
     shard_records: list[int], stages: list[tuple[int, Any, int]], limit: int | None, window: int, random: Any
 ) -> None:
     planned: dict[str, Any] = {"seed": 3, "epoch": 1, "slice_records": 3, "shuffle_window": window}
-    everything = _records(plan(shard_records, batch_size=7, limit=limit, **planned))
+    everything = _records(plan_epoch(shard_records, batch_size=7, limit=limit, **planned))
     states: list[dict[str, Any]] = []
     given: Counter[tuple[int, int]] = Counter()
     for number, (world_size, remainder, batch_size) in enumerate(stages, 1):
@@ -240,7 +240,7 @@ def test_what_no_rank_delivered_comes_once_over_any_other_number_of_ranks(
             known = planned | ranked
             del known["epoch"]
             before = Checkpoint.of(states, known, len(everything)) if states else None
-            whole = plan(
+            whole = plan_epoch(
                 shard_records, batch_size=batch_size, **planned, **ranked, done=before.before if before else None
             )
             progress = before or Checkpoint.start(whole, whole.records)
@@ -250,7 +250,7 @@ def test_what_no_rank_delivered_comes_once_over_any_other_number_of_ranks(
             for batch in left:
                 if is_last or random.random() < 0.5:
                     now.update(_records([batch]))
-                    delivered[left.positions(batch.batch)] = True
+                    delivered[left.list_positions(batch.batch)] = True
             saved.append(_kept(Checkpoint(1, delivered, progress.before).state(known)))
         shared_anew = (
             not states

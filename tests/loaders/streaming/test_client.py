@@ -19,7 +19,7 @@ import zmq
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, StreamError, WireError
-from loaders.streaming.planner import BatchPlan, Slice, plan
+from loaders.streaming.planner import BatchPlan, Slice, plan_epoch
 from loaders.streaming.protocol import (
     MAX_SLICES,
     BatchHeader,
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.process
 
 
 def _plan(client: StreamClient, epoch: int = 0, batch_size: int = 8) -> tuple[BatchPlan, ...]:
-    return plan(client.catalog.shard_records, batch_size=batch_size, seed=0, epoch=epoch)
+    return plan_epoch(client.catalog.shard_records, batch_size=batch_size, seed=0, epoch=epoch)
 
 
 def _ids(batches: list[RawBatch]) -> list[int]:
@@ -330,7 +330,7 @@ def test_a_batch_of_more_slices_than_a_request_may_name_is_asked_for_in_parts(
 ) -> None:
     daemon = start_daemon(make_shards(tmp_path, shards=2, records=5000, size=40))
     with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:  # type: ignore[attr-defined]
-        batches = plan(client.catalog.shard_records, batch_size=9_999, seed=0, epoch=0, slice_records=1)
+        batches = plan_epoch(client.catalog.shard_records, batch_size=9_999, seed=0, epoch=0, slice_records=1)
         assert len(batches[0].slices) > 2 * MAX_SLICES
         first, last = client.fetch(batches, window=2)
         assert sorted([*first.ids.tolist(), *last.ids.tolist()]) == list(range(10_000))

@@ -16,8 +16,8 @@ import pytest
 import zmq
 
 from loaders.base import Samples
-from loaders.streaming.planner import Slice, plan
-from loaders.streaming.protocol import Catalog, Get, Hello, Refusal, pack, unpack_reply
+from loaders.streaming.planner import Slice, plan_epoch
+from loaders.streaming.protocol import Catalog, Get, Hello, Refusal, pack, unpack_answer
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import MANIFEST, index_path
@@ -78,7 +78,7 @@ def test_a_signal_ends_it_with_status_0_and_a_log_of_what_it_did(
 ) -> None:
     daemon = start_daemon(shards, log=tmp_path / "log")
     with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-        batches = plan(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
+        batches = plan_epoch(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
         assert len(list(client.fetch(batches, window=4))) == len(batches)
     os.kill(daemon.pid, number)
     assert daemon.process.wait(10) == 0
@@ -132,7 +132,7 @@ def test_garbage_gets_no_answer_and_harms_nobody(
         assert _raw(daemon.endpoint, os.urandom(50)) is None
         assert _raw(daemon.endpoint, pack(Hello()), b"more") is None
         assert _raw(daemon.endpoint, b"\xc6" + b"\xff" * 8 * 2**20) is None
-        batches = plan(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
+        batches = plan_epoch(client.catalog.shard_records, batch_size=8, seed=0, epoch=0)
         assert len(list(client.fetch(batches, window=4))) == len(batches)
     assert daemon.stop() == 0
     stopped = json.loads((tmp_path / "log").read_text().splitlines()[-1])
@@ -152,7 +152,7 @@ def test_slices_that_do_not_exist_are_refused_by_name(daemon) -> None:
     ):
         header = _raw(daemon.endpoint, pack(Get(7, catalog.fingerprint, 0, 0, (part,))))
         assert header is not None
-        refusal = unpack_reply(header)
+        refusal = unpack_answer([header])[0]
         assert isinstance(refusal, Refusal) and refusal.sequence == 7
         assert said in refusal.reason
 
@@ -171,7 +171,7 @@ def test_a_client_that_does_not_read_costs_the_daemon_no_memory(daemon) -> None:
             greedy.send(pack(Get(sequence, catalog.fingerprint, 0, 0, slices)))
         # The others are served meanwhile.
         with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-            batches = plan(catalog.shard_records, batch_size=8, seed=0, epoch=0)
+            batches = plan_epoch(catalog.shard_records, batch_size=8, seed=0, epoch=0)
             assert len(list(client.fetch(batches, window=4))) == len(batches)
         assert process.memory_info().rss - before < 64 * 2**20
 
@@ -261,7 +261,7 @@ def _slow(endpoint: str, requests: int) -> Iterator[zmq.Socket[bytes]]:
         slow.rcvbuf = 65_536
         slow.connect(endpoint)
         slow.send(pack(Hello()))
-        catalog = unpack_reply(slow.recv())
+        catalog = unpack_answer([slow.recv()])[0]
         assert isinstance(catalog, Catalog)
         for sequence in range(requests):
             slices = tuple(Slice(shard, 0, 160) for shard in range(4))
@@ -301,7 +301,7 @@ def test_events_tell_what_was_sent_when(
     daemon = start_daemon(shards, options=["--events", str(tmp_path / "events")])
     with StreamClient(daemon.endpoint, streams=2, timeout_s=10) as client:
         for epoch in range(2):
-            batches = plan(client.catalog.shard_records, batch_size=8, seed=0, epoch=epoch)
+            batches = plan_epoch(client.catalog.shard_records, batch_size=8, seed=0, epoch=epoch)
             assert len(list(client.fetch(batches, window=4))) == len(batches)
     assert daemon.stop() == 0
     events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]

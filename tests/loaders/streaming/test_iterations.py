@@ -100,4 +100,4 @@ def test_a_worker_shares_the_position_and_another_process_has_its_own(
         process.start()
         assert told.get(timeout=60) == epoch
         process.join(60)
-        assert iterations.position().begun == worker
+        assert iterations.position().has_started == worker

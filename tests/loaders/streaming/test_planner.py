@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.planner import BatchPlan, EpochPlan, plan
+from loaders.streaming.planner import BatchPlan, EpochPlan, plan_epoch
 
 counts = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 drawn = st.fixed_dictionaries(
@@ -35,7 +35,7 @@ def _all(shard_records: list[int]) -> list[tuple[int, int]]:
 
 def _ranks(shard_records: list[int], world_size: int, remainder: str, arguments: dict[str, int]) -> list[EpochPlan]:
     return [
-        plan(shard_records, rank=rank, world_size=world_size, remainder=remainder, **arguments)  # type: ignore[arg-type]
+        plan_epoch(shard_records, rank=rank, world_size=world_size, remainder=remainder, **arguments)  # type: ignore[arg-type]
         for rank in range(world_size)
     ]
 
@@ -87,7 +87,7 @@ def test_pad_repeats_as_few_records_as_make_the_ranks_equal(
 
 @pytest.mark.parametrize("remainder", ["uneven", "drop", "pad"])
 def test_more_ranks_than_records_leave_ranks_without_samples(remainder: str) -> None:
-    shares = [plan([2], batch_size=4, seed=0, epoch=0, rank=rank, world_size=5, remainder=remainder).records  # type: ignore[arg-type]
+    shares = [plan_epoch([2], batch_size=4, seed=0, epoch=0, rank=rank, world_size=5, remainder=remainder).records  # type: ignore[arg-type]
               for rank in range(5)]  # fmt: skip
     assert sorted(shares) == {"uneven": [0, 0, 0, 1, 1], "drop": [0] * 5, "pad": [1] * 5}[remainder]
 
@@ -107,7 +107,7 @@ def test_grouping_changes_only_which_records_share_a_batch(
     shard_records: list[int], arguments: dict[str, int], ranks: int, groups: list[int]
 ) -> None:
     for batches in _ranks(shard_records, ranks, "uneven", arguments):
-        grouped = batches.grouped(groups[: len(shard_records)])
+        grouped = batches.group(groups[: len(shard_records)])
         assert sorted(_records(grouped)) == sorted(_records(batches))
         assert [batch.records for batch in grouped] == [batch.records for batch in batches]
         mixed = [batch for batch in grouped if len({groups[part.shard] for part in batch.slices}) > 1]
@@ -118,7 +118,7 @@ def test_grouping_changes_only_which_records_share_a_batch(
 def _check_positions(part: EpochPlan, whole: EpochPlan) -> None:
     sequence = _records(whole)
     for batch in part:
-        assert [sequence[place] for place in part.positions(batch.batch)] == _records((batch,))
+        assert [sequence[place] for place in part.list_positions(batch.batch)] == _records((batch,))
 
 
 @settings(deadline=None)
@@ -126,32 +126,34 @@ def _check_positions(part: EpochPlan, whole: EpochPlan) -> None:
 def test_what_is_left_is_what_was_not_marked_as_done(
     shard_records: list[int], arguments: dict[str, int], random: np.random.Generator, batch_size: int
 ) -> None:
-    whole = plan(shard_records, **arguments)
+    whole = plan_epoch(shard_records, **arguments)
     done = np.array([random.random() < 0.5 for _ in range(whole.records)])
-    left = whole.without(done, number=7)
+    left = whole.exclude(done, number=7)
     kept = [record for record, mark in zip(_records(whole), done, strict=True) if not mark]
     assert _records(left) == kept
     assert [batch.batch for batch in left] == list(range(7, 7 + len(left)))
     _check_positions(left, whole)
-    _check_positions(left.grouped([index % 2 for index in range(len(shard_records))]), whole)
+    _check_positions(left.group([index % 2 for index in range(len(shard_records))]), whole)
 
 
 def test_the_same_arguments_give_the_same_plan_and_epochs_differ() -> None:
-    plans = [plan([50, 60], batch_size=8, seed=seed, epoch=epoch) for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))]
+    plans = [
+        plan_epoch([50, 60], batch_size=8, seed=seed, epoch=epoch) for seed, epoch in ((1, 0), (1, 0), (1, 1), (2, 0))
+    ]
     assert plans[0] == plans[1]
     assert len({tuple(_records(batches)) for batches in plans}) == 3
 
 
 @pytest.mark.parametrize(("window", "digest"), [(0, "4ad562981ea568f2"), (16, "6556619c90ad270c")])
 def test_the_order_of_a_seed_stays_what_checkpoints_were_made_of(window: int, digest: str) -> None:
-    order = _records(plan([300, 7, 200], batch_size=32, seed=5, epoch=2, slice_records=6, shuffle_window=window))
+    order = _records(plan_epoch([300, 7, 200], batch_size=32, seed=5, epoch=2, slice_records=6, shuffle_window=window))
     assert hashlib.sha256(repr(order).encode()).hexdigest()[:16] == digest
 
 
 @pytest.mark.parametrize(("slice_records", "window"), [(4, 0), (16, 64)])
 def test_batches_are_mixed_anew_every_epoch(slice_records: int, window: int) -> None:
     def together(epoch: int) -> set[frozenset[tuple[int, int]]]:
-        batches = plan(
+        batches = plan_epoch(
             [256] * 4, batch_size=16, seed=0, epoch=epoch, slice_records=slice_records, shuffle_window=window
         )
         return {frozenset(_records((batch,))) for batch in batches}
@@ -163,7 +165,7 @@ def test_every_record_comes_at_every_time_of_an_epoch_as_often() -> None:
     # Where in the epoch a record comes, over many seeds: each tenth of the epoch should have a tenth of its visits.
     visits = np.zeros((200, 10))
     for seed in range(500):
-        order = _records(plan([120, 80], batch_size=7, seed=seed, epoch=3, shuffle_window=16))
+        order = _records(plan_epoch([120, 80], batch_size=7, seed=seed, epoch=3, shuffle_window=16))
         for place, (shard, index) in enumerate(order):
             visits[shard * 120 + index, place * 10 // 200] += 1
     # The standard deviation of a tenth of 500 visits is 6.7; of 2000 cells none is 6 of them away.
@@ -173,7 +175,7 @@ def test_every_record_comes_at_every_time_of_an_epoch_as_often() -> None:
 
 def test_a_window_parts_neighbours_and_moves_no_record_further_than_its_own_size() -> None:
     whole, mixed = (
-        _records(plan([400], batch_size=20, seed=3, epoch=0, slice_records=10, shuffle_window=window))
+        _records(plan_epoch([400], batch_size=20, seed=3, epoch=0, slice_records=10, shuffle_window=window))
         for window in (0, 100)
     )
     assert sorted(whole) == sorted(mixed)
@@ -187,15 +189,15 @@ def test_a_window_parts_neighbours_and_moves_no_record_further_than_its_own_size
 
 
 def test_a_limit_keeps_the_first_records_of_the_epoch() -> None:
-    whole = plan([30, 30], batch_size=8, seed=0, epoch=0)
-    assert _records(plan([30, 30], batch_size=8, seed=0, epoch=0, limit=20)) == _records(whole)[:20]
-    assert plan([30, 30], batch_size=8, seed=0, epoch=0, limit=1000) == whole
+    whole = plan_epoch([30, 30], batch_size=8, seed=0, epoch=0)
+    assert _records(plan_epoch([30, 30], batch_size=8, seed=0, epoch=0, limit=20)) == _records(whole)[:20]
+    assert plan_epoch([30, 30], batch_size=8, seed=0, epoch=0, limit=1000) == whole
     shares = _ranks([30, 30], 3, "drop", {"batch_size": 8, "seed": 0, "epoch": 0, "limit": 20})
     assert [batches.records for batches in shares] == [6, 6, 6]
 
 
 def test_a_batch_larger_than_the_dataset_is_one_short_batch() -> None:
-    (batch,) = plan([3, 4], batch_size=100, seed=0, epoch=0)
+    (batch,) = plan_epoch([3, 4], batch_size=100, seed=0, epoch=0)
     assert batch.records == 7
 
 
@@ -216,4 +218,4 @@ def test_a_batch_larger_than_the_dataset_is_one_short_batch() -> None:
 )
 def test_a_number_out_of_range_is_named(arguments: dict[str, int], said: str) -> None:
     with pytest.raises(LoaderConfigError, match=said):
-        plan([10], **({"batch_size": 4, "seed": 0, "epoch": 0} | arguments))
+        plan_epoch([10], **({"batch_size": 4, "seed": 0, "epoch": 0} | arguments))

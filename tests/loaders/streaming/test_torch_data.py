@@ -141,7 +141,7 @@ def test_what_looks_a_batch_ahead_says_how_many_it_has_taken(daemon) -> None:
         assert sorted(taken + _ids(dataset)) == ALL
 
 
-def test_a_daemon_that_is_gone_leaves_the_epoch_to_be_begun(start_daemon: Callable[..., Any], shards: Path) -> None:
+def test_a_daemon_that_is_gone_leaves_the_epoch_to_start_again(start_daemon: Callable[..., Any], shards: Path) -> None:
     daemon = start_daemon(shards)
     with _dataset(daemon.endpoint, decode="raw", timeout_s=0.5, epochs_ahead=0) as dataset:
         assert _ids(dataset) == ALL
