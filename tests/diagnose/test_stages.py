@@ -58,7 +58,7 @@ def test_a_dataset_smaller_than_a_batch_fills_one(samples):
 
 def test_a_sample_that_cannot_be_read_is_named(samples):
     (samples.root / "3.bin").unlink()
-    with pytest.raises(SampleError, match=r"sample 3 .*3\.bin.* cannot be read"):
+    with pytest.raises(SampleError, match=r"sample 3 .*3\.bin"):
         time_stages(
             TimedPipeline(1e-6), samples, batch_size=6, seed=0, device="cpu", budget_s=0.1, tick=lambda *_: None
         )

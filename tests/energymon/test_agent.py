@@ -154,7 +154,7 @@ def test_a_second_agent_on_one_store_is_refused_and_the_first_goes_on(start_agen
     second = start_agent(*ESTIMATE)
     assert second.ready["error"] == "store"
     assert second.process.wait(10) == 2
-    assert "another agent is writing it" in second.process.stderr.read()
+    assert "another agent" in second.process.stderr.read()
     before = count(first.store)
     wait_for(lambda: count(first.store) > before)
 
@@ -360,7 +360,7 @@ def test_a_disk_that_stays_full_ends_in_an_error_that_counts_what_was_not_stored
             assert any("store-failed" in line for line in lines)
             said = agent.end()
         assert agent.process.returncode == 2
-        assert "readings that came after that could not be stored" in said
+        assert "could not be stored" in said
         assert "Traceback" not in said
         (disk / "ballast").unlink()
         assert stored(agent.store)[0]

@@ -50,7 +50,7 @@ def test_a_reset_begins_a_new_segment_from_the_second_reading_after_it():
     c = counter()
     c.update(500_000_000, 0)
     assert c.update(505_000_000, S // 10)[0] == pytest.approx(5.0)
-    with pytest.raises(CounterError, match=r"505000000 to 7: that is .* W"):
+    with pytest.raises(CounterError, match=r"505000000 to 7.* W"):
         c.update(7, 2 * S // 10)
     assert c.update(1_000_007, 3 * S // 10) == (pytest.approx(5.0), START)
     assert c.update(2_000_007, 4 * S // 10) == (pytest.approx(6.0), "")
@@ -59,7 +59,7 @@ def test_a_reset_begins_a_new_segment_from_the_second_reading_after_it():
 def test_a_counter_without_wrap_that_goes_back_was_reset():
     c = counter(wrap=None)
     c.update(500, 0)
-    with pytest.raises(CounterError, match="went back from 500 to 3"):
+    with pytest.raises(CounterError, match="500 to 3"):
         c.update(3, S)
     assert c.update(4, 2 * S)[1] == START
 

@@ -70,18 +70,16 @@ def test_only_what_is_named_is_taken(rapl, boards):
     assert sources(found) == {"rapl-powercap"}
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("powercap", "has no RAPL zones"), ("perf", "is no PMU for energy"), ("nvml", "none.so")]
-)
+@pytest.mark.parametrize(("name", "reason"), [("powercap", "RAPL"), ("perf", "PMU"), ("nvml", "none.so")])
 def test_a_named_sensor_that_is_missing_is_an_error_with_the_reason(tmp_path, no_nvml, name, reason):
-    with pytest.raises(SensorError, match=rf"{name} was asked for.*{reason}"):
+    with pytest.raises(SensorError, match=rf"{name} .*{reason}"):
         discover(SensorConfig(sensors=(name,), sysfs=tmp_path, nvml=no_nvml), INTERVAL_NS)
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"sensors": ("rapl",)}, "--sensors names rapl"),
+        ({"sensors": ("rapl",)}, "--sensors.* rapl"),
         ({"cpu_tdp_w": 0.0}, "--cpu-tdp-w"),
         ({"cpu_tdp_w": float("nan")}, "--cpu-tdp-w"),
         ({"cpu_idle_fraction": 1.5}, "--cpu-idle-fraction"),

@@ -33,7 +33,7 @@ def test_series_that_agree_are_not_told():
 def test_a_difference_is_told_once_when_ten_seconds_are_over():
     ((at_s, note),) = told([80.0] * 600)
     assert at_s == 10
-    assert note == "counter and power differ by 20% over 10 s: counter 1000 J, integrated power 800 J"
+    assert all(figure in note for figure in ("20%", "10 s", "1000 J", "800 J"))
 
 
 def test_a_difference_that_goes_is_told_too():

@@ -128,7 +128,7 @@ def test_a_clock_that_is_set_is_told_and_costs_no_energy(rapl, start_agent, cloc
         said = agent.end()
     readings, ticks, events = everything(agent.store)
     assert [e.kind for e in events if e.kind == "clock-step"] == ["clock-step"]
-    assert "clock-step: the wall clock was set by" in said
+    assert "clock-step: " in said
     with SqliteStore.open(agent.store) as store:
         begun, step = [c for c in store.clocks() if c.peer == "wall"]
     assert begun.offset_ns == 0

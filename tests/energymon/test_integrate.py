@@ -261,7 +261,7 @@ def test_series_are_kept_apart_and_sorted():
 
 
 def test_a_window_that_ends_before_it_starts_is_refused():
-    with pytest.raises(WindowError, match="before it starts"):
+    with pytest.raises(WindowError):
         joules(ramp(), 2, 1)
 
 

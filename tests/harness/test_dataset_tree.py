@@ -53,7 +53,7 @@ def test_a_dataset_without_an_adapter_keeps_its_root_to_itself():
 
 
 def test_an_adapter_without_a_class_is_refused_by_its_key():
-    with pytest.raises(ConfigError, match=r"^dataset\.tree='mine\.Tree': expected a section with _target_"):
+    with pytest.raises(ConfigError, match=r"^dataset\.tree='mine\.Tree': .*_target_"):
         dataset(_target_="mine.Made", name="m", root="/data", tree="mine.Tree")
 
 

@@ -22,7 +22,7 @@ def test_a_phase_that_lasts_is_told_now_and_then():
     out = io.StringIO()
     with Progress(Console(file=out), quiet_s=0.05) as progress:
         progress.doing("starting the testbed")
-        assert lines_until(out, 1)[0].startswith("starting the testbed, for 0 s so far")
+        assert lines_until(out, 1)[0].startswith("starting the testbed, for 0 s")
         progress.start([CELL], 0)
         progress.cell_started(CELL, 48)
         progress.phase("probing the link")

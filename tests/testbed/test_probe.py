@@ -77,7 +77,7 @@ def test_a_local_regime_is_refused(server):
 def test_a_server_that_is_not_there_is_named():
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(TestbedError, match=f"{LOOPBACK}:{port}.*refused"):
+    with pytest.raises(TestbedError, match=f"{LOOPBACK}:{port}"):
         probe(run_here, LOOPBACK, port, NEAR)
 
 

@@ -149,7 +149,7 @@ def test_an_impossible_accelerator_is_refused_by_its_key(accelerator, key):
 
 
 def test_emulating_a_workload_without_a_published_step_is_refused():
-    with pytest.raises(ConfigError, match=r"no step of vgg19 is published .* accelerator\.seconds_per_sample=SECONDS"):
+    with pytest.raises(ConfigError, match=r"vgg19 .*accelerator\.seconds_per_sample=SECONDS"):
         choose_kind({"kind": "emulated"}, "vgg19")
 
 
@@ -185,7 +185,7 @@ def test_making_a_step_leaves_the_global_random_state_alone():
 
 def test_a_label_beyond_the_models_classes_is_named():
     step = make_step(TINY, {"kind": "cpu"}, seed=0)
-    with pytest.raises(CellError, match=r"label 10, and num_classes=10"):
+    with pytest.raises(CellError, match=r"label 10.*num_classes=10"):
         step(batch(2, label=10))
 
 

@@ -111,7 +111,7 @@ def test_stages_that_are_not_to_learn_keep_their_weights():
 
 def test_a_class_that_the_model_does_not_have_is_named():
     batch = TINY.example()
-    with pytest.raises(CellError, match="class 81, and num_classes=81"):
+    with pytest.raises(CellError, match=r"class 81.*num_classes=81"):
         TINY.check(replace(batch, labels=torch.full_like(batch.labels, 81)))
 
 
@@ -119,7 +119,7 @@ def test_a_box_without_an_area_is_refused_before_the_model_sees_it():
     batch = TINY.example()
     flat = batch.extra["boxes"].clone()
     flat[1, 2] = flat[1, 0]
-    with pytest.raises(CellError, match=r"a box of samples \[0, 1\] has no area"):
+    with pytest.raises(CellError, match=r"\[0, 1\]"):
         TINY.check(replace(batch, extra={**batch.extra, "boxes": flat}))
 
 

@@ -94,11 +94,11 @@ def test_a_whole_step_runs_on_a_gpu_in_bfloat16():
 def test_cubes_of_another_size_and_labels_beyond_the_classes_are_named():
     step = make_step(TINY, {"kind": "cpu"}, seed=0)
     example = TINY.example()
-    with pytest.raises(CellError, match=r"volumes are \(3, 3, 16, 16\), expected \(3, 1, 16, 16, 16\).*kits19_small"):
+    with pytest.raises(CellError, match=r"\(3, 3, 16, 16\).*\(3, 1, 16, 16, 16\).*kits19_small"):
         step(Batch(example.ids, torch.zeros(3, 3, 16, 16), example.labels, 0))
-    with pytest.raises(CellError, match="labels are"):
+    with pytest.raises(CellError, match="labels"):
         step(Batch(example.ids, example.data, torch.zeros(3), 0))
-    with pytest.raises(CellError, match="label 4, and num_classes=3"):
+    with pytest.raises(CellError, match=r"label 4.*num_classes=3"):
         step(Batch(example.ids, example.data, example.labels + 4, 0))
 
 

@@ -225,7 +225,7 @@ def test_what_is_wrong_with_a_server_is_named(server, bucket, monkeypatch):
     assert "wrong-token" not in str(caught.value)
     monkeypatch.setenv("INFLUXDB_V2_TOKEN", server.token)
     monkeypatch.setenv("INFLUXDB_V2_BUCKET", "absent")
-    with open_store(server.url) as there, pytest.raises(StoreError, match="no bucket 'absent'"):
+    with open_store(server.url) as there, pytest.raises(StoreError, match="'absent'"):
         there.sessions()
     server.stop()
     with pytest.raises(StoreError, match="Connection refused"):
@@ -261,7 +261,7 @@ def test_a_page_in_the_place_of_an_answer_is_told(version):
     with HTTPServer(("127.0.0.1", 0), page) as proxy, ThreadPoolExecutor(1) as thread:
         thread.submit(proxy.serve_forever, 0.01)
         url = f"http://127.0.0.1:{proxy.server_port}"
-        told = r"a query with 200 \(text/html: '<html>Anmeldung"
+        told = r"200 \(text/html: '<html>Anmeldung"
         with InfluxStore(InfluxSettings(url, "b", token="t")) as store, pytest.raises(StoreError, match=told):
             store.sessions()
         proxy.shutdown()

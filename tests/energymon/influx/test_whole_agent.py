@@ -112,7 +112,7 @@ def test_a_server_that_never_comes_costs_the_agent_nothing_and_its_store_keeps_a
     kept = here(agent.store)
     assert len({r.tick_ns for r in kept}) > 40
     assert "cannot be reached" in said
-    assert f"readings stay in {agent.store}" in said
+    assert str(agent.store) in said
     server.start()
     done = subprocess.run(
         [sys.executable, "-m", "energymon.sender", "--store", agent.store],

@@ -54,11 +54,11 @@ def test_it_says_that_it_is_ready_answers_lines_and_ends_with_its_input():
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ("import sys; print('no sensor', file=sys.stderr); sys.exit(3)", "exited with status 3: no sensor"),
-        ("import os; os.kill(os.getpid(), 9)", r"was killed by SIGKILL \(out of memory\?"),
-        ("import os, time; os.close(1); time.sleep(99)", "closed its output and runs on"),
-        ("print('hello', flush=True); input()", "expected a line of JSON from it, got b'hello'"),
-        ("print('[1]', flush=True); input()", r"expected a line of JSON from it, got b'\[1\]'"),
+        ("import sys; print('no sensor', file=sys.stderr); sys.exit(3)", "status 3: no sensor"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import os, time; os.close(1); time.sleep(99)", "output"),
+        ("print('hello', flush=True); input()", "JSON .*b'hello'"),
+        ("print('[1]', flush=True); input()", r"JSON .*b'\[1\]'"),
     ],
 )
 def test_a_child_that_does_not_get_ready_is_described(code, reason, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_child_that_never_says_that_it_is_ready_is_described_with_its_last_wor
     with start(code, keep_stderr=True) as child:
         while not child.stderr_lines(1):
             assert child.is_alive
-        with pytest.raises(ChildError, match=r"was not ready within 0\.1 s: still loading"):
+        with pytest.raises(ChildError, match=r"0\.1 s.*still loading"):
             child.ready(0.1)
         assert child.stop(eof_s=0.1) == -signal.SIGTERM
 
@@ -107,7 +107,7 @@ def test_output_larger_than_a_pipe_is_returned_whole_or_in_nobodys_way():
 
 
 def test_a_message_for_a_child_that_is_gone_is_an_error_that_says_how_it_ended():
-    with start("import sys; sys.exit(4)") as child, pytest.raises(ChildError, match="exited with status 4"):
+    with start("import sys; sys.exit(4)") as child, pytest.raises(ChildError, match="status 4"):
         while True:
             child.send(b"x" * 100_000)
 

@@ -64,9 +64,9 @@ def test_a_batch_of_which_nothing_is_left_is_left_out(name, table, make_images, 
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("raises", r"sample 5 \(.*\.jpg\) failed in Trip: ValueError: what a transform may raise"),
-        ("shape", r"sample 5 \(.*\.jpg\) failed in collate: its data have the shape \(3, 64, 63\), those of its batch"),
-        ("collate", r"samples \[.*5.*\] failed in collate: ValueError: no batch of these"),
+        ("raises", r"sample 5 \(.*\.jpg\) .*Trip: ValueError"),
+        ("shape", r"sample 5 \(.*\.jpg\) .*collate: .*\(3, 64, 63\)"),
+        ("collate", r"samples \[.*5.*\] .*collate: ValueError"),
     ],
 )
 def test_a_fault_of_the_pipeline_is_named_with_its_stage(any_python, faulty, collect, fault, message):
@@ -80,7 +80,7 @@ def test_a_sample_that_never_returns_is_named_with_its_stage_and_worker_in_time(
     began = time.monotonic()
     with (
         any_python.make(pipeline=pipeline, sample_timeout_s=0.4) as loader,
-        pytest.raises(SampleTimeoutError, match=r"sample 5 \(.*\) is in Trip for 0\..* s in (worker|thread) \d"),
+        pytest.raises(SampleTimeoutError, match=r"sample 5 \(.*\) .*Trip .*(worker|thread) \d"),
     ):
         collect(loader, 0)
     # The sample itself would take 30 s.
@@ -105,7 +105,7 @@ def test_a_killed_worker_is_named_and_where_there_is_none_nothing_can_be_killed(
         if not workers:
             return
         # torch raises in whatever the main thread is about, so the kill belongs to what may raise.
-        with pytest.raises(WorkerError, match=f"{workers[0].pid}.*killed by signal"):
+        with pytest.raises(WorkerError, match=f"{workers[0].pid}.*signal"):
             os.kill(workers[0].pid, signal.SIGKILL)
             list(epoch)
             time.sleep(5)
@@ -117,8 +117,8 @@ def test_a_killed_worker_is_named_and_where_there_is_none_nothing_can_be_killed(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"on_error": "ignore"}, "on_error='ignore': expected one of raise, skip"),
-        ({"sample_timeout_s": 0}, "sample_timeout_s=0: expected seconds above 0"),
+        ({"on_error": "ignore"}, "on_error='ignore': .*raise, skip"),
+        ({"sample_timeout_s": 0}, "sample_timeout_s=0"),
     ],
 )
 def test_a_policy_that_there_is_none_of_is_refused_by_name(any_python, wrong, message):
@@ -128,9 +128,9 @@ def test_a_policy_that_there_is_none_of_is_refused_by_name(any_python, wrong, me
 
 def test_a_combination_that_cannot_be_had_is_refused_in_one_line(datasets, endpoint, table):
     refused = {
-        ("streaming", "segmentation"): "decode=dali: decodes images with a class, and Segmentation.* takes others",
-        ("streaming", "speech"): "SpeechPipeline takes others; use decode=auto or decode=torch",
-        ("spdl_decode", "segmentation"): "decode=spdl: spdl.io decodes the images of an ImageTransform",
+        ("streaming", "segmentation"): "decode=dali: .*Segmentation",
+        ("streaming", "speech"): "SpeechPipeline .*decode=auto or decode=torch",
+        ("spdl_decode", "segmentation"): "decode=spdl: .*ImageTransform",
     }
     for (loader, kind), message in refused.items():
         served = endpoint(datasets[kind].shards)
@@ -142,6 +142,6 @@ def test_a_combination_that_cannot_be_had_is_refused_in_one_line(datasets, endpo
 
 def test_a_time_limit_that_cannot_be_kept_is_refused_in_one_line(datasets, table):
     image = datasets["image"]
-    for loader, message in {"pytorch_in_process": "needs num_workers", "dali": "cannot be given up"}.items():
+    for loader, message in {"pytorch_in_process": "num_workers", "dali": "sample_timeout_s"}.items():
         with pytest.raises(LoaderConfigError, match=message):
             table[loader].make(image, image.pipeline, sample_timeout_s=1.0)

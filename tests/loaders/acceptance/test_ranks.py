@@ -45,17 +45,17 @@ def test_ranks_of_torchruns_environment_share_every_epoch(any_loader, monkeypatc
         with any_loader.make(remainder="uneven") as loader:
             seen.update(int(sample_id) for batch in loader.epoch(1) for sample_id in batch.ids)
     assert seen == Counter(range(len(any_loader.data.samples)))
-    with pytest.raises(LoaderConfigError, match=r"choose uneven, drop or pad for 3 ranks.*rank=0, world_size=1 gives"):
+    with pytest.raises(LoaderConfigError, match=r"uneven, drop or pad .*3 ranks.*rank=0, world_size=1"):
         any_loader.make()
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"world_size": 2}, "remainder: choose uneven, drop or pad for 2 ranks"),
-        ({"world_size": 2, "rank": 2, "remainder": "pad"}, "rank=2: expected a whole number from 0 to 1"),
+        ({"world_size": 2}, "remainder: .*uneven, drop or pad .*2 ranks"),
+        ({"world_size": 2, "rank": 2, "remainder": "pad"}, "rank=2: .*0 to 1"),
         ({"world_size": 0}, "world_size=0"),
-        ({"world_size": 2, "remainder": "split"}, "remainder='split': expected one of uneven, drop, pad"),
+        ({"world_size": 2, "remainder": "split"}, "remainder='split': .*uneven, drop, pad"),
     ],
 )
 def test_ranks_that_cannot_be_are_refused_by_name(any_loader, wrong, message):

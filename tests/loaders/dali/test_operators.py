@@ -57,20 +57,20 @@ def test_sounds_that_may_be_left_out_run_with_python_operators(sounds):
     content = samples.path(3).read_bytes()
     samples.path(3).write_bytes(content[: len(content) // 2])
     with DaliLoader(samples=samples, transform=SpeechPipeline(), batch_size=2, seed=0, on_error="skip") as loader:
-        assert "Python operators, for on_error=skip: a pipeline in which DALI decodes ends" in loader.notes[0]
+        assert "Python operators, for on_error=skip" in loader.notes[0]
         assert sorted(int(k) for batch in loader.epoch(0) for k in batch.ids) == [0, 1, 2, 4]
 
 
 def test_a_pipeline_of_ones_own_runs_with_python_operators(image_tree):
     with DaliLoader(samples=image_tree(2), transform=TimedPipeline(0.001), batch_size=2, seed=0) as loader:
-        assert "there is no graph of DALI's operators for a TimedPipeline" in loader.notes[0]
+        assert "TimedPipeline" in loader.notes[0]
         assert sum(len(batch) for batch in loader.epoch(0)) == 2
 
 
 def test_what_runs_where_is_said(volumes, sounds):
     segmentation = SegmentationPipeline(RandomCrop(16))
     with DaliLoader(samples=volumes(2), transform=segmentation, batch_size=2, seed=0) as loader:
-        assert "Python operators run reading and decoding (DALI has none for NIfTI" in loader.notes[0]
+        assert "Python operators run reading and decoding" in loader.notes[0]
         list(loader.epoch(0))
         assert loader.stats().details["random_crop_count"] == 2
     with DaliLoader(samples=sounds([4000]), transform=SpeechPipeline(), batch_size=2, seed=0) as loader:
@@ -85,7 +85,7 @@ def test_a_read_that_hangs_before_dali_has_the_sample_is_named_in_time(sounds):
     began = time.monotonic()
     with DaliLoader(samples=samples, transform=SpeechPipeline(), batch_size=2, seed=0, sample_timeout_s=0.3) as loader:
         assert loader.notes[0].startswith("DALI's operators run decoding")
-        with pytest.raises(SampleTimeoutError, match=r"sample 3 \(.*3.flac\) is in read for 0\..* s in thread \d"):
+        with pytest.raises(SampleTimeoutError, match=r"sample 3 \(.*3.flac\) .*read .*thread \d"):
             list(loader.epoch(0))
     assert time.monotonic() - began < 10
     # Whoever opens the other end lets the reading thread go.

@@ -230,7 +230,7 @@ def test_timeout_is_of_a_batch():
             time.sleep(30)
 
     loader = SampleAwareDataLoader(Hanging(), num_workers=2, timeout=0.3)
-    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.3 seconds"):
+    with pytest.raises(RuntimeError, match=r"0\.3 seconds"):
         next(iter(loader))
 
 
@@ -332,7 +332,7 @@ def test_a_killed_worker_is_named():
     batches = iter(SampleAwareDataLoader(Pids(), num_workers=2))
     pid = int(next(batches))
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match=rf"pid {pid}\) was killed by signal 9"):
+    with pytest.raises(WorkerError, match=rf"pid {pid}\) .*signal 9"):
         list(batches)
 
 

@@ -48,7 +48,7 @@ def test_workers_start_by_every_method(image_tree, method):
 
 
 def test_a_start_method_that_there_is_none_of_is_refused(image_tree):
-    with pytest.raises(LoaderConfigError, match="start_method='thread': expected one of"):
+    with pytest.raises(LoaderConfigError, match="start_method='thread'"):
         loader_of(image_tree(2), ImageTransform(size=16), start_method="thread")
 
 
@@ -77,7 +77,7 @@ def test_a_worker_killed_while_it_holds_a_slow_sample_is_named_with_it(make_samp
         pid = int(line.split()[3])
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=rf"pid {pid}\) was killed by signal 9 while it was at sample 3 .*Heavy"):
+        with pytest.raises(WorkerError, match=rf"pid {pid}\) .*signal 9 .*sample 3 .*Heavy"):
             list(epoch)
         assert time.monotonic() - began < 5
     assert not psutil.pid_exists(pid)
@@ -115,7 +115,7 @@ def test_an_exception_in_a_transform_has_the_workers_traceback_in_its_notes(make
     breaks.name = "Breaks"
     with (
         loader_of(make_samples(5), timed((breaks,))) as loader,
-        pytest.raises(SampleError, match=r"sample 2 \(.*\) failed in Breaks: ValueError: no good") as caught,
+        pytest.raises(SampleError, match=r"sample 2 \(.*\) .*Breaks: ValueError") as caught,
     ):
         list(loader.epoch(0))
     assert any("in breaks" in note and "raise ValueError" in note for note in caught.value.__notes__)

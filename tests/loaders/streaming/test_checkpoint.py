@@ -130,7 +130,7 @@ def test_every_rank_resumes_its_own(daemon, remainder: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"seed": 6}, "seed was 5 when the checkpoint was made and is 6 now"),
+        ({"seed": 6}, "seed was 5 .*6"),
         ({"slice_records": 4}, "slice_records was 8"),
         ({"shuffle_window": 16}, "shuffle_window was 0"),
         ({"limit": 30}, "limit was None"),
@@ -149,7 +149,7 @@ def test_other_data_is_named(daemon, start_daemon: Callable[..., Any], samples: 
         next(loader.epoch(0))
         state = loader.state_dict()
     other = start_daemon(convert(samples, tmp_path / "other", key="other", seed=9))
-    with _loader(other.endpoint) as loader, pytest.raises(LoaderConfigError, match="of other data"):
+    with _loader(other.endpoint) as loader, pytest.raises(LoaderConfigError, match="fingerprint"):
         loader.load_state_dict(state)
 
 
@@ -159,7 +159,7 @@ def test_other_data_is_named(daemon, start_daemon: Callable[..., Any], samples: 
         ({"version": 9}, "version 9"),
         ({"delivered": b"junk"}, "damaged"),
         ({"records": 600}, "damaged"),
-        ({"epoch": None}, "not one of a streaming loader"),
+        ({"epoch": None}, "checkpoint"),
     ],
 )
 def test_a_damaged_state_is_refused(daemon, changed: dict[str, object], said: str) -> None:
@@ -302,11 +302,11 @@ def test_one_state_of_several_ranks_says_what_to_do(daemon) -> None:
             next(loader.epoch(0))
             states.append(loader.state_dict())
     with _loader(daemon.endpoint, rank=1, world_size=3, remainder="drop") as loader:
-        with pytest.raises(LoaderConfigError, match=r"rank 0 of 2 .* this is rank 1 of 3 .* list of the states of all"):
+        with pytest.raises(LoaderConfigError, match=r"rank 0 of 2 .* rank 1 of 3"):
             loader.load_state_dict(states[0])
-        with pytest.raises(LoaderConfigError, match=r"of the ranks \[0\]: expected one of each of 2 ranks"):
+        with pytest.raises(LoaderConfigError, match=r"\[0\].* 2 ranks"):
             loader.load_state_dict(states[:1])
-        with pytest.raises(LoaderConfigError, match="several runs or epochs"):
+        with pytest.raises(LoaderConfigError, match="world_size"):
             loader.load_state_dict([states[0], states[1] | {"epoch": 1}])
         with pytest.raises(LoaderConfigError, match="seed was 9"):
             loader.load_state_dict([states[0], states[1] | {"settings": states[1]["settings"] | {"seed": 9}}])

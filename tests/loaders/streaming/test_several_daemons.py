@@ -150,7 +150,7 @@ def test_a_daemon_that_stays_away_is_named_while_the_other_goes_on(
         assert fetch.take() is not None
         gone.kill()
         began = time.monotonic()
-        with pytest.raises(StreamError, match=rf"{gone.endpoint}: no answer within 1.5 s"):
+        with pytest.raises(StreamError, match=gone.endpoint):
             while fetch.take() is not None:
                 time.sleep(0.1)  # a training step
         assert time.monotonic() - began < 8
@@ -227,7 +227,7 @@ def test_halves_with_replicas_need_one_of_each(
         assert sorted(i for batch in loader.epoch(0) for i in batch.ids.tolist()) == list(range(len(samples)))
     with pytest.raises(StreamError, match=r"none of the replicas answers: .*no answer within 0.5 s"):
         _raw([[down, _closed_port()], even.endpoint], timeout_s=0.5)
-    with pytest.raises(StreamError, match=rf"{down}: no answer .* list the two together, endpoints=\[\[A, B\]\]"):
+    with pytest.raises(StreamError, match=rf"{down}: .*endpoints=\[\[A, B\]\]"):
         _raw([down, even.endpoint], timeout_s=0.5)
     with pytest.raises(StreamError, match="are listed as replicas and serve different data"):
         _raw([[even.endpoint, odd.endpoint]])

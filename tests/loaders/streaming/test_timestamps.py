@@ -68,7 +68,7 @@ def test_threads_lose_none_and_tear_none(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LoaderConfigError, match=r"events cannot be written to .*/gone/events: No such file"):
+    with pytest.raises(LoaderConfigError, match=r"/gone/events"):
         TimestampLogger(tmp_path / "gone" / "events")
 
 
