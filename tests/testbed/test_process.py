@@ -1,8 +1,5 @@
 """The processes of a run die with their parent and are found by the run's id."""
 
-import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,8 +12,6 @@ from harness.system.process import RUN_VARIABLE, kill_all, processes_of_run
 from harness.testbed.base import Node
 
 pytestmark = pytest.mark.process
-
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
 
 
 @pytest.fixture
@@ -70,24 +65,6 @@ def test_process_leads_a_group_of_its_own_and_carries_the_run(node):
 def test_process_finds_the_packages_of_its_parent_from_any_directory(node, tmp_path):
     process = node.start([sys.executable, "-c", "import harness.testbed"], cwd=tmp_path)
     assert process.process.wait(20) == 0
-
-
-def test_process_dies_with_a_killed_parent(node):
-    script = (
-        "from harness.testbed.base import Node; import time\n"
-        f"print(Node('compute', {node.run_id!r}).start(['sleep', '97']).pid, flush=True); time.sleep(99)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    child = int(parent.stdout.readline())
-    os.kill(parent.pid, signal.SIGKILL)
-    parent.communicate()
-    assert _eventually(lambda: _is_gone(child))
-
-
-def test_a_child_that_ignores_the_signal_to_end_is_killed(node):
-    child = node.start([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE)
-    child.read_line(10)
-    assert child.stop(term_s=0.2) == -signal.SIGKILL
 
 
 def test_kill_all_finds_a_grandchild_that_left_its_session_and_parent(node):

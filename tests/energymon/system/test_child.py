@@ -15,12 +15,6 @@ pytestmark = pytest.mark.process
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(99)"
 ECHO = "import sys; print('{}', flush=True)\nfor line in sys.stdin: print(line.upper(), end='', flush=True)"
-PARENT = """
-import sys, time
-from energymon.system.child import Child
-print(Child([sys.executable, "-c", sys.argv[1]], killed_with_parent=sys.argv[2] == "1").pid, flush=True)
-time.sleep(99)
-"""
 
 
 def start(code, **options):
@@ -110,16 +104,6 @@ def test_a_message_for_a_child_that_is_gone_is_an_error_that_says_how_it_ended()
     with start("import sys; sys.exit(4)") as child, pytest.raises(ChildError, match="status 4"):
         while True:
             child.send(b"x" * 100_000)
-
-
-@pytest.mark.parametrize("killed_with_parent", [False, True])
-def test_a_child_ends_with_a_parent_that_is_killed(killed_with_parent):
-    code = "import time; time.sleep(97)" if killed_with_parent else "input()"
-    argv = [sys.executable, "-c", PARENT, code, str(int(killed_with_parent))]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE) as parent:
-        pid = int(parent.stdout.readline())
-        parent.kill()
-    assert gone(pid)
 
 
 def test_stderr_is_appended_to_a_file_and_only_the_childs_own_lines_are_its_words(tmp_path):

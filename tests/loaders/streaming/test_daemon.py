@@ -89,25 +89,6 @@ def test_a_signal_ends_it_with_status_0_and_a_log_of_what_it_did(
     assert events[3]["bytes"] == daemon.ready["bytes"] and events[3]["malformed"] == 0
 
 
-def test_it_dies_with_a_parent_that_is_killed(shards: Path) -> None:
-    parent = subprocess.Popen(
-        [
-            *(sys.executable, "-c"),
-            "import subprocess, sys, time; d = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE,"
-            " stdout=subprocess.PIPE); d.stdout.readline(); print(d.pid, flush=True); time.sleep(60)",
-            *SERVE,
-            *("--root", str(shards), "--listen", "127.0.0.1:0", "--until-eof"),
-        ],
-        stdout=subprocess.PIPE,
-    )
-    assert parent.stdout is not None
-    with parent:
-        daemon = psutil.Process(int(parent.stdout.readline()))
-        parent.kill()
-        gone, alive = psutil.wait_procs([daemon], timeout=10)
-        assert gone and not alive
-
-
 def _raw(endpoint: str, *frames: bytes) -> bytes | None:
     """Send one message and return the header of its answer, None when there is none within half a second."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:

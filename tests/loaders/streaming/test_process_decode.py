@@ -109,7 +109,7 @@ time.sleep(100)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_the_one_that_started_them(daemon, number: signal.Signals) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, daemon.endpoint],
