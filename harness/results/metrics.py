@@ -60,7 +60,7 @@ class EpochMetrics:
     rx_bytes: int | None
     """On the data interface; None for local data."""
     tx_bytes: int | None
-    compute_gpu_util: float | None
+    gpu_util: float | None
     """Mean over the epoch, 0 to 1."""
     gpu_mem_peak_bytes: int | None
     others_cpu_s: float | None

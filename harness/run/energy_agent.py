@@ -23,7 +23,7 @@ class EnergyAgent(Agent):
     def __init__(
         self, store: Path, spec: EnergySpec, send: StoreSpec, node: str, run_id: str, on_restart: Callable[[str], None]
     ) -> None:
-        """Take the store in the run's folder, and what to sample; `on_restart` gets a line after a death of the agent."""
+        """Take the store in the run's folder, and what to sample; `on_restart` gets a line when the agent has died."""
         self._run, self._note, self._sends = store.parent.name, on_restart, send.kind == "influxdb"
         flags: dict[str, object] = {"cpu-idle-fraction": spec.cpu_idle_fraction, "cpu-tdp-w": spec.cpu_tdp_w}
         flags |= {"run": self._run}
