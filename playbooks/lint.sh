@@ -4,4 +4,4 @@ set -eu
 cd "$(dirname "$0")"
 PATH=$PWD/../.venv-ansible/bin:$PATH
 export PATH ANSIBLE_CONFIG="$PWD/ansible.cfg" LC_ALL=C.UTF-8
-exec ansible-lint --config-file .ansible-lint --offline --quiet ./*.yml roles
+exec ansible-lint --config-file .ansible-lint --offline ./*.yml roles
