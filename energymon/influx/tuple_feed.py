@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from energymon.analysis.attribution import channels_of
+from energymon.analysis.restarts import bridged
 from energymon.analysis.tuples import tuples
 from energymon.clock.monotonic import NS, tick_at
 from energymon.influx.lineprotocol import run_of, tuple_line
@@ -20,7 +22,8 @@ __all__ = ["TupleFeed", "Tuples"]
 _TICKS_AT_ONCE: Final = 2_000
 """Some 350 kB of lines."""
 _PATIENCE_NS: Final = 30 * NS
-"""A series without a reading for so long is not waited for: the ticks until it is back have no value of its domain."""
+"""A series without a reading for so long is not waited for: the ticks until it is back have no value of its domain. An
+agent that starts later than this after another one begins a sum of its own."""
 
 # The sessions whose readings are sent, and the ticks that their commits touched.
 _TOUCHED: Final = """SELECT s.name, s.node, min(t.first_tick_ns), max(t.last_tick_ns), sent.last
@@ -28,8 +31,8 @@ _TOUCHED: Final = """SELECT s.name, s.node, min(t.first_tick_ns), max(t.last_tic
           UNION ALL SELECT session_id, first_tick_ns, last_tick_ns FROM acknowledged) t
     JOIN sessions s ON s.id = t.session_id LEFT JOIN sent ON sent.kind = 'tuples ' || s.node || ' ' || s.name
     GROUP BY s.id ORDER BY s.id"""
-_LATEST: Final = """SELECT max(tick_ns) FROM readings
-    WHERE tick_ns > ? AND tick_ns <= ? AND series_id IN (SELECT id FROM series WHERE node = ?) GROUP BY series_id"""
+_LATEST: Final = """SELECT (SELECT tick_ns FROM readings WHERE series_id = s.id AND tick_ns BETWEEN ? AND ?
+    ORDER BY tick_ns DESC LIMIT 1) FROM series s WHERE s.node = ?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +63,24 @@ class TupleFeed:
             return None
         sessions = {(s.node, s.name): s for s in self._store.sessions()}
         newest = {session.node: session for session in sessions.values()}
+        ends: dict[str, int] = {}
         for name, node, first_ns, last_ns, sent_ns in touched:
             session = sessions[node, name]
             over = last or session.end_ns is not None or newest[node] is not session
-            start_ns = tick_at(first_ns, session.interval_ns) if sent_ns is None else sent_ns
+            before_ns, ends[node] = ends.get(node, 0), last_ns
+            # The counters have the joules between two agents.
+            since_ns = before_ns if first_ns - before_ns <= _PATIENCE_NS else first_ns
+            start_ns = tick_at(since_ns, session.interval_ns) if sent_ns is None else sent_ns
             settle_ns = _settle_ns(session)
             if over:
                 until_ns = tick_at(last_ns, session.interval_ns)
             else:
-                latest = database.execute(_LATEST, (last_ns - _PATIENCE_NS, last_ns, node)).fetchall()
-                until_ns = tick_at(min((t_ns for (t_ns,) in latest), default=0) - settle_ns, session.interval_ns)
+                found = database.execute(_LATEST, (last_ns - _PATIENCE_NS, last_ns, node)).fetchall()
+                latest_ns = min((t_ns for (t_ns,) in found if t_ns is not None), default=0)
+                until_ns = tick_at(latest_ns - settle_ns, session.interval_ns)
             until_ns = min(until_ns, start_ns + _TICKS_AT_ONCE * session.interval_ns)
             if until_ns > start_ns:
-                lines = self._lines(session, start_ns, until_ns, settle_ns)
+                lines = self._lines(session, start_ns, until_ns, settle_ns, list(sessions.values()))
                 return Tuples(lines, f"tuples {node} {name}", until_ns)
         return None
 
@@ -80,8 +88,11 @@ class TupleFeed:
         """Close the store; may be called twice."""
         self._store.close()
 
-    def _lines(self, session: Session, start_ns: int, until_ns: int, settle_ns: int) -> list[str]:
-        readings = self._store.readings(start_ns - settle_ns, until_ns + settle_ns, session.node)
+    def _lines(
+        self, session: Session, start_ns: int, until_ns: int, settle_ns: int, sessions: Sequence[Session]
+    ) -> list[str]:
+        stored = self._store.readings(start_ns - settle_ns, until_ns + settle_ns, session.node)
+        readings = bridged(stored, self._store.counters(session.node), sessions)
         devices = channels_of(session.description, session.node).devices
         expected = {session.node: devices} if devices else None
         found = tuples(readings, start_ns, until_ns, session.interval_ns, expected)

@@ -121,7 +121,12 @@ class _Session:
         """Return the host's answer; raises ChildError where none comes in time."""
         assert self._child is not None
         self._child.send(json.dumps(request).encode() + b"\n")
-        return self._child.ready(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        # A login shell may greet first.
+        while (line := self._child.read_line(max(0.0, deadline - time.monotonic()))) is not None:
+            if line.startswith(b"{"):
+                return dict(json.loads(line))
+        raise ChildError(f"gave no answer within {timeout_s:g} s")
 
     def words(self) -> str:
         """Return the last line of what ssh or Python wrote on stderr."""
@@ -209,6 +214,7 @@ def _unreachable(host: Host, words: str) -> Finding:
         "ansible_ssh_private_key_file",
         "not resolve": "correct ansible_host",
         "python3": "apt-get install python3 there",
+        "SyntaxError": "install Python 3.9 or later there",
     }
     default = f"check that the host runs and its SSH server listens there: ssh {where}"
     remedy = next((remedy for telling, remedy in remedies.items() if telling in words), default)

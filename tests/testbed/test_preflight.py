@@ -11,7 +11,7 @@ import time
 import pytest
 
 from harness.testbed.inventory import Host, Inventory
-from harness.testbed.preflight import examine_hosts, show, ssh_command
+from harness.testbed.preflight import _clock, examine_hosts, show, ssh_command
 from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
 
 OBSTACLES = obstacles()
@@ -227,6 +227,33 @@ def test_ssh_asks_nothing_and_believes_no_new_host():
     argv = ssh_command(host)
     assert {"BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no"} <= set(argv)
     assert argv[-2:] == ["--", "10.0.0.1"]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(2.0, "fail"), (-2.0, "fail"), (0.1, "warn"), (0.0, "ok")])
+def test_a_clock_that_is_off_is_told(seconds, verdict):
+    class Session:
+        """A host whose clock is off: no namespace has a clock of its own."""
+
+        host = Host.model_validate(
+            {"name": "a", "roles": ["compute"], "ansible_connection": "local", "ansible_host": "127.0.0.1"}
+        )
+
+        def ask(self, request, timeout_s):
+            return {"utc_ns": time.time_ns() + round(seconds * 1e9)}
+
+    found = _clock(Session(), {})
+    assert found.verdict == verdict
+    assert f"{1e3 * seconds:.0f}"[:3].removeprefix("-") in found.found
+    assert bool(found.remedy) == (verdict != "ok")
+
+
+def test_a_greeting_of_the_login_shell_is_passed_over(hosts, inventory):
+    hosts.run("compute1", "sh", "-c", "mkdir -p /home/tester; echo 'echo Welcome to compute1' >> /home/tester/.bashrc")
+    try:
+        found = rows(inventory, "compute1")
+    finally:
+        hosts.run("compute1", "sh", "-c", "sed -i '/Welcome/d' /home/tester/.bashrc")
+    assert found["compute1", "reachable"].verdict == "ok"
 
 
 def test_the_table_has_remedies_below_their_rows():

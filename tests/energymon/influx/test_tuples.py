@@ -13,7 +13,7 @@ from energymon.analysis.tuples import EnergyTuple
 from energymon.influx.dashboard import apply_dashboard, template
 from energymon.influx.lineprotocol import tuple_line
 from energymon.influx.spool import Spool
-from energymon.reading import INTERPOLATED, START
+from energymon.reading import INTERPOLATED, START, CounterStart
 from energymon.stores.sqlite import add_epochs
 from tests.energymon.influx.server import ORG, REPO, drain
 from tests.energymon.influx.stores import SERIES, STEP, T0, append
@@ -296,3 +296,36 @@ def test_a_token_that_may_not_make_a_dashboard_is_told_so(server, bucket):
     assert "the dashboard cannot be made" in done.stderr
     assert "does not know the token" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_an_agent_that_is_started_again_loses_no_joules(make_store):
+    store = make_store()
+    for k in range(40):
+        if k == 20:
+            store.begin_session("n", T0 + 20 * STEP, STEP, {"host": "n", "run": "second"}, sends=True)
+        if not 17 <= k <= 21:
+            flags = START if k == 22 else ""
+            joules = 3.0 * (k - 22 if k >= 22 else k)
+            reading = Reading(T0 + k * STEP, T0 + k * STEP + 1000, "n", *SERIES[0], joules, flags)
+            store.append([reading], [Tick(T0 + k * STEP, "n", False)], counters=_counters(k, joules))
+    with Spool(store.path) as spool:
+        values = {}
+        while (batch := spool.next_batch(last=True)) is not None:
+            spool.acknowledge(batch)
+            values |= {line.rsplit(" ", 1)[1]: line for line in batch.lines if line.startswith("tuples")}
+    assert [(int(t_ns) - T0) // STEP for t_ns in values] == [*range(2, 40)]
+    joules = [float(line.partition("cpu_energy=")[2].partition(",")[0]) for line in values.values()]
+    assert joules == pytest.approx([3.0] * 38)
+    assert ["run=second" in line for line in values.values()] == [False] * 15 + [True] * 23
+
+
+def _counters(k, joules):
+    """What the hardware's counter showed at the start of both agents."""
+    if k not in (0, 22):
+        return []
+    t_ns = T0 + k * STEP
+    return [
+        CounterStart(
+            "n", *SERIES[0], t_ns, t_ns + 1000, t_ns, "boot", joules, 1000 * 3 * k, 0.001, 2**40, 400.0, "zone"
+        )
+    ]
