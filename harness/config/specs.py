@@ -149,7 +149,13 @@ class TestbedSpec(Section):
 
     __test__ = False
 
-    kind: Literal["auto", "local", "netns"] = "auto"
+    kind: Literal["auto", "local", "netns", "ssh"] = "auto"
+    inventory: str | None = None
+    """Of kind ssh: Ansible's inventory of the hosts, or slurm: for the hosts of this job."""
+    keep: bool = False
+    """Whether the hosts stay set up after the run."""
+    on_lost_host: Literal["stop", "continue"] = "stop"
+    """What follows a cell that failed because a host was lost."""
     link: Literal["auto", "netem", "relay"] = "auto"
     congestion: str = "cubic"
     """TCP's congestion control on both sides of a link, of those that the kernel has."""
@@ -285,6 +291,17 @@ class Experiment(Section):
                 f"testbed.cold=cell: regimes.{far} has a link, and no row is valid whose bytes do not all come over "
                 "it; use cold=epoch, or only local regimes"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_inventory(self) -> Self:
+        if self.testbed.kind == "ssh" and not self.testbed.inventory:
+            raise ValueError(
+                "testbed=ssh: expected testbed.inventory=FILE, an Ansible inventory of the hosts; "
+                "playbooks/inventories has examples"
+            )
+        if self.testbed.inventory and self.testbed.kind != "ssh":
+            raise ValueError(f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh")
         return self
 
     @model_validator(mode="after")

@@ -21,6 +21,8 @@ __all__ = [
     "DatasetRecord",
     "EnergyRecord",
     "FailedCell",
+    "HostClock",
+    "HostRecord",
     "LinkEpoch",
     "LinkRecord",
     "MemoryRecord",
@@ -105,6 +107,41 @@ class EnergyRecord:
     """What the energy agent reported during the cell."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostClock:
+    """The clock of another host, as it was measured once."""
+
+    source: str
+    """chrony, kernel, an exchange over SSH, or one clock."""
+    offset_ms: float
+    """Its UTC minus that of the lead."""
+    error_ms: float
+    """Bound of the offset's error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """Another host of a cell: how its energy was sampled, and its clock before and after the cell."""
+
+    host: str
+    """Its name in the inventory, and `node` of its readings."""
+    roles: Sequence[str]
+    interval_ms: float
+    offset_ns: int
+    """What the clock of its readings shows more than the lead's UTC."""
+    series: Sequence[SensorRecord] = ()
+    unreadable: Sequence[SensorRecord] = ()
+    events: Sequence[Event] = ()
+    clock_before: HostClock
+    clock_after: HostClock
+
+    @property
+    def clock_error_ns(self) -> int:
+        """Bound of the error of `offset_ns`: of both measurements, and of what the clock moved between them."""
+        moved_ms = abs(self.clock_after.offset_ms - self.clock_before.offset_ms) / 2
+        return round(1e6 * (max(self.clock_before.error_ms, self.clock_after.error_ms) + moved_ms))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRecord:
     """cell.json of a finished cell."""
@@ -141,6 +178,8 @@ class CellRecord:
     """"one clock" where both nodes are one machine."""
     clock_offset_ms: float | None = None
     """Offset between the clocks of the nodes. 0.0 in cells of older runs, which had one clock."""
+    hosts: Sequence[HostRecord] = ()
+    """The other hosts of the cell; empty on one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

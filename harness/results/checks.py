@@ -17,6 +17,7 @@ from energymon import Event, missed_ticks
 from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.config.regime import Regime
 from harness.config.specs import Tolerances
+from harness.results.cells import HostRecord
 from harness.results.disturbance import LinkPings, measure_others, summarize_pings
 from harness.results.epoch_row import EpochRow, compute_spread
 from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
@@ -146,6 +147,9 @@ def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterabl
     yield _check_loader_bytes(data, row)
     yield _check_shuffled(data, row)
     yield _check_missed_ticks(data, row, tolerances)
+    for host in data.cell.hosts:
+        yield _check_host_ticks(data, row, tolerances, host)
+        yield _check_host_clock(row, tolerances, host)
     yield _check_sensors(data, row)
     yield _check_agent(data, row)
     yield _check_clock(data, row, tolerances)
@@ -251,16 +255,41 @@ def _check_missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -
     expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks"
     energy = data.cell.energy
     start_ns, end_ns = (to_readings_ns(event, energy) for event in find_epoch_edges(data.events)[row.epoch])
-    series = list_channels(data.readings, energy).series
-    missed, due = missed_ticks(data.readings, series, start_ns, end_ns, round(energy.interval_ms * 1e6))
-    if not series:
-        return _make_check(row, "missed_ticks", expected, "no sensor, so no energy to judge", PASS)
+    readings = data.readings_of(None)
+    series = list_channels(readings, energy).series
+    found = missed_ticks(readings, series, start_ns, end_ns, round(energy.interval_ms * 1e6))
+    return _make_check(row, "missed_ticks", expected, *_judge_ticks(bool(series), *found, tolerances))
+
+
+def _judge_ticks(has_series: bool, missed: int, due: int, tolerances: Tolerances) -> tuple[str, str | bool]:
+    if not has_series:
+        return "no sensor, so no energy to judge", PASS
     if not due:
-        return _make_check(row, "missed_ticks", expected, "the epoch is shorter than a tick", PASS)
+        return "the epoch is shorter than a tick", PASS
     share = 100 * missed / due
     # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
-    fine = share < tolerances.missed_ticks_pct or missed <= 1
-    return _make_check(row, "missed_ticks", expected, f"{missed} of {due} ticks ({share:.1f} %)", fine)
+    return f"{missed} of {due} ticks ({share:.1f} %)", share < tolerances.missed_ticks_pct or missed <= 1
+
+
+def _check_host_ticks(data: CellData, row: EpochRow, tolerances: Tolerances, host: HostRecord) -> Check:
+    start, end = find_epoch_edges(data.events)[row.epoch]
+    series = {(one.device, one.domain, one.source) for one in host.series}
+    span_ns = start["utc_ns"] + host.offset_ns, end["utc_ns"] + host.offset_ns
+    found = missed_ticks(data.readings_of(host), series, *span_ns, round(host.interval_ms * 1e6))
+    expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks of host {host.host}"
+    return _make_check(row, f"missed_ticks_{host.host}", expected, *_judge_ticks(bool(series), *found, tolerances))
+
+
+def _check_host_clock(row: EpochRow, tolerances: Tolerances, host: HostRecord) -> Check:
+    """Judge a host's clock against the lead's; the offset itself is accounted for, its error is in the row's."""
+    expected = f"< {tolerances.clock_offset_ms:g} ms between the clocks of host {host.host} and the lead"
+    measured = (("before", host.clock_before), ("after", host.clock_after))
+    actual = ", ".join(
+        f"{when} {clock.offset_ms:+.3f} ± {clock.error_ms:.3f} ms ({clock.source})" for when, clock in measured
+    )
+    set_since = [event.message for event in host.events if event.kind == "clock-step"]
+    fine = not set_since and all(abs(clock.offset_ms) < tolerances.clock_offset_ms for _, clock in measured)
+    return _make_check(row, f"clock_offset_{host.host}", expected, "; ".join([*set_since, actual]), fine)
 
 
 def _check_sensors(data: CellData, row: EpochRow) -> Check:

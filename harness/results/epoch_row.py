@@ -61,6 +61,10 @@ class EpochRow:
     dram_j: float | None
     gpu_j: float | None
     total_j: float | None
+    compute_j: float | None = None
+    """The part of `total_j` of hosts that train. None on one machine, where a host has both roles."""
+    storage_j: float | None = None
+    """The part of `total_j` of hosts that store and do not train. None on one machine."""
     energy_error_j: float | None
     """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
     energy_source: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final
@@ -11,12 +11,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from energymon import Channels, Domain, Energy, NodeEnergy, Reading, channels_of, energy_of
+from energymon import Channels, Component, Domain, Energy, NodeEnergy, Reading, channels_of, energy_of
+from energymon.analysis.attribution import add_up
 from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
-from harness.results.cells import CellRecord, EnergyRecord, LinkRecord
-from harness.results.epoch_row import EpochRow
+from harness.results.cells import CellRecord, EnergyRecord, HostRecord, LinkRecord, SensorRecord
+from harness.results.epoch_row import DOMAINS, EpochRow
 from harness.testbed.link.watch import Ping
 
 __all__ = [
@@ -24,7 +25,7 @@ __all__ = [
     "EpochBatches",
     "attribute_link_joules",
     "compute_epoch_energy",
-    "compute_gpu_util",
+    "compute_host_energy",
     "compute_utilisation",
     "find_epoch_edges",
     "list_channels",
@@ -68,6 +69,11 @@ class CellData:
     """Of the link while the cell used it; None where there is no link, or where an older run did not watch it."""
     sizes: npt.NDArray[np.int64] | None = None
     """Encoded bytes of each of the dataset's samples, by id; None where the run's folder does not have them."""
+
+    def readings_of(self, host: HostRecord | None) -> list[Reading]:
+        """Return the readings of another host, or those of the host that trains and drives the run."""
+        others = {one.host for one in self.cell.hosts}
+        return [r for r in self.readings if (r.node not in others if host is None else r.node == host.host)]
 
     def count_bytes(self, epoch: int) -> int:
         """Return the encoded bytes of the samples that came in an epoch, by the dataset's own sizes where known."""
@@ -142,8 +148,14 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
     given: dict[Domain, Sequence[Energy]] = {}
     if cell.accelerator.emulated:
         given["gpu"] = _estimate_published_energy(cell.accelerator, batches, duration_s)
-    energy = compute_epoch_energy(data.readings, start, end, cell.energy, given)
-    known = [c for c in energy.components if c.name != "total" and c.joules is not None]
+    lead = compute_epoch_energy(data.readings_of(None), start, end, cell.energy, given)
+    others = {host.host: compute_host_energy(data.readings_of(host), start, end, host, cell) for host in cell.hosts}
+    energy = _all_hosts(lead, list(others.values()))
+    training = [lead, *(others[host.host] for host in cell.hosts if "compute" in host.roles)]
+    storing = [others[host.host] for host in cell.hosts if "compute" not in host.roles]
+    known = [c for c in energy if c.name != "total" and c.joules is not None]
+    joules = {c.name: c.joules for c in energy}
+    total = next((c for c in energy if c.name == "total"), None)
     return EpochRow(
         cell_id=cell.cell_id,
         workload=cell.workload,
@@ -166,11 +178,13 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         au=compute_utilisation(batches.wait_s, batches.step_s),
         cpu_util=_compute_cpu_util(start, end),
         gpu_util=compute_gpu_util(data, start, end),
-        cpu_j=energy.joules("cpu"),
-        dram_j=energy.joules("dram"),
-        gpu_j=energy.joules("gpu"),
-        total_j=energy.total.joules if energy.total else None,
-        energy_error_j=energy.total.error_j if energy.total else None,
+        cpu_j=joules.get("cpu"),
+        dram_j=joules.get("dram"),
+        gpu_j=joules.get("gpu"),
+        total_j=total.joules if total else None,
+        compute_j=_sum_j(training) if cell.hosts else None,
+        storage_j=_sum_j(storing) if cell.hosts else None,
+        energy_error_j=total.error_j if total else None,
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
     )
 
@@ -190,11 +204,50 @@ def compute_epoch_energy(
     return energy_of(readings, list_channels(readings, energy), *span_ns, round(energy.interval_ms * 1e6), given=given)
 
 
+def compute_host_energy(
+    readings: Sequence[Reading], start: CellEvent, end: CellEvent, host: HostRecord, cell: CellRecord
+) -> NodeEnergy:
+    """Return what another host used between two events of the lead; the error bound has that of its clock's offset.
+
+    Raises WindowError when the end is before the start.
+    """
+    given: dict[Domain, Sequence[Energy]] = {"gpu": []} if cell.accelerator.emulated else {}
+    return energy_of(
+        readings,
+        _channels(host.host, host.series, host.unreadable),
+        start["utc_ns"] + host.offset_ns,
+        end["utc_ns"] + host.offset_ns,
+        round(host.interval_ms * 1e6),
+        clock_error_ns=host.clock_error_ns,
+        given=given,
+    )
+
+
+def _all_hosts(lead: NodeEnergy, others: Sequence[NodeEnergy]) -> list[Component]:
+    """Return the joules of all hosts by domain, and in total; unknown where those of a host are."""
+    if not others:
+        return list(lead.components)
+    nodes = [lead, *others]
+    parts = {name: [c for node in nodes for c in node.components if c.name == name] for name in (*DOMAINS, "total")}
+    # A host without any sensor leaves the total unknown.
+    known = all(node.total is not None for node in nodes)
+    summed = [replace(add_up(of), name=name) for name, of in parts.items() if of]  # type: ignore[arg-type]
+    return [one for one in summed if known or one.name != "total"]
+
+
+def _sum_j(nodes: Sequence[NodeEnergy]) -> float | None:
+    known = [node.total.joules for node in nodes if node.total is not None and node.total.joules is not None]
+    return sum(known) if known and len(known) == len(nodes) else None
+
+
 def list_channels(readings: Sequence[Reading], energy: EnergyRecord) -> Channels:
     """Return the series that the host's agent sampled."""
-    node = readings[0].node if readings else ""
-    series, unreadable = ([asdict(one) for one in part] for part in (energy.series, energy.unreadable))
-    return channels_of({"sensors": [{"channels": series}], "unreadable": unreadable}, node)
+    return _channels(readings[0].node if readings else "", energy.series, energy.unreadable)
+
+
+def _channels(node: str, series: Sequence[SensorRecord], unreadable: Sequence[SensorRecord]) -> Channels:
+    listed, gaps = ([asdict(one) for one in part] for part in (series, unreadable))
+    return channels_of({"sensors": [{"channels": listed}], "unreadable": gaps}, node)
 
 
 def _estimate_published_energy(

@@ -6,6 +6,7 @@ What cannot be found is absent.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import subprocess
@@ -237,3 +238,7 @@ def _run_command(argv: list[str]) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe_machine(())))

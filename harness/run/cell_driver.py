@@ -27,6 +27,7 @@ from harness.results.cells import (
     CellRecord,
     DatasetRecord,
     EnergyRecord,
+    HostClock,
     LinkEpoch,
     LinkRecord,
     MemoryRecord,
@@ -41,6 +42,7 @@ from harness.results.folder import RunFolder
 from harness.run.cell_process import CellProcess
 from harness.run.data_access import DataAccess, DataOnNodes, open_access
 from harness.run.energy_agent import EnergyAgent
+from harness.run.host_agent import HostAgents
 from harness.testbed import Testbed
 from harness.testbed.link import LinkCounters
 from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
@@ -72,6 +74,8 @@ class CellContext:
     run: RunFolder
     testbed: Testbed
     agent: EnergyAgent
+    hosts: HostAgents
+    """The energy agents of the other hosts; none on one machine."""
     data: Mapping[str, DataOnNodes]
     """By workload."""
     datasets: Mapping[str, DatasetRecord]
@@ -113,6 +117,8 @@ class _Outcome:
     """The last message of the cell."""
     sampler: Mapping[str, float] = field(default_factory=dict)
     memory: MemoryRecord | None = None
+    clocks: tuple[Mapping[str, HostClock], Mapping[str, HostClock]] = ({}, {})
+    """Of the other hosts, before and after."""
 
 
 def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
@@ -141,12 +147,13 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
             raise CellError(f"the cell's process sent {state!r}, expected imported")
         watcher.phase("probing the link")
         outcome.before = context.probe(regime)
+        clocks = context.hosts.clocks()
         watcher.phase("warming up")
         spec = _spec(context, cell, access)
         process.send(spec)
         sampler = ResourceSampler(process.pid, spec.interface, partial / "resources.parquet")
-        namespace = None if regime.is_local else testbed.compute.namespace
-        watch = None if namespace is None else LinkWatch(namespace, partial / "link.parquet")
+        has_link = not regime.is_local and testbed.link is not None
+        watch = LinkWatch(compute, testbed.storage.address, partial / "link.parquet") if has_link else None
         try:
             with sampler, watch or nullcontext():
                 _run_epochs(context, process, outcome, watcher, deadline, sampler, watch)
@@ -159,6 +166,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         outcome.memory = None if memory is None else parse_value(MemoryRecord, memory.describe())
         watcher.phase("probing the link")
         outcome.after = context.probe(regime)
+        outcome.clocks = clocks, context.hosts.clocks()
     _save(context, cell, outcome, partial)
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")
@@ -202,8 +210,9 @@ def _run_epochs(
 ) -> None:
     epoch, before, doing = 0, None, "making its loader and warming up"
     while True:
-        state = process.receive(deadline, doing)
+        state = process.receive(deadline, doing, context.hosts.require)
         context.agent.require()
+        context.hosts.require()
         outcome.other_runs |= living_runs() - {context.testbed.run_id}
         match state.state:
             case "ready":
@@ -257,7 +266,8 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     save_events(every, partial / "events.parquet")
     parts = sorted(partial.glob("batches-*.parquet"))
     pq.write_table(pa.concat_tables([pq.read_table(p) for p in parts]), partial / "batches.parquet")
-    save_readings(readings, partial / "energy.parquet")
+    hosts, more = context.hosts.records(events[0]["utc_ns"], events[-1]["utc_ns"], *outcome.clocks)
+    save_readings([*readings, *more], partial / "energy.parquet")
     link, regime = context.testbed.link, experiment.regimes[cell.regime]
     link_record = LinkRecord(
         kind="none" if regime.is_local or link is None else link.kind,
@@ -285,6 +295,7 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         sampler=outcome.sampler,
         energy=energy,
         clock=ONE_CLOCK,
+        hosts=hosts,
     )
     write_json(partial / "link.json", link_record)
     write_json(partial / "cell.json", record)
@@ -303,7 +314,7 @@ def _link_epoch(
     # The packets that watch the link are not the loader's.
     pings = (0, 0)
     if outcome.pings is not None and context.testbed.link is not None:
-        pings = ping_bytes(outcome.pings, start["utc_ns"], end["utc_ns"], context.testbed.link.kind)
+        pings = ping_bytes(outcome.pings, start["utc_ns"], end["utc_ns"], context.testbed.link.header_bytes)
 
     def growth(counter: str) -> Any:
         return None if end[counter] is None or start[counter] is None else end[counter] - start[counter]

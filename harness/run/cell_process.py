@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,7 @@ __all__ = ["CellProcess"]
 
 _STACK_S = 2.0
 _EXIT_S = 10.0
+_LOOK_S = 1.0
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
 
@@ -51,13 +52,19 @@ class CellProcess:
         except ChildError as error:
             raise self._gone(error) from error
 
-    def receive(self, deadline: float, doing: str) -> CellState:
+    def receive(self, deadline: float, doing: str, check: Callable[[], None] = lambda: None) -> CellState:
         """Return the next state, for which the cell is `doing` something, such as "importing its modules".
+
+        While it waits it calls `check` every second, which raises what makes waiting useless.
 
         Raises CellError when the cell failed, died, is past `deadline` (`time.monotonic()`), or is silent for too long.
         """
+        until, line = min(deadline, time.monotonic() + self._stall_s), None
         try:
-            line = self._child.read_line(min(deadline - time.monotonic(), self._stall_s))
+            while line is None and (left_s := until - time.monotonic()) > 0:
+                line = self._child.read_line(min(left_s, _LOOK_S))
+                if line is None:
+                    check()
         except ChildError as error:
             raise self._gone(error) from error
         if line is None and time.monotonic() >= deadline:

@@ -191,13 +191,15 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
 
     experiment = experiment_from(cfg)
     needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
-    if needs_link and experiment.testbed.kind != "local":
+    if needs_link and experiment.testbed.kind not in ("local", "ssh"):
         _enter_user_namespace(cfg, overrides)
     from harness.report import print_table
-    from harness.run.driver import run
+    from harness.run.controller import run_on_hosts
+    from harness.run.driver import run as run_here
 
     with Progress(console) as progress:
         command = shlex.join(["python", "-m", "harness", *overrides])
+        run = run_on_hosts if experiment.testbed.kind == "ssh" else run_here
         outcome = run(experiment, cfg, progress, command, on_folder)
     print_table(outcome.report, Console())
     console.print(f"\nreport: {outcome.folder / 'report.html'}", highlight=False, markup=False, soft_wrap=True)

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import uuid4
 
 from pydantic import BaseModel, Field
 
@@ -20,12 +21,15 @@ from harness.config.specs import LoaderSpec
 from harness.config.validation import Section, parse, unknown_key
 from harness.errors import CellError, ConfigError, TestbedError
 from harness.testbed.base import Node
+from harness.testbed.connection import RemoteNode
 from loaders.errors import LoaderError
 from loaders.streaming.options import flags
 
 __all__ = ["Daemon", "Keys", "check_daemon", "make_keys", "serving"]
 
 _READY_S = 30.0
+_READY_THERE_S = 180.0
+"""An emulated machine starts Python that slowly."""
 _GIVEN = frozenset({"root", "listen", "until_eof", "keys", "no_auth", "events", "bandwidth_gbit", "rtt_ms"})
 """Options that the harness sets; the config may not."""
 
@@ -125,14 +129,32 @@ def serving(
 
     Raises CellError when the daemon does not start.
     """
-    given = _arguments(host, shards, params, keys=keys, events=events, regime=regime)
-    argv = [sys.executable, "-m", params["module"], *given]
-    with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as child:
-        try:
-            endpoint = str(child.ready(_READY_S)["endpoint"])
-        except ChildError as error:
-            raise CellError(f"the daemon on the {node.role} node did not start: it {error}") from error
-        yield Daemon(endpoint, child)
+    with _files_on(node, keys, events) as (own_keys, own_events):
+        given = _arguments(host, shards, params, keys=own_keys, events=own_events, regime=regime)
+        argv = [sys.executable, "-m", params["module"], *given]
+        with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as child:
+            try:
+                endpoint = str(child.ready(_READY_THERE_S if node.is_remote else _READY_S)["endpoint"])
+            except ChildError as error:
+                where = f"host {node.host}" if node.is_remote else f"the {node.role} node"
+                raise CellError(f"the daemon on {where} did not start: it {error}") from error
+            yield Daemon(endpoint, child)
+
+
+@contextmanager
+def _files_on(node: Node, keys: Keys | None, events: Path | None) -> Iterator[tuple[Keys | None, Path | None]]:
+    """Bring a daemon's keys to another host, and its events back at the end."""
+    if not isinstance(node, RemoteNode):
+        yield keys, events
+        return
+    folder = node.folder / f"daemon-{uuid4().hex[:8]}"
+    node.run(["mkdir", "-m", "700", str(folder), str(folder / "out")])
+    if keys is not None:
+        node.send(keys.daemon, folder / "keys")
+        keys = replace(keys, daemon=folder / "keys")
+    yield keys, None if events is None else folder / "out" / events.name
+    if events is not None:
+        node.fetch(folder / "out", events.parent)
 
 
 def _arguments(

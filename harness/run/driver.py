@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Final, cast
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +20,7 @@ from harness.cell.skipped import id_list, skipped_by_epoch
 from harness.collect import collect, find_invalid_cells, read_cells
 from harness.config.experiment import config_hash, differences
 from harness.config.specs import Experiment
-from harness.errors import ConfigError, DiskError, HarnessError, Interrupted, ResultsError, TestbedError
+from harness.errors import ConfigError, DatasetError, DiskError, HarnessError, Interrupted, ResultsError, TestbedError
 from harness.report import Rendered, Report, read_report, render
 from harness.report.figures import check_figures
 from harness.results.cell_folder import load_cell
@@ -32,17 +35,22 @@ from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
 from harness.run.dry_run import dry_run
 from harness.run.energy_agent import EnergyAgent
+from harness.run.host_agent import HostAgents
+from harness.run.host_data import open_data_on
 from harness.run.plan import plan_cells
 from harness.run.progress import Progress
 from harness.run.run_datasets import RunData, open_data
 from harness.system.signals import signals_held
 from harness.testbed import Testbed, clean, open_testbed
+from harness.testbed.hosts import HostsTestbed
+from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory
 from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
 from loaders.errors import LoaderError
 
-__all__ = ["Outcome", "run"]
+__all__ = ["Cluster", "Outcome", "check", "measure", "report_on", "run"]
 
+_PROVENANCE_S: Final = 300.0
 _SHOWN = 10
 """Broken files of a dataset that are named on the terminal."""
 
@@ -59,10 +67,38 @@ class Outcome:
     rendered: Rendered
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The other hosts of a run that this host leads."""
+
+    inventory: Inventory
+    run_id: str
+    ssh_config: Path = LEAD_SSH_CONFIG
+
+
 def run(
     experiment: Experiment, cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]
 ) -> Outcome:
-    """Run (or resume) an experiment. Nothing stays behind but the results, however it ends.
+    """Run (or resume) an experiment on this machine, and report on it. `measure` has the arguments and the errors."""
+    folder, failed = measure(experiment, cfg, progress, command, on_folder)
+    return report_on(folder, failed)
+
+
+def report_on(folder: Path, failed: int) -> Outcome:
+    """Draw the report of a run in which so many cells have no result. Raises ResultsError when it cannot be read."""
+    report = read_report(folder)
+    return Outcome(folder, failed, report, render(report))
+
+
+def measure(
+    experiment: Experiment,
+    cfg: DictConfig,
+    progress: Progress,
+    command: str,
+    on_folder: Callable[[Path], None],
+    cluster: Cluster | None = None,
+) -> tuple[Path, int]:
+    """Measure what is missing of an experiment. Nothing stays behind but the results, however it ends.
 
     Args:
         experiment: what `experiment_from` made of `cfg`.
@@ -70,18 +106,23 @@ def run(
         progress: shows how far the run is.
         command: what the user typed, for the provenance.
         on_folder: called with the results folder as soon as it exists.
+        cluster: the other hosts; default: the run stays on this machine.
+
+    Returns:
+        The results folder, and how many cells have no result.
 
     Raises:
         HarnessError: the run cannot start or go on. A failed cell does not raise; the others are run.
     """
-    _check(experiment, cfg)
+    check(experiment, cfg)
     with ExitStack() as lock, ExitStack() as stack:
         here = describe_machine(_targets(experiment))
         resumed = None if cfg.resume is None else _find_resumed(cfg, here, lock, progress)
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
-        data = _open_data(experiment, Path(cfg.cache_dir).expanduser(), progress)
-        dry_run(experiment, data, progress.follow)
+        # Other hosts are asked for the data, and are reached first.
+        testbed = None if cluster is None else stack.enter_context(_start_hosts(experiment, cluster, progress))
+        data = _open_data(experiment, cfg, testbed, progress)
         folder = _open_folder(cfg, experiment, data.content_hash, resumed, lock)
         on_folder(folder.folder)
         ledger = Ledger(folder.ledger)
@@ -95,16 +136,18 @@ def run(
         try:
             if todo:
                 progress.doing("starting the testbed and the energy agent")
-                testbed = stack.enter_context(_start_testbed(experiment))
+                testbed = testbed or stack.enter_context(_start_testbed(experiment))
                 agent = stack.enter_context(_start_agent(experiment, folder, testbed, ledger))
+                hosts = stack.enter_context(_start_host_agents(experiment, folder, testbed, progress))
                 record = collect_provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
+                record |= _hosts_provenance(testbed, here, hosts)
                 if resumed is not None:
                     _check_same(cfg, resumed, {key: record[key] for key in ("testbed", "energy")}, progress)
                 session = folder.name_provenance()
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
                 datasets = {key: one.describe() for key, one in data.by_workload.items()}
-                context = CellContext(experiment, folder, testbed, agent, on_nodes, datasets, session.name)
+                context = CellContext(experiment, folder, testbed, agent, hosts, on_nodes, datasets, session.name)
                 _point_latest(folder, progress)
                 failures = _run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
             else:
@@ -121,12 +164,11 @@ def run(
         with signals_held():
             stack.close()
             collected = collect(folder)
-        report = read_report(folder.folder)
-        rendered = render(report)
-    return Outcome(folder.folder, len(failures.keys() | collected.damaged.keys()), report, rendered)
+    return folder.folder, len(failures.keys() | collected.damaged.keys())
 
 
-def _check(experiment: Experiment, cfg: DictConfig) -> None:
+def check(experiment: Experiment, cfg: DictConfig) -> None:
+    """Check the classes, limits and figures of an experiment; raises ConfigError naming the key, or TestbedError."""
     check_components(experiment)
     if experiment.testbed.memory_mb is not None and (obstacles := memory_obstacles()):
         raise TestbedError("; ".join(obstacles))
@@ -136,7 +178,21 @@ def _check(experiment: Experiment, cfg: DictConfig) -> None:
         raise ConfigError(str(error)) from error
 
 
+def _start_hosts(experiment: Experiment, cluster: Cluster, progress: Progress) -> Testbed:
+    progress.doing("reaching the other hosts")
+    return HostsTestbed(
+        cluster.run_id,
+        cluster.inventory,
+        list(experiment.regimes.values()),
+        link_kind=experiment.testbed.link,
+        caches=experiment.testbed.caches,
+        congestion=experiment.testbed.congestion,
+        ssh_config=cluster.ssh_config,
+    )
+
+
 def _start_testbed(experiment: Experiment) -> Testbed:
+    assert experiment.testbed.kind != "ssh", "the controller of several hosts starts the run on the lead"
     return open_testbed(
         experiment.testbed.kind,
         uuid4().hex[:8],
@@ -152,10 +208,33 @@ def _start_agent(experiment: Experiment, folder: RunFolder, testbed: Testbed, le
         folder.energy,
         experiment.energy,
         experiment.store,
-        node=platform.node(),
+        node=testbed.compute.host,
         run_id=testbed.run_id,
         on_restart=lambda message: ledger.append("note", message=message),
     )
+
+
+def _start_host_agents(experiment: Experiment, folder: RunFolder, testbed: Testbed, progress: Progress) -> HostAgents:
+    return HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
+
+
+def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents) -> Provenance:
+    """Return the records of the other hosts of a run; refuses hosts with other code, whose figures would be mixed.
+
+    Raises TestbedError, which names the host.
+    """
+    nodes = {node.host: node for node in (*testbed.computes, *testbed.storages) if node.is_remote}
+    found: Provenance = {}
+    for host, node in nodes.items():
+        record = json.loads(node.run([sys.executable, "-m", "harness.results.provenance"], _PROVENANCE_S))
+        code, own = (of["source"]["code_sha256"]["value"] for of in (record, here))
+        if code != own:
+            raise TestbedError(
+                f"host {host} has other code than this lead ({code}, expected {own}): python -m harness.testbed up "
+                "installs the same on all"
+            )
+        found[host] = {"value": record | {"sensors": agents.sensors.get(host)}, "source": f"host {host}"}
+    return {"hosts": found} if found else {}
 
 
 def _run_cells(
@@ -180,15 +259,28 @@ def _run_cells(
                 _mark_failed(context, cell, ledger, "failed", str(error))
             raise
         except (HarnessError, LoaderError, EnergyError) as error:
-            failures[cell.cell_id] = str(error)
-            _mark_failed(context, cell, ledger, "failed", str(error))
-            progress.cell_failed(cell, str(error))
+            lost = _lost_hosts(context.testbed)
+            reason = f"{lost}: {error}" if lost and lost not in str(error) else str(error)
+            failures[cell.cell_id] = reason
+            _mark_failed(context, cell, ledger, "failed", reason)
+            progress.cell_failed(cell, reason)
+            if lost and context.experiment.testbed.on_lost_host == "stop":
+                raise TestbedError(f"{lost}; testbed.on_lost_host=continue goes on with the other cells") from error
         else:
             summary, left_out = _summarise(context.run.cell_folder(cell.cell_id))
             ledger.append("done", cell.cell_id, left_out)
             progress.cell_done(cell, f"{summary}; {left_out}" if left_out else summary)
     progress.stop()
     return failures
+
+
+def _lost_hosts(testbed: Testbed) -> str:
+    """Return which hosts of a testbed are lost, and why; empty when none is."""
+    try:
+        testbed.require()
+    except TestbedError as error:
+        return str(error)
+    return ""
 
 
 def _point_latest(folder: RunFolder, progress: Progress) -> None:
@@ -219,8 +311,25 @@ def _mark_failed(context: CellContext, cell: Cell, ledger: Ledger, status: str, 
     ledger.append(status, cell.cell_id, reason)
 
 
-def _open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunData:
-    data = open_data(experiment, cache, progress.follow)
+def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None, progress: Progress) -> RunData:
+    """Open the datasets where they are read from, and try each loader there."""
+    cache = Path(cfg.cache_dir).expanduser()
+    far = [] if testbed is None else [node for node in testbed.storages if node.is_remote]
+    is_far = bool(far) and experiment.placement != "local" and any(not r.is_local for r in experiment.regimes.values())
+    is_near = not is_far or experiment.placement != "remote" or any(r.is_local for r in experiment.regimes.values())
+    if is_far:
+        plain = cast(dict[str, object], OmegaConf.to_container(cfg, resolve=True))
+        data = open_data_on(far, plain, cache, progress.follow)
+    if is_near:
+        near = open_data(experiment, cache, progress.follow)
+        if is_far and near.content_hash != data.content_hash:
+            raise DatasetError(
+                f"hosts {far[0].host} and {platform.node()} have different datasets ({data.content_hash} and "
+                f"{near.content_hash}): expected the same files in {cache}, or in dataset.root"
+            )
+        if not is_far:
+            dry_run(experiment, near, progress.follow)
+        data = near
     skipped = [path for one in data.each for path in one.handle.skipped]
     for path in skipped[:_SHOWN]:
         progress.note(f"skipped {path}: broken (dataset.on_error=skip)")

@@ -117,8 +117,7 @@ class Node:
 
     def _environment(self, base: Mapping[str, str] | None) -> dict[str, str]:
         environment = run_environment(self.run_id, base)
-        folder = RunNames(self.run_id, state_root()).folder
-        if folder.is_dir():
+        if (folder := self.folder).is_dir():
             # What processes leave in their temporary folder when they are killed goes with the run's own.
             temporary = folder / "tmp"
             temporary.mkdir(mode=0o700, exist_ok=True)
@@ -131,14 +130,17 @@ class Node:
         Raises:
             TestbedError: it failed or took longer than `timeout_s`; the message holds its standard error.
         """
-        what = f"{shlex.join(argv)} on the {self.role} node"
         with self.start(argv, stdout=subprocess.PIPE, keep_stderr=True) as child:
-            output = child.finish(timeout_s)
-            if output is None:
-                raise TestbedError(f"{what}: no end within {timeout_s:g} s")
-            if status := child.process.returncode:
-                raise TestbedError(f"{what}: {child.stderr_lines(_MAX_ERROR_LINES) or f'exit status {status}'}")
-            return output.decode()
+            return self._finish(child, argv, timeout_s)
+
+    def _finish(self, child: Child, argv: Sequence[str], timeout_s: float) -> str:
+        what = f"{shlex.join(argv)} on {f'host {self.host}' if self.is_remote else f'the {self.role} node'}"
+        output = child.finish(timeout_s)
+        if output is None:
+            raise TestbedError(f"{what}: no end within {timeout_s:g} s")
+        if status := child.process.returncode:
+            raise TestbedError(f"{what}: {child.stderr_lines(_MAX_ERROR_LINES) or f'exit status {status}'}")
+        return output.decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +174,8 @@ class ProbeResult:
 class Testbed(ABC):
     """Two nodes and the link between them; closing removes everything that was made."""
 
-    kind: Literal["local", "netns"]
-    """`local` has no link; `netns` is two network namespaces of this machine."""
+    kind: Literal["local", "netns", "ssh"]
+    """`local` has no link; `netns` is two network namespaces of this machine; `ssh` is several hosts."""
     storage: Node
     """The node that holds the data."""
     compute: Node
@@ -215,6 +217,14 @@ class Testbed(ABC):
         Raises:
             MountError: the mount could not be made.
         """
+
+    def require(self) -> None:
+        """Raise TestbedError, which names them, when hosts of the testbed are lost; one machine cannot be."""
+        return
+
+    def shares_clock(self, host: str) -> bool:
+        """Whether a host's clock is this machine's own; one machine has one clock."""
+        return True
 
     def drop_caches(self, root: Path) -> str:
         """Forget what the kernel caches of the files under `root`; return how: vm.drop_caches or fadvise."""

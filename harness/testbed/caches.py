@@ -1,11 +1,15 @@
-"""Makes the page cache forget a directory tree, so that the next read comes from the disk or the link."""
+"""Makes the page cache forget a directory tree, so that the next read comes from the disk or the link.
+
+`python -m harness.testbed.caches FOLDER all|tree` does so and prints how.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 __all__ = ["DROP_CACHES", "Caches", "drop_caches", "how_dropped"]
 
@@ -70,3 +74,7 @@ def _forget(name: str, directory: int) -> None:
 
 def _raise(error: OSError) -> None:
     raise error
+
+
+if __name__ == "__main__":
+    print(drop_caches(Path(sys.argv[1]), cast(Caches, sys.argv[2])))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.errors import TestbedError
 from harness.system.process import REAPER_VARIABLE, kill_all
+from harness.testbed.link.shaper import RECORD, restore
 from harness.testbed.memory import remove_memory_group
 from harness.testbed.mount_table import detach, mounts_below
 from harness.testbed.nfs import stop_nfs_server
@@ -57,12 +58,18 @@ def tear_down(names: RunNames) -> list[str]:
         removed += [f"process {pid}" for pid in kill_all(names.run_id, names.namespace_paths)]
     except TimeoutError as error:
         problems.append(str(error))
-    group_left = False
+    needs_record = False
     try:
         group = remove_memory_group(names.folder)
         removed += [f"control group {group}"] if group else []
     except TestbedError as error:
-        group_left = True
+        needs_record = True
+        problems.append(str(error))
+    try:
+        shaped = restore(names.folder / RECORD)
+        removed += [f"queueing disciplines of {shaped}"] if shaped else []
+    except TestbedError as error:
+        needs_record = True
         problems.append(str(error))
     for mount in reversed(mounts_below(names.folder)):
         try:
@@ -75,9 +82,9 @@ def tear_down(names: RunNames) -> list[str]:
             problem = stop_nfs_server(path) or _delete_namespace(path)
             removed += [] if problem else [f"namespace {path.name}"]
             problems += [problem] if problem else []
-    # Never through a mount that is still there: what lies behind it is the user's data. A control group that is left
-    # is known by its record in the folder alone.
-    if names.folder.exists() and not group_left and not mounts_below(names.folder):
+    # Never through a mount that is still there: what lies behind it is the user's data. A control group or a queueing
+    # discipline that is left is known by its record in the folder alone.
+    if names.folder.exists() and not needs_record and not mounts_below(names.folder):
         shutil.rmtree(names.folder)
         removed.append(f"folder {names.folder}")
     if problems:

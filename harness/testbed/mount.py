@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Mount, Node
-from harness.testbed.nfs import NfsMounter, nfs_obstacles
+from harness.testbed.nfs import ExportMounter, NfsMounter, export_obstacles, nfs_obstacles
 from harness.testbed.sshfs import SshfsMounter
 
 __all__ = ["RemoteMounts", "list_tree"]
@@ -28,15 +28,17 @@ class RemoteMounts:
     """
 
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
-        self._compute = compute
+        self._storage, self._compute = storage, compute
         self._points = (folder / f"mount-{number}" for number in itertools.count())
-        self._mounter: NfsMounter | SshfsMounter
-        if obstacles := nfs_obstacles():
+        self._mounter: NfsMounter | ExportMounter | SshfsMounter
+        if obstacles := export_obstacles(storage) if storage.is_remote else nfs_obstacles():
             self._mounter = SshfsMounter(storage, compute, folder)
             self._reason = obstacles[0]
         else:
-            self._mounter = NfsMounter(storage, compute, folder)
-            self._reason = "this kernel has NFS client and server"
+            self._mounter = (
+                ExportMounter(storage, compute) if storage.is_remote else NfsMounter(storage, compute, folder)
+            )
+            self._reason = "both kernels have NFS" if storage.is_remote else "this kernel has NFS client and server"
 
     @contextmanager
     def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
@@ -45,11 +47,13 @@ class RemoteMounts:
         Raises:
             MountError: `root` is no directory, the mount does not come up or cannot be listed.
         """
-        if not root.is_dir():
-            raise MountError(f"{root}: expected a directory to mount")
+        if not self._storage.is_remote:
+            if not root.is_dir():
+                raise MountError(f"{root}: expected a directory to mount")
+            root = root.resolve()
         point = next(self._points)
         point.mkdir()
-        with self._mounter.mount(root.resolve(), point, regime):
+        with self._mounter.mount(root, point, regime):
             list_tree(self._compute, point)
             yield Mount(point, self._mounter.kind)
         point.rmdir()

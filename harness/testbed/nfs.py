@@ -8,16 +8,18 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from energymon.system.child import ChildError
-from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted
 from harness.testbed.unprivileged import outer_identity
 
-__all__ = ["NfsMounter", "nfs_obstacles", "stop_nfs_server"]
+if TYPE_CHECKING:
+    from harness.config.regime import Regime
+
+__all__ = ["ExportMounter", "NfsMounter", "export_obstacles", "nfs_obstacles", "stop_nfs_server"]
 
 FILE_SYSTEMS = Path("/proc/filesystems")
 KERNEL_PARTS = (("nfs4", "nfsv4", "client"), ("nfsd", "nfsd", "server"))
@@ -112,17 +114,8 @@ class NfsMounter:
         Raises:
             MountError: the server does not start, or does not let the client in.
         """
-        with self._server(root):
-            argv = [_tool("mount.nfs4") or "mount.nfs4", f"{self._storage.address}:/", str(point), "-o", OPTIONS]
-            try:
-                try:
-                    self._compute.run(argv, MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3)
-                except TestbedError as error:
-                    raise MountError(f"NFS of {root} in regime {regime.name}: {error}") from error
-                yield
-            finally:
-                if is_mounted(point):
-                    detach(point)
+        with self._server(root), _mounted(self._compute, f"{self._storage.address}:/", root, point, regime):
+            yield
 
     def describe(self) -> dict[str, object]:
         """Describe the mount."""
@@ -148,6 +141,66 @@ class NfsMounter:
             finally:
                 if problem := stop_nfs_server(Path(str(self._storage.namespace))):
                     raise MountError(problem)
+
+
+class ExportMounter:
+    """Mounts what the storage host's own NFS server exports; site.yml has it export the folder of its data.
+
+    Args:
+        storage: the node whose files are served.
+        compute: the node that mounts them.
+    """
+
+    kind: Literal["nfs4"] = "nfs4"
+
+    def __init__(self, storage: Node, compute: Node) -> None:
+        self._storage, self._compute = storage, compute
+
+    @contextmanager
+    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[None]:
+        """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+
+        Raises:
+            MountError: the server does not export it to this host.
+        """
+        with _mounted(self._compute, f"{self._storage.address}:{root}", root, point, regime):
+            yield
+
+    def describe(self) -> dict[str, object]:
+        """Describe the mount."""
+        return {"kind": self.kind, "options": OPTIONS, "server": f"the NFS server of host {self._storage.host}"}
+
+
+def export_obstacles(storage: Node) -> list[str]:
+    """Return why this host cannot mount what the NFS server of another host exports; empty when it can."""
+    found = _client_obstacles()
+    try:
+        running = storage.run(["cat", "/proc/fs/nfsd/threads"]).strip() not in ("", "0")
+    except TestbedError:
+        running = False
+    return found if running else [*found, f"host {storage.host} runs no kernel NFS server"]
+
+
+def _client_obstacles() -> list[str]:
+    file_system, module, _ = KERNEL_PARTS[0]
+    found = (
+        [] if _kernel_has(file_system) or _modprobe(module) else [f"this kernel has no NFS client (module {module})"]
+    )
+    return found if _tool("mount.nfs4") else [*found, "mount.nfs4 is not installed: apt-get install nfs-common"]
+
+
+@contextmanager
+def _mounted(compute: Node, source: str, root: Path, point: Path, regime: Regime) -> Iterator[None]:
+    argv = [_tool("mount.nfs4") or "mount.nfs4", source, str(point), "-o", OPTIONS]
+    try:
+        try:
+            compute.run(argv, MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3)
+        except TestbedError as error:
+            raise MountError(f"NFS of {root} in regime {regime.name}: {error}") from error
+        yield
+    finally:
+        if is_mounted(point):
+            detach(point)
 
 
 def stop_nfs_server(namespace: Path) -> str | None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from energymon.system.child import GRACE_S, Child, ChildError
 from harness.config.regime import Regime
-from harness.errors import MountError
+from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted, wait_mounted
 from harness.testbed.unprivileged import outer_identity
@@ -32,6 +32,14 @@ CONNECT_ROUND_TRIPS = 60
 LONG_S = 7 * 24 * 3600
 """Attributes are kept for good: the data is read-only, and a network file system keeps them as well."""
 PRIVILEGE_SEPARATION = Path("/run/sshd")
+_LOOK = """
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+command -v sshd || { echo "sshd is not installed: apt-get install openssh-server" >&2; exit 1; }
+if grep -qs "^$0:!" /etc/shadow; then echo locked; fi
+if [ "$(id -u)" = 0 ] && [ -n "$1" ]; then mkdir -p -m 755 "$1"; fi
+"""
+"""Finds sshd; says whether the user's password is locked, as root's is on Ubuntu, where sshd needs PAM to let a key in;
+makes the empty directory without which sshd does not start, as distributions do when their own service starts."""
 
 
 def sshfs_obstacles() -> list[str]:
@@ -66,7 +74,7 @@ class SshfsMounter:
 
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
         self._storage, self._compute = storage, compute
-        self._folder = folder
+        self._folder, self._there = folder, storage.folder
         self._ports = itertools.count(FIRST_PORT)
         uid = outer_identity()[0]
         try:
@@ -74,19 +82,17 @@ class SshfsMounter:
         except KeyError as error:
             raise MountError(f"user {uid} has no entry in /etc/passwd, and sshd lets in only users who have") from error
         self._nested = os.geteuid() == 0 and uid != 0
-        for key in ("host_key", "user_key"):
-            made = subprocess.run(
-                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "joulefeed", "-f", str(folder / key)],
-                capture_output=True,
-                text=True,
-                stdin=subprocess.DEVNULL,
-                check=False,
-            )
-            if made.returncode:
-                raise MountError(f"ssh-keygen for the mount: {made.stderr.strip() or made.stdout.strip()}")
-        if os.geteuid() == 0 and not self._nested:
-            # Distributions make this empty directory when their own service starts; sshd refuses to start without.
-            PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        try:
+            # A private key is made where it is used.
+            for node, key in ((storage, self._there / "host_key"), (compute, folder / "user_key")):
+                node.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "joulefeed", "-f", str(key)])
+            _write(storage, self._there / "user_key.pub", (folder / "user_key.pub").read_text())
+            self._host_key = storage.run(["cat", str(self._there / "host_key.pub")])
+            looked = storage.run(["sh", "-c", _LOOK, self._user, "" if self._nested else str(PRIVILEGE_SEPARATION)])
+        except TestbedError as error:
+            raise MountError(f"preparing the mount: {error}") from error
+        self._sshd, _, locked = looked.strip().partition("\n")
+        self._is_locked = locked == "locked"
 
     @contextmanager
     def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[None]:
@@ -141,18 +147,15 @@ class SshfsMounter:
     @contextmanager
     def _server(self, port: int) -> Iterator[None]:
         """Run an SSH server on the storage node that serves files, read-only, to the run's own key alone."""
-        sshd = _sshd()
-        if sshd is None:
-            raise MountError("sshd is gone: apt-get install openssh-server")
-        config = self._folder / f"sshd_config-{port}"
-        config.write_text(self._server_config(port))
+        config = self._there / f"sshd_config-{port}"
+        _write(self._storage, config, self._server_config(port))
         # sshd's children lead sessions of their own; in a process namespace they die with it all the same.
         contain = ["unshare", "--pid", "--fork", "--kill-child"]
         if self._nested:
             # A root who is alone in a user namespace cannot become the unprivileged user that sshd needs.
             uid, gid = outer_identity()
             contain += ["--user", f"--map-user={uid}", f"--map-group={gid}"]
-        argv = [*contain, "--", sshd, "-D", "-e", "-f", str(config)]
+        argv = [*contain, "--", self._sshd, "-D", "-e", "-f", str(config)]
         server = self._storage.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             _wait_listening(server, self._storage.address)
@@ -165,7 +168,7 @@ class SshfsMounter:
             server.stop()
 
     def _server_config(self, port: int) -> str:
-        folder = self._folder
+        folder = self._there
         return f"""\
 ListenAddress {self._storage.address}:{port}
 HostKey "{folder / "host_key"}"
@@ -174,7 +177,7 @@ AuthenticationMethods publickey
 AllowUsers {self._user}
 PermitRootLogin prohibit-password
 StrictModes no
-UsePAM {"yes" if _is_locked(self._user) else "no"}
+UsePAM {"yes" if self._is_locked else "no"}
 UseDNS no
 PidFile none
 PrintMotd no
@@ -189,7 +192,7 @@ IPQoS none
     def _client_config(self, port: int) -> Path:
         folder = self._folder
         known = folder / f"known_hosts-{port}"
-        known.write_text(f"[{self._storage.address}]:{port} {(folder / 'host_key.pub').read_text()}")
+        known.write_text(f"[{self._storage.address}]:{port} {self._host_key}")
         config = folder / f"ssh_config-{port}"
         config.write_text(f"""\
 Host storage
@@ -221,13 +224,8 @@ def _sshd() -> str | None:
     return shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin")
 
 
-def _is_locked(user: str) -> bool:
-    """Say whether the user's password is locked, as root's is on Ubuntu: sshd then needs PAM to let a key in."""
-    try:
-        entries = Path("/etc/shadow").read_text().splitlines()
-    except OSError:
-        return False
-    return any(entry.startswith(f"{user}:!") for entry in entries)
+def _write(node: Node, path: Path, text: str) -> None:
+    node.run(["sh", "-c", 'umask 077 && printf %s "$1" >"$0"', str(path), text])
 
 
 def _wait_listening(server: Child, address: str) -> None:

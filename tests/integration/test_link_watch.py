@@ -46,6 +46,10 @@ def namespaces():
         subprocess.run(["ip", "netns", "del", name], check=True)
 
 
+def compute_node(namespaces):
+    return Node("compute", "watch", interface=INTERFACE, namespace=namespaces[1])
+
+
 @pytest.fixture(scope="module")
 def link(namespaces):
     with open_link(*namespaces, kind="relay") as opened:
@@ -69,7 +73,7 @@ def under_load(link, namespaces, server, tmp_path):
         flows += ["--port", str(server.port), "--seconds", str(LOAD_S), "--flows", "2"]
         loading = threading.Thread(target=run_in, args=(namespaces[1], flows))
         start = {"utc_ns": time.time_ns(), "epoch": 1}
-        with LinkWatch(namespaces[1], tmp_path / "link.parquet") as watch:
+        with LinkWatch(compute_node(namespaces), STORAGE_ADDRESS, tmp_path / "link.parquet") as watch:
             watch.start()
             loading.start()
             time.sleep(0.8)
@@ -144,17 +148,17 @@ def test_a_rate_that_is_cut_meanwhile_holds_the_pings(under_load, link, namespac
 def test_the_watch_s_own_bytes_are_known(link, namespaces, tmp_path):
     link.set(REGIME)
     before, start_ns = link.counters(), time.time_ns()
-    with LinkWatch(namespaces[1], tmp_path / "link.parquet") as watch:
+    with LinkWatch(compute_node(namespaces), STORAGE_ADDRESS, tmp_path / "link.parquet") as watch:
         watch.start()
         time.sleep(5.5 * INTERVAL_S)
-    received, sent = ping_bytes(watch.pings, start_ns, time.time_ns(), link.kind)
+    received, sent = ping_bytes(watch.pings, start_ns, time.time_ns(), link.header_bytes)
     assert sent == received > 0
     assert link.counters().bytes - before.bytes == sent + received
 
 
 def test_an_end_that_does_not_answer_is_lost(namespaces, link, tmp_path):
     link.set(REGIME)
-    with LinkWatch(namespaces[1], tmp_path / "link.parquet") as watch:
+    with LinkWatch(compute_node(namespaces), STORAGE_ADDRESS, tmp_path / "link.parquet") as watch:
         run_in(namespaces[0], ["sysctl", "-qw", "net.ipv4.icmp_echo_ignore_all=1"])
         watch.start()
         time.sleep(1.3)

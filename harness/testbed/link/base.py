@@ -63,6 +63,14 @@ class Link(ABC):
         """Process id of the relay, whose CPU time is not the loaders'; None for netem."""
         return None
 
+    @property
+    def header_bytes(self) -> int:
+        """Bytes by which the interface's counters count a packet as larger than it is: its Ethernet header."""
+        return 0
+
+    def _measure_rtt_ms(self, seconds: float) -> float:
+        return measure_rtt_ms(self._namespaces[1], seconds)
+
     @abstractmethod
     def _shape(self, regime: Regime, delay_ms: float, jitter_ms: float, loss_pct: float) -> None:
         """Delay and lose packets in both directions from now on."""
@@ -100,7 +108,7 @@ class Link(ABC):
                 calibration = calibrate(
                     regime.rtt_ms,
                     lambda delay_ms: self._shape(regime, delay_ms, 0.0, 0.0),
-                    lambda seconds: measure_rtt_ms(self._namespaces[1], seconds),
+                    self._measure_rtt_ms,
                 )
             except OSError as error:
                 raise TestbedError(

@@ -58,8 +58,8 @@ def enter(namespace: str) -> None:
         os.close(descriptor)
 
 
-def inside(namespace: str, action: Callable[[], T]) -> T:
-    """Call `action` in a thread of its own inside the namespace and return its result or raise its error.
+def inside(namespace: str | None, action: Callable[[], T]) -> T:
+    """Call `action` in a thread of its own inside the namespace, None for the caller's; return or raise what it does.
 
     A socket that is made there stays in that namespace, whichever thread uses it later.
     """
@@ -68,12 +68,13 @@ def inside(namespace: str, action: Callable[[], T]) -> T:
 
     def visit() -> None:
         try:
-            enter(namespace)
+            if namespace is not None:
+                enter(namespace)
             results.append(action())
         except BaseException as error:  # noqa: BLE001  carried to the caller's thread below
             errors.append(error)
 
-    visitor = threading.Thread(target=visit, name=f"inside-{Path(namespace).name}")
+    visitor = threading.Thread(target=visit, name=f"inside-{Path(namespace or '').name}")
     visitor.start()
     visitor.join()
     if errors:
@@ -81,18 +82,18 @@ def inside(namespace: str, action: Callable[[], T]) -> T:
     return results[0]
 
 
-def run_in(namespace: str, argv: Sequence[str], *, stdin: str | None = None) -> str:
-    """Run a tool inside the namespace and return its standard output.
+def run_in(namespace: str | None, argv: Sequence[str], *, stdin: str | None = None) -> str:
+    """Run a tool inside the namespace, None for the caller's, and return its standard output.
 
     Raises:
         TestbedError: the tool is missing, fails or takes longer than 20 s; the message has its output.
     """
-    command = ["nsenter", f"--net={namespace}", "--", *argv]
-    what = f"{' '.join(argv)} in {namespace}"
+    command = ["nsenter", f"--net={namespace}", "--", *argv] if namespace else argv
+    what = f"{' '.join(argv)} in {namespace}" if namespace else " ".join(argv)
     try:
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False)
     except FileNotFoundError as error:
-        raise TestbedError("nsenter is not installed; install util-linux (apt-get install util-linux)") from error
+        raise TestbedError(f"{error.filename} is not installed: apt-get install util-linux iproute2") from error
     except subprocess.TimeoutExpired as error:
         raise TestbedError(f"{what}: no answer within {TOOL_TIMEOUT_S:g} s") from error
     if done.returncode:
@@ -101,7 +102,7 @@ def run_in(namespace: str, argv: Sequence[str], *, stdin: str | None = None) -> 
     return done.stdout
 
 
-def write_sysctl(namespace: str, key: str, value: str) -> str | None:
+def write_sysctl(namespace: str | None, key: str, value: str) -> str | None:
     """Set a `net.*` sysctl of the namespace; return None, or the reason where the kernel refuses."""
     path = Path("/proc/sys") / key.replace(".", "/")
 

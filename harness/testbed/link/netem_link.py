@@ -43,6 +43,11 @@ class NetemLink(Link):
             self.close()
             raise
 
+    @property
+    def header_bytes(self) -> int:
+        """Bytes by which the interface's counters count a packet as larger than it is: its Ethernet header."""
+        return ETHERNET_HEADER_BYTES
+
     def _cap(self, rate_gbit: float) -> None:
         for namespace in self._namespaces:
             cap_rate(namespace, rate_gbit)

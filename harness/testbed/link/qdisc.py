@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import TestbedError
@@ -12,6 +13,7 @@ __all__ = [
     "INGRESS_INTERFACE",
     "QdiscCounts",
     "cap_rate",
+    "delay_egress",
     "delay_ingress",
     "describe_qdiscs",
     "kernel_has",
@@ -44,7 +46,7 @@ class QdiscCounts:
     """Bytes sent, the headers of each segment counted."""
 
 
-def kernel_has(namespace: str, qdisc: str, *arguments: str) -> bool:
+def kernel_has(namespace: str | None, qdisc: str, *arguments: str) -> bool:
     """Say whether the kernel knows the queueing discipline, by trying it on the namespace's loopback."""
     try:
         run_in(namespace, ["tc", "qdisc", "add", "dev", "lo", "root", qdisc, *arguments])
@@ -57,7 +59,7 @@ def kernel_has(namespace: str, qdisc: str, *arguments: str) -> bool:
     return True
 
 
-def cap_rate(namespace: str, rate_gbit: float, interface: str = INTERFACE) -> None:
+def cap_rate(namespace: str | None, rate_gbit: float, interface: str = INTERFACE) -> None:
     """Cap what leaves the namespace over the interface at `rate_gbit` Gbit/s of IP packets.
 
     The queue is where TCP notices it (TCP small queues), so a saturating flow neither loses packets
@@ -69,24 +71,53 @@ def cap_rate(namespace: str, rate_gbit: float, interface: str = INTERFACE) -> No
     run_in(namespace, ["tc", "qdisc", "replace", "dev", interface, "root", "handle", "1:", "tbf", *shape])
 
 
-def delay_ingress(namespace: str, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float) -> None:
+def delay_ingress(
+    namespace: str | None,
+    delay_ms: float,
+    jitter_ms: float,
+    loss_pct: float,
+    rate_gbit: float,
+    ingress: str = INGRESS_INTERFACE,
+) -> None:
     """Delay what enters the namespace over the link with netem, in order.
 
     netem stands behind an ifb device on the receiving side because a packet that netem holds no longer counts
     against its sender's queue: on the sending side it would undo the back-pressure of the rate cap.
     """
+    # A rate makes netem serialise, which keeps the order that jitter would break; twice the cap is idle.
+    netem = _netem(delay_ms, jitter_ms, loss_pct, 2 * rate_gbit if jitter_ms else None)
+    run_in(namespace, ["tc", "qdisc", "replace", "dev", ingress, "root", "handle", "1:", "netem", *netem])
+
+
+def delay_egress(
+    namespace: str | None, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float, interface: str
+) -> None:
+    """Delay what leaves the namespace over the interface with netem, which caps the rate as well."""
+    netem = _netem(delay_ms, jitter_ms, loss_pct, rate_gbit)
+    run_in(namespace, ["tc", "qdisc", "replace", "dev", interface, "root", "handle", "1:", "netem", *netem])
+
+
+def _netem(delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float | None) -> list[str]:
     netem = ["delay", f"{delay_ms * 1000:.0f}us"]
-    if jitter_ms:
-        # A rate makes netem serialise, which keeps the order that jitter would break; twice the cap is idle.
-        netem += [f"{jitter_ms * 1000:.0f}us", "distribution", "normal", "rate", f"{rate_gbit * 2e9:.0f}bit"]
-    if loss_pct:
-        netem += ["loss", "random", f"{loss_pct}%"]
-    netem += ["limit", str(NETEM_LIMIT_PACKETS)]
-    run_in(namespace, ["tc", "qdisc", "replace", "dev", INGRESS_INTERFACE, "root", "handle", "1:", "netem", *netem])
+    netem += [f"{jitter_ms * 1000:.0f}us", "distribution", "normal"] if jitter_ms else []
+    netem += ["loss", "random", f"{loss_pct}%"] if loss_pct else []
+    netem += ["rate", f"{rate_gbit * 1e9:.0f}bit"] if rate_gbit else []
+    return [*netem, "limit", str(NETEM_LIMIT_PACKETS)]
 
 
-def redirect_ingress(namespace: str) -> None:
-    """Lead what enters over the link through an ifb device, where a qdisc may hold it.
+def redirect_ingress(
+    namespace: str | None,
+    interface: str = INTERFACE,
+    ingress: str = INGRESS_INTERFACE,
+    sources: Sequence[str] = ("0.0.0.0/0",),
+) -> None:
+    """Lead what enters over the interface through an ifb device, where a qdisc may hold it.
+
+    Args:
+        namespace: path of the namespace; None for the caller's.
+        interface: what the packets enter over.
+        ingress: name of the ifb device that is made.
+        sources: IPv4 networks from which packets are led through it; all by default.
 
     Raises:
         TestbedError: the kernel lacks ifb, the ingress qdisc or act_mirred.
@@ -94,23 +125,23 @@ def redirect_ingress(namespace: str) -> None:
     run_in(
         namespace,
         ["ip", "-batch", "-"],
-        stdin=f"link add {INGRESS_INTERFACE} type ifb\nlink set {INGRESS_INTERFACE} up\n",
+        stdin=f"link add {ingress} type ifb\nlink set {ingress} up\n",
     )
-    match_all = ["u32", "match", "u32", "0", "0"]
-    redirect = ["action", "mirred", "egress", "redirect", "dev", INGRESS_INTERFACE]
-    run_in(namespace, ["tc", "qdisc", "add", "dev", INTERFACE, "ingress"])
-    run_in(
-        namespace,
-        ["tc", "filter", "add", "dev", INTERFACE, "parent", "ffff:", "protocol", "all", *match_all, *redirect],
-    )
+    redirect = ["action", "mirred", "egress", "redirect", "dev", ingress]
+    run_in(namespace, ["tc", "qdisc", "add", "dev", interface, "ingress"])
+    for source in sources:
+        match = ["protocol", "ip", "u32", "match", "ip", "src", source]
+        if source == "0.0.0.0/0":
+            match = ["protocol", "all", "u32", "match", "u32", "0", "0"]
+        run_in(namespace, ["tc", "filter", "add", "dev", interface, "parent", "ffff:", *match, *redirect])
 
 
-def segment_in_kernel(namespace: str, *, every_packet: bool) -> None:
+def segment_in_kernel(namespace: str | None, *, every_packet: bool, interface: str = INTERFACE) -> None:
     """Let super-packets through, or cut them before the link so that each packet is lost on its own."""
-    run_in(namespace, ["ip", "link", "set", "dev", INTERFACE, "gso_max_segs", "1" if every_packet else "65535"])
+    run_in(namespace, ["ip", "link", "set", "dev", interface, "gso_max_segs", "1" if every_packet else "65535"])
 
 
-def describe_qdiscs(namespace: str, interface: str = INTERFACE) -> list[dict[str, object]]:
+def describe_qdiscs(namespace: str | None, interface: str = INTERFACE) -> list[dict[str, object]]:
     """Read the interface's queueing disciplines with their statistics, as `tc -s -j` prints them."""
     listed: list[dict[str, object]] = json.loads(
         run_in(namespace, ["tc", "-s", "-j", "qdisc", "show", "dev", interface])
@@ -118,7 +149,7 @@ def describe_qdiscs(namespace: str, interface: str = INTERFACE) -> list[dict[str
     return listed
 
 
-def qdisc_counts(namespace: str, interface: str = INTERFACE) -> QdiscCounts:
+def qdisc_counts(namespace: str | None, interface: str = INTERFACE) -> QdiscCounts:
     """Count what the interface's root queueing discipline dropped and sent."""
     roots = [qdisc for qdisc in describe_qdiscs(namespace, interface) if qdisc.get("root")]
     return QdiscCounts(*(sum(int(str(root.get(key, 0))) for root in roots) for key in ("drops", "packets", "bytes")))

@@ -66,7 +66,7 @@ def tune_tcp(namespace: str) -> list[str]:
     return notes
 
 
-def choose_congestion(namespace: str, congestion: str) -> None:
+def choose_congestion(namespace: str | None, congestion: str) -> None:
     """Give the namespace's connections a congestion control.
 
     Raises:
@@ -80,7 +80,7 @@ def choose_congestion(namespace: str, congestion: str) -> None:
         )
 
 
-def read_tcp(namespace: str) -> dict[str, str]:
+def read_tcp(namespace: str | None) -> dict[str, str]:
     """Read the namespace's TCP settings that decide how quickly data flows."""
 
     def read() -> dict[str, str]:
@@ -94,7 +94,7 @@ def read_tcp(namespace: str) -> dict[str, str]:
     return inside(namespace, read)
 
 
-def _choose_congestion_control(namespace: str, congestion: str) -> str | None:
+def _choose_congestion_control(namespace: str | None, congestion: str) -> str | None:
     key = "net.ipv4.tcp_congestion_control"
     reason = write_sysctl(namespace, key, congestion)
     # A namespace may only choose what the host allows to all. The host's list is widened for the moment of

@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from harness.errors import TestbedError
 from harness.system.procfs import interface_bytes
-from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES, INTERFACE, STORAGE_ADDRESS, enter
+from harness.testbed.base import Node
+from harness.testbed.link.namespace import enter
 from harness.testbed.link.roundtrip import PACKET_BYTES, Pinger
 
 __all__ = ["INTERVAL_S", "LinkWatch", "Ping", "ping_bytes"]
@@ -47,16 +48,16 @@ class Ping:
 SCHEMA: Final = pa.schema([("utc_ns", pa.int64()), ("rtt_ms", pa.float64()), ("carried_bytes", pa.int64())])
 
 
-def ping_bytes(pings: Iterable[Ping], start_ns: int, end_ns: int, kind: str) -> tuple[int, int]:
+def ping_bytes(pings: Iterable[Ping], start_ns: int, end_ns: int, header_bytes: int) -> tuple[int, int]:
     """Return the bytes that the pings themselves had an interface receive and send between two instants (UTC ns).
 
     Args:
         pings: the watch's.
         start_ns: the first instant.
         end_ns: the last instant.
-        kind: of the link; the interface of `netem` counts Ethernet headers, too.
+        header_bytes: what the interface counts of a packet beyond its IP packet.
     """
-    packet_bytes = PACKET_BYTES + (ETHERNET_HEADER_BYTES if kind == "netem" else 0)
+    packet_bytes = PACKET_BYTES + header_bytes
     received = sent = 0
     for ping in pings:
         sent += start_ns <= ping.utc_ns <= end_ns
@@ -68,15 +69,16 @@ class LinkWatch:
     """Pings from when it is started until it is left; then writes the file.
 
     Args:
-        namespace: path of the compute node's network namespace.
+        compute: the node whose end of the link is watched; it is on this host.
+        peer: address at the other end.
         path: the file to write.
 
     Raises:
         TestbedError: where it is left: the link could not be pinged to the end.
     """
 
-    def __init__(self, namespace: str, path: Path) -> None:
-        self._namespace, self._path = namespace, path
+    def __init__(self, compute: Node, peer: str, path: Path) -> None:
+        self._compute, self._peer, self._path = compute, peer, path
         self._rows: list[Ping] = []
         self._stop, self._left = os.pipe()
         self._thread: threading.Thread | None = None
@@ -109,7 +111,8 @@ class LinkWatch:
 
     def _run(self) -> None:
         try:
-            enter(self._namespace)
+            if self._compute.namespace is not None:
+                enter(self._compute.namespace)
             self._watch()
         except BaseException as error:  # noqa: BLE001 - raised where the context is left
             self._failure = error
@@ -118,14 +121,14 @@ class LinkWatch:
         waiting: dict[int, tuple[int, int, int]] = {}
         sent, due_ns = 0, time.monotonic_ns()
         # The namespace is that of the calling thread alone.
-        with Pinger(STORAGE_ADDRESS) as pinger, Path("/proc/thread-self/net/dev").open("rb") as counters:
+        with Pinger(self._peer) as pinger, Path("/proc/thread-self/net/dev").open("rb") as counters:
             while True:
                 now_ns = time.monotonic_ns()
                 if now_ns >= due_ns:
                     sent = (sent + 1) % SEQUENCES
                     if (old := waiting.pop(sent, None)) is not None:
                         self._rows.append(Ping(old[0], None, None))
-                    before = _carried(counters)
+                    before = self._carried(counters)
                     waiting[sent] = (time.time_ns(), before, pinger.send(sent))
                     # A ping that is late does not make the following ones hurry.
                     due_ns = max(due_ns + round(INTERVAL_S * 1e9), time.monotonic_ns())
@@ -135,13 +138,12 @@ class LinkWatch:
                     break
                 if ready and (answer := pinger.receive()) is not None and answer[0] in waiting:
                     utc_ns, before, _ = waiting.pop(answer[0])
-                    self._rows.append(Ping(utc_ns, answer[1] / 1e6, _carried(counters) - before))
+                    self._rows.append(Ping(utc_ns, answer[1] / 1e6, self._carried(counters) - before))
         now_ns = time.monotonic_ns()
         lost = [Ping(utc_ns, None, None) for utc_ns, _, at in waiting.values() if now_ns - at > ANSWER_TIMEOUT_S * 1e9]
         self._rows = sorted([*self._rows, *lost], key=lambda row: row.utc_ns)
 
-
-def _carried(counters: BinaryIO) -> int:
-    # Opening the file costs more than all else that a ping takes.
-    text = os.pread(counters.fileno(), 1 << 16, 0).decode()
-    return sum(interface_bytes(text, INTERFACE) or ())
+    def _carried(self, counters: BinaryIO) -> int:
+        # Opening the file costs more than all else that a ping takes.
+        text = os.pread(counters.fileno(), 1 << 16, 0).decode()
+        return sum(interface_bytes(text, self._compute.interface or "") or ())

@@ -1,0 +1,245 @@
+"""Runs an experiment on the hosts of an inventory: sets them up, starts the run on the lead, brings its folder home."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, cast
+from uuid import uuid4
+
+from omegaconf import DictConfig, OmegaConf
+
+from energymon.system.child import Child, ChildError
+from harness import errors
+from harness.config.specs import Experiment, StoreSpec
+from harness.errors import CellError, HarnessError, Interrupted, TestbedError
+from harness.results.files import write_whole
+from harness.results.folder import RunFolder
+from harness.run.driver import Outcome, check, report_on
+from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, TOKEN_VARIABLE, Assignment, replay
+from harness.run.progress import Progress
+from harness.system.signals import signals_held
+from harness.testbed.connection import Connection, RemoteNode
+from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
+from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
+
+__all__ = ["run_on_hosts"]
+
+_BEAT_S: Final = 2.0
+_END_S: Final = 60.0
+"""What the lead may take to end a run that is interrupted."""
+_LOOK_S: Final = 60.0
+
+
+def run_on_hosts(
+    experiment: Experiment, cfg: DictConfig, progress: Progress, command: str, on_folder: Callable[[Path], None]
+) -> Outcome:
+    """Run (or resume) an experiment on several hosts, as `harness.run.driver.run` does on one machine.
+
+    Raises:
+        HarnessError: the run cannot start or go on. A failed cell does not raise; the others are run.
+    """
+    check(experiment, cfg)
+    assert experiment.testbed.inventory is not None
+    inventory = Inventory.load(experiment.testbed.inventory)
+    results_dir = Path(cfg.results_dir)
+    with ExitStack() as stack:
+        resumed = None
+        if cfg.resume is not None:
+            resumed = RunFolder.find(str(cfg.resume), results_dir)
+            stack.enter_context(resumed.lock())
+        stack.enter_context(_set_up(inventory, progress, keep=experiment.testbed.keep))
+        lead = _Lead(inventory, experiment, cfg, command, resumed)
+        stack.enter_context(lead)
+        try:
+            failed = lead.follow(progress)
+        except BaseException:
+            with signals_held():
+                lead.stop()
+                # The error in flight is the one to report; what cannot be fetched stays on the lead.
+                with suppress(HarnessError, OSError):
+                    if (folder := lead.bring_home(results_dir, progress)) is not None:
+                        on_folder(folder)
+            raise
+        folder = lead.bring_home(results_dir, progress)
+        assert folder is not None
+        on_folder(folder)
+    return report_on(folder, failed)
+
+
+@contextmanager
+def _set_up(inventory: Inventory, progress: Progress, *, keep: bool) -> Iterator[None]:
+    """Set the hosts up by site.yml, and take that back by teardown.yml at the end unless it is to be kept."""
+    from harness.testbed.playbook import run_playbook
+
+    try:
+        run_playbook("site.yml", inventory, progress)
+        yield
+    finally:
+        if not keep:
+            with signals_held():
+                run_playbook("teardown.yml", inventory, progress)
+
+
+class _Lead:
+    """The run on the lead, and the connection over which it goes on."""
+
+    def __init__(
+        self, inventory: Inventory, experiment: Experiment, cfg: DictConfig, command: str, resumed: RunFolder | None
+    ) -> None:
+        self._inventory, self._experiment, self._cfg, self._command = inventory, experiment, cfg, command
+        self._resumed = resumed
+        self._run_id = uuid4().hex[:8]
+        self._stack = ExitStack()
+        self._child: Child | None = None
+        self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="lease of the lead", daemon=True)
+        self._folder: Path | None = None
+
+    def __enter__(self) -> _Lead:
+        host = self._inventory.lead
+        socket = Path(self._stack.enter_context(TemporaryDirectory(prefix="joulefeed-"))) / "ssh"
+        self._connection = connect(host, socket)
+        self._node = RemoteNode(
+            "compute", self._run_id, host=host.name, connection=self._connection, there=HOSTS_RESULTS
+        )
+        try:
+            if self._resumed is not None:
+                self._node.send(self._resumed.folder, HOSTS_RESULTS / self._resumed.folder.name)
+            order = Order(
+                run_id=self._run_id,
+                argv=("-m", "harness.run.lead"),
+                is_python=True,
+                text=self._assignment().to_json(),
+                silence_s=SILENCE_S,
+            )
+            self._child = self._connection.start(order, is_master=True, keep_stderr=True)
+            self._beating.start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *of: object) -> None:
+        self._over.set()
+        if self._beating.is_alive():
+            self._beating.join()
+        if self._child is not None:
+            self._child.stop(eof_s=_END_S)
+        self._stack.close()
+
+    def follow(self, progress: Progress) -> int:
+        """Show what the lead does until it ends; returns how many cells failed.
+
+        Raises HarnessError as the run on the lead does, TestbedError when the lead is lost.
+        """
+        assert self._child is not None
+        while True:
+            try:
+                if (line := self._child.read_line(_LOOK_S)) is None:
+                    continue
+                said = cast(dict[str, Any], _read(line))
+            except (ChildError, ValueError) as error:
+                words = self._child.stderr_lines(1) or str(error)
+                where = f"; what it measured stays in {self._folder} on it" if self._folder else ""
+                raise TestbedError(f"host {self._inventory.lead.name}, the lead: {words}{where}") from error
+            if "call" in said:
+                replay(progress, said["call"], said["arguments"])
+            elif "folder" in said:
+                self._folder = Path(said["folder"])
+            elif "error" in said:
+                kind = getattr(errors, said["kind"], TestbedError)
+                raise CellError(said["error"]) if kind is Interrupted else kind(said["error"])
+            elif "failed" in said:
+                return int(said["failed"])
+
+    def stop(self) -> None:
+        """Have the lead end the run in order; what it says is not shown any more."""
+        assert self._child is not None
+        with suppress(ChildError):
+            self._child.send(STOP)
+        # What a stuck lead does not end in time, its lease ends.
+        with suppress(ChildError):
+            while (line := self._child.read_line(_END_S)) is not None:
+                with suppress(ValueError):
+                    said = _read(line)
+                    self._folder = Path(said["folder"]) if "folder" in said else self._folder
+
+    def bring_home(self, results_dir: Path, progress: Progress) -> Path | None:
+        """Fetch the run's folder, and remove it on the lead; returns where it is, None where there is none.
+
+        Raises HarnessError when it cannot be fetched; it stays on the lead then.
+        """
+        if self._folder is None:
+            return None
+        progress.doing(f"fetching the results from host {self._inventory.lead.name}")
+        results_dir.mkdir(parents=True, exist_ok=True)
+        home = results_dir / self._folder.name
+        fresh = results_dir / f".{self._folder.name}.{uuid4().hex[:8]}.partial"
+        fresh.mkdir()
+        try:
+            self._node.fetch(self._folder, fresh)
+            write_whole(fresh / "config.yaml", OmegaConf.to_yaml(self._cfg, resolve=True).encode())
+            if home.exists():
+                old = fresh.with_suffix(".old")
+                home.rename(old)
+                fresh.rename(home)
+                shutil.rmtree(old)
+            else:
+                fresh.rename(home)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        self._node.run(["rm", "-rf", "--", str(self._folder)])
+        if obstacle := RunFolder(home).point_latest():
+            progress.note(obstacle)
+        return home
+
+    def _assignment(self) -> Assignment:
+        cfg = OmegaConf.merge(self._cfg, {"results_dir": str(HOSTS_RESULTS), "cache_dir": str(HOSTS_DATA)})
+        if self._resumed is not None:
+            cfg.resume = self._resumed.folder.name
+        return Assignment(
+            run_id=self._run_id,
+            config=OmegaConf.to_yaml(cfg, resolve=True),
+            inventory=self._inventory.to_json(),
+            command=self._command,
+            ssh_config=str(LEAD_SSH_CONFIG),
+            token=_token(self._experiment.store),
+        )
+
+    def _beat(self) -> None:
+        while not self._over.wait(_BEAT_S):
+            with suppress(ChildError, OSError):
+                if self._child is not None:
+                    self._child.send(BEAT)
+
+
+def connect(host: Host, socket: Path) -> Connection:
+    """Return how the controller reaches a host: as Ansible does, or without SSH where the host is this machine."""
+    if host.connection == "local":
+        return Connection(host.name, (), socket, host.python)
+    key = ("-i", host.identity_file) if host.identity_file else ()
+    where = f"{host.user}@{host.address}" if host.user else host.address
+    destination = ("-p", str(host.port), *key, *shlex.split(host.ssh_args), where)
+    return Connection(host.name, destination, socket, host.python)
+
+
+def _read(line: bytes) -> Mapping[str, Any]:
+    import json
+
+    said = json.loads(line)
+    if not isinstance(said, dict):
+        raise TypeError(f"expected an object, got {line[:100]!r}")
+    return said
+
+
+def _token(store: StoreSpec) -> str | None:
+    if store.kind != "influxdb":
+        return None
+    return Path(store.token_file).read_text().strip() if store.token_file else os.environ.get(TOKEN_VARIABLE)

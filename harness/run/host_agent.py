@@ -1,0 +1,267 @@
+"""Energy on the other hosts of a run: an agent on each, their readings and clocks after every cell.
+
+`python -m harness.run.host_agent` runs one on a host, over the supervisor. It reads the agent's settings, a line of
+JSON. Then it answers commands, a line each: `clock`, and `readings` of a span. The end of standard input ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, cast
+
+from energymon import Event, Reading, SqliteStore
+from energymon.clock.chrony import ntp_offset
+from energymon.clock.offsets import at_wall
+from energymon.system.child import Child, ChildError
+from harness.config.specs import EnergySpec, StoreSpec
+from harness.errors import CellError, HarnessError, TestbedError
+from harness.results.cells import HostClock, HostRecord, SensorRecord
+from harness.results.clocks import Exchange, HostTime, clock_offset
+from harness.results.files import parse_value
+from harness.run.energy_agent import EnergyAgent
+from harness.testbed import Testbed
+
+__all__ = ["HostAgents", "main"]
+
+_START_S: Final = 120.0
+_ANSWER_S: Final = 60.0
+_EXCHANGES: Final = 8
+_TOKEN: Final = "INFLUXDB_V2_TOKEN"  # noqa: S105 - the name of a variable
+_FOLDER: Final = "agent"
+
+
+@dataclass(frozen=True, slots=True)
+class _HostAgent:
+    """The agent of one other host."""
+
+    host: str
+    roles: tuple[str, ...]
+    child: Child
+    description: Mapping[str, Any]
+
+    def ask(self, **command: object) -> dict[str, Any]:
+        try:
+            self.child.send(json.dumps(command).encode() + b"\n")
+            answer = self.child.ready(_ANSWER_S)
+        except ChildError as error:
+            raise CellError(f"host {self.host}: its energy agent {error}") from error
+        if "error" in answer:
+            raise CellError(f"host {self.host}: its energy agent: {answer['error']}")
+        return answer
+
+
+class HostAgents:
+    """The agents of all other hosts of a run; what they stored is fetched when the context is left.
+
+    Args:
+        testbed: its hosts.
+        spec: how they sample.
+        folder: the run's results folder, in whose `hosts` each host gets one; its name is the run's in the server.
+        send: the server that gets the readings.
+        note: called with a line about what could not be fetched.
+
+    Raises:
+        TestbedError: an agent does not start.
+    """
+
+    def __init__(
+        self,
+        testbed: Testbed,
+        spec: EnergySpec,
+        folder: Path,
+        send: StoreSpec,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._testbed, self._folder, self._note = testbed, folder / "hosts", note
+        # The agent takes the name of the run from its folder.
+        self._there = Path(_FOLDER, folder.name)
+        self._settings = {"energy": spec.model_dump(), "store": send.model_dump(), "token": _token(send)}
+        self._interval_ms = spec.interval_ms
+        self._agents: list[_HostAgent] = []
+
+    @property
+    def sensors(self) -> Mapping[str, object]:
+        """What the agents say of their sensors, by host."""
+        return {agent.host: agent.description.get("sensors", []) for agent in self._agents}
+
+    def require(self) -> None:
+        """Raise CellError, which names the host, when an agent is gone, TestbedError when a host is."""
+        self._testbed.require()
+        for agent in self._agents:
+            if not agent.child.is_alive:
+                raise CellError(f"host {agent.host}: its energy agent {agent.child.describe_end()}")
+
+    def clocks(self) -> dict[str, HostClock]:
+        """Measure the offsets of the hosts' clocks from this one's, by host. Raises CellError."""
+        found = {}
+        for agent in self._agents:
+            if self._testbed.shares_clock(agent.host):
+                found[agent.host] = HostClock("one clock", 0.0, 0.0)
+                continue
+            exchanges, told = [], {}
+            for _ in range(_EXCHANGES):
+                sent_ns = time.time_ns()
+                told = agent.ask(do="clock")
+                exchanges.append(Exchange(sent_ns, told["utc_ns"], time.time_ns()))
+            here = ntp_offset("lead", time.time_ns())
+            own = None if here is None else HostTime(here.peer, here.offset_ns, here.error_ns)
+            there = None if told["ntp"] is None else HostTime(**told["ntp"])
+            found[agent.host] = clock_offset(exchanges, own, there)
+        return found
+
+    def records(
+        self, start_ns: int, end_ns: int, before: Mapping[str, HostClock], after: Mapping[str, HostClock]
+    ) -> tuple[list[HostRecord], list[Reading]]:
+        """Return what a cell stores of each other host, and its readings, between two instants of this clock, UTC ns.
+
+        Raises CellError.
+        """
+        records, readings = [], []
+        for agent in self._agents:
+            ahead_ns = round(1e6 * (before[agent.host].offset_ms + after[agent.host].offset_ms) / 2)
+            answer = agent.ask(do="readings", start_ns=start_ns + ahead_ns, end_ns=end_ns + ahead_ns)
+            readings += [Reading(**one) for one in answer["readings"]]
+            records.append(
+                HostRecord(
+                    host=agent.host,
+                    roles=agent.roles,
+                    interval_ms=self._interval_ms,
+                    offset_ns=answer["start_ns"] - start_ns,
+                    series=parse_value(tuple[SensorRecord, ...], answer["series"]),
+                    unreadable=parse_value(tuple[SensorRecord, ...], answer["unreadable"]),
+                    events=[Event(**one) for one in answer["events"]],
+                    clock_before=before[agent.host],
+                    clock_after=after[agent.host],
+                )
+            )
+        return records, readings
+
+    def __enter__(self) -> Self:
+        nodes = {node.host: node for node in (*self._testbed.computes, *self._testbed.storages) if node.is_remote}
+        computing = {node.host for node in self._testbed.computes}
+        storing = {node.host for node in self._testbed.storages}
+        started: list[tuple[str, Child]] = []
+        try:
+            for host, node in nodes.items():
+                (self._folder / host).mkdir(parents=True, exist_ok=True)
+                argv = [sys.executable, "-m", "harness.run.host_agent"]
+                log = self._folder / host / "agent.log"
+                child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
+                started.append((host, child))
+                settings = {
+                    **self._settings,
+                    "node": host,
+                    "run_id": node.run_id,
+                    "folder": str(node.folder / self._there),
+                }
+                with suppress(ChildError):
+                    child.send(json.dumps(settings).encode() + b"\n")
+            for host, child in started:
+                try:
+                    ready = child.ready(_START_S)
+                except ChildError as error:
+                    raise TestbedError(f"host {host}: its energy agent {error}") from error
+                if "error" in ready:
+                    raise TestbedError(f"host {host}: its energy agent: {ready['error']}")
+                roles = [role for role, hosts in (("compute", computing), ("storage", storing)) if host in hosts]
+                self._agents.append(_HostAgent(host, tuple(roles), child, cast(dict[str, Any], ready["description"])))
+        except BaseException:
+            for _, child in started:
+                child.stop(eof_s=0)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        nodes = {node.host: node for node in (*self._testbed.computes, *self._testbed.storages) if node.is_remote}
+
+        def end(agent: _HostAgent) -> None:
+            agent.child.stop()
+            try:
+                nodes[agent.host].fetch(nodes[agent.host].folder / self._there, self._folder / agent.host)
+            except HarnessError as failure:
+                self._note(f"what the energy agent of host {agent.host} stored was not fetched: {failure}")
+
+        with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
+            list(threads.map(end, self._agents))
+
+
+def _token(send: StoreSpec) -> str | None:
+    """Return the server's token; other hosts have neither the file nor the environment."""
+    if send.kind != "influxdb":
+        return None
+    return Path(send.token_file).read_text().strip() if send.token_file else os.environ.get(_TOKEN)
+
+
+def main() -> int:
+    """Run the agent of this host until standard input ends; returns the exit status."""
+    settings = json.loads(sys.stdin.readline())
+    folder = Path(settings["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    if settings["token"]:
+        os.environ[_TOKEN] = settings["token"]
+    agent = EnergyAgent(
+        folder / "energy.sqlite",
+        EnergySpec(**settings["energy"]),
+        StoreSpec(**{**settings["store"], "token_file": None}),
+        node=settings["node"],
+        run_id=settings["run_id"],
+        on_restart=lambda message: print(message, file=sys.stderr, flush=True),
+    )
+    try:
+        with agent:
+            _say({"ready": True, "description": dict(agent.description)})
+            for line in sys.stdin:
+                _say(_answer(agent, json.loads(line)))
+    except HarnessError as error:
+        _say({"error": str(error)})
+        return error.exit_status
+    return 0
+
+
+def _answer(agent: EnergyAgent, command: Mapping[str, Any]) -> Mapping[str, object]:
+    now_ns = time.time_ns()
+    if command["do"] == "clock":
+        own = ntp_offset(agent.node, now_ns)
+        told = None if own is None else {"source": own.peer, "offset_ns": own.offset_ns, "error_ns": own.error_ns}
+        # Read again: the daemon takes a while to answer.
+        return {"ntp": told, "utc_ns": time.time_ns()}
+    try:
+        agent.require()
+        return _readings(agent, command["start_ns"], command["end_ns"])
+    except HarnessError as error:
+        return {"error": str(error)}
+
+
+def _readings(agent: EnergyAgent, start_utc_ns: int, end_utc_ns: int) -> Mapping[str, object]:
+    start_ns, end_ns = start_utc_ns, end_utc_ns
+    if agent.description:
+        with SqliteStore.open(agent.store) as store:
+            clocks = store.clocks(agent.node)
+        start_ns, end_ns = at_wall(clocks, start_utc_ns).t_ns, at_wall(clocks, end_utc_ns).t_ns
+    return {
+        "start_ns": start_ns,
+        "readings": [asdict(reading) for reading in agent.readings(start_ns, end_ns)],
+        "events": [asdict(event) for event in agent.events(start_ns, end_ns)],
+        "series": agent.series,
+        "unreadable": [dict(one) for one in agent.unreadable],
+    }
+
+
+def _say(message: Mapping[str, object]) -> None:
+    print(json.dumps(message), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""The testbed of several hosts, as the lead sees it: this host trains, the others are reached over SSH."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+from energymon.clock.monotonic import boot_id
+from harness.config.regime import Regime
+from harness.errors import TestbedError
+from harness.testbed.base import LOOPBACK, Mount, Node, ProbeResult, Testbed
+from harness.testbed.caches import Caches, drop_caches
+from harness.testbed.connection import Connection, Lease, RemoteNode
+from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
+from harness.testbed.lifetime import Lifetime
+from harness.testbed.link import LinkKind
+from harness.testbed.link.base import Link
+from harness.testbed.link.hosts_link import HostsNetemLink, SocketLink
+from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
+from harness.testbed.local import local_mount
+from harness.testbed.mount import RemoteMounts
+from harness.testbed.probe import ProbeServer, probe
+
+__all__ = ["HostLostError", "HostsTestbed"]
+
+
+BEAT_S: Final = 2.0
+CACHES_TIMEOUT_S: Final = 120.0
+
+
+class HostLostError(TestbedError):
+    """A host of the run does not answer any more."""
+
+
+class HostsTestbed(Testbed):
+    """The hosts of an inventory that compute or store. It runs on the lead.
+
+    Args:
+        run_id: 1 to 32 letters and digits.
+        inventory: the hosts; the lead is this machine.
+        regimes: the regimes that the testbed will be set to.
+        link_kind: `relay` for a delay line behind the lead's control socket, `netem` for the hosts' own; `auto` for the
+            former where there is a socket.
+        caches: what the kernels forget before an epoch.
+        congestion: TCP's congestion control on this host, of those that its kernel has.
+        ssh_config: how the other hosts are reached.
+
+    Raises:
+        TestbedError: a host cannot be reached, or something is missing on it; the message names it and the remedy.
+    """
+
+    kind: Literal["ssh"] = "ssh"
+
+    def __init__(
+        self,
+        run_id: str,
+        inventory: Inventory,
+        regimes: Sequence[Regime],
+        *,
+        link_kind: LinkKind = "auto",
+        caches: Caches = "all",
+        congestion: str = CONGESTION_CONTROL,
+        ssh_config: Path = LEAD_SSH_CONFIG,
+    ) -> None:
+        super().__init__(run_id, caches)
+        self._lead = inventory.lead
+        self._ssh_config = ssh_config
+        self._hosts = {host.name: host for host in inventory.all if {"storage", "compute"} & set(host.roles)}
+        self._leases: dict[str, Lease] = {}
+        self._boots: dict[str, str] = {self._lead.name: boot_id()}
+        self._seen: list[Path] = []
+        """Mount points on this host."""
+        self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="leases", daemon=True)
+        with ExitStack() as stack:
+            self._lifetime = Lifetime(run_id)
+            stack.callback(self._lifetime.close)
+            self._lifetime.wait_guarded()
+            stack.callback(self._release)
+            others = [host for host in self._hosts.values() if host.name != self._lead.name]
+            for host in others:
+                self._leases[host.name] = Lease(self._connection(host), run_id)
+            self._beating.start()
+            facts = {name: lease.wait_ready() for name, lease in self._leases.items()}
+            self._boots |= {name: str(found["boot"]) for name, found in facts.items()}
+            folders = {name: Path(str(found["folder"])) for name, found in facts.items()}
+            self.computes = tuple(self._node(host, "compute", folders) for host in inventory.hosts("compute"))
+            self.storages = tuple(self._node(host, "storage", folders) for host in inventory.hosts("storage"))
+            self.compute, self.storage = self.computes[0], self.storages[0]
+            if any(not regime.is_local for regime in regimes):
+                self.link = self._open_link(link_kind)
+                stack.callback(self.link.close)
+                if congestion != CONGESTION_CONTROL:
+                    choose_congestion(None, congestion)
+                self._mounts = RemoteMounts(self.storage, self.compute, self._lifetime.names.folder)
+            self._stack = stack.pop_all()
+
+    @property
+    def remotes(self) -> tuple[RemoteNode, ...]:
+        """One node of each other host."""
+        nodes = {node.host: node for node in (*self.computes, *self.storages) if isinstance(node, RemoteNode)}
+        return tuple(nodes.values())
+
+    def shares_clock(self, host: str) -> bool:
+        """Whether a host's clock is this machine's own: a container or a namespace of the same kernel."""
+        return self._boots[host] == boot_id()
+
+    def require(self) -> None:
+        """Raise HostLostError, which names them, when hosts are lost."""
+        if lost := [f"host {name} is lost: {lease.lost}" for name, lease in self._leases.items() if lease.lost]:
+            raise HostLostError("; ".join(lost))
+
+    def set_regime(self, regime: Regime) -> None:
+        """Give the link the regime's delay and rate; a local regime leaves it alone."""
+        if not regime.is_local:
+            assert self.link is not None
+            self.link.set(regime)
+
+    def probe(self, regime: Regime) -> ProbeResult | None:
+        """Measure the idle link's round trip and rate, to the first storage host; None for a local regime."""
+        if regime.is_local:
+            return None
+        with ProbeServer(self.storage) as server:
+            return probe(self.compute.run, self.storage.address, server.port, regime)
+
+    @contextmanager
+    def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
+        """Let this host see `root` of the first storage host; in a local regime its own folder of that name."""
+        mounting = local_mount(self.compute, root) if regime.is_local else self._mounts.mount(root, regime)
+        with mounting as mount:
+            self._seen.append(mount.path)
+            try:
+                yield mount
+            finally:
+                self._seen.remove(mount.path)
+
+    def drop_caches(self, root: Path) -> str:
+        """Have the kernels of all hosts forget what they cache of the files under `root`; return how."""
+        argv = [sys.executable, "-m", "harness.testbed.caches", str(root), self._caches]
+        ways = {node.run(argv, CACHES_TIMEOUT_S).strip() for node in self.remotes}
+        # A folder of the storage hosts need not be on this one.
+        ways |= {drop_caches(seen, self._caches) for seen in (*([root] if root.is_dir() else []), *self._seen)}
+        return " and ".join(sorted(ways, reverse=True))
+
+    def describe(self) -> dict[str, object]:
+        """Describe the parts of the testbed."""
+        hosts = {
+            name: {"roles": list(host.roles), "data_address": host.data_address, "data_interface": host.data_interface}
+            for name, host in self._hosts.items()
+        }
+        parts: dict[str, object] = {"lead": self._lead.name, "hosts": hosts}
+        if self.link is not None:
+            parts |= {"link": self.link.describe(), "mount": self._mounts.describe()}
+        return {**super().describe(), **parts}
+
+    def close(self) -> None:
+        """Remove the link, mounts and processes on all hosts; closing twice is harmless."""
+        self._stack.close()
+
+    def _node(self, host: Host, role: Literal["storage", "compute"], folders: Mapping[str, Path]) -> Node:
+        address = host.data_address or LOOPBACK
+        node = Node(role, self.run_id, address, host.data_interface, host=host.name)
+        if host.name == self._lead.name:
+            return node
+        connection = self._leases[host.name].connection
+        return RemoteNode(
+            role,
+            self.run_id,
+            address,
+            host.data_interface,
+            host=host.name,
+            connection=connection,
+            there=folders[host.name],
+        )
+
+    def _connection(self, host: Host) -> Connection:
+        socket = self._lifetime.names.folder / f"ssh-{len(self._leases)}"
+        return Connection(host.name, ("-F", str(self._ssh_config), host.name), socket, host.python)
+
+    def _open_link(self, kind: LinkKind) -> Link:
+        socket = self._lead.link_socket
+        if not self.storage.is_remote:
+            raise TestbedError(
+                f"host {self.storage.host} both stores and computes, so no regime with a link is between them: use "
+                "testbed=netns on it, or another storage host"
+            )
+        if socket is not None and kind != "netem":
+            return SocketLink(self.compute, self.storage, Path(socket))
+        if kind == "relay":
+            raise TestbedError(
+                f"testbed.link=relay: host {self._lead.name} has no joulefeed_link_socket; use testbed.link=netem"
+            )
+        return HostsNetemLink(self.computes, [node for node in self.storages if node.is_remote])
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            for lease in list(self._leases.values()):
+                lease.beat()
+
+    def _release(self) -> None:
+        """Give the leases up, all at once; raises TestbedError for hosts on which something is left."""
+        problems: list[str] = []
+
+        def close(lease: Lease) -> None:
+            try:
+                lease.close()
+            except TestbedError as error:
+                problems.append(str(error))
+
+        with ThreadPoolExecutor(max(1, len(self._leases))) as threads:
+            list(threads.map(close, self._leases.values()))
+        self._over.set()
+        if self._beating.is_alive():
+            self._beating.join()
+        if problems:
+            raise TestbedError("; ".join(problems))

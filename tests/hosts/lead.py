@@ -1,0 +1,46 @@
+"""Namespace hosts as site.yml leaves them, as far as a run needs: the lead reaches the others, without Ansible."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from harness.config.validation import parse
+from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
+from tests.hosts.init import ADMIN
+from tests.hosts.namespaces import Hosts
+
+_WRITE = 'umask 077 && mkdir -p "$(dirname "$0")" && printf "%s\\n" "$1" >"$0"'
+
+
+def inventory_of(hosts: Hosts) -> Inventory:
+    """Return the inventory of namespace hosts without asking Ansible; compute hosts stand first."""
+    found = []
+    for name in sorted((each.name for each in hosts.machines), key=lambda name: (not name.startswith("compute"), name)):
+        variables = {
+            "ansible_host": hosts.address(name),
+            "ansible_user": ADMIN,
+            "ansible_ssh_private_key_file": str(hosts.key),
+            "ansible_ssh_common_args": shlex.join(hosts.ssh_options()),
+            "joulefeed_data_interface": "data0",
+            "joulefeed_data_address": hosts.data_address(name),
+            "joulefeed_python": sys.executable,
+        }
+        if hosts.link_socket is not None:
+            variables["joulefeed_link_socket"] = str(hosts.link_socket)
+        roles = tuple(role for role in ("control", "storage", "compute", "tsdb") if name in hosts.roles[role])
+        found.append(parse(Host, {**variables, "name": name, "roles": roles}, name))
+    return Inventory(str(hosts.inventory), tuple(found))
+
+
+def connect_lead(hosts: Hosts, lead: str = "compute1") -> None:
+    """Let root on the lead reach the other hosts, by the configuration that site.yml would write."""
+    folder = LEAD_SSH_CONFIG.parent
+    config = "".join(
+        f"Host {each.name}\n  HostName {hosts.address(each.name)}\n" for each in hosts.machines if each.name != lead
+    )
+    config += f"Host *\n  User {ADMIN}\n  IdentityFile {folder}/id\n  IdentitiesOnly yes\n"
+    config += f"  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile none"
+    files = {"id": hosts.key.read_text().strip(), "known_hosts": hosts.known_hosts.read_text().strip()}
+    for name, text in {**files, "config": config}.items():
+        hosts.run(lead, "sh", "-euc", _WRITE, str(folder / name), text)
