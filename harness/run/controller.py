@@ -53,7 +53,7 @@ def run_on_hosts(
         resumed = None
         if cfg.resume is not None:
             resumed = RunFolder.find(str(cfg.resume), results_dir)
-            stack.enter_context(resumed.lock())
+            stack.enter_context(resumed.hold_lock())
         stack.enter_context(_set_up(inventory, progress, keep=experiment.testbed.keep))
         lead = _Lead(inventory, experiment, cfg, command, resumed)
         stack.enter_context(lead)
