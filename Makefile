@@ -4,8 +4,8 @@ PYTHON := .venv/bin/python
 EXPERIMENT ?= wan30ms
 ARGS ?=
 TESTS ?= tests
-# As many workers as processors, four at most: tests wait for each other where their marker says so.
-WORKERS := -n logical --maxprocesses 4 --dist worksteal
+# tests/conftest.py says how many; tests wait for each other where their marker says so.
+WORKERS := -n logical --dist worksteal
 
 .PHONY: help run test test-fast gpu-smoke lint server tensorflow ansible setup bench lock clean
 
@@ -16,10 +16,10 @@ run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smo
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
 
 test: setup lint server tensorflow ansible ## set up, then lint and every test; TESTS=tests/loaders for some
-	playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
-	$(PYTHON) -m pytest --fast $(WORKERS) $(TESTS) $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest --fast $(WORKERS) $(TESTS) $(ARGS)
 
 gpu-smoke: setup   ## a short check of all that needs an NVIDIA GPU; refuses to run without one
 	playbooks/gpu_smoke.sh

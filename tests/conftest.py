@@ -3,12 +3,14 @@
 `process` marks tests that start processes, servers or namespaces, or take seconds: `--fast` leaves them out, and fails
 every other test that starts a process or connects to another host. `serial` marks tests that other tests would disturb:
 they remove what dead runs have left, or judge how long something took. With pytest-xdist such a test runs while no
-other test does.
+other test does. Serial tests come first, one after the other, and tests without a marker last: they are short, so that
+the workers end together.
 """
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import sys
@@ -18,6 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+# The engines that tests import are many objects, which are there to the end: garbage is not looked for among them.
+gc.disable()
 
 # A shell that starts something in the background has it ignore Ctrl-C, and so would all that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -96,6 +101,26 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Turns())
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One worker more than processors, for tests that start processes mostly wait for them; four at most."""
+    return min(4, len(os.sched_getaffinity(0)) + (not config.getoption("--fast")))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker("serial"):
+        return 0
+    return 1 if item.get_closest_marker("process") else 2
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
 class _Fast:
     """Leaves out the tests with the marker `process` and guards the others."""
 
@@ -125,14 +150,19 @@ class _Turns:
     def __init__(self) -> None:
         # While a worker waits for the room it keeps the door: a serial test need not wait until the others pause.
         self._door, self._room = os.open(__file__, os.O_RDONLY), os.open(Path(__file__).parent, os.O_RDONLY)
+        self._alone = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        alone = item.get_closest_marker("serial") is not None
-        fcntl.flock(self._door, fcntl.LOCK_EX)
-        fcntl.flock(self._room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(self._door, fcntl.LOCK_UN)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+        if not self._alone:
+            self._alone = item.get_closest_marker("serial") is not None
+            fcntl.flock(self._door, fcntl.LOCK_EX)
+            fcntl.flock(self._room, fcntl.LOCK_EX if self._alone else fcntl.LOCK_SH)
+            fcntl.flock(self._door, fcntl.LOCK_UN)
         try:
             return (yield)
         finally:
-            fcntl.flock(self._room, fcntl.LOCK_UN)
+            # It stays alone for the next serial test: the others would run only one test each in between.
+            self._alone = self._alone and nextitem is not None and nextitem.get_closest_marker("serial") is not None
+            if not self._alone:
+                fcntl.flock(self._room, fcntl.LOCK_UN)
