@@ -73,28 +73,34 @@ class Running:
 
 @pytest.fixture
 def start(tmp_path):
+    """Start so many harnesses at once."""
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "a.jpg").write_bytes(os.urandom(50_000))
-    started: list[Running] = []
+    started: list[tuple[subprocess.Popen, RunNames]] = []
+    running: list[Running] = []
 
-    def _start() -> Running:
-        names = RunNames(f"c{uuid4().hex[:8]}", state_root())
-        process = subprocess.Popen(
-            [sys.executable, "-c", HARNESS, names.run_id, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        said = json.loads(process.stdout.readline())
-        started.append(Running(process, names, said["reaper"], said["relay"]))
-        return started[-1]
+    def _start(count: int) -> list[Running]:
+        for _ in range(count):
+            names = RunNames(f"c{uuid4().hex[:8]}", state_root())
+            process = subprocess.Popen(
+                [sys.executable, "-c", HARNESS, names.run_id, str(tmp_path)],
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            started.append((process, names))
+        for process, names in started[-count:]:
+            said = json.loads(process.stdout.readline())
+            running.append(Running(process, names, said["reaper"], said["relay"]))
+        return running[-count:]
 
     yield _start
-    for running in started:
-        running.process.kill()
-        running.process.wait()
-        running.process.stdout.close()
-        running.wait_nothing_left()
+    for process, _ in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    for each in running:
+        each.wait_nothing_left()
 
 
 def _alive(pid: int) -> bool:
@@ -110,39 +116,33 @@ def _kill(running: Running, *pids: int) -> None:
     running.process.wait()
 
 
-def test_reaper_removes_everything_of_a_killed_harness(start):
-    running = start()
-    assert running.left()
-    _kill(running, running.process.pid)
-    assert running.wait_nothing_left() == []
+def test_reaper_removes_everything_of_a_killed_harness_and_of_a_killed_group(start):
+    harness, group = start(2)
+    assert harness.left() and group.left()
+    _kill(harness, harness.process.pid)
+    os.killpg(group.process.pid, signal.SIGKILL)
+    group.process.wait()
+    assert harness.wait_nothing_left() == []
+    assert group.wait_nothing_left() == []
 
 
-def test_reaper_survives_the_end_of_the_harness_group(start):
-    running = start()
-    os.killpg(running.process.pid, signal.SIGKILL)
-    running.process.wait()
-    assert running.wait_nothing_left() == []
-
-
-def test_clean_removes_what_is_left_when_the_reaper_was_killed_too(start):
-    running = start()
-    _kill(running, running.reaper, running.process.pid)
-    assert running.names.state_file.exists()
-    removed = [line for line in clean() if running.names.run_id in line]
+def test_clean_removes_a_run_whose_reaper_was_killed_too_and_neither_a_living_one_nor_data(start, tmp_path):
+    living, dead = start(2)
+    _kill(dead, dead.reaper, dead.process.pid)
+    assert dead.names.state_file.exists()
+    lines = clean()
+    removed = [line for line in lines if dead.names.run_id in line]
     assert any("namespace" in line for line in removed)
     assert any("mount" in line for line in removed)
-    assert running.wait_nothing_left() == []
-
-
-def test_clean_leaves_a_living_run_alone(start):
-    running = start()
-    assert not [line for line in clean() if running.names.run_id in line]
-    assert all(path.exists() for path in running.names.namespace_paths)
-    assert mounts_below(running.names.folder)
+    assert dead.wait_nothing_left() == []
+    assert not [line for line in lines if living.names.run_id in line]
+    assert all(path.exists() for path in living.names.namespace_paths)
+    assert mounts_below(living.names.folder)
+    assert (tmp_path / "class" / "a.jpg").stat().st_size == 50_000
 
 
 def test_command_line_clean_tells_what_it_removed_and_then_that_there_is_nothing(start):
-    running = start()
+    (running,) = start(1)
     _kill(running, running.reaper, running.process.pid)
     command = [sys.executable, "-m", "harness.testbed", "clean"]
     first = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -150,10 +150,3 @@ def test_command_line_clean_tells_what_it_removed_and_then_that_there_is_nothing
     second = subprocess.run(command, capture_output=True, text=True, check=True)
     assert running.names.run_id not in second.stdout
     assert running.wait_nothing_left() == []
-
-
-def test_data_behind_a_mount_survives_the_clean_up(start, tmp_path):
-    running = start()
-    _kill(running, running.reaper, running.process.pid)
-    clean()
-    assert (tmp_path / "class" / "a.jpg").stat().st_size == 50_000

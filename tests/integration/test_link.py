@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ from harness.testbed.link.namespace import inside, run_in
 from harness.testbed.link.roundtrip import Pinger
 from harness.testbed.probe import ProbeServer, probe
 
+serial = pytest.mark.serial
+"""What else runs may spoil what these tests measure."""
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.serial,
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
 ]
@@ -36,15 +38,36 @@ BUSY = {"rtt", "rate", "jitter"}
 FAR = Regime(name="far", rtt_ms=40.0, rate_gbit=1.0)
 
 
-@pytest.fixture
-def namespaces():
+@contextlib.contextmanager
+def namespaces_of_two_hosts() -> Iterator[tuple[str, str]]:
     run_id = uuid.uuid4().hex[:8]
     names = [f"jft-{run_id}-{role}" for role in ("storage", "compute")]
     for name in names:
         subprocess.run(["ip", "netns", "add", name], check=True)
-    yield tuple(f"/run/netns/{name}" for name in names)
-    for name in names:
-        subprocess.run(["ip", "netns", "del", name], check=True)
+    try:
+        yield f"/run/netns/{names[0]}", f"/run/netns/{names[1]}"
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.fixture
+def namespaces():
+    with namespaces_of_two_hosts() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_namespaces():
+    with namespaces_of_two_hosts() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_link(shared_namespaces):
+    """A link whose regime tests change."""
+    with open_link(*shared_namespaces, kind="relay") as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -102,24 +125,27 @@ def test_a_link_gives_both_ends_their_address_and_takes_everything_away_again(na
     link.close()
 
 
-def test_every_round_trip_takes_at_least_the_regimes(link, namespaces):
-    link.set(FAR)
+@serial
+def test_every_round_trip_takes_at_least_the_regimes(shared_link, shared_namespaces):
+    shared_link.set(FAR)
     # The kernel and the relay add some of their own, which calibration takes off the delay: a few per cent.
-    assert min(round_trips_ms(namespaces[1])) > 0.9 * FAR.rtt_ms
+    assert min(round_trips_ms(shared_namespaces[1])) > 0.9 * FAR.rtt_ms
 
 
-def test_a_running_link_changes_to_another_regime(link, namespaces):
-    link.set(FAR)
-    link.set(NEAR)
-    assert min(round_trips_ms(namespaces[1])) < FAR.rtt_ms / 2
-    assert link.describe()["regime"] == "near"
+@serial
+def test_a_running_link_changes_to_another_regime(shared_link, shared_namespaces):
+    shared_link.set(FAR)
+    shared_link.set(NEAR)
+    assert min(round_trips_ms(shared_namespaces[1])) < FAR.rtt_ms / 2
+    assert shared_link.describe()["regime"] == "near"
 
 
-def test_saturating_flows_lose_nothing_and_are_counted(link, namespaces):
-    link.set(NEAR)
-    before = link.counters()
-    assert measured_rate_gbit(namespaces, NEAR) is not None
-    after = link.counters()
+@serial
+def test_saturating_flows_lose_nothing_and_are_counted(shared_link, shared_namespaces):
+    shared_link.set(NEAR)
+    before = shared_link.counters()
+    assert measured_rate_gbit(shared_namespaces, NEAR) is not None
+    after = shared_link.counters()
     assert after.drops == 0
     assert after.bytes - before.bytes > 1_000_000
     assert after.packets > before.packets
@@ -140,21 +166,25 @@ def test_without_tbf_the_relay_caps_the_rate_itself(namespaces, monkeypatch):
     assert 0 < carried_bits < 2 * slow.rate_gbit * 1e9 * (elapsed + 0.1)
 
 
-def test_wanted_losses_are_lost_and_are_no_drops(link, namespaces):
-    link.set(Regime(name="lossy", rtt_ms=0.5, rate_gbit=1.0, loss_pct=20.0))
-    with inside(namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as pinger:
+@serial
+def test_wanted_losses_are_lost_and_are_no_drops(shared_link, shared_namespaces):
+    shared_link.set(Regime(name="lossy", rtt_ms=0.5, rate_gbit=1.0, loss_pct=20.0))
+    with inside(shared_namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as pinger:
         answered = len(pinger.ping(1.0, max_requests=100))
     assert 30 < answered < 95
-    assert link.counters().drops == 0
+    assert shared_link.counters().drops == 0
 
 
-def test_a_link_with_loss_and_jitter_is_found_to_do_as_asked_and_one_that_does_not_is_not(link, namespaces):
+@serial
+def test_a_link_with_loss_and_jitter_is_found_to_do_as_asked_and_one_that_does_not_is_not(
+    shared_link, shared_namespaces
+):
     asked = Regime(name="far", rtt_ms=30.0, rate_gbit=0.1, jitter_ms=2.0, loss_pct=1.0)
-    link.set(asked)
-    assert unkept(namespaces, asked) <= BUSY
-    link.set(Regime(name="other", rtt_ms=30.0, rate_gbit=0.05, loss_pct=2.0))
-    assert unkept(namespaces, asked) >= {"jitter", "rate", "loss_to_compute", "loss_to_storage"}
-    assert link.counters().drops == 0
+    shared_link.set(asked)
+    assert unkept(shared_namespaces, asked) <= BUSY
+    shared_link.set(Regime(name="other", rtt_ms=30.0, rate_gbit=0.05, loss_pct=2.0))
+    assert unkept(shared_namespaces, asked) >= {"jitter", "rate", "loss_to_compute", "loss_to_storage"}
+    assert shared_link.counters().drops == 0
 
 
 def test_provenance_tells_what_the_link_is_made_of(link):
@@ -168,9 +198,10 @@ def test_provenance_tells_what_the_link_is_made_of(link):
     json.dumps(told)
 
 
-def test_a_local_regime_is_refused(link):
+@serial
+def test_a_local_regime_is_refused(shared_link):
     with pytest.raises(TestbedError, match=r"regimes\.local\.rate_gbit"):
-        link.set(Regime(name="local"))
+        shared_link.set(Regime(name="local"))
 
 
 def test_a_namespace_that_is_missing_is_named(namespaces):
@@ -179,23 +210,19 @@ def test_a_namespace_that_is_missing_is_named(namespaces):
     assert interfaces(namespaces[0]) == ["lo"]
 
 
-def test_a_second_link_in_the_same_namespaces_is_refused(link, namespaces):
+@serial
+def test_a_second_link_in_the_same_namespaces_is_refused(shared_link, shared_namespaces):
     with pytest.raises(TestbedError, match=INTERFACE):
-        open_link(*namespaces, kind="relay")
-    link.set(NEAR)
+        open_link(*shared_namespaces, kind="relay")
+    shared_link.set(NEAR)
 
 
-def test_two_links_live_side_by_side(link):
-    run_id = uuid.uuid4().hex[:8]
-    with contextlib.ExitStack() as stack:
-        names = [f"jft-{run_id}-{role}" for role in ("storage", "compute")]
-        for name in names:
-            subprocess.run(["ip", "netns", "add", name], check=True)
-            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=True)
-        other = stack.enter_context(open_link(*(f"/run/netns/{name}" for name in names), kind="relay"))
-        link.set(NEAR)
+@serial
+def test_two_links_live_side_by_side(shared_link):
+    with namespaces_of_two_hosts() as others, open_link(*others, kind="relay") as other:
+        shared_link.set(NEAR)
         other.set(FAR)
-        assert min(round_trips_ms(f"/run/netns/{names[1]}")) > 0.9 * FAR.rtt_ms
+        assert min(round_trips_ms(others[1])) > 0.9 * FAR.rtt_ms
 
 
 def test_a_relay_that_is_killed_is_reported_with_its_pid(link):

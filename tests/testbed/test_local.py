@@ -15,7 +15,7 @@ from harness.system.process import processes_of_run
 from harness.testbed import clean, open_testbed
 from harness.testbed.state import RunNames, state_root
 
-pytestmark = [pytest.mark.process, pytest.mark.serial]
+pytestmark = pytest.mark.process
 
 LOCAL = Regime(name="local")
 WAN = Regime(name="wan", rtt_ms=30.0, rate_gbit=10.0)
@@ -86,6 +86,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.serial
 def test_clean_ends_the_stopped_reaper_of_a_killed_harness(run_id):
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HARNESS, run_id], text=True, **pipes) as process:

@@ -13,7 +13,7 @@ import pytest
 
 from loaders import Loader
 
-pytestmark = [pytest.mark.process, pytest.mark.serial]
+pytestmark = pytest.mark.process
 
 EPOCHS = 24
 SETTLED = 8
