@@ -7,6 +7,7 @@ import ast
 import re
 import sys
 from collections import defaultdict
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def module_of(path):
 MODULES = {module_of(path): path for package in LOWER for path in sorted((ROOT / package).rglob("*.py"))}
 
 
+@cache
+def parsed(module):
+    return ast.parse(MODULES[module].read_text())
+
+
+@cache
 def imported(module):
     """Return the modules that a module imports when it is loaded, not for annotations alone."""
     found = set()
@@ -45,14 +52,14 @@ def imported(module):
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(MODULES[module].read_text()))
+    visit(parsed(module))
     return {name for name in found if name in MODULES and name != module}
 
 
 def everything_imported(module):
     """Return also the modules that functions of a module import."""
     names = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+    for node in ast.walk(parsed(module)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

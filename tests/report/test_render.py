@@ -13,31 +13,37 @@ from harness.report import read_report, render
 from harness.report.__main__ import main
 from harness.report.figures import check_figures
 from harness.results.reader import read_results
+from tests.report.conftest import FolderBuilder
 
 
 def page(folder):
     return (folder / "report.html").read_text()
 
 
-def test_everything_is_drawn_from_the_folder_and_listed(build):
-    folder = build().write()
-    drawn = {str(path.relative_to(folder)) for path in render(read_report(folder)).files}
-    assert drawn == {"claims.json", "figures/emlio_fig5.png", "figures/emlio_fig5.svg", "report.html"}
+@pytest.fixture(scope="module")
+def rendered(tmp_path_factory):
+    """The folder of a run of three loaders near and far, with its report, and what was drawn."""
+    folder = FolderBuilder(tmp_path_factory.mktemp("rendered") / "2025-11-20T13-00-00.000Z_wan30ms").write()
+    return folder, render(read_report(folder))
+
+
+def test_everything_is_drawn_from_the_folder_and_listed(rendered):
+    folder, drawn = rendered
+    files = {str(path.relative_to(folder)) for path in drawn.files}
+    assert files == {"claims.json", "figures/emlio_fig5.png", "figures/emlio_fig5.svg", "report.html"}
     claims = json.loads((folder / "claims.json").read_text())
     assert set(claims[0]) == {"id", "claim", "source", "expected", "actual", "verdict", "reason"}
 
 
-def test_drawing_again_replaces_what_was_drawn(build):
-    folder = build(regimes=("local",)).write()
-    first = render(read_report(folder))
+def test_drawing_again_replaces_what_was_drawn(rendered):
+    folder, first = rendered
     words = list(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
     assert render(read_report(folder)) == first
     assert list(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext()) == words
 
 
-def test_the_figure_labels_estimates_and_holds_the_paper_s_values(build):
-    folder = build().write()
-    render(read_report(folder))
+def test_the_figure_labels_estimates_and_holds_the_paper_s_values(rendered):
+    folder, _ = rendered
     text = " ".join(ET.parse(folder / "figures/emlio_fig5.svg").getroot().itertext())
     for words in ("hatched: estimate, not measured", "EMLIO", "4230 s", "36.4 kJ", "not in the text", "(paper 24.1×)"):
         assert words in text
@@ -52,9 +58,8 @@ def test_a_measured_figure_has_no_hatch(build):
     assert "DRAM joules" in svg
 
 
-def test_the_page_needs_nothing_beside_it(build):
-    folder = build().write()
-    render(read_report(folder))
+def test_the_page_needs_nothing_beside_it(rendered):
+    folder, _ = rendered
     text = page(folder)
     assert not re.search(r"""(src|href)=["'](?!#)""", text.replace("xlink:href", "xlink_href"))
     assert "@import" not in text
@@ -64,7 +69,9 @@ def test_the_page_needs_nothing_beside_it(build):
 
 
 def test_the_page_names_a_regime_by_its_loss_and_jitter_too(build):
-    folder = build(regimes=("local", "wan_lossy")).write()
+    builder = build(regimes=("local", "wan_lossy"))
+    builder.config["figures"] = []
+    folder = builder.write()
     render(read_report(folder))
     assert "30 ms, 0.1 % loss, 2 ms jitter" in page(folder)
 
@@ -348,7 +355,9 @@ def test_a_run_that_was_not_alone_is_told_beside_the_energy(build):
 
 
 def test_claims_are_judged_once_for_the_table_the_page_and_claims_json(build, monkeypatch, capsys):
-    folder = build().write()
+    builder = build()
+    builder.config["figures"] = []
+    folder = builder.write()
     calls = []
     monkeypatch.setattr(import_module("harness.report.render"), "judge", lambda results: calls.append(results) or ())
     assert main([str(folder)]) == 0
