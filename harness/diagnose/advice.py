@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from harness.diagnose.diagnosis import Diagnosis, Stage
 from harness.report.labels import UNKNOWN, megabytes, significant
 
-__all__ = ["changes", "in_ms"]
+__all__ = ["format_ms", "suggest_changes"]
 
 _NATIVE = ("dali", "spdl", "streaming")
 """Loaders that leave Python for native code or threads."""
 
 
-def changes(diagnosis: Diagnosis, knee: int, limit: str, stage: Stage) -> tuple[str, ...]:
+def suggest_changes(diagnosis: Diagnosis, knee: int, limit: str, stage: Stage) -> tuple[str, ...]:
     """Return what to change, the most promising first."""
     subject = diagnosis.subject
     key = f"loader.{subject.workers_key}"
@@ -57,8 +57,8 @@ def _cores(diagnosis: Diagnosis) -> str:
         return f"These {cores} cores to itself: {needed} would feed it."
     text = f"{needed} cores would feed it as it is ({cores} are here)"
     if (spare := cores * diagnosis.compute_s - diagnosis.compute_cpu_s) > 0:
-        takes = in_ms(diagnosis.load_cpu_s)
-        text += f"; on these, a batch may take {in_ms(spare)} of processor time, and takes {takes}"
+        takes = format_ms(diagnosis.load_cpu_s)
+        text += f"; on these, a batch may take {format_ms(spare)} of processor time, and takes {takes}"
     return f"{text}."
 
 
@@ -102,6 +102,6 @@ def _reading(diagnosis: Diagnosis) -> Iterable[str]:
         )
 
 
-def in_ms(seconds: float | None) -> str:
+def format_ms(seconds: float | None) -> str:
     """Write a duration given in s in ms."""
     return UNKNOWN if seconds is None else f"{significant(seconds * 1e3)} ms"

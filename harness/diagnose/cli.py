@@ -65,9 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(argv: Sequence[str], console: Console) -> None:
-    from harness.diagnose.request import request_from
+    from harness.diagnose.request import make_request
 
-    request = request_from(argv)
+    request = make_request(argv)
     from harness.diagnose.run import diagnose
     from harness.results.folder import make_folder
     from harness.run.progress import Progress
@@ -89,7 +89,7 @@ def _show(folder: Path) -> None:
     from harness.diagnose.figure import draw
     from harness.diagnose.table import print_diagnosis
     from harness.diagnose.verdict import judge
-    from harness.report.figures.style import house_style, save
+    from harness.report.figures.style import save, use_house_style
     from harness.results.files import refuse_damage
 
     stored = read_diagnosis(folder)
@@ -97,7 +97,7 @@ def _show(folder: Path) -> None:
         judge(stored)
     console = Console()
     print_diagnosis(stored, console)
-    with house_style("diagnose"):
+    with use_house_style("diagnose"):
         png, _ = save(draw(stored), folder / "diagnose")
     console.print(f"\nfigure: {png}", highlight=False, markup=False, soft_wrap=True)
 

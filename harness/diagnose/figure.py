@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.diagnose.diagnosis import KINDS, Diagnosis
-from harness.diagnose.verdict import FED, Verdict, judge, stage_s
-from harness.report.figures.marks import note, sheet
+from harness.diagnose.verdict import FED, Verdict, compute_stage_s, judge
+from harness.report.figures.marks import make_sheet, write_note
 from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import percent, significant, spell
 
@@ -29,7 +29,7 @@ _LOW = 0.12
 def draw(diagnosis: Diagnosis) -> Figure:
     """Draw one figure of two panels from the stored diagnosis."""
     verdict = judge(diagnosis)
-    figure = sheet((9.0, 6.4), {"w_pad": 0.1, "h_pad": 0.08, "hspace": 0.06})
+    figure = make_sheet((9.0, 6.4), {"w_pad": 0.1, "h_pad": 0.08, "hspace": 0.06})
     top, bottom = figure.subplots(2, 1, height_ratios=[1.0 if diagnosis.subject.runs_pipeline else 1.4, 2.1])
     _race(top, diagnosis)
     _utilisation(bottom, diagnosis, verdict)
@@ -38,7 +38,7 @@ def draw(diagnosis: Diagnosis) -> Figure:
 
 def _race(axes: Axes, diagnosis: Diagnosis) -> None:
     """Draw t_load by stages above t_compute, on one axis of milliseconds."""
-    inside = sum(stage_s(diagnosis, stage) for stage in diagnosis.stages)
+    inside = sum(compute_stage_s(diagnosis, stage) for stage in diagnosis.stages)
     longest = max(inside, diagnosis.load_s, diagnosis.compute_s)
     own = diagnosis.subject.runs_pipeline
     rows = [("t_load, one worker", diagnosis.load_s), ("t_compute", diagnosis.compute_s)]
@@ -69,7 +69,7 @@ def _stack(axes: Axes, y: int, diagnosis: Diagnosis, longest: float) -> None:
     left = 0.0
     narrow: list[str] = []
     for stage in diagnosis.stages:
-        width = stage_s(diagnosis, stage)
+        width = compute_stage_s(diagnosis, stage)
         colour = _COLOURS[stage.kind]
         axes.barh(y, 1e3 * width, 0.56, left=1e3 * left, color=colour, edgecolor=SURFACE, linewidth=0.8)
         if width > max(_ROOM_FOR_NUMBER, _ROOM_FOR_LETTER * len(stage.name)) * longest:
@@ -83,7 +83,7 @@ def _stack(axes: Axes, y: int, diagnosis: Diagnosis, longest: float) -> None:
         _write(axes, text, (0, y + 0.28), (0, -3), va="top", fontsize=8, color=MUTED)
 
 
-_write = partial(note, coordinates="data")
+_write = partial(write_note, coordinates="data")
 
 
 def _utilisation(axes: Axes, diagnosis: Diagnosis, verdict: Verdict) -> None:
@@ -145,7 +145,7 @@ def _mark(axes: Axes, workers: Sequence[int], verdict: Verdict) -> None:
         axes.axvline(place, color=GRID, linewidth=6, zorder=0)
         style = {"ha": "center", "va": "top", "fontsize": 8, "color": MUTED}
         box = {"facecolor": SURFACE, "edgecolor": "none", "pad": 1.5}
-        note(axes, text, (place, 1.0), (0, -3), coordinates=("data", "axes fraction"), bbox=box, **style)
+        write_note(axes, text, (place, 1.0), (0, -3), coordinates=("data", "axes fraction"), bbox=box, **style)
 
 
 def _title(diagnosis: Diagnosis) -> str:

@@ -21,7 +21,7 @@ from harness.errors import ConfigError
 from harness.run.components import check_dataset, check_loader, check_workload
 from harness.system.disk import folder_of
 
-__all__ = ["Request", "request_from", "spelled_out", "workload_datasets"]
+__all__ = ["Request", "list_workload_datasets", "make_request", "spell_out"]
 
 _WORKLOAD, _LOADER = "resnet50", "pytorch"
 
@@ -52,19 +52,19 @@ class Request:
     command: str
 
 
-def workload_datasets() -> dict[str, str]:
+def list_workload_datasets() -> dict[str, str]:
     """Return the dataset that each workload reads by default, by the names of their YAML files."""
     text = resources.files("conf").joinpath("diagnose.yaml").read_text(encoding="utf-8")
     found: dict[str, str] = yaml.safe_load(text)["diagnose"]["datasets"]
     return found
 
 
-def request_from(argv: Sequence[str]) -> Request:
+def make_request(argv: Sequence[str]) -> Request:
     """Compose and check what the arguments ask for; raises ConfigError naming the key."""
     arguments = split(argv)
     if arguments.needs_hydra_main:
         raise ConfigError(f"{arguments.flags[0]}: no such flag; --help shows what can be given")
-    cfg = compose_config("diagnose", spelled_out(arguments.overrides), arguments.folder)
+    cfg = compose_config("diagnose", spell_out(arguments.overrides), arguments.folder)
     if OmegaConf.is_dict(cfg.regimes):  # a link would be refused for another reason
         _check_alone("regimes", cfg.regimes, "local files, and so the regime local")
     experiment = experiment_from(cfg)
@@ -102,7 +102,7 @@ def _check_alone(group: str, named: Iterable[object], one: str) -> None:
         raise ConfigError(f"{group} {', '.join(names)}: a diagnosis is of {one} alone; leave the others out")
 
 
-def spelled_out(argv: Sequence[str]) -> list[str]:
+def spell_out(argv: Sequence[str]) -> list[str]:
     """Return the arguments as overrides of conf/diagnose.yaml: one workload, its dataset, and one loader.
 
     Raises ConfigError for a workload without a known dataset.
@@ -115,7 +115,7 @@ def spelled_out(argv: Sequence[str]) -> list[str]:
             chosen[group] = value
         else:
             rest.append(argument)
-    workload, known = chosen["workload"], workload_datasets()
+    workload, known = chosen["workload"], list_workload_datasets()
     if not any(argument.startswith("dataset=") for argument in rest):
         if workload not in known:
             near = nearest(workload, known)

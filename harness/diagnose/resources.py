@@ -13,7 +13,7 @@ import psutil
 from harness.diagnose.diagnosis import Machine
 from harness.system.procfs import cpu_s, family, host_cpu_s
 
-__all__ = ["Meter", "Usage", "machine_of"]
+__all__ = ["Meter", "Usage", "describe_machine"]
 
 _SECTOR_BYTES: Final = 512
 """Of the kernel's block statistics, whatever the disk's own (Documentation/block/stat.rst)."""
@@ -59,7 +59,7 @@ class Meter:
         return time.monotonic(), cpu_s(family(os.getpid())), *host_cpu_s(), *_disk(self._root)
 
 
-def machine_of(root: Path) -> Machine:
+def describe_machine(root: Path) -> Machine:
     """Return what a loader of the files under `root` has to work with."""
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
     path = root.resolve()

@@ -11,17 +11,17 @@ from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle
 from harness.diagnose.diagnosis import Diagnosis, Point, Stage, Subject
 from harness.diagnose.request import Request
-from harness.diagnose.resources import machine_of
+from harness.diagnose.resources import describe_machine
 from harness.diagnose.stages import StageReport, time_stages
 from harness.diagnose.sweep import (
     Compute,
     Load,
     Rig,
     Tick,
+    find_workers_key,
     measure_compute,
     measure_load,
     measure_point,
-    workers_key,
 )
 from harness.diagnose.verdict import FED, NEAR
 from harness.results.provenance import describe_host, describe_source, list_packages
@@ -38,7 +38,7 @@ _LOAD_SHARE: Final = 0.10
 
 def diagnose(request: Request, progress: Progress) -> Diagnosis:
     """Measure; nothing is written. Raises HarnessError, and LoaderError naming a sample or worker."""
-    key = workers_key(request.loader.key, request.loader.target)
+    key = find_workers_key(request.loader.key, request.loader.target)
     accelerator = request.accelerator.model_dump()
     workload: Workload = instantiate(request.workload.target, request.workload.params)
     choose_kind(accelerator, workload.name)  # what cannot be run is refused before a dataset is made
@@ -47,7 +47,7 @@ def diagnose(request: Request, progress: Progress) -> Diagnosis:
     _phase(progress, "warming up the step")
     step = make_step(workload, accelerator, request.seed)
     step.warm_up()
-    machine = machine_of(handle.samples.root)
+    machine = describe_machine(handle.samples.root)
     rig = Rig(request.loader, key, handle.samples, workload, step, request.seed, machine.cores)
     deadline = time.monotonic() + request.budget_s
     report = time_stages(

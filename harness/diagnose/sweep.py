@@ -21,7 +21,7 @@ from harness.workloads import Step, Workload
 from harness.workloads.overlap import shared, simulate
 from loaders.base import Batch, Loader, Samples
 
-__all__ = ["Compute", "Load", "Rig", "Tick", "measure_compute", "measure_load", "measure_point", "workers_key"]
+__all__ = ["Compute", "Load", "Rig", "Tick", "find_workers_key", "measure_compute", "measure_load", "measure_point"]
 
 Tick = Callable[[int, int], None]
 """Called with how many steps are done, and of how many."""
@@ -78,7 +78,7 @@ class Rig:
             {
                 **self.loader.params,
                 self.key: workers,
-                "samples": repeated(self.samples, batches * self.workload.batch_size),
+                "samples": repeat(self.samples, batches * self.workload.batch_size),
                 "transform": self.workload.transform,
                 "batch_size": self.workload.batch_size,
                 "seed": self.seed,
@@ -88,7 +88,7 @@ class Rig:
         return loader
 
 
-def workers_key(name: str, target: str) -> str:
+def find_workers_key(name: str, target: str) -> str:
     """Return the argument by which a loader takes its number of workers; raises ConfigError when it has none."""
     found = next((key for key in WORKERS_KEYS if takes(target, key)), None)
     if found is None:
@@ -99,7 +99,7 @@ def workers_key(name: str, target: str) -> str:
     return found
 
 
-def repeated(samples: Samples, count: int) -> Samples:
+def repeat(samples: Samples, count: int) -> Samples:
     """Return the samples, again and again until there are `count`, so that an epoch is as long as is wanted."""
     times = math.ceil(count / len(samples))
     if times <= 1:

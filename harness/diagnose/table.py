@@ -10,11 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.diagnose.advice import in_ms
+from harness.diagnose.advice import format_ms
 from harness.diagnose.diagnosis import Diagnosis
-from harness.diagnose.verdict import FED, Verdict, judge, stage_s
+from harness.diagnose.verdict import FED, Verdict, compute_stage_s, judge
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
-from harness.report.terminal import plain_table, print_whole
+from harness.report.terminal import make_plain_table, print_whole
 
 __all__ = ["print_diagnosis"]
 
@@ -67,9 +67,9 @@ def _times(diagnosis: Diagnosis, verdict: Verdict) -> Table:
     for justify in ("left", "right", "left"):
         grid.add_column(justify=justify)
     grid.add_row(
-        Text("t_load", "bold"), in_ms(diagnosis.load_s), Text("a batch from one worker, nothing trained", "dim")
+        Text("t_load", "bold"), format_ms(diagnosis.load_s), Text("a batch from one worker, nothing trained", "dim")
     )
-    grid.add_row(Text("t_compute", "bold"), in_ms(diagnosis.compute_s), Text("a step on one cached batch", "dim"))
+    grid.add_row(Text("t_compute", "bold"), format_ms(diagnosis.compute_s), Text("a step on one cached batch", "dim"))
     ratio = significant(diagnosis.load_s / diagnosis.compute_s)
     grid.add_row(Text("ratio", "bold"), ratio, Text(f"so ⌈ratio⌉ = {verdict.expected} would hide loading", "dim"))
     return grid
@@ -86,9 +86,9 @@ def _stages(diagnosis: Diagnosis, verdict: Verdict) -> Table:
         "p99",
         left=("stage", "share"),
     )
-    total = sum(stage_s(diagnosis, stage) for stage in diagnosis.stages)
+    total = sum(compute_stage_s(diagnosis, stage) for stage in diagnosis.stages)
     for stage in diagnosis.stages:
-        share = stage_s(diagnosis, stage) / total
+        share = compute_stage_s(diagnosis, stage) / total
         style = "bold yellow" if stage is verdict.stage else ""
         bar = ("▇" * round(_BAR * share), style or "dim")
         row = [
@@ -131,7 +131,7 @@ def _workers(diagnosis: Diagnosis, verdict: Verdict) -> Table:
 
 
 def _table(*columns: str, left: tuple[str, ...]) -> Table:
-    table = plain_table(0)
+    table = make_plain_table(0)
     table.caption_justify, table.caption_style = "left", "dim"
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from harness.diagnose.advice import changes, in_ms
+from harness.diagnose.advice import format_ms, suggest_changes
 from harness.diagnose.diagnosis import Diagnosis, Point, Stage
 from harness.report.labels import megabytes, percent, significant, spell
 from harness.workloads.overlap import workers_to_hide
 
-__all__ = ["FED", "Verdict", "judge", "knee", "stage_s"]
+__all__ = ["FED", "Verdict", "compute_stage_s", "find_knee", "judge"]
 
 FED: Final = 0.90
 """Utilisation from which an accelerator counts as fed (MLPerf Storage: accelerator utilisation of 90 % or more)."""
@@ -45,13 +45,13 @@ class Verdict:
     """What to change, the most promising first."""
 
 
-def knee(points: Sequence[Point]) -> int:
+def find_knee(points: Sequence[Point]) -> int:
     """Return the fewest workers whose utilisation is within 5 % of the best."""
     best = max(point.utilisation for point in points)
     return min(point.workers for point in points if point.utilisation >= NEAR * best)
 
 
-def stage_s(diagnosis: Diagnosis, stage: Stage) -> float:
+def compute_stage_s(diagnosis: Diagnosis, stage: Stage) -> float:
     """Return a stage's seconds of a batch as training meets them: from storage where memory cannot hold the files."""
     if stage.cold_batch_s is None or diagnosis.machine.caches(diagnosis.subject):
         return stage.batch_s
@@ -60,8 +60,8 @@ def stage_s(diagnosis: Diagnosis, stage: Stage) -> float:
 
 def judge(diagnosis: Diagnosis) -> Verdict:
     """Return what the measurements say."""
-    found, best = knee(diagnosis.points), max(point.utilisation for point in diagnosis.points)
-    stage = max(diagnosis.stages, key=lambda one: stage_s(diagnosis, one))
+    found, best = find_knee(diagnosis.points), max(point.utilisation for point in diagnosis.points)
+    stage = max(diagnosis.stages, key=lambda one: compute_stage_s(diagnosis, one))
     limit = _limit(diagnosis, found, best, stage)
     expected = workers_to_hide(diagnosis.load_s, diagnosis.compute_s)
     return Verdict(
@@ -72,7 +72,7 @@ def judge(diagnosis: Diagnosis) -> Verdict:
         stage=stage,
         headline=_headline(diagnosis, found, best, limit, stage),
         evidence=tuple(_evidence(diagnosis, found, expected, limit, stage)),
-        changes=changes(diagnosis, found, limit, stage),
+        changes=suggest_changes(diagnosis, found, limit, stage),
     )
 
 
@@ -129,8 +129,8 @@ def _evidence(diagnosis: Diagnosis, found: int, expected: int, limit: str, stage
     if len(loads) > 1 and loads[max(loads)] > 1.25 * loads[min(loads)]:
         first, last = min(loads), max(loads)
         said.append(
-            f"A worker takes {in_ms(loads[first])} for a batch's samples when there is {_count(first)}, and "
-            f"{in_ms(loads[last])} when there are {last}: they share what they need."
+            f"A worker takes {format_ms(loads[first])} for a batch's samples when there is {_count(first)}, and "
+            f"{format_ms(loads[last])} when there are {last}: they share what they need."
         )
     slowed = max(point.step_s for point in diagnosis.points) / diagnosis.compute_s
     if slowed > 1.1:
@@ -157,12 +157,11 @@ def _race(diagnosis: Diagnosis, found: int, expected: int) -> str:
 
 
 def _slowest(diagnosis: Diagnosis, stage: Stage) -> str:
-    total = sum(stage_s(diagnosis, one) for one in diagnosis.stages)
-    share = stage_s(diagnosis, stage)
-    text = (
-        f"{_capital(stage.name)} takes {percent(share / total)} of preparing a batch ({in_ms(share)} of {in_ms(total)})"
-    )
-    if stage.cold_batch_s is not None and stage_s(diagnosis, stage) == stage.cold_batch_s:
+    total = sum(compute_stage_s(diagnosis, one) for one in diagnosis.stages)
+    share = compute_stage_s(diagnosis, stage)
+    text = f"{_capital(stage.name)} takes {percent(share / total)} of preparing a batch"
+    text += f" ({format_ms(share)} of {format_ms(total)})"
+    if stage.cold_batch_s is not None and compute_stage_s(diagnosis, stage) == stage.cold_batch_s:
         text += ", from storage, for memory cannot hold the files"
     if not diagnosis.subject.runs_pipeline:
         text += f" in Python; operators of {spell(diagnosis.subject.loader)} can be timed only together"

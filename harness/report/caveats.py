@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import id_list
 from harness.report.labels import joules, megabytes, percent, spell
-from harness.report.measurements import base_of
+from harness.report.measurements import find_base
 from harness.report.summary import Group, Stat
 from harness.results.cells import CellResult, LinkEpoch
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
 
-__all__ = ["Caveat", "LinkCost", "caveats", "link_cost"]
+__all__ = ["Caveat", "LinkCost", "link_cost", "list_caveats"]
 
 MOUNTS = {
     "nfs4": "kernel NFSv4, as in the paper",
@@ -49,7 +49,7 @@ class LinkCost:
     """Packets dropped in the delay queue, all epochs together."""
 
 
-def caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
+def list_caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...]:
     """Return what limits the figures first, then what explains them."""
     found = [
         *_accelerator(results),
@@ -218,7 +218,7 @@ def _link(results: Results) -> Iterable[Caveat]:
 
 def _notes(results: Results) -> Iterable[Caveat]:
     # The settings of a sweep share their loader's notes.
-    pairs = dict.fromkeys((base_of(results, cell.loader), note) for cell in results.cells for note in cell.notes)
+    pairs = dict.fromkeys((find_base(results, cell.loader), note) for cell in results.cells for note in cell.notes)
     for loader, note in pairs:
         yield Caveat(spell(loader), f"{note[:1].upper()}{note[1:].rstrip('.')}.", weakens=False)
 

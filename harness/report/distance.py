@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeVar
 
-from harness.report.papers import Tree, high, low, paper, published
-from harness.report.summary import Group, find, ratio
+from harness.report.papers import Tree, find_published, high, low, read_paper
+from harness.report.summary import Group, compute_ratio, find
 from harness.results.reader import Results
 
-__all__ = ["PaperFigure", "Slowdown", "figure_of", "paper_figure", "slowdowns", "total_kj"]
+__all__ = ["PaperFigure", "Slowdown", "choose_figure", "compare_distances", "read_paper_figure", "sum_kj"]
 
 T = TypeVar("T")
 
@@ -72,14 +72,14 @@ class Slowdown:
 
 
 @lru_cache(maxsize=8)
-def paper_figure(path: str) -> PaperFigure:
+def read_paper_figure(path: str) -> PaperFigure:
     """Return a figure of conf/papers, such as "emlio/fig5". Raises ResultsError where there is none."""
-    entry, name = published(path), path.partition("/")[0]
+    entry, name = find_published(path), path.partition("/")[0]
     parts: Mapping[str, Tree] = entry.value if isinstance(entry.value, Mapping) else {}
     return PaperFigure(
         id=path.replace("/", "_"),
         name=entry.at.rpartition(" and ")[2],
-        citation=f"{paper(name).citation}, {entry.at}",
+        citation=f"{read_paper(name).citation}, {entry.at}",
         conditions=entry.conditions,
         workload=entry.workload,
         epoch_s={loader: _by_rtt(low, values) for loader, values in _keys(parts.get("epoch_s")).items()},
@@ -87,9 +87,9 @@ def paper_figure(path: str) -> PaperFigure:
     )
 
 
-def figure_of(results: Results) -> PaperFigure:
+def choose_figure(results: Results) -> PaperFigure:
     """Return the paper's figure that asks what a run asks, from where its data lies, its samples and its model."""
-    return paper_figure(f"{_PAPER}/{_figure_of(results)}")
+    return read_paper_figure(f"{_PAPER}/{_figure_of(results)}")
 
 
 def _figure_of(results: Results) -> str:
@@ -101,7 +101,7 @@ def _figure_of(results: Results) -> str:
     return "fig9" if "vgg19" in results.workloads and "resnet50" not in results.workloads else "fig5"
 
 
-def slowdowns(results: Results, groups: Sequence[Group], workload: str) -> tuple[Slowdown, ...]:
+def compare_distances(results: Results, groups: Sequence[Group], workload: str) -> tuple[Slowdown, ...]:
     """Return the slowdowns of one workload, loader by loader, for every regime but the nearest."""
     return tuple(
         _slowdown(results, groups, workload, loader, results.regimes[0], far)
@@ -112,7 +112,7 @@ def slowdowns(results: Results, groups: Sequence[Group], workload: str) -> tuple
 
 def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: str, near: str, far: str) -> Slowdown:
     at_near, at_far = find(groups, workload, near, loader), find(groups, workload, far, loader)
-    theirs = figure_of(results)
+    theirs = choose_figure(results)
     seconds = theirs.epoch_s.get(loader, {}) if workload == theirs.workload else {}
     matching = [theirs.matching_rtt_ms(results, regime) for regime in (near, far)]
     known = [seconds.get(rtt_ms) for rtt_ms in matching if rtt_ms is not None]
@@ -120,7 +120,7 @@ def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: 
         loader,
         far,
         near,
-        ours=ratio(at_far.time_s, at_near.time_s) if at_near and at_far else None,
+        ours=compute_ratio(at_far.time_s, at_near.time_s) if at_near and at_far else None,
         paper=known[1] / known[0] if len(known) == 2 and known[0] and known[1] else None,
         trusted=bool(at_near and at_far and at_near.trusted and at_far.trusted),
     )
@@ -134,6 +134,6 @@ def _by_rtt(read: Callable[[Tree], T], values: Tree) -> dict[float, T]:
     return {float(rtt_ms): read(value) for rtt_ms, value in _keys(values).items()}
 
 
-def total_kj(energy: Mapping[str, Tree]) -> tuple[float, float]:
+def sum_kj(energy: Mapping[str, Tree]) -> tuple[float, float]:
     """Return the least and the greatest total that the text allows, in kJ, over the domains it names."""
     return sum(low(one) for one in energy.values()), sum(high(one) for one in energy.values())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.report.distance import slowdowns
+from harness.report.distance import compare_distances
 from harness.report.labels import factor, joules, regime_labels, seconds, spell
 from harness.report.summary import Group, find
 from harness.results.reader import Results
 
-__all__ = ["Bar", "Card", "cards", "headline"]
+__all__ = ["Bar", "Card", "make_cards", "write_headline"]
 
 
 _MOST_NAMED = 4
@@ -40,7 +40,7 @@ class Card:
     trusted: bool
 
 
-def headline(results: Results, groups: Sequence[Group]) -> str:
+def write_headline(results: Results, groups: Sequence[Group]) -> str:
     """Return what the run found, in a sentence or two."""
     measured = [group for group in groups if group.time_s]
     if not results.rows and any(cell.state == "done" for cell in results.cells):
@@ -51,7 +51,7 @@ def headline(results: Results, groups: Sequence[Group]) -> str:
     labels = regime_labels(results)
     if not any(group.trusted for group in measured):
         return "No epoch passed every validity rule: nothing below is a result."
-    far = [one for one in slowdowns(results, groups, workload) if one.regime == results.regimes[-1]]
+    far = [one for one in compare_distances(results, groups, workload) if one.regime == results.regimes[-1]]
     known = sorted((one.ours, one.loader) for one in far if one.ours is not None and one.trusted)
     if known:
         way = _way(labels[far[0].near], labels[far[0].regime])
@@ -68,7 +68,7 @@ def headline(results: Results, groups: Sequence[Group]) -> str:
     return f"{_place(labels[regime]).capitalize()}, an epoch{_of(results, workload)} takes: {_join(parts)}."
 
 
-def cards(results: Results, groups: Sequence[Group], workload: str) -> tuple[Card, ...]:
+def make_cards(results: Results, groups: Sequence[Group], workload: str) -> tuple[Card, ...]:
     """Return a card per loader that has an epoch."""
     here = [group for group in groups if group.workload == workload and group.time_s]
     longest = max((group.time_s.median for group in here if group.time_s), default=1.0)
@@ -86,7 +86,7 @@ def _card(results: Results, groups: Sequence[Group], workload: str, loader: str,
     group, stat = known[0]
     last = known[-1][0]
     figure, meaning = seconds(stat.median), f"per epoch {_place(labels[group.regime])}"
-    for one in slowdowns(results, groups, workload):
+    for one in compare_distances(results, groups, workload):
         if one.loader == loader and one.regime == results.regimes[-1] and one.ours is not None:
             figure = factor(one.ours)
             meaning = f"epoch time {_way(labels[one.near], labels[one.regime])}"

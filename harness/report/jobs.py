@@ -11,8 +11,8 @@ from harness.config.sweep import Job, changed
 from harness.errors import ResultsError
 from harness.report.labels import UNKNOWN, joules, regime_labels, seconds, spell
 from harness.report.summary import summarise
-from harness.report.tables import verdict_style
-from harness.report.terminal import plain_table, print_whole
+from harness.report.tables import choose_style
+from harness.report.terminal import make_plain_table, print_whole
 from harness.results.reader import read_results
 
 __all__ = ["print_jobs"]
@@ -21,7 +21,7 @@ __all__ = ["print_jobs"]
 def print_jobs(jobs: Sequence[Job], console: Console) -> None:
     """Print the medians of every job, one line each workload, regime and loader, and where its results are."""
     gap = 2 if console.width >= 100 else 1
-    table = plain_table(gap)
+    table = make_plain_table(gap)
     table.add_column("job", overflow="fold")
     for name in ("workload", "regime", "loader"):
         table.add_column(name, no_wrap=True)
@@ -69,7 +69,7 @@ def _rows(job: Job) -> list[list[str | Text]]:
                 spell(group.loader),
                 seconds(group.time_s.median) if group.time_s else UNKNOWN,
                 f"{energy} est." if group.estimated and group.total_j else energy,
-                Text(f"{group.valid} of {group.planned}", verdict_style(group.valid, group.planned)),
+                Text(f"{group.valid} of {group.planned}", choose_style(group.valid, group.planned)),
             ]
         )
     return rows

@@ -13,7 +13,15 @@ from harness.results.epoch_row import make_schema
 from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
 
-__all__ = ["EPOCH_COLUMNS", "base_of", "epochs", "settled", "stored", "trusted", "work"]
+__all__ = [
+    "EPOCH_COLUMNS",
+    "epochs",
+    "find_base",
+    "mark_settled",
+    "read_stored",
+    "trusted",
+    "work",
+]
 
 
 def epochs(results: Results) -> pd.DataFrame:
@@ -32,7 +40,7 @@ def epochs(results: Results) -> pd.DataFrame:
             "regime": row.regime,
             "repeat": row.repeat,
             "loader": row.loader,
-            "base": base_of(results, row.loader),
+            "base": find_base(results, row.loader),
             "setting": _setting(results, row.loader),
             "valid": row.is_valid,
             "duration_s": row.duration_s,
@@ -57,7 +65,7 @@ def trusted(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[frame["valid"] | ~some_valid]
 
 
-def settled(frame: pd.DataFrame) -> pd.Series[bool]:
+def mark_settled(frame: pd.DataFrame) -> pd.Series[bool]:
     """Return for every row of `epochs` whether it started no workers: it is not its cell's first, or the only one."""
     epoch = frame.groupby("cell_id")["epoch"]
     return (frame["epoch"] > epoch.transform("min")) | (epoch.transform("min") == epoch.transform("max"))
@@ -70,7 +78,7 @@ def work(results: Results) -> pd.DataFrame:
     """
     parts = [
         _work(results.folder / "cells" / cell.cell_id / "batches.parquet").assign(
-            workload=cell.workload, base=base_of(results, cell.loader), cell_id=cell.cell_id
+            workload=cell.workload, base=find_base(results, cell.loader), cell_id=cell.cell_id
         )
         for cell in results.cells
         if cell.state == "done"
@@ -78,7 +86,7 @@ def work(results: Results) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=[*_WORK_COLUMNS, "workload", "base"])
 
 
-def stored(path: Path) -> pd.DataFrame | None:
+def read_stored(path: Path) -> pd.DataFrame | None:
     """Return one Parquet file of a cell; None where it is not there. Raises ResultsError for one that is broken."""
     if not path.exists():
         return None
@@ -87,7 +95,7 @@ def stored(path: Path) -> pd.DataFrame | None:
     return frame
 
 
-def base_of(results: Results, loader: str) -> str:
+def find_base(results: Results, loader: str) -> str:
     """Return the section that a loader comes from: pytorch of pytorch_num_workers_4."""
     return results.experiment.loaders[loader].base
 

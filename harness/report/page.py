@@ -13,12 +13,12 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from harness.report.caveats import caveats
+from harness.report.caveats import list_caveats
 from harness.report.claims import Claim
-from harness.report.distance import slowdowns
+from harness.report.distance import compare_distances
 from harness.report.figures import BrokenFigure, Drawn
 from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
-from harness.report.findings import cards, headline
+from harness.report.findings import make_cards, write_headline
 from harness.report.labels import (
     UNKNOWN,
     factor,
@@ -29,8 +29,8 @@ from harness.report.labels import (
     significant,
     spell,
 )
-from harness.report.problems import problems
-from harness.report.summary import Group, Stat, find, ratio, summarise
+from harness.report.problems import list_problems
+from harness.report.summary import Group, Stat, compute_ratio, find, summarise
 from harness.results.cells import CellResult
 from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT
 from harness.results.files import write_whole
@@ -59,12 +59,12 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
     groups = summarise(results)
     text = environment.get_template("report.html.j2").render(
         results=results,
-        headline=headline(results, groups),
+        headline=write_headline(results, groups),
         valid=sum(group.valid for group in groups),
         planned=sum(group.planned for group in groups),
         workloads=[_workload(results, groups, workload) for workload in results.workloads],
-        caveats=caveats(results, groups),
-        problems=problems(results),
+        caveats=list_caveats(results, groups),
+        problems=list_problems(results),
         claims=claims,
         figures=[(figure, _inline_svg(figure) if isinstance(figure, Drawn) else None) for figure in figures],
         rules=_rules(results),
@@ -127,10 +127,10 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
             detail = [f"{rate:g} Gbit/s"] if rate else []
             detail += [regime] if regime != labels[regime] else []
             sections.append((labels[regime], " · ".join(detail), lines))
-    far = slowdowns(results, groups, workload)
+    far = compare_distances(results, groups, workload)
     return {
         "key": workload,
-        "cards": cards(results, groups, workload) if len(results.loaders) <= _MOST_CARDS else (),
+        "cards": make_cards(results, groups, workload) if len(results.loaders) <= _MOST_CARDS else (),
         "sections": sections,
         "compared": results.streaming if len(results.loaders) > 1 else None,
         "near": labels[far[0].near] if far else "",
@@ -179,7 +179,7 @@ def _measure(
         text=write(stat.median if stat else None),
         spread=percent(spread) if spread is not None else "",
         unsteady=spread is not None and spread >= SPREAD_LIMIT,
-        ratio=factor(ratio(stat, base)),
+        ratio=factor(compute_ratio(stat, base)),
         parts=parts,
     )
 

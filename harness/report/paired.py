@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
 
-__all__ = ["Paired", "paired"]
+__all__ = ["Paired", "compare_pairs"]
 
 _T_975: Final = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -38,7 +38,7 @@ class Paired:
         return abs(self.difference) <= self.half_width
 
 
-def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
+def compare_pairs(first: Mapping[int, float], second: Mapping[int, float]) -> Paired | None:
     """Return the difference of two arms by seed; None where fewer than two seeds are in both."""
     seeds = sorted(first.keys() & second.keys())
     if len(seeds) < 2:

@@ -16,7 +16,19 @@ from harness.errors import ConfigError, ResultsError
 from harness.results.files import refuse_damage
 from loaders.arguments import as_number
 
-__all__ = ["Paper", "Published", "Tree", "high", "low", "names", "paper", "parse_model", "published", "table", "tree"]
+__all__ = [
+    "Paper",
+    "Published",
+    "Tree",
+    "find_published",
+    "find_table",
+    "find_values",
+    "high",
+    "list_papers",
+    "low",
+    "parse_model",
+    "read_paper",
+]
 
 Tree: TypeAlias = "float | tuple[float, float] | Mapping[str, Tree]"
 """A number, a range, or these by key; a key that is a number is text: 30, 0.1."""
@@ -77,10 +89,10 @@ def parse_model(path: Path, model: type[S], stored: object) -> S:
 
 
 @lru_cache(maxsize=16)
-def paper(name: str) -> Paper:
+def read_paper(name: str) -> Paper:
     """Return a paper of conf/papers. Raises ResultsError where there is no such paper or its file is wrong."""
-    if name not in names():
-        raise ResultsError(f"no paper {name!r} in conf/papers; expected one of {', '.join(names())}")
+    if name not in list_papers():
+        raise ResultsError(f"no paper {name!r} in conf/papers; expected one of {', '.join(list_papers())}")
     path = _home() / f"{name}.yaml"
     with refuse_damage(path, _HELP):
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -88,7 +100,7 @@ def paper(name: str) -> Paper:
 
 
 @lru_cache(maxsize=1)
-def names() -> tuple[str, ...]:
+def list_papers() -> tuple[str, ...]:
     """Return the names of the papers of conf/papers."""
     return tuple(sorted(path.stem for path in _home().glob("*.yaml")))
 
@@ -97,19 +109,19 @@ def _home() -> Path:
     return Path(str(files("conf") / "papers"))
 
 
-def published(path: str) -> Published:
+def find_published(path: str) -> Published:
     """Return an entry by paper and id, such as "minato/fig7". Raises ResultsError where there is none."""
     name, _, entry = path.partition("/")
-    values = paper(name).values
+    values = read_paper(name).values
     if entry not in values:
         raise ResultsError(f"no published value {path!r}: conf/papers/{name}.yaml has {', '.join(values)}")
     return values[entry]
 
 
-def tree(path: str) -> Tree:
+def find_values(path: str) -> Tree:
     """Return values by paper, id and keys, such as "minato/fig7/unet3d". Raises ResultsError where there are none."""
     name, entry, *keys = [*path.split("/"), ""] if "/" not in path else path.split("/")
-    found = published(f"{name}/{entry}").value
+    found = find_published(f"{name}/{entry}").value
     for key in keys:
         if not isinstance(found, Mapping) or key not in found:
             known = ", ".join(found) if isinstance(found, Mapping) else "no keys"
@@ -118,9 +130,9 @@ def tree(path: str) -> Tree:
     return found
 
 
-def table(path: str) -> Mapping[str, Tree]:
+def find_table(path: str) -> Mapping[str, Tree]:
     """Return values by their last key. Raises ResultsError where there are none."""
-    found = tree(path)
+    found = find_values(path)
     if not isinstance(found, Mapping):
         raise ResultsError(f"published value {path!r}: expected values by key, got {found}")
     return found
@@ -137,7 +149,7 @@ def high(value: str | Tree) -> float:
 
 
 def _end(value: str | Tree, end: int) -> float:
-    found = tree(value) if isinstance(value, str) else value
+    found = find_values(value) if isinstance(value, str) else value
     if isinstance(found, Mapping):
         raise ResultsError(f"published value {value!r}: expected a number, got values for {', '.join(found)}")
     return found[end] if isinstance(found, tuple) else found

@@ -11,7 +11,7 @@ from harness.results.checks import Check
 from harness.results.epoch_row import EpochRow
 from harness.results.reader import Results
 
-__all__ = ["KINDS", "Problem", "problems"]
+__all__ = ["KINDS", "Problem", "list_problems"]
 
 KINDS = ("failed", "damaged", "interrupted", "running", "not run", "invalid", "warning")
 """Kinds of problem, the gravest first."""
@@ -30,7 +30,7 @@ class Problem:
     """The reason: the error, or the rule with the expected and the found value. May be empty."""
 
 
-def problems(results: Results) -> tuple[Problem, ...]:
+def list_problems(results: Results) -> tuple[Problem, ...]:
     """Return the problems, the gravest kind first; equal ones are counted together."""
     merged: dict[tuple[str, str, str], int] = {}
     for key in (*_cells(results), *_rows(results), *_warnings(results)):

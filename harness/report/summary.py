@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread
 from harness.results.reader import Results
 
-__all__ = ["Group", "Stat", "find", "median_of", "ratio", "summarise"]
+__all__ = ["Group", "Stat", "compute_median", "compute_ratio", "find", "summarise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +110,13 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> Group:
         total_j=Stat.of(row.total_j for row in shown),
         domain_j={domain: stat.median for domain, stat in domains.items() if stat},
         estimated=frozenset().union(*(row.estimated for row in shown)),
-        error_j=median_of(shown, lambda row: row.energy_error_j),
-        au=median_of(shown, lambda row: row.au),
-        mb_per_s=median_of(shown, lambda row: row.mb_per_s),
+        error_j=compute_median(shown, lambda row: row.energy_error_j),
+        au=compute_median(shown, lambda row: row.au),
+        mb_per_s=compute_median(shown, lambda row: row.mb_per_s),
     )
 
 
-def median_of(rows: Iterable[EpochRow], value: Callable[[EpochRow], float | None]) -> float | None:
+def compute_median(rows: Iterable[EpochRow], value: Callable[[EpochRow], float | None]) -> float | None:
     """Return the median of what `value` finds in the rows; None when it finds nothing."""
     stat = Stat.of(value(row) for row in rows)
     return None if stat is None else stat.median
@@ -128,6 +128,6 @@ def find(groups: Iterable[Group], workload: str, regime: str, loader: str | None
     return next((group for group in groups if (group.workload, group.regime, group.loader) == wanted), None)
 
 
-def ratio(above: Stat | None, below: Stat | None) -> float | None:
+def compute_ratio(above: Stat | None, below: Stat | None) -> float | None:
     """Return the ratio of two medians; None when either is unknown or the lower one is 0."""
     return above.median / below.median if above and below and below.median else None

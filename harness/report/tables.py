@@ -11,20 +11,20 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from harness.report.caveats import caveats
+from harness.report.caveats import list_caveats
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, Claim
-from harness.report.distance import Slowdown, slowdowns
-from harness.report.figures import figure_tables
+from harness.report.distance import Slowdown, compare_distances
+from harness.report.figures import make_figure_tables
 from harness.report.figures.definition import FigureTable
 from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
-from harness.report.problems import problems
+from harness.report.problems import list_problems
 from harness.report.render import Report
-from harness.report.summary import Group, Stat, find, ratio, summarise
-from harness.report.terminal import fits, plain_table, print_whole
+from harness.report.summary import Group, Stat, compute_ratio, find, summarise
+from harness.report.terminal import fits, make_plain_table, print_whole
 from harness.results.epoch_row import SPREAD_LIMIT
 from harness.results.reader import Results
 
-__all__ = ["print_table", "verdict_style"]
+__all__ = ["choose_style", "print_table"]
 
 _RATIO, _SPREAD, _USE = "ratio", "spread", "utilisation and throughput"
 _COLUMNS = frozenset({_RATIO, _SPREAD, _USE})
@@ -48,11 +48,11 @@ def print_table(report: Report, console: Console) -> None:
         columns = _columns(console, results, groups, workload)
         print_whole(console, _medians(results, groups, workload, columns))
         console.print(_legend(results, groups, columns))
-        found = slowdowns(results, groups, workload)
+        found = compare_distances(results, groups, workload)
         if any(slowdown.ours is not None for slowdown in found):
             console.print()
             print_whole(console, _distance(results, found))
-    for table in figure_tables(results):
+    for table in make_figure_tables(results):
         console.print()
         print_whole(console, _figure_table(table))
     if report.claims:
@@ -66,7 +66,7 @@ def print_table(report: Report, console: Console) -> None:
 
 def _headline(results: Results, groups: Sequence[Group]) -> Text:
     planned, valid = sum(group.planned for group in groups), sum(group.valid for group in groups)
-    text = Text.assemble((results.name, "bold"), "  ", (_of(valid, planned), verdict_style(valid, planned)))
+    text = Text.assemble((results.name, "bold"), "  ", (_of(valid, planned), choose_style(valid, planned)))
     text.append(" epochs valid")
     if results.unfinished:
         text.append(f", {_of(len(results.unfinished), len(results.cells))} cells without a result", "red")
@@ -87,7 +87,7 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, columns: 
     compared, wide = _RATIO in columns, _USE in columns
     spread = slice(None) if _SPREAD in columns else slice(1)
     all_estimated = _all_estimated(groups)
-    table = plain_table(2 if wide else 1)
+    table = make_plain_table(2 if wide else 1)
     table.add_column("regime", no_wrap=True)
     table.add_column("loader", no_wrap=True)
     beside = [name for name in (_SPREAD, _RATIO) if name in columns]
@@ -108,12 +108,12 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, columns: 
                 *_stat(group, group.time_s, seconds(_median(group.time_s)))[spread],
             ]
             if compared:
-                cells.append(_ratio(group, base, ratio(group.time_s, base.time_s if base else None)))
+                cells.append(_ratio(group, base, compute_ratio(group.time_s, base.time_s if base else None)))
             estimate = bool(group.estimated) and not all_estimated
             total = joules(_median(group.total_j)) + (" est." if estimate and group.total_j else "")
             cells += _stat(group, group.total_j, total)[spread]
             if compared:
-                cells.append(_ratio(group, base, ratio(group.total_j, base.total_j if base else None)))
+                cells.append(_ratio(group, base, compute_ratio(group.total_j, base.total_j if base else None)))
             if wide:
                 cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
             first = Text(labels[regime].replace(", ", ",\n"), "bold") if position == 0 else ""
@@ -143,10 +143,10 @@ def _ratio(group: Group, base: Group | None, value: float | None) -> Text:
 
 def _valid(group: Group) -> Text:
     mark = "" if group.trusted or not group.measured else " †"
-    return Text(_of(group.valid, group.planned) + mark, verdict_style(group.valid, group.planned))
+    return Text(_of(group.valid, group.planned) + mark, choose_style(group.valid, group.planned))
 
 
-def verdict_style(valid: int, planned: int) -> str:
+def choose_style(valid: int, planned: int) -> str:
     """Return the colour of how many of the planned rows are valid."""
     return "green" if valid == planned else "yellow" if valid else "red"
 
@@ -177,7 +177,7 @@ def _legend(results: Results, groups: Sequence[Group], columns: frozenset[str]) 
 def _distance(results: Results, found: Sequence[Slowdown]) -> Table:
     labels = regime_labels(results)
     near = found[0].near
-    table = plain_table(2)
+    table = make_plain_table(2)
     table.add_column(f"epoch against {labels[near]}", no_wrap=True)
     has_paper = any(slowdown.paper is not None for slowdown in found)
     for regime in results.regimes[1:]:
@@ -195,7 +195,7 @@ def _distance(results: Results, found: Sequence[Slowdown]) -> Table:
 
 
 def _figure_table(told: FigureTable) -> Table:
-    table = plain_table()
+    table = make_plain_table()
     for position, name in enumerate(told.columns):
         # A number is never cut; its heading is broken to the width of the numbers.
         width = max(map(len, [*name.split(), *(row[position] for row in told.rows)]))
@@ -210,7 +210,7 @@ def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
     judged = [claim for claim in claims if claim.verdict != NOT_CHECKED]
     skipped = [claim for claim in claims if claim.verdict == NOT_CHECKED]
     if judged:
-        table = plain_table()
+        table = make_plain_table()
         table.add_column("")
         table.add_column("claims of the paper")
         table.add_column("here", justify="right", no_wrap=True)
@@ -226,7 +226,7 @@ def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
 
 
 def _problems(results: Results) -> RenderableType | None:
-    found = problems(results)
+    found = list_problems(results)
     if not found:
         return None
     grid = _list()
@@ -240,7 +240,7 @@ def _problems(results: Results) -> RenderableType | None:
 
 
 def _caveats(results: Results, groups: Sequence[Group]) -> RenderableType | None:
-    found = caveats(results, groups)
+    found = list_caveats(results, groups)
     if not found:
         return None
     grid = _list()

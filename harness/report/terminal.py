@@ -7,13 +7,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["fits", "plain_table", "print_whole"]
+__all__ = ["fits", "make_plain_table", "print_whole"]
 
 _LEAST_TEXT = 24
 """Characters to which a column of text may shrink; a longer one breaks its lines."""
 
 
-def plain_table(gap: int = 1) -> Table:
+def make_plain_table(gap: int = 1) -> Table:
     """Return an empty table with a line below its header, and `gap` spaces more than one between columns."""
     return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="bold")
 

@@ -2,29 +2,29 @@ from importlib import resources
 
 import pytest
 
-from harness.diagnose.request import request_from, workload_datasets
+from harness.diagnose.request import list_workload_datasets, make_request
 from harness.errors import ConfigError
 
 
 def test_a_workload_brings_its_dataset_and_the_loader_its_arguments(tmp_path):
-    request = request_from(["workload=resnet50", "workload.batch_size=8", "loader=dali", f"cache_dir={tmp_path}"])
+    request = make_request(["workload=resnet50", "workload.batch_size=8", "loader=dali", f"cache_dir={tmp_path}"])
     assert request.workload.params["batch_size"] == 8
     assert request.loader.target == "loaders.dali.DaliLoader"
-    assert request.dataset.key == workload_datasets()["resnet50"]
+    assert request.dataset.key == list_workload_datasets()["resnet50"]
     assert request.cache == tmp_path
     assert "workload.batch_size=8" in request.command
 
 
 def test_another_dataset_takes_the_place_of_the_workload_s():
-    assert request_from(["dataset=synthetic_2mb", "dataset.samples=10"]).dataset.key == "synthetic_2mb"
+    assert make_request(["dataset=synthetic_2mb", "dataset.samples=10"]).dataset.key == "synthetic_2mb"
 
 
-@pytest.mark.parametrize("dataset", sorted(set(workload_datasets().values())))
+@pytest.mark.parametrize("dataset", sorted(set(list_workload_datasets().values())))
 def test_datasets_of_workloads_are_there(dataset):
     assert resources.files("conf").joinpath("dataset", f"{dataset}.yaml").is_file()
 
 
-@pytest.mark.parametrize("workload", sorted(workload_datasets()))
+@pytest.mark.parametrize("workload", sorted(list_workload_datasets()))
 def test_workloads_with_datasets_are_there(workload):
     assert resources.files("conf").joinpath("workload", f"{workload}.yaml").is_file()
 
@@ -57,5 +57,5 @@ def test_workloads_with_datasets_are_there(workload):
 )
 def test_what_cannot_be_diagnosed_is_named(argument, named):
     with pytest.raises(ConfigError) as error:
-        request_from([argument])
+        make_request([argument])
     assert named in str(error.value)

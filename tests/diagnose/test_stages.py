@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from harness.diagnose.stages import time_stages
-from harness.diagnose.sweep import repeated, workers_key
+from harness.diagnose.sweep import find_workers_key, repeat
 from harness.errors import ConfigError
 from loaders.base import Samples
 from loaders.errors import SampleError
@@ -65,13 +65,13 @@ def test_a_sample_that_cannot_be_read_is_named(samples):
 
 
 def test_samples_are_repeated_with_all_that_is_known_of_them(samples):
-    longer = repeated(samples, 20)
+    longer = repeat(samples, 20)
     assert len(longer) == 24
     assert longer.path(7) == samples.path(1)
     assert longer.labels[7] == samples.labels[1]
     assert longer.sizes[7] == samples.sizes[1]
     assert longer.columns["transcript"][7].as_py() == "words 1"
-    assert repeated(samples, 3) is samples
+    assert repeat(samples, 3) is samples
 
 
 @pytest.mark.process
@@ -84,7 +84,7 @@ def test_samples_that_share_one_slot_are_loaded_one_after_the_other_by_all_worke
 
 
 def test_a_loader_without_workers_cannot_be_swept():
-    assert workers_key("pytorch", "loaders.pytorch.PyTorchLoader") == "num_workers"
-    assert workers_key("dali", "loaders.dali.DaliLoader") == "num_threads"
+    assert find_workers_key("pytorch", "loaders.pytorch.PyTorchLoader") == "num_workers"
+    assert find_workers_key("dali", "loaders.dali.DaliLoader") == "num_threads"
     with pytest.raises(ConfigError, match="loader=odd"):
-        workers_key("odd", "loaders.base.Samples")
+        find_workers_key("odd", "loaders.base.Samples")

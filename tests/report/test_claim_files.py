@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from harness.errors import ResultsError
-from harness.report.claims.definition import definitions, packaged, read_claims
-from harness.report.distance import paper_figure, total_kj
+from harness.report.claims.definition import list_packaged, make_definitions, read_claims
+from harness.report.distance import read_paper_figure, sum_kj
 from harness.report.figures import check_figures
 
 CLAIM = {
@@ -76,29 +76,29 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_claim_of_the_papers_has_an_id_of_its_own_and_a_sentence() -> None:
-    found = definitions()
+    found = make_definitions()
     assert len({one.id for one in found}) == len(found)
-    assert {path.stem for path in packaged().glob("*.yaml")} == {"emlio", "minato", "spdl", "textbook"}
+    assert {path.stem for path in list_packaged().glob("*.yaml")} == {"emlio", "minato", "spdl", "textbook"}
     for one in found:
         assert one.claim.endswith(".") and one.id.startswith(one.figure), one.id
         assert one.bound.holds(one.bound.paper), one.id
 
 
 def test_every_figure_of_which_claims_are_made_is_there() -> None:
-    figures = {one.figure for one in definitions()}
-    drawn = {path.stem for path in (packaged().parent / "experiment").glob("*.yaml")}
+    figures = {one.figure for one in make_definitions()}
+    drawn = {path.stem for path in (list_packaged().parent / "experiment").glob("*.yaml")}
     check_figures(figures & drawn)
     assert {f"minato_fig{name}" for name in ("1b", "3", "7", "8", "9", "10", "11", "12")} <= figures
 
 
 def test_the_ratios_are_those_of_the_published_seconds_and_joules() -> None:
-    by_id = {one.id: one.bound.paper for one in definitions()}
+    by_id = {one.id: one.bound.paper for one in make_definitions()}
     for name in ("emlio_fig5", "emlio_fig9", "emlio_fig10"):
-        figure = paper_figure(name.replace("_", "/"))
+        figure = read_paper_figure(name.replace("_", "/"))
         dali, streaming = figure.epoch_s["dali"], figure.epoch_s["streaming"]
         assert by_id[f"{name}_dali_slows"] == pytest.approx(dali[30.0] / dali[0.1])
         behind = by_id.get(f"{name}_dali_behind_30ms") or by_id[f"{name}_dali_behind"]
         assert behind == pytest.approx(dali[30.0] / streaming[30.0])
-    kilojoules = paper_figure("emlio/fig10").energy_kj
-    saving = total_kj(kilojoules["streaming"][30.0])[0] / total_kj(kilojoules["dali"][30.0])[0]
+    kilojoules = read_paper_figure("emlio/fig10").energy_kj
+    saving = sum_kj(kilojoules["streaming"][30.0])[0] / sum_kj(kilojoules["dali"][30.0])[0]
     assert by_id["emlio_fig10_saving"] == pytest.approx(saving)

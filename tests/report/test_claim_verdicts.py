@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, evaluate, judge
-from harness.report.claims.composition import composition
+from harness.report.claims.composition import measure_composition
 from harness.report.claims.definition import Definition, Needs, Values
-from harness.report.claims.rows import Row, claim_rows
+from harness.report.claims.rows import Row, make_claim_rows
 from harness.report.claims.words import Bound, combined, written
 from harness.results.reader import read_results
 
@@ -187,7 +187,7 @@ def test_what_passes_is_told_in_the_style_of_the_value() -> None:
 
 
 def test_rows_of_a_folder_know_the_config_and_its_sweep(build_sweep: Callable[..., Any]) -> None:
-    rows = claim_rows(read_results(build_sweep(figures=("spdl_table2",)).write()))
+    rows = make_claim_rows(read_results(build_sweep(figures=("spdl_table2",)).write()))
     assert {one.labels["loader.num_workers"] for one in rows} == {1, 2, 4}
     assert {one.labels["loader"] for one in rows} == {"pytorch"} and {one.key for one in rows} > {
         "pytorch_num_workers_4"
@@ -223,12 +223,12 @@ def test_a_figure_of_one_s_own_brings_a_file_of_claims(
 def test_slow_samples_are_counted_by_batch_and_by_half() -> None:
     slow = np.array([1, 5])
     even = [np.array(ids) for ids in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9])]
-    figures = composition(even, slow).figures
+    figures = measure_composition(even, slow).figures
     assert figures["slow_share"] == pytest.approx((0.25 + 0.25 + 0) / 3)
     assert figures["slow_batch_std"] == 0.0
     # The first batch, and half of the second one.
     assert figures["slow_first_half"] == pytest.approx(0.75)
-    late = composition([np.array([0, 2]), np.array([3, 4]), np.array([1, 5])], slow).figures
+    late = measure_composition([np.array([0, 2]), np.array([3, 4]), np.array([1, 5])], slow).figures
     assert (late["slow_first_half"], late["slow_batch_std"]) == (0.0, pytest.approx(0.943, abs=1e-3))
 
 
@@ -242,5 +242,5 @@ def test_which_samples_are_slow_is_read_from_what_preprocessing_took(build_sweep
         "work_s": pa.array([[0.1, 0.1, 0.9, 0.1], [0.1, 0.9, 0.1, 0.1]], pa.list_(pa.float64())),
     }
     pq.write_table(pa.table(table), home / "batches.parquet")
-    (one,) = claim_rows(read_results(folder), composed=True)
+    (one,) = make_claim_rows(read_results(folder), composed=True)
     assert (one.values["slow_share"], one.values["slow_batch_std"], one.values["slow_first_half"]) == (0.25, 0.0, 0.5)

@@ -13,7 +13,7 @@ from harness.config.experiment import experiment_from
 from harness.errors import ResultsError
 from harness.report import read_report, render
 from harness.report.figures import check_figures
-from harness.report.figures.definition import packaged
+from harness.report.figures.definition import list_packaged
 
 EXPERIMENTS = Path(__file__).parents[2] / "conf" / "experiment"
 DOC = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
@@ -71,11 +71,11 @@ def test_what_is_wrong_in_a_figure_is_one_line_that_names_the_file_and_the_key(t
 
 
 def test_every_figure_that_comes_with_the_project_is_a_valid_one():
-    check_figures(packaged())
+    check_figures(list_packaged())
     named = {
         name for path in EXPERIMENTS.glob("*.yaml") for name in yaml.safe_load(path.read_text()).get("figures", ())
     }
-    assert named == set(packaged())
+    assert named == set(list_packaged())
 
 
 def test_the_experiment_of_the_example_is_a_valid_one(tmp_path):

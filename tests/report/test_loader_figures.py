@@ -6,7 +6,7 @@ import pytest
 from matplotlib.text import Text
 
 from harness.report import read_report, render
-from harness.report.figures import figure, figure_tables
+from harness.report.figures import find_figure, make_figure_tables
 from harness.report.figures.marks import _apart
 from harness.results.reader import read_results
 
@@ -20,12 +20,12 @@ WORK_S = [0.02, 0.03, 0.03, 0.04, 0.2] * 12
 
 def drawn(folder, name):
     """Return every text of a figure; nothing is saved, which would take most of a test's time."""
-    drawn = figure(name).draw(read_results(folder))
+    drawn = find_figure(name).draw(read_results(folder))
     return " ".join(text.get_text() for text in drawn.findobj(Text))
 
 
 def only_table(folder):
-    (table,) = figure_tables(read_results(folder))
+    (table,) = make_figure_tables(read_results(folder))
     return table
 
 
@@ -53,7 +53,7 @@ def test_a_loader_that_tells_no_times_gives_no_figure_and_no_table(build_sweep):
     folder = build_sweep(figures=("minato_table2",), loaders={"dali": {}}).write()
     render(read_report(folder))
     assert not (folder / "figures").exists()
-    assert figure_tables(read_results(folder)) == ()
+    assert make_figure_tables(read_results(folder)) == ()
 
 
 def test_25_samples_are_drawn_with_the_mean_of_all(build_sweep):
@@ -88,7 +88,7 @@ def test_throughput_is_told_by_concurrency_and_against_the_fixed_batch(build_swe
 def test_a_step_that_is_not_assumed_is_not_said_to_be(build_sweep):
     builder = build_sweep(figures=("spdl_fig9",), loaders=SWEEPS)
     assert "assumed" not in drawn(builder.write(), "spdl_fig9")
-    assert "assumed" not in figure("spdl_fig9").caption(read_results(builder.folder))
+    assert "assumed" not in find_figure("spdl_fig9").caption(read_results(builder.folder))
 
 
 def test_an_assumed_step_is_labelled_in_the_figure_with_the_reason_for_its_length(build_sweep):
@@ -96,7 +96,7 @@ def test_an_assumed_step_is_labelled_in_the_figure_with_the_reason_for_its_lengt
     builder.accelerator = "emulated: assumed 0.0025 s a sample"
     folder = builder.write()
     assert "(its step is assumed)" in drawn(folder, "spdl_fig9")
-    told = figure("spdl_fig9").caption(read_results(folder))
+    told = find_figure("spdl_fig9").caption(read_results(folder))
     assert "neither measured nor published but assumed" in told
     # Of 60 samples: 4 s with the fixed batch, 1 to 4 s through the loaders.
     assert "no difference" in told

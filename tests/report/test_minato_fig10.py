@@ -12,7 +12,7 @@ import pytest
 from matplotlib.text import Text
 
 from harness.report import read_report, render
-from harness.report.figures import figure, figure_tables
+from harness.report.figures import find_figure, make_figure_tables
 from harness.results.reader import read_results
 
 LOADERS = {key: {"_target_": "l"} for key in ("pytorch", "dali", "sample_aware")}
@@ -48,7 +48,7 @@ def folder(build_sweep: Callable[..., Any]) -> Path:
 
 def test_use_throughput_and_disk_reads_stand_a_row_a_loader_beside_the_paper_s(folder: Path) -> None:
     results = read_results(folder)
-    drawn = figure("minato_fig10").draw(results)
+    drawn = find_figure("minato_fig10").draw(results)
     assert drawn is not None
     assert len(drawn.axes) == 9
     text = " ".join(one.get_text() for one in drawn.findobj(Text))
@@ -56,8 +56,8 @@ def test_use_throughput_and_disk_reads_stand_a_row_a_loader_beside_the_paper_s(f
     assert "16.0 s; accelerator 50 %" in text
     assert "mean 10.0" in text and "mean 5" in text
     assert text.count("MB/s read from disk") == text.count("MB/s trained on") == 1
-    assert "650 s with PyTorch" in figure("minato_fig10").caption(results)
-    (table,) = figure_tables(results)
+    assert "650 s with PyTorch" in find_figure("minato_fig10").caption(results)
+    (table,) = make_figure_tables(results)
     assert table.rows[0][:4] == ("PyTorch", "16.0 s", "50 %", "75 %")
     assert table.rows[0][5:] == ("≈ 650 s", "57 %")
     assert table.rows[2][-1] == "82.1 %"
@@ -76,9 +76,9 @@ def test_claims_of_eight_gpus_are_not_judged_on_an_emulation(folder: Path) -> No
 def test_without_a_limit_the_figure_says_so(folder: Path) -> None:
     config = json.loads((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(json.dumps({**config, "testbed": {"memory_mb": None}}))
-    assert "Memory not limited" in figure("minato_fig10").caption(read_results(folder))
+    assert "Memory not limited" in find_figure("minato_fig10").caption(read_results(folder))
 
 
 def test_there_is_no_figure_where_nothing_was_measured(build_sweep: Callable[..., Any]) -> None:
     results = read_results(build_sweep(figures=("minato_fig10",), loaders=LOADERS, epochs=0).write())
-    assert figure("minato_fig10").draw(results) is None and figure("minato_fig10").table(results) is None
+    assert find_figure("minato_fig10").draw(results) is None and find_figure("minato_fig10").table(results) is None

@@ -13,7 +13,7 @@ from matplotlib.text import Text
 
 from harness.report import read_report, render
 from harness.report.claims import Claim, judge
-from harness.report.figures import figure, figure_tables
+from harness.report.figures import find_figure, make_figure_tables
 from harness.results.reader import read_results
 
 LOADERS = {
@@ -57,13 +57,13 @@ def verdicts(folder: Path) -> dict[str, Claim]:
 def test_epoch_times_stand_by_share_with_what_the_loaders_gain_over_pytorch(build_sweep: Callable[..., Any]) -> None:
     # 32 s of work for 4 workers: 8 s.
     folder = measured(build_sweep, SECONDS, {"slow_50": [0.5] * 64})
-    drawn = figure("minato_fig12").draw(read_results(folder))
+    drawn = find_figure("minato_fig12").draw(read_results(folder))
     assert drawn is not None
     text = " ".join(one.get_text() for one in drawn.findobj(Text))
     assert "minato_fig12; none: no load" in text
     assert "paper: MinatoLoader, which adds workers, up to 2.4×" in text
     assert [axes.get_xscale() for axes in drawn.axes] == ["linear", "linear"]  # it begins at 0 %
-    (table,) = figure_tables(read_results(folder))
+    (table,) = make_figure_tables(read_results(folder))
     assert table.columns == ("Time of an epoch", "0 % slow", "25 % slow", "50 % slow", "75 % slow", "100 % slow")
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["PyTorch, seconds"] == ("4.00 s", "10.0 s", "15.0 s", "18.0 s", "20.0 s")

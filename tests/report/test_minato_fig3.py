@@ -14,7 +14,7 @@ from matplotlib.text import Text
 
 from harness.cell.events import save_events
 from harness.report.claims import Claim, judge
-from harness.report.figures import figure, figure_tables
+from harness.report.figures import find_figure, make_figure_tables
 from harness.results.reader import read_results
 
 LOADERS = ("pytorch", "size_balanced", "pecan", "sample_aware")
@@ -78,14 +78,14 @@ def verdicts(folder: Path) -> dict[str, Claim]:
 
 def test_each_heuristic_stands_with_its_use_of_the_accelerator_and_the_paper_s(build_sweep: Callable[..., Any]) -> None:
     folder = measured(build_sweep)
-    drawn = figure("minato_fig3").draw(read_results(folder))
+    drawn = find_figure("minato_fig3").draw(read_results(folder))
     assert drawn is not None
     text = " ".join(one.get_text() for one in drawn.findobj(Text))
     assert "minato_fig3; emulated: assumed 0.01 s a sample" in text
     assert "size balanced (by image size)" in text
     assert "accelerator 41 %" in text
     assert "CPU 75 %" in text
-    (table,) = figure_tables(read_results(folder))
+    (table,) = make_figure_tables(read_results(folder))
     rows = {row[0]: row[1:] for row in table.rows}
     assert rows["PyTorch"][:4] == ("10.0 s", "1.00×", "40 %", "1.00×")
     assert rows["Pecan (transforms reordered)"][:5] == ("9.80 s", "1.02×", "41 %", "1.02×", "1.03×")
@@ -93,7 +93,7 @@ def test_each_heuristic_stands_with_its_use_of_the_accelerator_and_the_paper_s(b
 
 
 def test_it_is_told_how_many_slow_pictures_the_size_of_their_file_finds(build_sweep: Callable[..., Any]) -> None:
-    drawn = figure("minato_fig3").draw(read_results(measured(build_sweep)))
+    drawn = find_figure("minato_fig3").draw(read_results(measured(build_sweep)))
     assert drawn is not None
     text = " ".join(one.get_text() for one in drawn.findobj(Text))
     assert "correlation 0.23; of the slowest quarter 50 % have\na file of the largest quarter, 25 % by chance" in text
@@ -124,5 +124,5 @@ def test_a_heuristic_that_is_far_from_what_the_paper_says_fails_its_claim(build_
 def test_without_an_epoch_there_is_no_figure(build_sweep: Callable[..., Any]) -> None:
     builder = build_sweep(figures=("minato_fig3",), workloads=("mask_rcnn",), loaders={"pytorch": {}}, epochs=0)
     results = read_results(builder.write())
-    assert figure("minato_fig3").draw(results) is None
-    assert figure("minato_fig3").table(results) is None
+    assert find_figure("minato_fig3").draw(results) is None
+    assert find_figure("minato_fig3").table(results) is None

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 from matplotlib.text import Text
 
-from harness.report.figures import figure, figure_tables
-from harness.report.paired import paired
+from harness.report.figures import find_figure, make_figure_tables
+from harness.report.paired import compare_pairs
 from harness.results.reader import read_results
 
 LOADERS = {"pytorch": {"_target_": "p"}, "sample_aware": {"_target_": "s"}}
@@ -57,37 +57,37 @@ def write(build_sweep: Callable[..., Any]) -> Callable[..., Path]:
 
 def test_loss_and_slow_samples_of_both_loaders_stand_beside_the_paper_s(write: Callable[..., Path]) -> None:
     results = read_results(write("minato_fig11", pytorch=3.0, sample_aware=2.4))
-    drawn = figure("minato_fig11").draw(results)
+    drawn = find_figure("minato_fig11").draw(results)
     assert drawn is not None and len(drawn.axes) == 4
     text = " ".join(one.get_text() for one in drawn.findobj(Text))
     assert "UNet3D" in text and "iteration" in text
-    (table,) = figure_tables(results)
+    (table,) = make_figure_tables(results)
     ours, other = table.rows
     assert ours == ("UNet3D, PyTorch", "1.00", "24.0 s", "0.250", "0", "0.500", "0.23", "8.0 h")
     assert other[:3] == ("UNet3D, sample-aware", "0.800", "24.0 s")
     assert other[4:6] == ("1.73", "0")  # two batches of slow samples alone, all in the second half
-    assert "0.24 through sample-aware" in figure("minato_fig11").caption(results)
+    assert "0.24 through sample-aware" in find_figure("minato_fig11").caption(results)
 
 
 def test_steps_that_trained_nothing_have_no_loss_and_say_so(write: Callable[..., Path]) -> None:
     results = read_results(write("minato_fig11"))
-    drawn = figure("minato_fig11").draw(results)
+    drawn = find_figure("minato_fig11").draw(results)
     assert drawn is not None
     assert "no loss: nothing was trained" in " ".join(one.get_text() for one in drawn.findobj(Text))
-    assert figure_tables(results)[0].rows[0][1] == "–"
-    assert figure("minato_seeds").draw(results) is None and figure("minato_seeds").table(results) is None
+    assert make_figure_tables(results)[0].rows[0][1] == "–"
+    assert find_figure("minato_seeds").draw(results) is None and find_figure("minato_seeds").table(results) is None
 
 
 def test_a_difference_is_judged_over_the_seeds_that_both_arms_have() -> None:
-    noise = paired({1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 1.2, 2: 1.9, 3: 3.05})
+    noise = compare_pairs({1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 1.2, 2: 1.9, 3: 3.05})
     assert noise is not None and noise.within_noise and noise.pairs == 3
     assert (noise.first_mean, noise.first_std) == (2.0, 1.0)
     # Differences 0.2, -0.1 and 0.05: mean 0.05, deviation 0.15, t(2) = 4.303.
     assert noise.difference == pytest.approx(0.05)
     assert noise.half_width == pytest.approx(4.303 * 0.15 / np.sqrt(3))
-    more = paired({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.5, 2: 2.52, 3: 3.49})
+    more = compare_pairs({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.5, 2: 2.52, 3: 3.49})
     assert more is not None and not more.within_noise
-    assert paired({1: 1.0}, {1: 1.0}) is None
+    assert compare_pairs({1: 1.0}, {1: 1.0}) is None
 
 
 def test_seeds_are_told_with_means_deviations_and_a_verdict(write: Callable[..., Path]) -> None:
@@ -106,11 +106,11 @@ def test_seeds_are_told_with_means_deviations_and_a_verdict(write: Callable[...,
             more.append({**cell, "regime": "local", "repeat": repeat})
     (folder / "plan.json").write_text(plan.replace('"cells": [', f'"cells": [{str(more)[1:-1]}, '.replace("'", '"')))
     results = read_results(folder)
-    assert figure("minato_seeds").draw(results) is not None
-    (table,) = figure_tables(results)
+    assert find_figure("minato_seeds").draw(results) is not None
+    (table,) = make_figure_tables(results)
     pytorch, _, verdict = table.rows
     assert pytorch[:1] + pytorch[3:] == ("UNet3D, PyTorch", "3", "")
     assert verdict[0] == "sample-aware − PyTorch" and verdict[-1] == "within noise"
-    told = figure("minato_seeds").caption(results)
+    told = find_figure("minato_seeds").caption(results)
     # Of the first seed all batches differ, of the other two none.
     assert "within noise" in told and "67 % of the batches hold the same samples" in told

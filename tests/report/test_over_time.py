@@ -15,8 +15,8 @@ from matplotlib.text import Text
 
 from harness.config.experiment import experiment_from
 from harness.report.claims import judge
-from harness.report.figures import figure, figure_tables
-from harness.report.figures.timeline import timelines, window_s
+from harness.report.figures import find_figure, make_figure_tables
+from harness.report.figures.timeline import make_timelines, window_s
 from harness.results.reader import read_results
 from harness.run.plan import plan_cells
 
@@ -71,7 +71,7 @@ class Cells:
 
 
 def texts(folder: Path, name: str) -> str:
-    drawn = figure(name).draw(read_results(folder))
+    drawn = find_figure(name).draw(read_results(folder))
     return " ".join(text.get_text() for text in drawn.findobj(Text))
 
 
@@ -96,7 +96,7 @@ def grid(build_sweep: Any) -> Callable[..., Path]:
 def test_a_timeline_is_cut_into_windows_and_leaves_out_what_passed_between_epochs(build_sweep: Any) -> None:
     folder = build_sweep(figures=("minato_fig7",), loaders={"pytorch": {"_target_": "p"}}).write()
     Cells(folder).give("pytorch", "resnet50", [1.5, 0.5], [0.5, 0.5], cpu=lambda at_s: 0.2 if at_s < 2 else 0.8)
-    timeline = timelines(read_results(folder), "resnet50")["pytorch"]
+    timeline = make_timelines(read_results(folder), "resnet50")["pytorch"]
     assert timeline.epoch_ends_s == (3.0, 6.0)
     assert timeline.duration_s == pytest.approx(6.0)
     assert set(timeline.width_s) == {0.25}
@@ -113,7 +113,7 @@ def test_a_timeline_is_cut_into_windows_and_leaves_out_what_passed_between_epoch
 def test_where_nvml_tells_of_a_board_its_use_is_shown(build_sweep: Any) -> None:
     folder = build_sweep(figures=("minato_fig8",), loaders={"pytorch": {"_target_": "p"}}).write()
     Cells(folder, gpu_util=0.75).give("pytorch", "resnet50", [1.0], [1.0])
-    timeline = timelines(read_results(folder), "resnet50")["pytorch"]
+    timeline = make_timelines(read_results(folder), "resnet50")["pytorch"]
     assert timeline.mean(timeline.accelerator_util) == pytest.approx(0.75)
     assert timeline.mean(timeline.stepping) == pytest.approx(0.5)
     assert "GPU (NVML)" in texts(folder, "minato_fig8")
@@ -123,9 +123,9 @@ def test_a_cell_that_stored_no_resources_has_no_cpu_use(build_sweep: Any) -> Non
     folder = build_sweep(figures=("minato_fig8",), loaders={"pytorch": {"_target_": "p"}}).write()
     Cells(folder).give("pytorch", "resnet50", [1.0], [1.0])
     next(folder.glob("cells/*/resources.parquet")).unlink()
-    timeline = timelines(read_results(folder), "resnet50")["pytorch"]
+    timeline = make_timelines(read_results(folder), "resnet50")["pytorch"]
     assert timeline.mean(timeline.cpu_util) is None
-    assert figure_tables(read_results(folder))[0].rows[0] == ("ResNet-50, PyTorch", "50 %", "–", "–")
+    assert make_figure_tables(read_results(folder))[0].rows[0] == ("ResNet-50, PyTorch", "50 %", "–", "–")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_throughput_is_told_against_the_others_with_the_paper_s_below(grid: Call
     assert "sample-aware: 1.50× PyTorch, 1.50× Pecan, 1.50× DALI\nin the paper: 2.5× PyTorch, 2.5× Pecan" in told
     assert "3.5 to 5.5× Pecan, 2× DALI" in told
     assert "emulated, s a sample assumed: UNet3D 0.5, Speech 3s 0.5" in told
-    rows = {row[0]: row[1:] for row in figure_tables(read_results(folder))[0].rows}
+    rows = {row[0]: row[1:] for row in make_figure_tables(read_results(folder))[0].rows}
     assert rows["UNet3D, DALI"] == ("12.0 s", "2.00", "1.50×", "1.3×")
     assert rows["Speech 3s, sample-aware"] == ("8.00 s", "3.00", "–", "–")
 
@@ -152,7 +152,7 @@ def test_uses_are_told_by_workload_and_over_all_beside_the_paper_s(grid: Callabl
     assert "accelerator 33 %, CPU 50 %" in told
     assert "accelerator 50 %, CPU 50 %" in told
     assert told.count("sample-aware") == told.count("Pecan") == 1  # of a column
-    rows = {row[0]: row[1:] for row in figure_tables(read_results(folder))[0].rows}
+    rows = {row[0]: row[1:] for row in make_figure_tables(read_results(folder))[0].rows}
     assert rows["Speech 3s, PyTorch"] == ("33 %", "50 %", "–")
     assert rows["over 2 workloads, PyTorch"] == ("33 %", "50 %", "46.4 %")
     assert rows["over 2 workloads, sample-aware"] == ("50 %", "50 %", "90.45 %")
@@ -163,7 +163,7 @@ def test_uses_that_take_turns_are_told_by_their_correlation(build_sweep: Any) ->
     builder.accelerator = "emulated: assumed 0.5 s a sample"
     folder = builder.write()
     Cells(folder).give("pytorch", "unet3d", [1.0] * 3, [1.0] * 3, cpu=lambda at_s: 0.9 if at_s % 2 < 1 else 0.1)
-    ours, paper = figure_tables(read_results(folder))[0].rows
+    ours, paper = make_figure_tables(read_results(folder))[0].rows
     assert ours == ("UNet3D, PyTorch", "50 %", "50 %", "-1.0")
     assert paper == ("    paper", "57.4 %", "–", "inverse")
     assert "the paper's mean GPU use" in texts(folder, "minato_fig1b")
@@ -188,7 +188,7 @@ def test_training_time_is_all_epochs_by_number_of_workers(build_sweep: Any) -> N
     folder = build_sweep(figures=("minato_fig9",), workloads=("unet3d",), loaders=SWEPT).write()
     told = texts(folder, "minato_fig9")
     assert "sample-aware with 2: 1.00× PyTorch, 1.00× DALI" in told
-    table = figure_tables(read_results(folder))[0]
+    table = make_figure_tables(read_results(folder))[0]
     assert table.columns == ("Training time by workers", "PyTorch", "DALI", "sample-aware")
     # 5 and 4 s with one worker, 3 and 2 s with two
     assert table.rows == (("UNet3D, 1", "9.00 s", "9.00 s", "9.00 s"), ("UNet3D, 2", "5.00 s", "5.00 s", "5.00 s"))
@@ -200,7 +200,7 @@ def test_a_training_of_which_an_epoch_does_not_count_is_no_short_one(build_sweep
     first = (frame["loader"] == "dali_num_threads_2") & (frame["epoch"] == 1)
     frame.loc[first, "valid"] = "invalid: exactly_once (1 missing)"
     frame.to_parquet(folder / "epochs.parquet", index=False)
-    assert figure_tables(read_results(folder))[0].rows[1] == ("UNet3D, 2", "5.00 s", "–", "5.00 s")
+    assert make_figure_tables(read_results(folder))[0].rows[1] == ("UNet3D, 2", "5.00 s", "–", "5.00 s")
 
 
 def test_who_trains_faster_is_judged_at_every_number_of_workers(build_sweep: Any) -> None:
@@ -219,9 +219,9 @@ def test_who_trains_faster_is_judged_at_every_number_of_workers(build_sweep: Any
 @pytest.mark.parametrize("name", ["minato_fig1b", "minato_fig7", "minato_fig8", "minato_fig9"])
 def test_nothing_is_drawn_of_a_run_of_which_no_epoch_ended(build_sweep: Any, name: str) -> None:
     results = read_results(build_sweep(figures=(name,), loaders=SWEPT, epochs=0).write())
-    assert figure(name).draw(results) is None
-    assert figure_tables(results) == ()
-    assert "MinatoLoader" in figure(name).caption(results)
+    assert find_figure(name).draw(results) is None
+    assert make_figure_tables(results) == ()
+    assert "MinatoLoader" in find_figure(name).caption(results)
 
 
 def test_figure_8_is_asked_of_the_run_of_figure_7() -> None:

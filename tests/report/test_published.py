@@ -2,12 +2,12 @@
 
 import pytest
 
-from harness.report.distance import figure_of, paper_figure
+from harness.report.distance import choose_figure, read_paper_figure
 from harness.report.papers import low
 from harness.results.reader import read_results
 
 SYNTHETIC = "harness.datasets.synthetic.Synthetic"
-FIG5, FIG7, FIG8, FIG10 = (paper_figure(f"emlio/fig{number}") for number in (5, 7, 8, 10))
+FIG5, FIG7, FIG8, FIG10 = (read_paper_figure(f"emlio/fig{number}") for number in (5, 7, 8, 10))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ FIG5, FIG7, FIG8, FIG10 = (paper_figure(f"emlio/fig{number}") for number in (5, 
     ],
 )
 def test_a_run_is_held_against_the_figure_that_asks_the_same(build, options, figure):
-    assert figure_of(read_results(build(**options).write())) is figure
+    assert choose_figure(read_results(build(**options).write())) is figure
 
 
 def test_figures_without_numbers_in_the_text_have_none():

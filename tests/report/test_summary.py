@@ -1,9 +1,9 @@
 import pytest
 
-from harness.report.distance import slowdowns
+from harness.report.distance import compare_distances
 from harness.report.labels import factor, joules, percent, seconds, spell
-from harness.report.problems import problems
-from harness.report.summary import Stat, find, ratio, summarise
+from harness.report.problems import list_problems
+from harness.report.summary import Stat, compute_ratio, find, summarise
 from harness.results.reader import read_results
 
 
@@ -49,12 +49,12 @@ def test_failed_cells_leave_a_group_without_figures(build):
     results = read_results(builder.write())
     group = find(summarise(results), "resnet50", "wan_30ms", "pytorch")
     assert (group.time_s, group.total_j, group.valid, group.planned, group.failed) == (None, None, 0, 3, 3)
-    assert [(p.kind, p.where, p.count) for p in problems(results)] == [("failed", "PyTorch, 30 ms", 3)]
+    assert [(p.kind, p.where, p.count) for p in list_problems(results)] == [("failed", "PyTorch, 30 ms", 3)]
 
 
 def test_slowdowns_stand_beside_the_paper_s(build):
     results = read_results(build(scatter=0.0).write())
-    found = {one.loader: one for one in slowdowns(results, summarise(results), "resnet50")}
+    found = {one.loader: one for one in compare_distances(results, summarise(results), "resnet50")}
     assert found["pytorch"].ours == pytest.approx((1.9 + 0.43 * 30) / (1.9 + 0.043), rel=1e-3)
     assert found["pytorch"].paper == pytest.approx(4232.4 / 175.5)
     assert found["streaming"].paper == pytest.approx(156.2 / 156.6)
@@ -66,17 +66,17 @@ def test_a_regime_that_the_paper_lacks_has_no_paper_value(build):
     for row in builder.rows.values():
         row["rtt_ms"] = 80 if row["regime"] == "wan_30ms" else row["rtt_ms"]
     results = read_results(builder.write())
-    assert all(one.paper is None and one.ours for one in slowdowns(results, summarise(results), "resnet50"))
+    assert all(one.paper is None and one.ours for one in compare_distances(results, summarise(results), "resnet50"))
 
 
 def test_a_ratio_to_nothing_is_unknown():
-    assert ratio(Stat.of([1.0]), None) is None
+    assert compute_ratio(Stat.of([1.0]), None) is None
 
 
 def test_an_invalid_row_is_told_with_what_was_expected_and_found(build):
     builder = build()
     builder.invalidate(builder.ids()[0], "rtt after", "0.1 ms ± 0.2 ms", "0.9 ms")
-    (problem,) = problems(read_results(builder.write()))
+    (problem,) = list_problems(read_results(builder.write()))
     assert (problem.kind, problem.text) == ("invalid", "rtt after: 0.9 ms, expected 0.1 ms ± 0.2 ms")
     assert "ResNet" not in problem.where
 
@@ -88,7 +88,7 @@ def test_of_several_workloads_a_problem_names_its_own(build):
     for table in (builder.cells, builder.rows):
         table[first]["workload"] = "vgg19"
     builder.invalidate(first, "rtt after", "0.1 ms ± 0.2 ms", "0.9 ms")
-    (problem,) = problems(read_results(builder.write()))
+    (problem,) = list_problems(read_results(builder.write()))
     assert problem.where == "PyTorch, VGG-19, 0.1 ms"
 
 

@@ -7,14 +7,14 @@ import pytest
 
 from harness.report import read_report, render
 from harness.report.claims import FAIL, NOT_CHECKED, PASS, judge
-from harness.report.figures import figure, figure_tables
-from harness.report.figures.textbook import curves
-from harness.report.papers import low, table
+from harness.report.figures import find_figure, make_figure_tables
+from harness.report.figures.textbook import make_curves
+from harness.report.papers import find_table, low
 from harness.results.reader import read_results
 from harness.workloads.overlap import simulate
 
 WORKERS = (1, 2, 3, 4, 6, 8)
-UTILISATION = {int(key): low(value) for key, value in table("textbook/output_8_5_1/utilisation").items()}
+UTILISATION = {int(key): low(value) for key, value in find_table("textbook/output_8_5_1/utilisation").items()}
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_epochs_as_the_textbook_simulates_them_meet_every_line_of_its_table(outp
     claims = judge(results)
     assert len(claims) == len(UTILISATION) + 1
     assert {claim.verdict for claim in claims} == {PASS}
-    (shown,) = figure_tables(results)
+    (shown,) = make_figure_tables(results)
     assert [row[1:4] for row in shown.rows] == [(f"{100 * share:.1f} %",) * 3 for share in UTILISATION.values()]
 
 
@@ -84,10 +84,10 @@ def test_epochs_that_last_longer_do_not_meet_it(output_8_5_1):
 
 
 def test_the_epoch_that_starts_the_workers_counts_only_where_it_is_alone(output_8_5_1):
-    (curve,) = curves(read_results(output_8_5_1().write()))
+    (curve,) = make_curves(read_results(output_8_5_1().write()))
     assert [len(point.wall_s) for point in curve.points] == [1] * len(WORKERS)
     assert curve.points[0].wall_s[0] == pytest.approx(5.61)
-    (alone,) = curves(read_results(output_8_5_1(epochs=1).write()))
+    (alone,) = make_curves(read_results(output_8_5_1(epochs=1).write()))
     assert [len(point.wall_s) for point in alone.points] == [1] * len(WORKERS)
 
 
@@ -102,7 +102,7 @@ def test_the_figure_has_the_book_s_values_beside_ours(output_8_5_1):
 
 def test_loads_of_another_length_are_drawn_and_not_judged(folder):
     results = read_results(folder("textbook_8_5_1", {"textbook": {"load_ms": 14.0, "batch_size": 1}}).write())
-    assert figure("textbook_8_5_1").draw(results) is not None
+    assert find_figure("textbook_8_5_1").draw(results) is not None
     assert {claim.verdict for claim in judge(results)} == {NOT_CHECKED}
 
 
@@ -143,6 +143,6 @@ def test_workers_that_are_not_capped_have_their_knee_elsewhere(folder):
 @pytest.mark.parametrize("name", ["textbook_8_5_1", "textbook_8_5_2"])
 def test_a_run_without_epochs_has_no_figure(output_8_5_1, name):
     results = read_results(output_8_5_1().write(epochs=False))
-    assert figure(name).draw(results) is None
-    assert figure_tables(results) == ()
-    assert figure(name).caption(results)
+    assert find_figure(name).draw(results) is None
+    assert make_figure_tables(results) == ()
+    assert find_figure(name).caption(results)

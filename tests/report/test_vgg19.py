@@ -5,11 +5,11 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from harness.report.distance import figure_of, paper_figure, total_kj
+from harness.report.distance import choose_figure, read_paper_figure, sum_kj
 from harness.report.render import read_report, render
 from harness.results.reader import read_results
 
-FIG5, FIG9, FIG10 = (paper_figure(f"emlio/fig{number}") for number in (5, 9, 10))
+FIG5, FIG9, FIG10 = (read_paper_figure(f"emlio/fig{number}") for number in (5, 9, 10))
 
 
 @pytest.fixture
@@ -30,15 +30,15 @@ def vgg19(build):
 
 
 def test_a_run_of_vgg19_alone_is_held_against_figure_9(vgg19):
-    assert figure_of(read_results(vgg19())) is FIG9
+    assert choose_figure(read_results(vgg19())) is FIG9
 
 
 def test_a_run_that_has_resnet50_too_is_held_against_figure_5(vgg19):
-    assert figure_of(read_results(vgg19("resnet50"))) is FIG5
+    assert choose_figure(read_results(vgg19("resnet50"))) is FIG5
 
 
 def test_a_run_with_half_of_its_data_local_is_held_against_figure_10(vgg19):
-    assert figure_of(read_results(vgg19(placement="half"))) is FIG10
+    assert choose_figure(read_results(vgg19(placement="half"))) is FIG10
 
 
 def test_what_the_text_says_in_words_follows_from_its_numbers():
@@ -48,7 +48,7 @@ def test_what_the_text_says_in_words_follows_from_its_numbers():
     assert dali[10.0] / dali[0.1] == pytest.approx(4.6, abs=0.05)
     assert round(dali[30.0] / dali[0.1]) == 15
     assert all(emlio[rtt_ms] / emlio[0.1] == pytest.approx(1.0, abs=0.05) for rtt_ms in (10.0, 30.0))
-    totals = [total_kj(energy) for by_rtt in FIG9.energy_kj.values() for energy in by_rtt.values()]
+    totals = [sum_kj(energy) for by_rtt in FIG9.energy_kj.values() for energy in by_rtt.values()]
     assert all(least == greatest for least, greatest in totals)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from harness.report.paired import paired
+from harness.report.paired import compare_pairs
 from harness.workloads.classification import Classification
 from harness.workloads.training import TrainingStep
 from loaders import PyTorchLoader, SampleAwareLoader, Samples
@@ -76,7 +76,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_the_loss_after_training_is_the_same_within_the_noise_of_five_seeds(coloured: Samples) -> None:
     plain, ours = (_last_losses(kind, coloured) for kind in (PyTorchLoader, SampleAwareLoader))
-    found = paired(plain, ours)
+    found = compare_pairs(plain, ours)
     assert found is not None
     # The order of arrival is chance, and a 95 % interval leaves 0 out in one of twenty runs: twice as wide is allowed.
     assert abs(found.difference) <= max(2 * found.half_width, 0.02 * found.first_mean), found

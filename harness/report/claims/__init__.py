@@ -6,10 +6,10 @@ measured. docs/claims.md describes how a claim is written.
 
 from __future__ import annotations
 
-from harness.report.claims.definition import Definition, definitions, read_claims
-from harness.report.claims.rows import claim_rows
+from harness.report.claims.definition import Definition, make_definitions, read_claims
+from harness.report.claims.rows import make_claim_rows
 from harness.report.claims.verdict import FAIL, NOT_CHECKED, PASS, Claim, evaluate
-from harness.report.distance import figure_of
+from harness.report.distance import choose_figure
 from harness.results.reader import Results
 
 __all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "judge", "read_claims"]
@@ -22,17 +22,19 @@ def judge(results: Results) -> tuple[Claim, ...]:
     user's own brings its claims by `CLAIMS`, the path of such a file.
     """
     asked = _asked(results)
-    rows = claim_rows(results, composed=any(one.metric.startswith("slow_") for one in asked))
+    rows = make_claim_rows(results, composed=any(one.metric.startswith("slow_") for one in asked))
     return tuple(evaluate(one, rows) for one in asked)
 
 
 def _asked(results: Results) -> tuple[Definition, ...]:
-    from harness.report.figures import figure_claims
-    from harness.report.figures.definition import BY_DISTANCE, packaged, read_figure
+    from harness.report.figures import read_figure_claims
+    from harness.report.figures.definition import BY_DISTANCE, list_packaged, read_figure
 
     names = list(results.experiment.figures)
-    by_distance = [name for name in names if name in packaged() and read_figure(packaged()[name]).family == BY_DISTANCE]
+    by_distance = [
+        name for name in names if name in list_packaged() and read_figure(list_packaged()[name]).family == BY_DISTANCE
+    ]
     names = [name for name in names if name not in by_distance]
-    names += [figure_of(results).id] if by_distance else []
-    known = definitions()
-    return (*(one for name in names for one in known if one.figure == name), *figure_claims(results))
+    names += [choose_figure(results).id] if by_distance else []
+    known = make_definitions()
+    return (*(one for name in names for one in known if one.figure == name), *read_figure_claims(results))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from harness.results.reader import Results
 
-__all__ = ["Composition", "composition", "compositions"]
+__all__ = ["Composition", "measure_composition", "measure_compositions"]
 
 _SLOW_PERCENTILE: Final = 75.0
 """Above it a sample is slow (MinatoLoader, section 4.2)."""
@@ -43,7 +43,7 @@ class Composition:
         return figures
 
 
-def compositions(results: Results) -> Mapping[tuple[str, int], Composition]:
+def measure_compositions(results: Results) -> Mapping[tuple[str, int], Composition]:
     """Return the composition of the batches of every epoch, by (cell id, epoch).
 
     A sample is slow whose preprocessing takes, in the median of all its epochs in the run, longer than that of three
@@ -62,11 +62,11 @@ def compositions(results: Results) -> Mapping[tuple[str, int], Composition]:
         usual = {sample: float(np.median(each)) for sample, each in times.items()}
         limit = float(np.percentile(list(usual.values()), _SLOW_PERCENTILE))
         slow = np.array([sample for sample, seconds in usual.items() if seconds > limit], np.int64)
-        found |= {key: composition(batches, slow) for key, batches in epochs.items()}
+        found |= {key: measure_composition(batches, slow) for key, batches in epochs.items()}
     return found
 
 
-def composition(batches: _Batches, slow: _Ints) -> Composition:
+def measure_composition(batches: _Batches, slow: _Ints) -> Composition:
     """Return how the samples `slow` are spread, from the ids of an epoch's batches in order."""
     return Composition(
         np.array([np.isin(ids, slow).sum() for ids in batches], np.int64),

@@ -20,7 +20,7 @@ from harness.report.claims.metrics import METRICS
 from harness.report.claims.words import STYLES, Bound, Style
 from harness.results.files import refuse_damage
 
-__all__ = ["Definition", "Needs", "Values", "definitions", "packaged", "read_claims"]
+__all__ = ["Definition", "Needs", "Values", "list_packaged", "make_definitions", "read_claims"]
 
 SELECTORS: Final = ("workload", "loader", "regime", "rtt_ms", "samples")
 """Columns of a row by which it is selected; and the config's own keys behind one of `SECTIONS` and a dot."""
@@ -78,13 +78,13 @@ class Definition:
 
 
 @lru_cache(maxsize=4)
-def definitions(folder: Path | None = None) -> tuple[Definition, ...]:
+def make_definitions(folder: Path | None = None) -> tuple[Definition, ...]:
     """Return the claims of every paper; of the YAML files of a folder, by default the package's own."""
-    home = folder or packaged()
+    home = folder or list_packaged()
     return tuple(one for path in sorted(home.glob("*.yaml")) for one in read_claims(path))
 
 
-def packaged() -> Path:
+def list_packaged() -> Path:
     """Return the folder of this project's claims."""
     return Path(str(files("conf") / "claims"))
 
@@ -95,8 +95,8 @@ def read_claims(path: Path) -> tuple[Definition, ...]:
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
     with _naming(str(path)):
         whole = parse(_File, stored)
-    values = whole.paper if whole.paper in papers.names() else ""
-    source = papers.paper(values).citation if values else whole.paper
+    values = whole.paper if whole.paper in papers.list_papers() else ""
+    source = papers.read_paper(values).citation if values else whole.paper
     found: list[Definition] = []
     for number, entry in enumerate(whole.claims, 1):
         name = entry.get("id", f"number {number}") if isinstance(entry, Mapping) else f"number {number}"
@@ -257,7 +257,7 @@ class _Entry(Section):
         if not isinstance(value, str):
             return value
         try:
-            found = papers.tree(f"{values}/{value}" if values else value)
+            found = papers.find_values(f"{values}/{value}" if values else value)
         except ResultsError as error:
             raise ConfigError(f"paper={value!r}: expected {_PAPER} ({error})") from error
         if isinstance(found, Mapping) or (isinstance(found, tuple) and self.bound == "within"):

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.report.claims.composition import compositions
+from harness.report.claims.composition import measure_compositions
 from harness.report.claims.metrics import METRICS
 from harness.report.measurements import epochs
 from harness.results.reader import Results
 
-__all__ = ["Row", "claim_rows"]
+__all__ = ["Row", "make_claim_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Row:
     devices: int = 1
 
 
-def claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
+def make_claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
     """Return the rows of a results folder; `composed` with the figures of batches, for which every batch is read."""
     accelerators = {cell.cell_id: cell.accelerator for cell in results.cells}
     stored = {(row.cell_id, row.epoch): row for row in results.rows}
-    batches = compositions(results) if composed else {}
+    batches = measure_compositions(results) if composed else {}
     found = []
     for record in epochs(results).to_dict("records"):
         key = (str(record["cell_id"]), int(record["epoch"]))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from harness.config.validation import nearest
 from harness.errors import HarnessError, Interrupted, ResultsError
 from harness.report.figures.captions import fill, run_words
-from harness.report.figures.definition import Figure, FigureTable, packaged, read_figure
+from harness.report.figures.definition import Figure, FigureTable, list_packaged, read_figure
 from harness.results.reader import Results
 
 if TYPE_CHECKING:
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 
     from harness.report.claims.definition import Definition
 
-__all__ = ["BrokenFigure", "Drawn", "check_figures", "draw_figures", "figure", "figure_claims", "figure_tables"]
+__all__ = [
+    "BrokenFigure",
+    "Drawn",
+    "check_figures",
+    "draw_figures",
+    "find_figure",
+    "make_figure_tables",
+    "read_figure_claims",
+]
 
 T = TypeVar("T")
 
@@ -98,9 +106,9 @@ class _FromYaml:
         return import_module(f"{__name__}.{self.spec.family}")
 
 
-def figure(name: str) -> _Source:
+def find_figure(name: str) -> _Source:
     """Return what draws a figure. Raises ResultsError where there is no such figure or its YAML is wrong."""
-    path = packaged().get(name) or (Path(name) if name.endswith(".yaml") else None)
+    path = list_packaged().get(name) or (Path(name) if name.endswith(".yaml") else None)
     if path is not None:
         return _FromYaml(read_figure(path))
     try:
@@ -108,10 +116,10 @@ def figure(name: str) -> _Source:
     except (ImportError, ValueError):  # of a package that is not there; of a name such as "a..b"
         found = None
     if found is None:
-        near = nearest(name, packaged())
+        near = nearest(name, list_packaged())
         meant = f" (did you mean {near}?)" if near else ""
         raise ResultsError(
-            f"figures: no figure {name!r}{meant}; expected {', '.join(packaged())}, the path of a .yaml, "
+            f"figures: no figure {name!r}{meant}; expected {', '.join(list_packaged())}, the path of a .yaml, "
             "or the import path of a module with draw and caption"
         )
     module: _Source = import_module(name)
@@ -122,7 +130,7 @@ def check_figures(names: Iterable[str]) -> None:
     """Raise ResultsError naming a figure that is not there, or one of the user's own that cannot be drawn."""
     for name in names:
         try:
-            source = figure(name)
+            source = find_figure(name)
         except HarnessError:
             raise
         except Exception as error:
@@ -142,13 +150,13 @@ def draw_figures(results: Results) -> tuple[Drawn | BrokenFigure, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def figure_tables(results: Results) -> tuple[FigureTable, ...]:
+def make_figure_tables(results: Results) -> tuple[FigureTable, ...]:
     """Return the tables of the experiment's figures; those of figures that cannot be drawn are left out."""
     found = [_use(name, partial(_table, results)) for name, _ in _stems(results)]
     return tuple(one for one in found if isinstance(one, FigureTable))
 
 
-def figure_claims(results: Results) -> tuple[Definition, ...]:
+def read_figure_claims(results: Results) -> tuple[Definition, ...]:
     """Return the claims that figures of the user's own bring. Raises ResultsError where their YAML is wrong."""
     sources = [_use(name, lambda source: source) for name, _ in _stems(results)]
     return tuple(claim for source in sources if not isinstance(source, BrokenFigure) for claim in _claims(source))
@@ -178,7 +186,7 @@ def _use(name: str, use: Callable[[_Source], T]) -> T | BrokenFigure:
     The figure may be the user's own: any error of it stands in its place, and does not end the report.
     """
     try:
-        return use(figure(name))
+        return use(find_figure(name))
     except Interrupted:
         raise
     except Exception as error:  # noqa: BLE001 - it stands in the figure's place, and the exit status says so
@@ -197,9 +205,9 @@ def _one_line(error: Exception, name: str) -> str:
 
 
 def _drawn(results: Results, stem: str, source: _Source) -> Drawn | None:
-    from harness.report.figures.style import house_style, save
+    from harness.report.figures.style import save, use_house_style
 
-    with house_style(stem):
+    with use_house_style(stem):
         picture = source.draw(results)
         if picture is None:
             return None

@@ -14,13 +14,13 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from harness.report.distance import PaperFigure, Slowdown, paper_figure, slowdowns, total_kj
+from harness.report.distance import PaperFigure, Slowdown, compare_distances, read_paper_figure, sum_kj
 from harness.report.figures.definition import ByDistance
-from harness.report.figures.marks import note, sheet
+from harness.report.figures.marks import make_sheet, write_note
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import factor, megabytes, regime_labels, rtt, significant, spell
 from harness.report.papers import Tree, low
-from harness.report.summary import Group, find, median_of, summarise
+from harness.report.summary import Group, compute_median, find, summarise
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
 
@@ -54,18 +54,18 @@ class _Slot:
 
 def draw(spec: ByDistance, results: Results, heading: str) -> Figure | None:
     """Draw the paper figure's workload, or the run's first one; None when no epoch was measured."""
-    published, groups = paper_figure(spec.values), summarise(results)
+    published, groups = read_paper_figure(spec.values), summarise(results)
     workload = published.workload if published.workload in results.workloads else next(iter(results.workloads), "")
     here = [group for group in groups if group.workload == workload and group.measured]
     if not here:
         return None
     ours = _our_slots(results, groups, workload)
     paper = _paper_slots(results, published) if workload == published.workload else ()
-    far = [one for one in slowdowns(results, groups, workload) if one.ours is not None]
+    far = [one for one in compare_distances(results, groups, workload) if one.ours is not None]
     dense = len(ours) >= _DENSE_SLOTS
     bottom_inches = 1.15 + 0.26 * len(far) if far else 0.0
     size = (12.0 if dense else 10.0, _TOP_INCHES + bottom_inches)
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.06, "hspace": 0.04, "wspace": 0.04})
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.06, "hspace": 0.04, "wspace": 0.04})
     heights = [_TOP_INCHES, bottom_inches] if far else [1.0]
     top, *bottom = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     if far:
@@ -76,7 +76,7 @@ def draw(spec: ByDistance, results: Results, heading: str) -> Figure | None:
 
 def words(spec: ByDistance, results: Results) -> Mapping[str, str]:
     """Return `reading`, what stands where, and `marks`, what its marks mean."""
-    published, groups = paper_figure(spec.values), summarise(results)
+    published, groups = read_paper_figure(spec.values), summarise(results)
     above = "the time of an epoch (points are repeats, the line joins medians); below, its joules, stacked by domain."
     reading = f"Above, {above} {published.citation}, has no numbers in its text, so none stand beside ours."
     marks = []
@@ -161,7 +161,7 @@ def _draw_panels(
             name = "EMLIO" if slots is paper and loader == "streaming" else spell(loader)
             place = (sum(places) / len(places), 1.0)
             style = {"ha": "center", "va": "bottom", "fontweight": "bold"}
-            note(axes[0][column], name, place, (0, 4), coordinates=("data", "axes fraction"), **style)
+            write_note(axes[0][column], name, place, (0, 4), coordinates=("data", "axes fraction"), **style)
         axes[0][column].locator_params(axis="y", nbins=5)
         axes[1][column].locator_params(axis="y", nbins=6)
         ticks = [slot.label.replace(" ", "\n") if dense else slot.label for slot in slots]
@@ -183,7 +183,7 @@ def _limits(slots: Sequence[_Slot]) -> tuple[float, float]:
 
 def _conditions(results: Results, here: Sequence[Group], published: PaperFigure) -> str:
     rows = [row for group in here for row in group.rows]
-    samples, size = median_of(rows, lambda row: row.samples), median_of(rows, lambda row: row.bytes)
+    samples, size = compute_median(rows, lambda row: row.samples), compute_median(rows, lambda row: row.bytes)
     parts = [f"{samples:.0f} images" if samples else "", megabytes(size) if size else ""]
     parts += ["half of them local"] if results.experiment.placement == "half" else []
     if not published.epoch_s:
@@ -280,10 +280,10 @@ def _paper_joules(axes: Axes, slots: Sequence[_Slot], published: PaperFigure, *,
     if not known:
         _say_empty(axes, "the paper's text gives no joules here")
         return
-    axes.set_ylim(0, 1.25 * max(total_kj(energy)[1] for energy in known.values()))
+    axes.set_ylim(0, 1.25 * max(sum_kj(energy)[1] for energy in known.values()))
     axes.yaxis.set_major_formatter(_unit("kJ"))
     for slot, energy in known.items():
-        least, greatest = total_kj(energy)
+        least, greatest = sum_kj(energy)
         _stack(axes, slot.x, _bars(energy), frozenset())
         text = significant(least)
         if greatest > least:
@@ -304,7 +304,7 @@ def _energy(published: PaperFigure, slot: _Slot) -> Mapping[str, Tree]:
 
 def _bars(energy: Mapping[str, Tree]) -> dict[str, float]:
     """Return the kilojoules of a bar by domain; DRAM that the text only bounds is in the whisker alone."""
-    least, greatest = total_kj(energy)
+    least, greatest = sum_kj(energy)
     return {domain: low(one) for domain, one in energy.items() if domain != "dram" or least == greatest}
 
 
@@ -313,7 +313,7 @@ def _above(
 ) -> None:
     """Write a value above a mark; to the left of a rising line when `aside`; marked † when not valid."""
     style = {"ha": "right" if aside else "center", "va": "bottom", "fontsize": 8, "color": colour if valid else BAD}
-    note(axes, text if valid else f"{text} †", (x, y), (2 if aside else 0, 5), coordinates="data", **style)
+    write_note(axes, text if valid else f"{text} †", (x, y), (2 if aside else 0, 5), coordinates="data", **style)
 
 
 def _rises(slot: _Slot, values: Mapping[_Slot, float], top: float) -> bool:
@@ -408,4 +408,4 @@ def _draw_slowdown(axes: Axes, y: float, one: Slowdown) -> None:
     axes.plot(one.ours, y, "o", markersize=7, markerfacecolor=face, markeredgecolor=INK, zorder=4)
     style = {"va": "center", "fontsize": 8.5, "color": INK if one.trusted else BAD}
     end = (max(one.ours, one.paper or 0.0), y)
-    note(axes, text if one.trusted else f"{text} †", end, (9, 0), coordinates="data", **style)
+    write_note(axes, text if one.trusted else f"{text} †", end, (9, 0), coordinates="data", **style)

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 from harness.config.validation import Section
 from harness.errors import ResultsError
-from harness.report.papers import parse_model, published, tree
+from harness.report.papers import find_published, find_values, parse_model
 from harness.results.files import refuse_damage
 
 __all__ = [
@@ -28,7 +28,7 @@ __all__ = [
     "Panel",
     "Sweep",
     "Textbook",
-    "packaged",
+    "list_packaged",
     "read_figure",
 ]
 
@@ -68,7 +68,7 @@ def _metric(name: str) -> str:
 def _values(path: str) -> str:
     try:
         if path:
-            tree(path) if path.count("/") > 1 else published(path)
+            find_values(path) if path.count("/") > 1 else find_published(path)
     except ResultsError as error:
         raise ValueError(f"a published value ({error})") from error
     return path
@@ -179,7 +179,7 @@ _FAMILIES: Final[Mapping[str, type[Figure]]] = {
 """What a plotter's figures have. The last two draw one figure each."""
 
 
-def packaged() -> Mapping[str, Path]:
+def list_packaged() -> Mapping[str, Path]:
     """Return this project's figures by id.
 
     The folder is not named figures: Hydra would take `figures=[...]` on a command line for a choice in that group.

@@ -14,12 +14,12 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from harness.report.figures.definition import Distribution, FigureTable
-from harness.report.figures.marks import note, right_title, sheet
+from harness.report.figures.marks import make_sheet, write_note, write_right_title
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, MUTED, SURFACE
 from harness.report.labels import significant, spell
 from harness.report.measurements import work
+from harness.report.papers import find_table as published_table
 from harness.report.papers import low
-from harness.report.papers import table as published_table
 from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
@@ -91,14 +91,14 @@ def _summary(times: pd.DataFrame) -> _Times:
 def _draw_samples(spec: Distribution, results: Results, measured: Mapping[str, pd.DataFrame]) -> Figure:
     published = _published(spec)
     size = (max(6.0, 5.4 * len(measured)), 3.7)
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.08, "wspace": 0.05})
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.08, "wspace": 0.05})
     panels = figure.subplots(1, len(measured), squeeze=False)[0]
     for axes, (workload, every) in zip(panels, measured.items(), strict=True):
         _draw_bars(axes, every.reset_index(drop=True), results.experiment.seed)
         axes.set_title(spell(workload), pad=9)
         if workload in published:
             mean, least, most = (_time(published[workload][name]) for name in ("mean", "low", "high"))
-            right_title(axes, f"paper: mean {mean}, from {least} to {most}", pad=9)
+            write_right_title(axes, f"paper: mean {mean}, from {least} to {most}", pad=9)
     panels[0].set_ylabel("preprocessing time (ms)")
     return figure
 
@@ -113,7 +113,7 @@ def _draw_bars(axes: Axes, every: pd.DataFrame, seed: int) -> None:
     axes.axhline(mean, color=BAD, linestyle=(0, (5, 3)), linewidth=1.3)
     style = {"ha": "right", "va": "bottom", "fontsize": 8.5, "color": BAD}
     text = f"mean {significant(mean)} ms"
-    note(axes, text, (1.0, mean), (-2, 4), coordinates=("axes fraction", "data"), **style)
+    write_note(axes, text, (1.0, mean), (-2, 4), coordinates=("axes fraction", "data"), **style)
     axes.set_xlabel("sample")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7.5)
     axes.set_ylim(0, 1.12 * float(chosen["ms"].max()))
@@ -126,7 +126,7 @@ def _time(ms: float) -> str:
 def _draw_summaries(spec: Distribution, measured: Mapping[str, pd.DataFrame], heading: str) -> Figure:
     """Draw every workload's times over their mean, the paper's beside ours."""
     published = _published(spec)
-    figure = sheet((10.0, 1.5 + 0.95 * len(measured)), {"w_pad": 0.1, "h_pad": 0.08})
+    figure = make_sheet((10.0, 1.5 + 0.95 * len(measured)), {"w_pad": 0.1, "h_pad": 0.08})
     axes = figure.subplots()
     for place, (workload, times) in enumerate(measured.items()):
         relative = times["ms"] / times["ms"].mean()
@@ -162,7 +162,7 @@ def _draw_summary(axes: Axes, y: float, times: _Times, colour: str) -> None:
     axes.plot([at["p75"]] * 2, [y - 0.21, y + 0.21], color=SURFACE, linewidth=1.6, zorder=4)
     axes.plot(1.0, y, "o", markersize=5, markerfacecolor=SURFACE, markeredgecolor=colour, zorder=5)
     text = f"mean {significant(mean)} ms" if mean < 999.5 else f"mean {significant(mean / 1e3)} s"
-    note(axes, text, (at["high"], y), (7, 0), coordinates="data", va="center", fontsize=8, color=colour)
+    write_note(axes, text, (at["high"], y), (7, 0), coordinates="data", va="center", fontsize=8, color=colour)
 
 
 def _legend() -> list[Line2D | Patch]:

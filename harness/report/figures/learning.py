@@ -11,15 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.report.claims.composition import Composition, compositions
+from harness.report.claims.composition import Composition, measure_compositions
 from harness.report.figures.definition import FigureTable, Learning
-from harness.report.figures.marks import loader_handles, note, running_mean, say, sheet
-from harness.report.figures.style import INK, MUTED, loader_colour
+from harness.report.figures.marks import average_window, make_loader_handles, make_sheet, say, write_note
+from harness.report.figures.style import INK, MUTED, choose_colour
 from harness.report.labels import UNKNOWN, percent, seconds, significant, spell
-from harness.report.measurements import base_of, stored
-from harness.report.paired import Paired, paired
+from harness.report.measurements import find_base, read_stored
+from harness.report.paired import Paired, compare_pairs
 from harness.report.papers import Tree, low
-from harness.report.papers import table as published_table
+from harness.report.papers import find_table as published_table
 from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
@@ -70,7 +70,7 @@ def _draw_iterations(results: Results, heading: str) -> Figure | None:
     if not workloads:
         return None
     size = (max(6.0, 5.3 * len(workloads)), 10.2)
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.07, "wspace": 0.05, "hspace": 0.04}, heading)
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.07, "wspace": 0.05, "hspace": 0.04}, heading)
     panels = figure.subplots(4, len(workloads), squeeze=False)
     for column, workload in enumerate(workloads):
         here = frame[frame["workload"] == workload]
@@ -85,7 +85,7 @@ def _draw_iterations(results: Results, heading: str) -> Figure | None:
         panels[row][0].set_ylabel(what)
         for axes in panels[row]:
             axes.set_xlabel(name)
-    figure.legend(handles=loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=4)
+    figure.legend(handles=make_loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=4)
     return figure
 
 
@@ -123,11 +123,11 @@ def _value(values: Mapping[str, Tree], workload: str, loader: str) -> float | No
 
 
 def _spread(results: Results) -> _Spread:
-    every = compositions(results)
+    every = measure_compositions(results)
     found: dict[tuple[str, str], list[Composition]] = {}
     for cell in results.cells:
         epochs = sorted((epoch, one) for (cell_id, epoch), one in every.items() if cell_id == cell.cell_id)
-        found.setdefault((cell.workload, base_of(results, cell.loader)), []).extend(one for _, one in epochs)
+        found.setdefault((cell.workload, find_base(results, cell.loader)), []).extend(one for _, one in epochs)
     return found
 
 
@@ -137,10 +137,10 @@ def _draw_losses(axes: Axes, frame: pd.DataFrame, over: str) -> None:
         axes.set_yticks([])
         return
     for place, (base, part) in enumerate(frame.groupby("base", sort=False)):
-        colour = loader_colour(str(base))
+        colour = choose_colour(str(base))
         for _, cell in part.groupby("cell_id", sort=False):
             axes.plot(cell[over], cell["loss"], color=colour, linewidth=0.6, alpha=0.28)
-            mean = running_mean(cell["loss"], len(cell) // _WINDOWS)
+            mean = average_window(cell["loss"], len(cell) // _WINDOWS)
             axes.plot(cell[over], mean, color=colour, zorder=3, **_arm_line(place))
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.05 * float(frame["loss"].quantile(0.99)))
@@ -158,7 +158,7 @@ def _draw_batches(axes: Axes, found: Mapping[str, list[Composition]]) -> None:
         slow = np.concatenate([one.slow[one.samples == most] for one in epochs])
         shares = np.bincount(slow, minlength=most + 1) / len(slow)
         at = np.arange(most + 1) + (place - (len(known) - 1) / 2) * width
-        bars = axes.bar(at, 100 * shares, 0.94 * width, color=loader_colour(base))
+        bars = axes.bar(at, 100 * shares, 0.94 * width, color=choose_colour(base))
         axes.bar_label(bars, [f"{100 * share:.0f}" for share in shares], padding=2, fontsize=8, color=MUTED)
     axes.set_xticks(range(most + 1))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
@@ -169,8 +169,8 @@ def _draw_shares(axes: Axes, found: Mapping[str, list[Composition]]) -> None:
     for place, (base, epochs) in enumerate(found.items()):
         if epochs:
             shares = pd.Series(np.concatenate([one.slow / one.samples for one in epochs]))
-            mean = running_mean(shares, len(shares) // _WINDOWS)
-            axes.plot(np.arange(1, len(mean) + 1), mean, color=loader_colour(base), **_arm_line(place))
+            mean = average_window(shares, len(shares) // _WINDOWS)
+            axes.plot(np.arange(1, len(mean) + 1), mean, color=choose_colour(base), **_arm_line(place))
     axes.axhline(_SLOW_SHARE, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
     axes.set_xlim(left=0)
     axes.set_ylim(0, 0.62)
@@ -187,14 +187,14 @@ def _draw_seeds(results: Results, heading: str) -> Figure | None:
     if not workloads:
         return None
     size = (10.0, 0.8 + 3.6 * len(workloads))
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.08, "wspace": 0.05}, heading)
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.08, "wspace": 0.05}, heading)
     for (left, right), workload in zip(figure.subplots(len(workloads), 2, squeeze=False), workloads, strict=True):
         here = frame[frame["workload"] == workload]
         left.set_title(f"{spell(workload)}: mean loss of an epoch", pad=9)
         _draw_loss_by_epoch(left, here)
         right.set_title("of the last epoch, by seed", pad=9)
         _draw_loss_by_seed(right, here)
-    figure.legend(handles=loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=4)
+    figure.legend(handles=make_loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=4)
     return figure
 
 
@@ -253,13 +253,13 @@ def _same(results: Results, first: str, second: str) -> float | None:
 
 
 def _comparisons(last: dict[str, dict[int, float]]) -> list[tuple[str, str, Paired]]:
-    found = ((first, second, paired(last[first], last[second])) for first, second in pairwise(last))
+    found = ((first, second, compare_pairs(last[first], last[second])) for first, second in pairwise(last))
     return [(first, second, one) for first, second, one in found if one is not None]
 
 
 def _draw_loss_by_epoch(axes: Axes, frame: pd.DataFrame) -> None:
     for place, (base, part) in enumerate(frame.groupby("base", sort=False)):
-        colour = loader_colour(str(base))
+        colour = choose_colour(str(base))
         for _, seed in part.groupby("repeat"):
             axes.plot(seed["epoch"], seed["loss"], color=colour, linewidth=0.7, alpha=0.3)
         mean = part.groupby("epoch")["loss"].mean()
@@ -272,7 +272,7 @@ def _draw_loss_by_seed(axes: Axes, frame: pd.DataFrame) -> None:
     last = frame[frame["epoch"] == frame["epoch"].max()]
     bases = list(dict.fromkeys(last["base"]))
     for place, base in enumerate(bases):
-        part, colour = last[last["base"] == base], loader_colour(base)
+        part, colour = last[last["base"] == base], choose_colour(base)
         beside = _SEED_STEP * (place - (len(bases) - 1) / 2)
         axes.scatter(part["repeat"] + beside, part["loss"], s=34, color=colour, zorder=3)
         axes.axhline(float(part["loss"].mean()), color=colour, **_arm_line(place))
@@ -281,7 +281,7 @@ def _draw_loss_by_seed(axes: Axes, frame: pd.DataFrame) -> None:
     low, high = float(last["loss"].min()), float(last["loss"].max())
     room = 0.25 * (high - low) or 0.1 * high
     axes.set_ylim(low - room, high + room)
-    note(axes, "not from 0", (0, 0), (4, 4), fontsize=8, color=INK)
+    write_note(axes, "not from 0", (0, 0), (4, 4), fontsize=8, color=INK)
 
 
 def _plus(value: float) -> str:
@@ -310,7 +310,9 @@ def _steps(results: Results) -> pd.DataFrame:
     """
     parts = []
     for cell in results.cells:
-        batches = stored(results.folder / "cells" / cell.cell_id / "batches.parquet") if cell.state == "done" else None
+        batches = (
+            read_stored(results.folder / "cells" / cell.cell_id / "batches.parquet") if cell.state == "done" else None
+        )
         if batches is None or not {"wait_s", "step_s", "loss", "ids"} <= set(batches.columns):
             continue
         ordered = batches.sort_values(["epoch", "step"])
@@ -318,7 +320,7 @@ def _steps(results: Results) -> pd.DataFrame:
             pd.DataFrame(
                 {
                     "workload": cell.workload,
-                    "base": base_of(results, cell.loader),
+                    "base": find_base(results, cell.loader),
                     "cell_id": cell.cell_id,
                     "repeat": cell.repeat,
                     "epoch": ordered["epoch"].to_numpy(),

@@ -14,29 +14,29 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from matplotlib.transforms import offset_copy
 
-from harness.report.figures.style import BAD, MUTED, SURFACE, loader_colour
+from harness.report.figures.style import BAD, MUTED, SURFACE, choose_colour
 from harness.report.labels import significant, spell
 
 __all__ = [
+    "average_window",
+    "compute_medians",
     "draw_sweep",
-    "invalid_note",
-    "loader_handles",
-    "medians_of",
-    "note",
-    "right_title",
-    "running_mean",
+    "make_loader_handles",
+    "make_sheet",
+    "note_invalid",
     "say",
-    "sheet",
     "tick_settings",
-    "under_title",
-    "value_at",
+    "write_note",
+    "write_right_title",
+    "write_under_title",
+    "write_value",
 ]
 
 _APART: Final = 0.07
 """Smallest distance between names at the lines' ends, as a share of the highest line."""
 
 
-def sheet(size: tuple[float, float], pad: Mapping[str, Any], heading: str = "") -> Figure:
+def make_sheet(size: tuple[float, float], pad: Mapping[str, Any], heading: str = "") -> Figure:
     """Return an empty figure of so many inches, with a line above its panels."""
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(**pad))
     if heading:
@@ -44,7 +44,7 @@ def sheet(size: tuple[float, float], pad: Mapping[str, Any], heading: str = "") 
     return figure
 
 
-def note(
+def write_note(
     axes: Axes,
     text: str,
     at: tuple[float, float],
@@ -57,12 +57,12 @@ def note(
     return axes.annotate(text, at, xycoords=coordinates, xytext=offset, textcoords="offset points", **style)
 
 
-def under_title(axes: Axes, text: str) -> None:
+def write_under_title(axes: Axes, text: str) -> None:
     """Write a line between a panel and its title; it may reach over the gap to the next panel."""
-    note(axes, text, (0, 1), (0, 6), color=MUTED).set_in_layout(False)
+    write_note(axes, text, (0, 1), (0, 6), color=MUTED).set_in_layout(False)
 
 
-def right_title(axes: Axes, text: str, pad: float, size: float = 8.5) -> None:
+def write_right_title(axes: Axes, text: str, pad: float, size: float = 8.5) -> None:
     """Write a line at the right of a panel's title."""
     axes.set_title(text, loc="right", pad=pad, color=MUTED, fontweight="normal", fontsize=size)
 
@@ -72,17 +72,17 @@ def say(axes: Axes, text: str) -> None:
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=MUTED)
 
 
-def value_at(axes: Axes, x: float, y: float, text: str, size: float = 8, colour: str = MUTED) -> None:
+def write_value(axes: Axes, x: float, y: float, text: str, size: float = 8, colour: str = MUTED) -> None:
     """Write a value above a point."""
-    note(axes, text, (x, y), (0, 7), coordinates="data", ha="center", fontsize=size, color=colour)
+    write_note(axes, text, (x, y), (0, 7), coordinates="data", ha="center", fontsize=size, color=colour)
 
 
-def running_mean(values: pd.Series[float], width: int) -> pd.Series[float]:
+def average_window(values: pd.Series[float], width: int) -> pd.Series[float]:
     """Return running means over `width` values about each, fewer at the ends."""
     return values.rolling(max(1, width), center=True, min_periods=1).mean()
 
 
-def medians_of(frame: pd.DataFrame, measure: str, by: str = "setting") -> dict[float, float]:
+def compute_medians(frame: pd.DataFrame, measure: str, by: str = "setting") -> dict[float, float]:
     """Return the medians of a measure by a column of numbers."""
     medians: pd.Series[float] = frame.groupby(by)[measure].median()
     return dict(zip(medians.index.to_numpy("float64").tolist(), medians.tolist(), strict=True))
@@ -98,7 +98,7 @@ def draw_sweep(axes: Axes, frame: pd.DataFrame, measure: str, *, names: bool = T
         say(axes, "not measured")
         return
     bases = list(dict.fromkeys(known["base"]))
-    palette = {base: loader_colour(base) for base in bases}
+    palette = {base: choose_colour(base) for base in bases}
     medians = known.groupby(["base", "setting"], sort=False)[measure].median().reset_index()
     sns.lineplot(medians, x="setting", y=measure, hue="base", palette=palette, linewidth=1.8, legend=False, ax=axes)
     for base, part in known.groupby("base", sort=False):
@@ -120,18 +120,18 @@ def tick_settings(axes: Axes, settings: Sequence[float]) -> None:
     axes.set_xticks(settings, [f"{setting:g}" for setting in settings])
 
 
-def loader_handles(bases: Sequence[str]) -> list[Line2D]:
+def make_loader_handles(bases: Sequence[str]) -> list[Line2D]:
     """Return a legend entry a loader."""
     return [
-        Line2D([], [], color=loader_colour(base), marker="o", markersize=5, linewidth=1.8, label=spell(base))
+        Line2D([], [], color=choose_colour(base), marker="o", markersize=5, linewidth=1.8, label=spell(base))
         for base in bases
     ]
 
 
-def invalid_note(axes: Axes, frame: pd.DataFrame) -> None:
+def note_invalid(axes: Axes, frame: pd.DataFrame) -> None:
     """Write that hollow points broke a validity rule, where there are any."""
     if not frame.empty and not frame["valid"].all():
-        note(axes, "hollow: no valid row", (1, 0), (0, 4), ha="right", fontsize=8, color=BAD)
+        write_note(axes, "hollow: no valid row", (1, 0), (0, 4), ha="right", fontsize=8, color=BAD)
 
 
 def _name_lines(axes: Axes, medians: pd.DataFrame, measure: str, palette: dict[str, str]) -> None:

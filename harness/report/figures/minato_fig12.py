@@ -10,10 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from harness.report.figures.definition import Figure, FigureTable
-from harness.report.figures.marks import draw_sweep, invalid_note, medians_of, note, say, sheet, value_at
-from harness.report.figures.style import FAINT, INK, MUTED, loader_colour
+from harness.report.figures.marks import (
+    compute_medians,
+    draw_sweep,
+    make_sheet,
+    note_invalid,
+    say,
+    write_note,
+    write_value,
+)
+from harness.report.figures.style import FAINT, INK, MUTED, choose_colour
 from harness.report.labels import UNKNOWN, factor, seconds, spell
-from harness.report.measurements import epochs, settled, trusted, work
+from harness.report.measurements import epochs, mark_settled, trusted, work
 from harness.report.papers import low
 from harness.results.reader import Results
 
@@ -29,12 +37,12 @@ def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
     frame = _by_share(results)
     if frame.empty:
         return None
-    figure = sheet((11.0, 4.4), {"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.1}, heading)
+    figure = make_sheet((11.0, 4.4), {"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.1}, heading)
     left, right = figure.subplots(1, 2)
     draw_sweep(left, frame, "duration_s")
     left.set_title("Time of an epoch", pad=9)
     left.set_ylabel("seconds per epoch")
-    invalid_note(left, frame)
+    note_invalid(left, frame)
     _draw_factors(right, frame, _bounds_s(results), low(spec.values))
     for axes in (left, right):
         axes.set_xlabel("slow samples, % of all")
@@ -50,7 +58,7 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
     shares = [float(share) for share in sorted(frame["setting"].unique())]
     by_base = frame.groupby("base", sort=False)
     by_loader: dict[str, Mapping[float, float]] = {}
-    by_loader |= {spell(str(base)): medians_of(part, "duration_s") for base, part in by_base}
+    by_loader |= {spell(str(base)): compute_medians(part, "duration_s") for base, part in by_base}
     by_loader["no worker ever waits"] = _bounds_s(results)
     rows = [(f"{name}, seconds", *(seconds(times.get(at)) for at in shares)) for name, times in by_loader.items()]
     theirs = by_loader.pop(spell(_BASELINE), {})
@@ -66,7 +74,7 @@ def _by_share(results: Results) -> pd.DataFrame:
     workloads = results.experiment.workloads.items()
     shares = {key: 100 * float(one.params["heavy_share"]) for key, one in workloads if "heavy_share" in one.params}
     frame = trusted(epochs(results))
-    frame = frame[settled(frame) & frame["workload"].isin(list(shares))]
+    frame = frame[mark_settled(frame) & frame["workload"].isin(list(shares))]
     return frame.assign(setting=frame["workload"].map(shares).astype("float64"))
 
 
@@ -86,22 +94,22 @@ def _bounds_s(results: Results) -> Mapping[float, float]:
 def _draw_factors(axes: Axes, frame: pd.DataFrame, bounds_s: Mapping[float, float], paper: float) -> None:
     axes.set_title("Times as fast as PyTorch's DataLoader", pad=9)
     axes.set_ylabel("PyTorch's time over the loader's")
-    theirs = medians_of(frame[frame["base"] == _BASELINE], "duration_s")
+    theirs = compute_medians(frame[frame["base"] == _BASELINE], "duration_s")
     others = frame[(frame["base"] != _BASELINE) & frame["setting"].isin(list(theirs))]
     if others.empty:
         say(axes, "not measured")
         return
     others = others.assign(factor=others["setting"].map(theirs) / others["duration_s"])
     draw_sweep(axes, others, "factor", names=False)
-    axes.axhline(1.0, color=loader_colour(_BASELINE), linewidth=1.2, zorder=1)
+    axes.axhline(1.0, color=choose_colour(_BASELINE), linewidth=1.2, zorder=1)
     most = {at: theirs[at] / bound_s for at, bound_s in sorted(bounds_s.items()) if at in theirs}
     label = "no worker ever waits: the most that as many workers can reach"
     axes.plot(list(most), list(most.values()), color=INK, linewidth=1.2, linestyle=(0, (6, 3)), label=label)
-    for at, ratio in medians_of(others[others["base"] == _OURS], "factor").items():
-        value_at(axes, at, max(ratio, most.get(at, 0.0)), factor(ratio), size=8.5, colour=loader_colour(_OURS))
+    for at, ratio in compute_medians(others[others["base"] == _OURS], "factor").items():
+        write_value(axes, at, max(ratio, most.get(at, 0.0)), factor(ratio), size=8.5, colour=choose_colour(_OURS))
     axes.plot(_BETWEEN, [paper] * 2, color=FAINT, linewidth=2.2)
     text, place = f"paper: MinatoLoader, which adds workers, up to {paper:g}×", (sum(_BETWEEN) / 2, paper)
-    note(axes, text, place, (0, -5), coordinates="data", ha="center", va="top", fontsize=8.5, color=MUTED)
+    write_note(axes, text, place, (0, -5), coordinates="data", ha="center", va="top", fontsize=8.5, color=MUTED)
     axes.set_ylim(0, max(axes.get_ylim()[1], 1.15 * paper))
     if most:
         axes.legend(loc="lower left")

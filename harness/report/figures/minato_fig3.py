@@ -12,13 +12,13 @@ from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 
 from harness.report.figures.definition import Figure, FigureTable
-from harness.report.figures.marks import note, right_title, say, sheet
-from harness.report.figures.style import BAD, FAINT, INK, MUTED, SURFACE, loader_colour
-from harness.report.figures.timeline import Timeline, timelines
+from harness.report.figures.marks import make_sheet, say, write_note, write_right_title
+from harness.report.figures.style import BAD, FAINT, INK, MUTED, SURFACE, choose_colour
+from harness.report.figures.timeline import Timeline, make_timelines
 from harness.report.labels import UNKNOWN, factor, percent, seconds, spell
-from harness.report.measurements import epochs, settled, stored, trusted, work
+from harness.report.measurements import epochs, mark_settled, read_stored, trusted, work
+from harness.report.papers import find_table as published_table
 from harness.report.papers import low
-from harness.report.papers import table as published_table
 from harness.results.reader import Results
 
 __all__ = ["draw", "table"]
@@ -32,11 +32,11 @@ _SLOWEST = 0.75
 def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
     """Draw accelerator and CPU over time a loader, epoch times, and files by size and time; None without epochs."""
     workload = next(iter(results.workloads), "")
-    over_time, frame = timelines(results, workload), _settled(results, workload)
+    over_time, frame = make_timelines(results, workload), _settled(results, workload)
     if not over_time or frame.empty:
         return None
     size = (11.0, 1.2 + 1.35 * len(over_time))
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.06, "wspace": 0.06, "hspace": 0.05}, heading)
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.06, "wspace": 0.06, "hspace": 0.05}, heading)
     halves = figure.subfigures(1, 2, squeeze=False, width_ratios=[1.45, 1.0])[0]
     _draw_timelines(halves[0], over_time)
     above, below = halves[1].subplots(2, 1, height_ratios=[1.0, 1.25])
@@ -48,7 +48,7 @@ def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
 def table(spec: Figure, results: Results) -> FigureTable | None:
     """Return epoch time, use of the accelerator and its fluctuation, and CPU use, by loader."""
     workload = next(iter(results.workloads), "")
-    over_time, frame = timelines(results, workload), _settled(results, workload)
+    over_time, frame = make_timelines(results, workload), _settled(results, workload)
     if not over_time or frame.empty:
         return None
     times = frame.groupby("base", sort=False)["duration_s"].median()
@@ -77,7 +77,7 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
 
 def _settled(results: Results, workload: str) -> pd.DataFrame:
     frame = trusted(epochs(results))
-    return frame[(frame["workload"] == workload) & settled(frame)]
+    return frame[(frame["workload"] == workload) & mark_settled(frame)]
 
 
 def _name(base: str) -> str:
@@ -104,14 +104,14 @@ def _draw_timelines(figure: SubFigure, over_time: Mapping[str, Timeline]) -> Non
     rows = figure.subplots(len(over_time), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     longest = max(one.duration_s for one in over_time.values())
     for axes, (base, one) in zip(rows, over_time.items(), strict=True):
-        colour, busy = loader_colour(base), one.accelerator_util
+        colour, busy = choose_colour(base), one.accelerator_util
         axes.fill_between(one.at_s, 100 * busy, color=colour, alpha=0.25, linewidth=0)
         axes.plot(one.at_s, 100 * busy, color=colour, linewidth=1.6)
         axes.plot(one.at_s, 100 * one.cpu_util, color=MUTED, linewidth=1.0, linestyle=(0, (2, 1.5)))
         axes.axvline(one.duration_s, color=FAINT, linewidth=1.0)
         axes.set_title(_name(base), pad=5, color=colour)
         text = f"accelerator {percent(one.mean(busy))}, ± {percent(_fluctuation(one))}"
-        right_title(axes, f"{text}; CPU {percent(one.mean(one.cpu_util))}{'' if one.trusted else ' †'}", pad=5)
+        write_right_title(axes, f"{text}; CPU {percent(one.mean(one.cpu_util))}{'' if one.trusted else ' †'}", pad=5)
         axes.set_ylim(0, 105)
         axes.set_yticks([0, 50, 100])
         axes.set_xlim(0, longest)
@@ -129,7 +129,7 @@ def _draw_epochs(axes: Axes, frame: pd.DataFrame) -> None:
     medians = frame.groupby("base", sort=False)["duration_s"].median()
     for place, base in enumerate(bases):
         part = frame[frame["base"] == base]
-        axes.barh(place, medians[base], 0.62, color=loader_colour(base), alpha=0.85)
+        axes.barh(place, medians[base], 0.62, color=choose_colour(base), alpha=0.85)
         face = [INK if valid else SURFACE for valid in part["valid"]]
         axes.scatter(part["duration_s"], [place] * len(part), s=12, c=face, edgecolors=INK, linewidths=0.7, zorder=3)
         text = seconds(float(medians[base]))
@@ -138,7 +138,7 @@ def _draw_epochs(axes: Axes, frame: pd.DataFrame) -> None:
         valid = bool(part["valid"].any())
         style = {"va": "center", "fontsize": 8.5, "color": INK if valid else BAD}
         end = (float(part["duration_s"].max()), place)
-        note(axes, text if valid else f"{text} †", end, (7, 0), coordinates="data", **style)
+        write_note(axes, text if valid else f"{text} †", end, (7, 0), coordinates="data", **style)
     axes.set_yticks(range(len(bases)), [spell(base) for base in bases], color=INK)
     axes.set_ylim(len(bases) - 0.5, -0.5)
     axes.set_xlim(0, 1.42 * float(frame["duration_s"].max()))
@@ -152,7 +152,7 @@ def _sizes_and_times(results: Results, workload: str) -> pd.DataFrame:
     files = list(results.folder.glob("samples*.parquet"))
     times = work(results)
     times = times[(times["base"] == _BASELINE) & (times["workload"] == workload)]
-    sizes = stored(files[0]) if len(files) == 1 else None
+    sizes = read_stored(files[0]) if len(files) == 1 else None
     if sizes is None or times.empty:
         return pd.DataFrame(columns=["kb", "ms"])
     ms = 1e3 * times.groupby("sample")["work_s"].median()
@@ -165,7 +165,7 @@ def _draw_sizes(axes: Axes, samples: pd.DataFrame) -> None:
         say(axes, "not measured")
         return
     large, late = (float(samples[name].quantile(_SLOWEST)) for name in ("kb", "ms"))
-    axes.scatter(samples["kb"], samples["ms"], s=9, color=loader_colour(_BASELINE), alpha=0.6, linewidths=0)
+    axes.scatter(samples["kb"], samples["ms"], s=9, color=choose_colour(_BASELINE), alpha=0.6, linewidths=0)
     axes.axvline(large, color=INK, linewidth=1.0, linestyle=(0, (5, 3)))
     axes.axhline(late, color=INK, linewidth=1.0, linestyle=(0, (5, 3)))
     slow, taken = samples["ms"] > late, samples["kb"] > large

@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.report.figures.definition import FigureTable, OverTime
-from harness.report.figures.marks import right_title, sheet, under_title
-from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, loader_colour
-from harness.report.figures.timeline import Timeline, timelines, window_s
+from harness.report.figures.marks import make_sheet, write_right_title, write_under_title
+from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, choose_colour
+from harness.report.figures.timeline import Timeline, make_timelines, window_s
 from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, significant, spell
-from harness.report.papers import Tree, high, low, tree
+from harness.report.papers import Tree, find_values, high, low
 from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
@@ -65,7 +65,7 @@ def table(spec: OverTime, results: Results) -> FigureTable | None:
 
 def _found(spec: OverTime, results: Results) -> _Found:
     workloads = results.workloads[:1] if spec.panels == "metrics" else results.workloads
-    every = {workload: timelines(results, workload) for workload in workloads}
+    every = {workload: make_timelines(results, workload) for workload in workloads}
     return {workload: here for workload, here in every.items() if here}
 
 
@@ -75,7 +75,7 @@ def _every(found: _Found) -> list[Timeline]:
 
 def _stack(spec: OverTime, found: _Found, heading: str) -> Figure:
     pairs = [(workload, loader) for workload, here in found.items() for loader in here]
-    figure = sheet((10.0, 0.75 + 3.0 * len(pairs)), {"w_pad": 0.1, "h_pad": 0.08, "hspace": 0.06}, heading)
+    figure = make_sheet((10.0, 0.75 + 3.0 * len(pairs)), {"w_pad": 0.1, "h_pad": 0.08, "hspace": 0.06}, heading)
     panels = figure.subplots(len(pairs), 1, squeeze=False)[:, 0]
     for axes, (workload, loader) in zip(panels, pairs, strict=True):
         _draw_use(axes, found[workload][loader], _level(spec, workload, loader))
@@ -90,7 +90,7 @@ def _stack(spec: OverTime, found: _Found, heading: str) -> Figure:
 def _grid(_spec: OverTime, found: _Found, heading: str) -> Figure:
     loaders = list(dict.fromkeys(loader for here in found.values() for loader in here))
     size = (max(8.0, 3.4 * len(loaders)), 0.8 + 1.9 * len(found))
-    figure = sheet(size, {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.03, "hspace": 0.04}, heading)
+    figure = make_sheet(size, {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.03, "hspace": 0.04}, heading)
     panels = figure.subplots(len(found), len(loaders), squeeze=False, sharey=True)
     for place, (workload, here) in enumerate(found.items()):
         longest = max(one.duration_s for one in here.values())
@@ -105,7 +105,7 @@ def _grid(_spec: OverTime, found: _Found, heading: str) -> Figure:
             axes.set_xlim(0, longest)
             axes.set_title(spell(loader) if place == 0 else "", pad=7)
             means = percent(one.mean(one.accelerator_util)), percent(one.mean(one.cpu_util))
-            right_title(axes, f"accelerator {means[0]}, CPU {means[1]}", pad=7, size=7.5)
+            write_right_title(axes, f"accelerator {means[0]}, CPU {means[1]}", pad=7, size=7.5)
     for axes in panels[-1]:
         axes.set_xlabel("seconds of training")
     figure.legend(handles=_use_handles(_every(found)), loc="outside lower left", ncols=3)
@@ -115,7 +115,7 @@ def _grid(_spec: OverTime, found: _Found, heading: str) -> Figure:
 def _metrics(spec: OverTime, found: _Found, heading: str) -> Figure:
     ((workload, here),) = found.items()
     pad = {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.03, "hspace": 0.05}
-    figure = sheet((11.0, 0.9 + 1.95 * len(here)), pad, heading)
+    figure = make_sheet((11.0, 0.9 + 1.95 * len(here)), pad, heading)
     panels = figure.subplots(len(here), 3, squeeze=False, width_ratios=[1.3, 1.0, 1.0])
     longest = max(one.duration_s for one in here.values())
     rates: dict[str, Callable[[Timeline], _Array]] = {
@@ -126,7 +126,7 @@ def _metrics(spec: OverTime, found: _Found, heading: str) -> Figure:
         _draw_use(row[0], one, _level(spec, workload, loader))
         row[0].set_title(spell(loader), pad=7)
         use = percent(one.mean(one.accelerator_util))
-        right_title(row[0], f"{seconds(one.duration_s)}; accelerator {use}", pad=7, size=8)
+        write_right_title(row[0], f"{seconds(one.duration_s)}; accelerator {use}", pad=7, size=8)
         for axes, (title, rate) in zip(row[1:], rates.items(), strict=True):
             _draw_rate(axes, loader, one, rate(one), _top([rate(other) for other in here.values()]))
             if place == 0:
@@ -143,19 +143,19 @@ def _lines(spec: OverTime, found: _Found, heading: str) -> Figure:
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
     size = (max(6.0, 5.6 * columns), 0.6 + 2.9 * lines)
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.04, "hspace": 0.05}, heading)
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.04, "hspace": 0.05}, heading)
     panels = figure.subplots(lines, columns, squeeze=False).ravel()
     for axes, (workload, here) in zip(panels, found.items(), strict=False):
         _draw_lines(axes, here)
         axes.set_title(spell(workload), pad=32)
         if compared := _compared(spec, workload, here):
-            under_title(axes, compared)
+            write_under_title(axes, compared)
         if not all(one.trusted for one in here.values()):
             axes.text(1, 0.03, "dotted: no valid row", transform=axes.transAxes, ha="right", fontsize=8, color=BAD)
     for axes in panels[len(found) :]:
         axes.set_axis_off()
     loaders = dict.fromkeys(loader for here in found.values() for loader in here)
-    handles = [Line2D([], [], color=loader_colour(loader), linewidth=1.8, label=spell(loader)) for loader in loaders]
+    handles = [Line2D([], [], color=choose_colour(loader), linewidth=1.8, label=spell(loader)) for loader in loaders]
     figure.legend(handles=handles, loc="outside lower left", ncols=6)
     return figure
 
@@ -182,20 +182,20 @@ def _mark_epochs(axes: Axes, one: Timeline) -> None:
 
 
 def _draw_rate(axes: Axes, loader: str, one: Timeline, values: _Array, top: float) -> None:
-    colour = loader_colour(loader)
+    colour = choose_colour(loader)
     axes.plot(one.at_s, values, color=colour, linewidth=1.5)
     axes.fill_between(one.at_s, values, color=colour, alpha=0.14, linewidth=0)
     _mark_epochs(axes, one)
     mean = one.mean(values)
     if mean is not None:
         axes.hlines(mean, 0, one.duration_s, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
-        right_title(axes, f"mean {significant(mean)}", pad=7, size=8)
+        write_right_title(axes, f"mean {significant(mean)}", pad=7, size=8)
     axes.set_ylim(0, top)
 
 
 def _draw_lines(axes: Axes, here: Mapping[str, Timeline]) -> None:
     for loader, one in here.items():
-        style, colour, wider = "-" if one.trusted else _INVALID, loader_colour(loader), loader == _OURS
+        style, colour, wider = "-" if one.trusted else _INVALID, choose_colour(loader), loader == _OURS
         axes.plot(*one.line(one.mb_per_s), color=colour, linestyle=style, linewidth=1.5 + 0.5 * wider)
         axes.axvline(one.duration_s, color=colour, linewidth=1.2 + 0.4 * wider, zorder=1)
     axes.set_xlim(0, 1.02 * max(one.duration_s for one in here.values()))
@@ -288,7 +288,7 @@ def _mean_cell(column: str, loader: str, every: Sequence[Timeline]) -> str:
 def _published(column: str, workload: str, loader: str) -> str:
     """Return a paper's value for a workload and loader; `column` is its id and its unit, s, % or ×."""
     path, _, unit = column.partition(" ")
-    found: Tree | None = tree(path)
+    found: Tree | None = find_values(path)
     for key in (workload, loader):
         found = found.get(key, found if key == workload else None) if isinstance(found, Mapping) else found
     if found is None or isinstance(found, Mapping):
@@ -304,6 +304,6 @@ def _level(spec: OverTime, workload: str, loader: str) -> float | None:
     """Return the paper's use of the accelerator for a panel, 0 to 1; None where it has none."""
     if not spec.values or (spec.only and spec.only != f"{workload}/{loader}"):
         return None
-    found = tree(spec.values)
+    found = find_values(spec.values)
     found = found.get(loader, {}) if isinstance(found, Mapping) else found
     return None if isinstance(found, Mapping) else low(found)

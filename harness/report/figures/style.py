@@ -20,9 +20,9 @@ __all__ = [
     "LOADER_COLOURS",
     "MUTED",
     "SURFACE",
-    "house_style",
-    "loader_colour",
+    "choose_colour",
     "save",
+    "use_house_style",
 ]
 
 INK = "#1b1f24"
@@ -86,13 +86,13 @@ _RC = {
 }
 
 
-def loader_colour(base: str) -> str:
+def choose_colour(base: str) -> str:
     """Return a loader's colour, the same in every figure."""
     return LOADER_COLOURS.get(base) or _OTHER_LOADERS[sum(base.encode()) % len(_OTHER_LOADERS)]
 
 
 @contextmanager
-def house_style(name: str) -> Iterator[None]:
+def use_house_style(name: str) -> Iterator[None]:
     """Draw in the project's style. The name keeps the ids of the SVGs of one page apart."""
     import matplotlib as mpl
     import seaborn as sns

@@ -13,20 +13,20 @@ from harness.report.figures.captions import fill, run_words
 from harness.report.figures.definition import FigureTable, Sweep
 from harness.report.figures.marks import (
     draw_sweep,
-    invalid_note,
-    loader_handles,
-    note,
+    make_loader_handles,
+    make_sheet,
+    note_invalid,
     say,
-    sheet,
     tick_settings,
-    under_title,
-    value_at,
+    write_note,
+    write_under_title,
+    write_value,
 )
-from harness.report.figures.style import FAINT, INK, MUTED, SURFACE, loader_colour
+from harness.report.figures.style import FAINT, INK, MUTED, SURFACE, choose_colour
 from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, significant, spell
-from harness.report.measurements import epochs, settled, trusted
-from harness.report.papers import low, paper
-from harness.report.papers import table as published_table
+from harness.report.measurements import epochs, mark_settled, trusted
+from harness.report.papers import find_table as published_table
+from harness.report.papers import low, read_paper
 from harness.results.reader import Results
 
 __all__ = ["draw", "table", "words"]
@@ -77,7 +77,7 @@ def _frame(spec: Sweep, results: Results) -> pd.DataFrame:
     return frame.assign(
         cpu_ms_per_sample=1e3 * frame["cell_cpu_s"] / frame["samples"],
         first_batch_from_start_s=frame["loader_made_s"] + frame["first_batch_s"],
-        later=settled(frame),
+        later=mark_settled(frame),
     )
 
 
@@ -110,7 +110,7 @@ def _bound(spec: Sweep, results: Results) -> float | None:
 def _by_metric(spec: Sweep, results: Results, frame: pd.DataFrame) -> Figure:
     said = {**run_words(results), **words(spec, results)}
     count = len(spec.panels) + bool(spec.values)
-    figure = sheet(
+    figure = make_sheet(
         (6.0 if count == 1 else 10.5 if spec.values else 11.0, 4.0 if len(spec.panels) == 1 else 4.3),
         {"w_pad": 0.12, "h_pad": 0.08, "wspace": 0.1},
     )
@@ -124,10 +124,10 @@ def _by_metric(spec: Sweep, results: Results, frame: pd.DataFrame) -> Figure:
         axes.set_title(fill(panel.title, said), pad=pad)
         axes.set_ylabel(panel.y)
         if panel.note:
-            under_title(axes, fill(panel.note, said))
+            write_under_title(axes, fill(panel.note, said))
     if spec.values:
         _draw_paper(every[-1], spec.values)
-    invalid_note(every[0], frame)
+    note_invalid(every[0], frame)
     for axes in every:
         axes.set_xlabel(spec.x)
         if len(spec.panels) > 1:
@@ -140,7 +140,7 @@ def _by_workload(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
     columns = min(2, len(workloads))
     lines = -(-len(workloads) // columns)
     size = (max(6.0, 5.0 * columns), 0.6 + 2.8 * lines)
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.05, "hspace": 0.05}, heading)
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.05, "hspace": 0.05}, heading)
     every = figure.subplots(lines, columns, squeeze=False).ravel()
     for axes, workload in zip(every, workloads, strict=False):
         here = frame[frame["workload"] == workload]
@@ -148,24 +148,24 @@ def _by_workload(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
         axes.set_xlabel(spec.x)
         axes.set_ylabel(panel.y)
         axes.set_title(spell(workload), pad=20)
-        under_title(axes, _compared(here, panel.metric))
-        invalid_note(axes, here)
+        write_under_title(axes, _compared(here, panel.metric))
+        note_invalid(axes, here)
     for axes in every[len(workloads) :]:
         axes.set_axis_off()
-    figure.legend(handles=loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=6)
+    figure.legend(handles=make_loader_handles(list(dict.fromkeys(frame["base"]))), loc="outside lower left", ncols=6)
     return figure
 
 
 def _by_loader(spec: Sweep, frame: pd.DataFrame, heading: str) -> Figure:
     workloads, bases = list(dict.fromkeys(frame["workload"])), list(dict.fromkeys(frame["base"]))
     size = (max(6.0, 3.7 * len(workloads)), 0.5 + 2.6 * len(bases))
-    figure = sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.04, "hspace": 0.06}, heading)
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "wspace": 0.04, "hspace": 0.06}, heading)
     every = figure.subplots(len(bases), len(workloads), squeeze=False)
     for row, base in zip(every, bases, strict=True):
         for axes, workload in zip(row, workloads, strict=True):
             axes.set_title(f"{spell(base)}, {spell(workload)}", pad=8)
             here = frame[(frame["base"] == base) & (frame["workload"] == workload)]
-            _draw_values(axes, here, spec.panels[0].metric, loader_colour(base))
+            _draw_values(axes, here, spec.panels[0].metric, choose_colour(base))
         row[0].set_ylabel(spec.panels[0].y)
     for axes in every[-1]:
         axes.set_xlabel(spec.x)
@@ -185,8 +185,8 @@ def _draw_values(axes: Axes, frame: pd.DataFrame, metric: str, colour: str) -> N
     tick_settings(axes, sorted(frame["setting"].unique()))
     values = frame.groupby("setting")[metric]
     for setting, median, top in zip(values.groups, values.median(), values.max(), strict=True):
-        value_at(axes, float(str(setting)), float(top), _written(metric, float(median)))
-    invalid_note(axes, frame)
+        write_value(axes, float(str(setting)), float(top), _written(metric, float(median)))
+    note_invalid(axes, frame)
 
 
 def _draw_bound(axes: Axes, bound: float, text: str) -> None:
@@ -195,7 +195,7 @@ def _draw_bound(axes: Axes, bound: float, text: str) -> None:
     box = {"facecolor": "white", "edgecolor": FAINT, "alpha": 0.0, "pad": 1}
     style = {"color": INK, "fontsize": 8.5, "bbox": box}
     value = f"fixed batch, the upper bound: {significant(bound)}{text and ' '}{text}"
-    note(axes, value, (0, bound), (4, 4), coordinates=("axes fraction", "data"), **style)
+    write_note(axes, value, (0, bound), (4, 4), coordinates=("axes fraction", "data"), **style)
 
 
 def _draw_paper(axes: Axes, path: str) -> None:
@@ -203,8 +203,10 @@ def _draw_paper(axes: Axes, path: str) -> None:
     for loader, known in _theirs(path).items():
         axes.plot(list(known), list(known.values()), "D--", color=MUTED, markerfacecolor=SURFACE, linewidth=1.4)
         for setting, value in known.items():
-            note(axes, f"{value:g}", (setting, value), (-7, 4), coordinates="data", ha="right", color=MUTED)
-        axes.set_title(f"{paper(path.partition('/')[0]).name} paper: {spell(loader)}, ImageNet", pad=9, color=MUTED)
+            write_note(axes, f"{value:g}", (setting, value), (-7, 4), coordinates="data", ha="right", color=MUTED)
+        axes.set_title(
+            f"{read_paper(path.partition('/')[0]).name} paper: {spell(loader)}, ImageNet", pad=9, color=MUTED
+        )
         tick_settings(axes, list(known))
         axes.set_ylim(0, 1.15 * max(known.values()))
         axes.margins(x=0.14)

@@ -14,17 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.report.figures.definition import FigureTable, Textbook
-from harness.report.figures.marks import medians_of, note, sheet
+from harness.report.figures.marks import compute_medians, make_sheet, write_note
 from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import UNKNOWN, significant
+from harness.report.papers import find_table as published_table
 from harness.report.papers import low
-from harness.report.papers import table as published_table
 from harness.results.epoch_row import EpochRow
 from harness.results.reader import Results
 from harness.workloads.overlap import Overlap, simulate, workers_to_hide
 from harness.workloads.published import STEPS
 
-__all__ = ["Curve", "curves", "draw", "table", "words"]
+__all__ = ["Curve", "draw", "make_curves", "table", "words"]
 
 _WORKERS_KEY: Final = "num_workers"
 _STEEP: Final = 0.05
@@ -84,7 +84,7 @@ class Curve:
         return simulate(self.load_s, self.compute_s, workers=workers, steps=self.points[0].steps, cap=cap)
 
 
-def curves(results: Results) -> tuple[Curve, ...]:
+def make_curves(results: Results) -> tuple[Curve, ...]:
     """Return a curve for every workload of the textbook's kind that has epochs, its points by number of workers.
 
     The first epoch of a cell is left out where there are others: it starts the workers.
@@ -95,7 +95,7 @@ def curves(results: Results) -> tuple[Curve, ...]:
 
 def draw(spec: Textbook, results: Results, heading: str) -> Figure | None:
     """Draw the figure; None when nothing was measured."""
-    found = _shortest_first(results) if spec.panels == "exercise" else curves(results)
+    found = _shortest_first(results) if spec.panels == "exercise" else make_curves(results)
     if not found:
         return None
     return _draw_exercise(found) if spec.panels == "exercise" else _draw_output(spec, found[0])
@@ -105,13 +105,13 @@ def table(spec: Textbook, results: Results) -> FigureTable | None:
     """Return the measured values beside those of the textbook or its model; None when nothing was measured."""
     if spec.panels == "exercise":
         return _table_of_exercise(_shortest_first(results))
-    found = curves(results)
+    found = make_curves(results)
     return _table_of_output(spec, found[0]) if found else None
 
 
 def words(spec: Textbook, results: Results) -> Mapping[str, str]:
     """Return `times`, how long loads and steps last, and `cap`, how many loads overlap."""
-    found = curves(results)
+    found = make_curves(results)
     last = f"Loads last {1e3 * found[0].load_s:g} ms and steps {1e3 * found[0].compute_s:g} ms." if found else ""
     caps = sorted({curve.cap for curve in found if curve.cap is not None})
     cap = f"at most {' or '.join(map(str, caps))} loads overlap" if caps else "any number of loads overlap"
@@ -154,7 +154,7 @@ def _point(workers: int, rows: Iterable[EpochRow], batch_size: int) -> _Point | 
 
 
 def _shortest_first(results: Results) -> Sequence[Curve]:
-    return sorted(curves(results), key=lambda curve: curve.load_s)
+    return sorted(make_curves(results), key=lambda curve: curve.load_s)
 
 
 def _book(spec: Textbook, name: str) -> dict[int, float]:
@@ -163,7 +163,7 @@ def _book(spec: Textbook, name: str) -> dict[int, float]:
 
 def _draw_output(spec: Textbook, curve: Curve) -> Figure:
     """Draw utilisation and wall time, the textbook's beside ours."""
-    figure = sheet((10.0, 4.4), {"w_pad": 0.1, "h_pad": 0.08, "wspace": 0.06})
+    figure = make_sheet((10.0, 4.4), {"w_pad": 0.1, "h_pad": 0.08, "wspace": 0.06})
     left, right = figure.subplots(1, 2)
     places, book_s = curve.places, {workers: ms / 1e3 for workers, ms in _book(spec, "wall_ms").items()}
     book = {workers: 100 * share for workers, share in _book(spec, "utilisation").items()}
@@ -182,7 +182,7 @@ def _draw_output(spec: Textbook, curve: Curve) -> Figure:
     if curve.knee in places:
         left.axvline(places[curve.knee], color=GRID, linewidth=6, zorder=0)
         text = f"⌈t_load / t_compute⌉ = ⌈{curve.ratio}⌉ = {curve.knee}"
-        note(left, text, (places[curve.knee], 3), (6, 0), coordinates="data", fontsize=8, color=MUTED)
+        write_note(left, text, (places[curve.knee], 3), (6, 0), coordinates="data", fontsize=8, color=MUTED)
     for axes in (left, right):
         axes.set_xlabel("workers")
     handles, labels = left.get_legend_handles_labels()
@@ -217,7 +217,7 @@ def _draw_panel(
     frame = pd.DataFrame([(places[point.workers], value) for point, value in ours], columns=["place", "value"])
     _draw_medians(axes, frame, INK, 1.4, 5, (3.2, 0.35), label="measured, real workers", legend=False)
     trusted = {places[point.workers]: point.trusted for point, _ in ours}
-    medians = medians_of(frame, "value", by="place")
+    medians = compute_medians(frame, "value", by="place")
     for place, value in medians.items():
         valid = trusted[int(place)]
         text = label.format(value) + ("" if valid else " †")
@@ -242,7 +242,7 @@ def _write(axes: Axes, values: Mapping[float, float], place: float, text: str, c
     slope = 0 if abs(rise) < _STEEP * max(values.values()) else 1 if rise > 0 else -1
     side = slope * (-1 if above else 1)
     style = {"ha": {-1: "right", 0: "center", 1: "left"}[side], "fontsize": 8, "color": colour}
-    note(axes, text, (place, values[place]), (5 * side, 8 if above else -16), coordinates="data", **style)
+    write_note(axes, text, (place, values[place]), (5 * side, 8 if above else -16), coordinates="data", **style)
 
 
 def _table_of_output(spec: Textbook, curve: Curve) -> FigureTable:
@@ -263,7 +263,7 @@ def _table_of_output(spec: Textbook, curve: Curve) -> FigureTable:
 
 def _draw_exercise(found: Sequence[Curve]) -> Figure:
     """Draw a panel for every length of a load."""
-    figure = sheet((3.6 * max(2, len(found)), 4.2), {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.03})
+    figure = make_sheet((3.6 * max(2, len(found)), 4.2), {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.03})
     panels = figure.subplots(1, len(found), sharey=True, squeeze=False)[0]
     for axes, curve, colour in zip(panels, found, _COLOURS * len(found), strict=False):
         _draw_capped(axes, curve, colour)
@@ -292,11 +292,11 @@ def _draw_capped(axes: Axes, curve: Curve, colour: str) -> None:
         used = 100 * median(point.utilisation)
         style = {"ha": "center", "fontsize": 8, "color": INK if point.trusted else BAD}
         text = f"{used:.0f} %" + ("" if point.trusted else " †")
-        note(axes, text, (places[point.workers], used), (0, -16), coordinates="data", **style)
+        write_note(axes, text, (places[point.workers], used), (0, -16), coordinates="data", **style)
     axes.set_title(f"load {1e3 * curve.load_s:g} ms, step {1e3 * curve.compute_s:g} ms", pad=22)
     text = f"⌈{curve.ratio}⌉ = {curve.knee} worker{'' if curve.knee == 1 else 's'} would hide it"
     text += f"; {curve.cap} loads overlap" if curve.cap is not None and curve.cap < curve.knee else ""
-    note(axes, text, (0, 1), (0, 8), fontsize=8.5, color=MUTED)
+    write_note(axes, text, (0, 1), (0, 8), fontsize=8.5, color=MUTED)
     axes.set_xticks(at, [str(workers) for workers in places])
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_ylim(0, 108)

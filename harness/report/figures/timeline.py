@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.report.measurements import base_of, stored
+from harness.report.measurements import find_base, read_stored
 from harness.results.cells import CellResult
 from harness.results.epochs import find_epoch_edges
 from harness.results.reader import Results
 
-__all__ = ["Timeline", "timelines", "window_s"]
+__all__ = ["Timeline", "make_timelines", "window_s"]
 
 _Array = npt.NDArray[np.float64]
 _WINDOWS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
@@ -87,7 +87,7 @@ class _Track:
     """By the field of Timeline that is its rate: times and amounts."""
 
 
-def timelines(results: Results, workload: str) -> dict[str, Timeline]:
+def make_timelines(results: Results, workload: str) -> dict[str, Timeline]:
     """Return a timeline a loader, by its section: of its first repeat whose epochs are valid, else of its first.
 
     All are cut into windows of `window_s` of the longest. Loaders of which no epoch ended are left out.
@@ -97,13 +97,13 @@ def timelines(results: Results, workload: str) -> dict[str, Timeline]:
         rows = [row for row in results.rows if row.cell_id == cell.cell_id]
         if cell.workload != workload or cell.state != "done" or not rows:
             continue
-        base, valid = base_of(results, cell.loader), all(row.is_valid for row in rows)
+        base, valid = find_base(results, cell.loader), all(row.is_valid for row in rows)
         if base not in chosen or (valid and not chosen[base][1]):
             chosen[base] = (cell, valid)
     tracks = {base: _track(results.folder / "cells" / cell.cell_id) for base, (cell, _) in chosen.items()}
     known = {base: track for base, track in tracks.items() if track is not None}
     width = window_s(max((track.duration_s for track in known.values()), default=0.0))
-    order = dict.fromkeys(base_of(results, loader) for loader in results.loaders)
+    order = dict.fromkeys(find_base(results, loader) for loader in results.loaders)
     return {base: _timeline(known[base], width, trusted=chosen[base][1]) for base in order if base in known}
 
 
@@ -131,7 +131,7 @@ def _timeline(track: _Track, width: float, *, trusted: bool) -> Timeline:
 @lru_cache(maxsize=64)
 def _track(home: Path) -> _Track | None:
     """Read a cell; None where it stored no batches or no events."""
-    batches, events, seen = (stored(home / f"{name}.parquet") for name in ("batches", "events", "resources"))
+    batches, events, seen = (read_stored(home / f"{name}.parquet") for name in ("batches", "events", "resources"))
     if batches is None or events is None:
         return None
     if seen is not None:
