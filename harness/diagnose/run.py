@@ -23,7 +23,8 @@ from harness.diagnose.sweep import (
     measure_load,
     measure_point,
 )
-from harness.diagnose.verdict import FED, NEAR
+from harness.diagnose.verdict import FED
+from harness.report.claims.words import NEAR_BEST
 from harness.results.provenance import describe_host, describe_source, list_packages
 from harness.run.progress import Progress
 from harness.workloads import Workload, choose_kind, make_step
@@ -118,7 +119,7 @@ def _further(points: Sequence[Point], cores: int) -> list[int]:
     """Return twice the workers where the last doubling still helped and there are cores for more, else nothing."""
     last = points[-1]
     before = max((point.utilisation for point in points[:-1]), default=0.0)
-    if last.utilisation >= FED or before >= NEAR * last.utilisation or 2 * last.workers > 2 * cores:
+    if last.utilisation >= FED or before >= NEAR_BEST * last.utilisation or 2 * last.workers > 2 * cores:
         return []
     return [2 * last.workers]
 

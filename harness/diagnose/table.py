@@ -14,7 +14,7 @@ from harness.diagnose.advice import format_ms
 from harness.diagnose.diagnosis import Diagnosis
 from harness.diagnose.verdict import FED, Verdict, compute_stage_s, judge
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
-from harness.report.terminal import make_plain_table, print_whole
+from harness.report.terminal import make_list, make_plain_table, print_whole
 
 __all__ = ["print_diagnosis"]
 
@@ -28,6 +28,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     for part in _parts(diagnosis, verdict):
         console.print()
         if isinstance(part, Table):
+            part.caption_justify, part.caption_style = "left", "dim"
             print_whole(console, part)
         else:
             console.print(part)
@@ -40,9 +41,9 @@ def _parts(diagnosis: Diagnosis, verdict: Verdict) -> Iterator[RenderableType]:
     yield _workers(diagnosis, verdict)
     good = verdict.limit == "accelerator"
     yield Text(verdict.headline, "bold green" if good else "bold yellow")
-    yield Padding(_list(verdict.evidence, "·"), (0, 0, 0, 2))
+    yield _list(verdict.evidence, "·")
     yield Text("Change", "bold")
-    yield Padding(_list(verdict.changes, "→"), (0, 0, 0, 2))
+    yield _list(verdict.changes, "→")
 
 
 def _subject(diagnosis: Diagnosis) -> Text:
@@ -77,15 +78,8 @@ def _times(diagnosis: Diagnosis, verdict: Verdict) -> Table:
 
 def _stages(diagnosis: Diagnosis, verdict: Verdict) -> Table:
     cold = any(stage.cold_batch_s is not None for stage in diagnosis.stages)
-    table = _table(
-        "stage",
-        "ms a batch",
-        "share",
-        *(("uncached",) if cold else ()),
-        "a sample: p50",
-        "p99",
-        left=("stage", "share"),
-    )
+    heads = ("stage", "ms a batch", "share", *(("uncached",) if cold else ()), "a sample: p50", "p99")
+    table = make_plain_table(*heads, left=("stage", "share"), gap=0)
     total = sum(compute_stage_s(diagnosis, stage) for stage in diagnosis.stages)
     for stage in diagnosis.stages:
         share = compute_stage_s(diagnosis, stage) / total
@@ -106,9 +100,8 @@ def _stages(diagnosis: Diagnosis, verdict: Verdict) -> Table:
 
 def _workers(diagnosis: Diagnosis, verdict: Verdict) -> Table:
     cores = diagnosis.machine.cores
-    table = _table(
-        "workers", "predicted", f"{cores} cores", "measured", "ms/step", "samples/s", "cores", "disk", "", left=("",)
-    )
+    heads = ("workers", "predicted", f"{cores} cores", "measured", "ms/step", "samples/s", "cores", "disk", "")
+    table = make_plain_table(*heads, left=("",), gap=0)
     for point in diagnosis.points:
         marks = [name for name, at in (("knee", verdict.knee), ("⌈ratio⌉", verdict.expected)) if point.workers == at]
         table.add_row(
@@ -130,21 +123,8 @@ def _workers(diagnosis: Diagnosis, verdict: Verdict) -> Table:
     return table
 
 
-def _table(*columns: str, left: tuple[str, ...]) -> Table:
-    table = make_plain_table(0)
-    table.caption_justify, table.caption_style = "left", "dim"
-    for name in columns:
-        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
-    return table
-
-
-def _list(lines: tuple[str, ...], mark: str) -> Table:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for line in lines:
-        grid.add_row(Text(mark, "dim"), Text(line))
-    return grid
+def _list(lines: tuple[str, ...], mark: str) -> Padding:
+    return Padding(make_list(((Text(mark, "dim"), Text(line)) for line in lines), gap=1), (0, 0, 0, 2))
 
 
 def _number(seconds: float | None) -> str:

@@ -9,15 +9,14 @@ from typing import Final
 
 from harness.diagnose.advice import format_ms, suggest_changes
 from harness.diagnose.diagnosis import Diagnosis, Point, Stage
+from harness.report.claims.words import find_knee
 from harness.report.labels import megabytes, percent, significant, spell
 from harness.workloads.overlap import workers_to_hide
 
-__all__ = ["FED", "Verdict", "compute_stage_s", "find_knee", "judge"]
+__all__ = ["FED", "Verdict", "compute_stage_s", "judge"]
 
 FED: Final = 0.90
 """Utilisation from which an accelerator counts as fed (MLPerf Storage: accelerator utilisation of 90 % or more)."""
-NEAR: Final = 0.95
-"""Share of the best utilisation from which more workers are worth no more."""
 BUSY: Final = 0.85
 """Share of a resource from which it is taken for saturated; workers that come and go never hold all of it."""
 OTHERS: Final = 0.2
@@ -45,12 +44,6 @@ class Verdict:
     """What to change, the most promising first."""
 
 
-def find_knee(points: Sequence[Point]) -> int:
-    """Return the fewest workers whose utilisation is within 5 % of the best."""
-    best = max(point.utilisation for point in points)
-    return min(point.workers for point in points if point.utilisation >= NEAR * best)
-
-
 def compute_stage_s(diagnosis: Diagnosis, stage: Stage) -> float:
     """Return a stage's seconds of a batch as training meets them: from storage where memory cannot hold the files."""
     if stage.cold_batch_s is None or diagnosis.machine.caches(diagnosis.subject):
@@ -60,7 +53,8 @@ def compute_stage_s(diagnosis: Diagnosis, stage: Stage) -> float:
 
 def judge(diagnosis: Diagnosis) -> Verdict:
     """Return what the measurements say."""
-    found, best = find_knee(diagnosis.points), max(point.utilisation for point in diagnosis.points)
+    utilisation = {point.workers: point.utilisation for point in diagnosis.points}
+    found, best = int(find_knee(utilisation)), max(utilisation.values())
     stage = max(diagnosis.stages, key=lambda one: compute_stage_s(diagnosis, one))
     limit = _limit(diagnosis, found, best, stage)
     expected = workers_to_hide(diagnosis.load_s, diagnosis.compute_s)

@@ -20,13 +20,10 @@ __all__ = ["print_jobs"]
 
 def print_jobs(jobs: Sequence[Job], console: Console) -> None:
     """Print the medians of every job, one line each workload, regime and loader, and where its results are."""
-    gap = 2 if console.width >= 100 else 1
-    table = make_plain_table(gap)
-    table.add_column("job", overflow="fold")
-    for name in ("workload", "regime", "loader"):
-        table.add_column(name, no_wrap=True)
-    for name in ("epoch", "energy", "valid"):
-        table.add_column(name, justify="right", no_wrap=True)
+    names = ("workload", "regime", "loader")
+    heads = ("job", *names, "epoch", "energy", "valid")
+    table = make_plain_table(*heads, left=("job", *names), gap=2 if console.width >= 100 else 1)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for number, (job, overrides) in enumerate(zip(jobs, changed(jobs), strict=True), 1):
         # The last part of a key is enough here; the list below has all of it.
         title = " ".join((f"{number}:", *(_short(override) for override in overrides)))

@@ -13,15 +13,7 @@ from harness.results.epoch_row import make_schema
 from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
 
-__all__ = [
-    "EPOCH_COLUMNS",
-    "epochs",
-    "find_base",
-    "mark_settled",
-    "read_stored",
-    "trusted",
-    "work",
-]
+__all__ = ["EPOCH_COLUMNS", "epochs", "find_base", "mark_settled", "read_stored", "trusted", "work"]
 
 
 def epochs(results: Results) -> pd.DataFrame:
@@ -34,22 +26,10 @@ def epochs(results: Results) -> pd.DataFrame:
     order = {key: place for place, key in enumerate(results.loaders)}
     rows = [
         {
-            "cell_id": row.cell_id,
-            "epoch": row.epoch,
-            "workload": row.workload,
-            "regime": row.regime,
-            "repeat": row.repeat,
-            "loader": row.loader,
+            **{name: getattr(row, name) for name in EPOCH_COLUMNS if name not in ("base", "setting")},
             "base": find_base(results, row.loader),
             "setting": _setting(results, row.loader),
             "valid": row.is_valid,
-            "duration_s": row.duration_s,
-            "samples": row.samples,
-            "bytes": row.bytes,
-            "samples_per_s": row.samples_per_s,
-            "au": row.au,
-            "cpu_util": row.cpu_util,
-            "gpu_util": row.gpu_util,
         }
         for row in sorted(results.rows, key=lambda row: (order[row.loader], results.workloads.index(row.workload)))
     ]

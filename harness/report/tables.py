@@ -20,7 +20,7 @@ from harness.report.labels import UNKNOWN, factor, joules, percent, regime_label
 from harness.report.problems import list_problems
 from harness.report.render import Report
 from harness.report.summary import Group, Stat, compute_ratio, find, summarise
-from harness.report.terminal import fits, make_plain_table, print_whole
+from harness.report.terminal import fits, make_list, make_plain_table, print_whole
 from harness.results.epoch_row import SPREAD_LIMIT
 from harness.results.reader import Results
 
@@ -87,18 +87,10 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, columns: 
     compared, wide = _RATIO in columns, _USE in columns
     spread = slice(None) if _SPREAD in columns else slice(1)
     all_estimated = _all_estimated(groups)
-    table = make_plain_table(2 if wide else 1)
-    table.add_column("regime", no_wrap=True)
-    table.add_column("loader", no_wrap=True)
     beside = [name for name in (_SPREAD, _RATIO) if name in columns]
-    for name in ("epoch", *beside):
-        table.add_column(name, justify="right", no_wrap=True)
-    energy = "estimate" if all_estimated else "energy"
-    for name in (energy, *beside):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("AU", "MB/s") if wide else ():
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("valid", justify="right", no_wrap=True)
+    energy = ("estimate" if all_estimated else "energy", *beside, *(("AU", "MB/s") if wide else ()))
+    heads = ("regime", "loader", "epoch", *beside, *energy, "valid")
+    table = make_plain_table(*heads, left=("regime", "loader"), gap=2 if wide else 1)
     for regime in results.regimes:
         here = [group for group in groups if (group.workload, group.regime) == (workload, regime)]
         for position, group in enumerate(here):
@@ -177,8 +169,8 @@ def _legend(results: Results, groups: Sequence[Group], columns: frozenset[str]) 
 def _distance(results: Results, found: Sequence[Slowdown]) -> Table:
     labels = regime_labels(results)
     near = found[0].near
-    table = make_plain_table(2)
-    table.add_column(f"epoch against {labels[near]}", no_wrap=True)
+    head = f"epoch against {labels[near]}"
+    table = make_plain_table(head, left=(head,), gap=2)
     has_paper = any(slowdown.paper is not None for slowdown in found)
     for regime in results.regimes[1:]:
         table.add_column(labels[regime].replace(", ", ",\n"), justify="right", no_wrap=True)
@@ -229,7 +221,7 @@ def _problems(results: Results) -> RenderableType | None:
     found = list_problems(results)
     if not found:
         return None
-    grid = _list()
+    grid = make_list([])
     for problem in found[:SHOWN_PROBLEMS]:
         where = problem.where if problem.count == 1 else f"{problem.where} ({problem.count} times)"
         text = f"{where}: {problem.text}" if problem.text else where
@@ -243,14 +235,5 @@ def _caveats(results: Results, groups: Sequence[Group]) -> RenderableType | None
     found = list_caveats(results, groups)
     if not found:
         return None
-    grid = _list()
-    for caveat in found:
-        grid.add_row(Text(caveat.topic, "yellow" if caveat.weakens else "dim"), Text(caveat.text))
+    grid = make_list((Text(one.topic, "yellow" if one.weakens else "dim"), Text(one.text)) for one in found)
     return Padding(Stack(Text("To know", "bold"), grid), (0, 0, 1, 0))
-
-
-def _list() -> Table:
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    return grid

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
+
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
-__all__ = ["fits", "make_plain_table", "print_whole"]
+__all__ = ["fits", "make_list", "make_plain_table", "print_whole"]
 
 _LEAST_TEXT = 24
 """Characters to which a column of text may shrink; a longer one breaks its lines."""
 
 
-def make_plain_table(gap: int = 1) -> Table:
-    """Return an empty table with a line below its header, and `gap` spaces more than one between columns."""
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+def make_plain_table(*columns: str, left: Collection[str] = (), gap: int = 1) -> Table:
+    """Return a table with a line below its header, and `gap` spaces more than one between columns.
+
+    No cell of `columns` wraps. They are columns of numbers, on the right, but for those that `left` names.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for name in columns:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=True)
+    return table
+
+
+def make_list(rows: Iterable[tuple[RenderableType, RenderableType]], gap: int = 2) -> Table:
+    """Return a mark or topic and a text a line, with `gap` spaces between; the text wraps."""
+    grid = Table.grid(padding=(0, gap, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for row in rows:
+        grid.add_row(*row)
+    return grid
 
 
 def fits(console: Console, table: Table) -> bool:

@@ -175,15 +175,8 @@ def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
             else:
                 yield _make_check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
     epoch = data.link.get_epoch(row.epoch)
-    drops = epoch.drops
     if regime.loss_pct == 0:
-        yield _make_check(
-            row,
-            "no_drops",
-            "0 packets dropped in the link's queue",
-            "not measured" if drops is None else f"{drops} dropped",
-            UNKNOWN if drops is None else drops == 0,
-        )
+        yield _check_count(row, "no_drops", "0 packets dropped in the link's queue", epoch.drops, "dropped", (0, 0))
     yield from _check_bytes(data, row, epoch.rx_bytes)
 
 
@@ -192,22 +185,20 @@ def _check_bytes(data: CellData, row: EpochRow, received: int | None) -> Iterabl
     placement = data.cell.placement
     needed = row.bytes if placement.kind == "remote" else placement.remote_bytes
     share = "" if needed == row.bytes else f" of {row.bytes}"
-    yield _make_check(
-        row,
-        "bytes_received",
-        f"≥ {needed}{share} bytes on the data interface (no hidden cache)",
-        "not measured" if received is None else f"{received} bytes",
-        UNKNOWN if received is None else received >= needed,
-    )
+    expected = f"≥ {needed}{share} bytes on the data interface (no hidden cache)"
+    yield _check_count(row, "bytes_received", expected, received, "bytes", (needed, math.inf))
     if share:
         most = needed + (row.bytes - needed) // 2
-        yield _make_check(
-            row,
-            "local_bytes",
-            f"≤ {most} bytes on the data interface (what lies on the compute node stays there)",
-            "not measured" if received is None else f"{received} bytes",
-            UNKNOWN if received is None else received <= most,
-        )
+        expected = f"≤ {most} bytes on the data interface (what lies on the compute node stays there)"
+        yield _check_count(row, "local_bytes", expected, received, "bytes", (0, most))
+
+
+def _check_count(
+    row: EpochRow, rule: str, expected: str, found: int | None, unit: str, allowed: tuple[float, float]
+) -> Check:
+    if found is None:
+        return _make_check(row, rule, expected, "not measured", UNKNOWN)
+    return _make_check(row, rule, expected, f"{found} {unit}", allowed[0] <= found <= allowed[1])
 
 
 def _check_exactly_once(data: CellData, row: EpochRow) -> Check:
@@ -295,25 +286,19 @@ def _check_host_clock(row: EpochRow, tolerances: Tolerances, host: HostRecord) -
 def _check_sensors(data: CellData, row: EpochRow) -> Check:
     """Warn of what leaves the row's joules unknown; its times are no worse for it."""
     unread = [f"{u.device} {u.domain} ({u.reason})" for u in data.cell.energy.unreadable]
-    return _make_check(
-        row,
-        "sensors",
-        "every part of the host that was found is read, or else its domain and the total are unknown",
-        f"not readable: {'; '.join(unread)}" if unread else "none unreadable",
-        WARN if unread else PASS,
-    )
+    expected = "every part of the host that was found is read, or else its domain and the total are unknown"
+    return _warn(row, "sensors", expected, f"not readable: {'; '.join(unread)}" if unread else "", "none unreadable")
 
 
 def _check_agent(data: CellData, row: EpochRow) -> Check:
     """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
     died = [event.message for event in _list_energy_events(data, row) if event.kind in ("agent-died", "agent-back")]
-    return _make_check(
-        row,
-        "energy_agent",
-        "the energy agent samples throughout",
-        "; ".join(died) or "it did",
-        WARN if died else PASS,
-    )
+    return _warn(row, "energy_agent", "the energy agent samples throughout", "; ".join(died), "it did")
+
+
+def _warn(row: EpochRow, rule: str, expected: str, found: str, otherwise: str) -> Check:
+    """Return a check that warns of what was found, if anything was."""
+    return _make_check(row, rule, expected, found or otherwise, WARN if found else PASS)
 
 
 def _list_energy_events(data: CellData, row: EpochRow) -> list[Event]:
@@ -340,13 +325,8 @@ def _check_clock(data: CellData, row: EpochRow, tolerances: Tolerances) -> Check
 
 def _check_alone(data: CellData, row: EpochRow) -> Check:
     others = data.cell.other_runs
-    return _make_check(
-        row,
-        "alone",
-        "no other run on this machine: each counts the CPU joules of both",
-        f"{len(others)} other: {', '.join(others)}" if others else "none seen",
-        WARN if others else PASS,
-    )
+    found = f"{len(others)} other: {', '.join(others)}" if others else ""
+    return _warn(row, "alone", "no other run on this machine: each counts the CPU joules of both", found, "none seen")
 
 
 def _check_disturbance(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:

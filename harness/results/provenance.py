@@ -79,12 +79,16 @@ def collect_provenance(
     `here` is what `describe_machine` returned.
     """
     return {
-        "command": {"value": command, "source": "the command line"},
+        "command": _make_field(command, "the command line"),
         **here,
-        "testbed": {k: {"value": v, "source": "harness.testbed"} for k, v in testbed.items()},
-        "energy": {"sensors": {"value": sensors, "source": "energymon"}},
-        "dataset": {k: {"value": v, "source": "harness.datasets"} for k, v in dataset.items()},
+        "testbed": {name: _make_field(value, "harness.testbed") for name, value in testbed.items()},
+        "energy": {"sensors": _make_field(sensors, "energymon")},
+        "dataset": {name: _make_field(value, "harness.datasets") for name, value in dataset.items()},
     }
+
+
+def _make_field(value: object, source: str) -> Field:
+    return {"value": value, "source": source}
 
 
 def describe_machine(targets: Iterable[str]) -> Provenance:
@@ -93,18 +97,14 @@ def describe_machine(targets: Iterable[str]) -> Provenance:
     `targets` are the import paths of an experiment's classes, whose files count as source wherever they lie.
     """
     versions = {one.name: one.version for one in metadata.distributions() if one.name}
+    installed = {name: versions[name] for name in sorted(versions, key=str.lower)}
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}
     return {
         "host": describe_host(),
         "packages": list_packages(),
         "source": describe_source(targets),
-        "environment": {name: {"value": value, "source": "environ"} for name, value in variables.items()},
-        "installed": {
-            "packages": {
-                "value": {name: versions[name] for name in sorted(versions, key=str.lower)},
-                "source": "importlib.metadata",
-            }
-        },
+        "environment": {name: _make_field(value, "environ") for name, value in variables.items()},
+        "installed": {"packages": _make_field(installed, "importlib.metadata")},
     }
 
 
@@ -159,7 +159,7 @@ def describe_host() -> dict[str, Field]:
         except (OSError, ValueError, StopIteration, IndexError):
             return
         if value not in (None, "", []):
-            fields[name] = {"value": value, "source": where}
+            fields[name] = _make_field(value, where)
 
     cpu = Path("/sys/devices/system/cpu")
     add("time_utc", "clock", lambda: datetime.now(UTC).isoformat(timespec="seconds"))
@@ -183,10 +183,10 @@ def describe_host() -> dict[str, Field]:
 
 def list_packages() -> dict[str, Field]:
     """Return the versions of Python and of the packages that the figures depend on."""
-    found: dict[str, Field] = {"python": {"value": sys.version.split()[0], "source": "sys.version"}}
+    found = {"python": _make_field(sys.version.split()[0], "sys.version")}
     for name in _PACKAGES:
         try:
-            found[name] = {"value": metadata.version(name), "source": "importlib.metadata"}
+            found[name] = _make_field(metadata.version(name), "importlib.metadata")
         except metadata.PackageNotFoundError:
             continue
     return found
@@ -206,8 +206,8 @@ def describe_source(targets: Iterable[str] = ()) -> dict[str, Field]:
         return code
     changed = _run_command(["git", "-C", str(root), "status", "--porcelain"])
     return code | {
-        "commit": {"value": commit, "source": "git rev-parse"},
-        "changed": {"value": bool(changed), "source": "git status"},
+        "commit": _make_field(commit, "git rev-parse"),
+        "changed": _make_field(bool(changed), "git status"),
     }
 
 

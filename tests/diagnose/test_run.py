@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.diagnose import judge, read_diagnosis
 from harness.diagnose.cli import main
+from harness.diagnose.diagnosis import read_diagnosis
+from harness.diagnose.verdict import judge
 from harness.errors import ResultsError
 
 pytestmark = pytest.mark.process

@@ -2,15 +2,16 @@ from dataclasses import replace
 
 import pytest
 
-from harness.diagnose.verdict import find_knee, judge
+from harness.diagnose.verdict import judge
+from harness.report.claims.words import find_knee
 
 FLAT = {1: 0.36, 2: 0.58, 3: 0.59, 4: 0.60, 6: 0.59, 8: 0.60}
 
 
 def test_the_knee_is_the_fewest_workers_that_do_nearly_as_well_as_any(points):
-    assert find_knee(points({1: 0.357, 2: 0.709, 3: 0.986, 4: 0.99, 8: 0.986})) == 3
-    assert find_knee(points({1: 0.96, 2: 1.0})) == 1
-    assert find_knee(points({1: 0.2, 2: 0.4, 4: 0.8})) == 4
+    assert find_knee({1: 0.357, 2: 0.709, 3: 0.986, 4: 0.99, 8: 0.986}) == 3
+    assert find_knee({1: 0.96, 2: 1.0}) == 1
+    assert find_knee({1: 0.2, 2: 0.4, 4: 0.8}) == 4
 
 
 def test_loading_that_three_workers_hide_is_bound_by_the_accelerator(diagnosis):

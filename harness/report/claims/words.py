@@ -9,11 +9,8 @@ from typing import Any, Final, Literal
 
 from harness.report.labels import factor, joules, megabytes, percent, seconds, significant
 
-__all__ = ["BOUNDS", "COMBINE", "STYLES", "Bound", "Style", "combined", "knee", "written"]
+__all__ = ["NEAR_BEST", "STYLES", "Bound", "Style", "combined", "find_knee", "written"]
 
-BOUNDS: Final = ("at_least", "at_most", "within")
-COMBINE: Final = ("least", "greatest", "mean", "spread", "knee")
-"""Of several values: (greatest - least) / least is the spread; the knee is the least key near the best value."""
 Style = Literal["factor", "less", "percent", "seconds", "joules", "megabytes", "knee", "number"]
 STYLES: Final[Mapping[str, Style]] = {
     "s": "seconds",
@@ -24,8 +21,8 @@ STYLES: Final[Mapping[str, Style]] = {
 }
 """How a metric is written, by its unit."""
 
-_NEAR_BEST: Final = 0.95
-"""Share of the best value from which on the knee is reached, as harness.diagnose finds it."""
+NEAR_BEST: Final = 0.95
+"""Share of the best value from which on the knee is reached, and more workers are worth no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class Bound:
 
 
 def combined(how: str, values: Mapping[Any, float]) -> float:
-    """Make one number of several, by the value of the key that they are of."""
+    """Make one number of several, by the value of the key that they are of; spread is (greatest - least) / least."""
     known: Sequence[float] = list(values.values())
     if how == "least":
         return min(known)
@@ -88,13 +85,13 @@ def combined(how: str, values: Mapping[Any, float]) -> float:
         return statistics.fmean(known)
     if how == "spread":
         return (max(known) - min(known)) / min(known)
-    return knee(values)
+    return find_knee(values)
 
 
-def knee(values: Mapping[Any, float]) -> float:
+def find_knee(values: Mapping[Any, float]) -> float:
     """Return the least key whose value is within 5 % of the greatest value."""
     best = max(values.values())
-    return float(min(key for key, value in values.items() if value >= _NEAR_BEST * best))
+    return float(min(key for key, value in values.items() if value >= NEAR_BEST * best))
 
 
 def written(value: float, style: Style) -> str:
