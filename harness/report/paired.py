@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Final
@@ -24,9 +24,7 @@ class Paired:
     pairs: int
     first_mean: float
     first_std: float
-    second_mean: float
-    second_std: float
-    """Deviations are of the sample, with n - 1."""
+    """Deviation of the sample, with n - 1."""
     difference: float
     """Mean of second − first."""
     half_width: float
@@ -43,14 +41,10 @@ def compare_pairs(first: Mapping[int, float], second: Mapping[int, float]) -> Pa
     seeds = sorted(first.keys() & second.keys())
     if len(seeds) < 2:
         return None
-    before, after = [first[seed] for seed in seeds], [second[seed] for seed in seeds]
-    differences = [b - a for a, b in zip(before, after, strict=True)]
+    before = [first[seed] for seed in seeds]
+    differences = [second[seed] - first[seed] for seed in seeds]
     half_width = _t(len(seeds) - 1) * stdev(differences) / math.sqrt(len(seeds))
-    return Paired(len(seeds), *_spread(before), *_spread(after), fmean(differences), half_width)
-
-
-def _spread(values: Sequence[float]) -> tuple[float, float]:
-    return fmean(values), stdev(values)
+    return Paired(len(seeds), fmean(before), stdev(before), fmean(differences), half_width)
 
 
 def _t(freedom: int) -> float:

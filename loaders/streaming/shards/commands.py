@@ -61,7 +61,6 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _KINDS = ("image-tree", "coco", "numpy", "audio")
 _MIB = 2**20
 _SHOWN = 4
-_MAX_DEFAULT_WORKERS = 32
 
 
 def add_commands(commands: Commands) -> None:
