@@ -40,8 +40,6 @@ __all__ = ["AgentConfig", "print_failure", "run"]
 
 _MIN_INTERVAL_MS: Final = 1
 _MAX_INTERVAL_MS: Final = 10_000
-_SWITCH_INTERVAL_S: Final = 0.0005
-"""How long the writer may keep a sampler from the interpreter."""
 _CLOCK_S: Final = 60.0
 """Between two measurements of the clock's offset."""
 _AHEAD_S: Final = 60.0

@@ -75,7 +75,8 @@ def test_it_says_that_it_is_ready_when_the_first_tick_is_stored(start_agent):
 def test_sampled_joules_are_the_counters_through_a_wrap(rapl, start_agent):
     with rapl.running():
         agent = start_agent("--sysfs", str(rapl.root), "--sensors", "powercap")
-        time.sleep(1.0)
+        package = rapl.packages[0]
+        wait_for(lambda: package.shown_uj[-1] > package.range_uj and count(agent.store) > 40)
         agent.end()
     readings, ticks, events = stored(agent.store)
     assert rapl.packages[0].shown_uj[-1] > rapl.packages[0].range_uj

@@ -41,7 +41,9 @@ def test_a_process_that_is_not_of_the_run_is_others_and_one_of_the_run_is_not(ho
     ours, strange = CellCounters(None, None), CellCounters(None, None, run_pid=idler.pid)
     # The hog is a child of this process, and none of the idler.
     before, used = (ours.read(), strange.read()), cpu_s([hog.pid])
-    time.sleep(1.5)
+    deadline = time.monotonic() + 60
+    while cpu_s([hog.pid]) - used < 0.5 and time.monotonic() < deadline:
+        time.sleep(0.05)
     after, used = (ours.read(), strange.read()), cpu_s([hog.pid]) - used
     own, foreign = (measure_others(*pair) for pair in zip(before, after, strict=True))
     assert used > 0.1

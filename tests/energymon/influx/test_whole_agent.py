@@ -107,7 +107,7 @@ def test_a_server_that_never_comes_costs_the_agent_nothing_and_its_store_keeps_a
     server.stop()
     with rapl.running():
         agent = start_agent("--sysfs", str(rapl.root), "--interval-ms", "20", *flags(server, bucket))
-        time.sleep(1)
+        wait_for(lambda: len({reading.tick_ns for reading in here(agent.store)}) > 40)
         said = agent.end()
     kept = here(agent.store)
     assert len({r.tick_ns for r in kept}) > 40
