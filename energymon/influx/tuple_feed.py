@@ -67,21 +67,21 @@ class TupleFeed:
         for name, node, first_ns, last_ns, sent_ns in touched:
             session = sessions[node, name]
             over = last or session.end_ns is not None or newest[node] is not session
-            before_ns, ends[node] = ends.get(node, 0), last_ns
-            # The counters have the joules between two agents.
+            before_ns = ends.get(node, 0)
+            # The counters have the joules between two agents: one goes on where the tuples of the one before it end.
             since_ns = before_ns if first_ns - before_ns <= _PATIENCE_NS else first_ns
             start_ns = tick_at(since_ns, session.interval_ns) if sent_ns is None else sent_ns
             settle_ns = _settle_ns(session)
-            if over:
-                until_ns = tick_at(last_ns, session.interval_ns)
-            else:
-                found = database.execute(_LATEST, (last_ns - _PATIENCE_NS, last_ns, node)).fetchall()
-                latest_ns = min((t_ns for (t_ns,) in found if t_ns is not None), default=0)
-                until_ns = tick_at(latest_ns - settle_ns, session.interval_ns)
+            found = database.execute(_LATEST, (last_ns - _PATIENCE_NS, last_ns, node)).fetchall()
+            latest = [t_ns for (t_ns,) in found if t_ns is not None] or [0]
+            # At the end of a session, a sensor that was lost before it is not waited for.
+            edge = max if over and max(latest) - min(latest) > NS else min
+            until_ns = tick_at(edge(latest) - (0 if over else settle_ns), session.interval_ns)
             until_ns = min(until_ns, start_ns + _TICKS_AT_ONCE * session.interval_ns)
             if until_ns > start_ns:
                 lines = self._lines(session, start_ns, until_ns, settle_ns, list(sessions.values()))
                 return Tuples(lines, f"tuples {node} {name}", until_ns)
+            ends[node] = start_ns
         return None
 
     def close(self) -> None:

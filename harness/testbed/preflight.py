@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -74,7 +75,8 @@ def show(findings: Sequence[Finding]) -> str:
         lines.append("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[3]]))
         if finding.remedy:
             lines.append(f"{' ' * (widths[0] + 2)}→ {finding.remedy}")
-    return "\n".join(lines)
+    count = Counter(finding.verdict for finding in findings)
+    return "\n".join([*lines, f"{count['fail']} fail, {count['warn']} warn, {count['ok']} ok"])
 
 
 def to_json(findings: Sequence[Finding]) -> str:

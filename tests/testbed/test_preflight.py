@@ -11,7 +11,7 @@ import time
 import pytest
 
 from harness.testbed.inventory import Host, Inventory
-from harness.testbed.preflight import _clock, examine_hosts, show, ssh_command
+from harness.testbed.preflight import Finding, _clock, examine_hosts, show, ssh_command
 from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
 
 OBSTACLES = obstacles()
@@ -256,9 +256,14 @@ def test_a_greeting_of_the_login_shell_is_passed_over(hosts, inventory):
     assert found["compute1", "reachable"].verdict == "ok"
 
 
-def test_the_table_has_remedies_below_their_rows():
-    findings = examine_hosts(Inventory("none", ()))
-    assert show(findings) == ""
+def test_the_table_has_remedies_below_their_rows_and_ends_with_the_counts():
+    found = [Finding("a", "sudo", "root", "ok"), Finding("host", "netem", "not in this kernel", "fail", "install it")]
+    assert show(found).splitlines() == [
+        "ok    a     sudo   root",
+        "fail  host  netem  not in this kernel",
+        "      → install it",
+        "1 fail, 0 warn, 1 ok",
+    ]
 
 
 def test_the_doctor_of_this_machine_speaks_json_too():

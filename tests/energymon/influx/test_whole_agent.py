@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from energymon import SqliteStore, query
+from energymon import SqliteStore, bridged, channels_of, energy_of, query
 from energymon.influx.store import InfluxStore
 from tests.energymon.influx.server import ORG
+from tests.energymon.influx.test_tuples import paper_sum, stored_points
 
 pytestmark = pytest.mark.process
 
@@ -155,3 +156,17 @@ def test_agents_killed_at_random_moments_lose_and_double_nothing_on_the_server(s
     kept = here(store)
     assert len(kept) > 400
     assert there(server, bucket) == kept
+    # The joules between two agents are in the tuples too.
+    with SqliteStore.open(store) as local:
+        sessions = local.sessions()
+        readings = bridged(kept, local.counters(), sessions)
+    first_ns, last_ns = (edge(r.tick_ns for r in kept) for edge in (min, max))
+    start_ns, end_ns = first_ns + 20_000_000, last_ns - 20_000_000
+    channels = channels_of(sessions[-1].description, "n")
+    joules = energy_of(readings, channels, start_ns, end_ns, 10_000_000).joules("cpu")
+    assert joules is not None
+    summed = paper_sum(server, bucket, "n", "cpu_energy", start_ns + 1, end_ns + 1)
+    # An agent that is killed does not see how far its last value was from the counter's next one.
+    tick_j = max(row["cpu_energy"] for row in stored_points(server, bucket).values())
+    assert abs(summed - joules) <= len(sessions) * tick_j
+    assert joules > 10 * len(sessions) * tick_j
