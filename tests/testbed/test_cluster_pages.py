@@ -55,7 +55,9 @@ def test_the_variables_on_the_page_of_slurm_are_those_of_a_host():
 
 
 @pytest.mark.parametrize(("line", "overrides"), HARNESS, ids=[line for line, _ in HARNESS])
-def test_an_experiment_on_a_page_is_composed(line, overrides):
+def test_an_experiment_on_a_page_is_composed(line, overrides, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text("secret")
     assert experiment_from(compose_config("config", expand(split(overrides)))).name
 
 
