@@ -297,7 +297,7 @@ def _check_agent(data: CellData, row: EpochRow) -> Check:
 
 
 def _warn(row: EpochRow, rule: str, expected: str, found: str, otherwise: str) -> Check:
-    """Return a check that warns of what was found, if anything was."""
+    """Return a check that warns of a finding, where there is one."""
     return _make_check(row, rule, expected, found or otherwise, WARN if found else PASS)
 
 
