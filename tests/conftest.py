@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-# The engines that tests import are many objects, which are there to the end: garbage is not looked for among them.
+# What tests import are many objects that stay: looking for garbage among them would take a tenth of the collection.
 gc.disable()
 
 # A shell that starts something in the background has it ignore Ctrl-C, and so would all that the tests start.
@@ -117,7 +117,6 @@ def _turn(item: pytest.Item) -> int:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()
     gc.enable()
 
 

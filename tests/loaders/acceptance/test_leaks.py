@@ -37,6 +37,7 @@ def settled(most: dict[str, int]) -> dict[str, int]:
     deadline = time.monotonic() + 10
     while any(held()[name] > most[name] for name in most) and time.monotonic() < deadline:
         time.sleep(0.05)
+        gc.collect()
     return held()
 
 
