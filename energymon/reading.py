@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, TypeAlias
 
 __all__ = [
     "DIRECTNESS",
@@ -19,6 +19,7 @@ __all__ = [
     "Domain",
     "EpochMark",
     "Event",
+    "News",
     "Reading",
     "Tick",
 ]
@@ -97,7 +98,7 @@ class ClockOffset:
     node: str
     peer: str
     """"controller"; "chrony" or "kernel" for what the node itself believes of UTC; "wall" for its wall clock, stored
-    when an agent starts and when it is set. Agents that followed the wall clock stored a "step", how far it was set."""
+    when an agent starts and when it is set."""
     offset_ns: int
     """The peer's clock minus the node's, ns."""
     error_ns: int
@@ -178,3 +179,7 @@ class Event:
     """"sensor-lost", "sensor-back", "sensor-slow", "counter-restart", "clock-step", "ticks-missed", "store-failed" or
     "store-back"."""
     message: str
+
+
+News: TypeAlias = Event | ClockOffset | Baseline | CounterStart
+"""What a store keeps beside readings and ticks."""

@@ -204,7 +204,7 @@ class _Agent:
         # While no agent looked, the clock may have been set at any time.
         now_ns = self._clock.now_ns()
         stored_ns, within_ns = (last_ns + 1, 0) if before_ns is None else (now_ns, now_ns - last_ns)
-        store.append([], clocks=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
+        store.append([], news=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
         self._session = self._begin()
         self._waiting = True
         self._measuring: threading.Thread | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import struct
 import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ _FIELDS: Final = 14
 offset, frequency, residual frequency, skew, root delay, root dispersion, update interval, leap status."""
 _NOT_SYNCHRONISED: Final = "Not synchronised"
 
+_TIMEX: Final = struct.Struct("@illlli")
+"""Begin of struct timex of linux/timex.h: modes, offset, freq, maxerror, esterror, status."""
+_TIMEX_BYTES: Final = 512
+"""More than all of it takes."""
 _STA_UNSYNC: Final = 0x0040
 _TIME_ERROR: Final = 5
 _NTP_LIMIT_US: Final = 16_000_000
@@ -49,38 +54,6 @@ class _Kernel:
     max_error_us: int
     estimated_error_us: int
     synchronised: bool
-
-
-class _Timeval(ctypes.Structure):
-    _fields_ = (("tv_sec", ctypes.c_long), ("tv_usec", ctypes.c_long))
-
-
-class _Timex(ctypes.Structure):
-    """struct timex of linux/timex.h."""
-
-    _fields_ = (
-        ("modes", ctypes.c_uint),
-        ("offset", ctypes.c_long),
-        ("freq", ctypes.c_long),
-        ("maxerror", ctypes.c_long),
-        ("esterror", ctypes.c_long),
-        ("status", ctypes.c_int),
-        ("constant", ctypes.c_long),
-        ("precision", ctypes.c_long),
-        ("tolerance", ctypes.c_long),
-        ("time", _Timeval),
-        ("tick", ctypes.c_long),
-        ("ppsfreq", ctypes.c_long),
-        ("jitter", ctypes.c_long),
-        ("shift", ctypes.c_int),
-        ("stabil", ctypes.c_long),
-        ("jitcnt", ctypes.c_long),
-        ("calcnt", ctypes.c_long),
-        ("errcnt", ctypes.c_long),
-        ("stbcnt", ctypes.c_long),
-        ("tai", ctypes.c_int),
-        ("reserved", ctypes.c_int * 11),
-    )
 
 
 def clock_state() -> list[str]:
@@ -171,9 +144,10 @@ def _kernel_state() -> str:
 
 def _kernel() -> _Kernel:
     """Ask the kernel, which any user may."""
-    timex = _Timex()
-    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    timex = ctypes.create_string_buffer(_TIMEX_BYTES)
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(timex)
     if state < 0:
         raise ClockError(f"adjtimex: {os.strerror(ctypes.get_errno())}; the kernel does not give its clock's state")
-    known = state != _TIME_ERROR and not timex.status & _STA_UNSYNC and timex.maxerror < _NTP_LIMIT_US
-    return _Kernel(timex.maxerror, timex.esterror, known)
+    _, _, _, max_error_us, estimated_error_us, status = _TIMEX.unpack_from(timex)
+    known = state != _TIME_ERROR and not status & _STA_UNSYNC and max_error_us < _NTP_LIMIT_US
+    return _Kernel(max_error_us, estimated_error_us, known)

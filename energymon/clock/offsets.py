@@ -10,12 +10,10 @@ from typing import Final, NamedTuple
 from energymon.clock.monotonic import UNNOTICED_NS
 from energymon.reading import ClockOffset
 
-__all__ = ["CONTROLLER", "STEP", "WALL", "Instant", "Offset", "at_wall", "offset_at", "wall_at"]
+__all__ = ["CONTROLLER", "WALL", "Instant", "Offset", "at_wall", "offset_at", "wall_at"]
 
 CONTROLLER: Final = "controller"
 """Peer of an offset that was measured against the controller."""
-STEP: Final = "step"
-"""Peer of an offset that is a step of the node's own clock: how far it was set ahead, ns. Older agents followed it."""
 WALL: Final = "wall"
 """Peer of an offset of the node's wall clock against the clock of its readings, which nobody sets."""
 
@@ -70,9 +68,7 @@ def at_wall(clocks: Iterable[ClockOffset], utc_ns: int, since_ns: int = 0) -> In
     found = [t_ns for t_ns in found if t_ns >= since_ns] or found
     if not found:
         return Instant(min(p.first_ns for p in pieces if p.first_ns + p.offset_ns > utc_ns), 0)
-    # Agents that followed the clock waited until they had passed the second time what it was set back over.
-    again = sum(c.peer == STEP and c.t_ns <= utc_ns < c.t_ns - c.offset_ns for c in ordered)
-    return Instant(found[0], len(found) + again)
+    return Instant(found[0], len(found))
 
 
 def wall_at(clocks: Iterable[ClockOffset], node_ns: int) -> int:
@@ -97,27 +93,24 @@ def _pieces(ordered: Iterable[ClockOffset]) -> list[_Piece]:
 def offset_at(clocks: Iterable[ClockOffset], controller_ns: int) -> Offset | None:
     """Return one node's offset at an instant of the controller's time, UTC ns; None when it measured none.
 
-    Between two measurements the offset is interpolated, outside them the nearest holds. Steps of the node's clock
-    in between are accounted for.
+    Between two measurements the offset is interpolated, outside them the nearest holds.
     """
-    ordered = sorted(clocks, key=lambda c: c.t_ns)
-    measured = [c for c in ordered if c.peer == CONTROLLER]
-    steps = [c for c in ordered if c.peer == STEP]
+    measured = sorted((c for c in clocks if c.peer == CONTROLLER), key=lambda c: c.t_ns)
     if not measured:
         return None
     found = Offset(0, 0)
-    # The offset is stored by the node's time, which follows from the offset: a step apart at most, so this settles.
+    # The offset is stored by the node's time, which follows from the offset; the two settle.
     for _ in range(_ROUNDS):
         node_ns = found.to_node(controller_ns)
-        before, found = found, _offset(measured, steps, node_ns)
+        before, found = found, _offset(measured, node_ns)
         if before == found:
             break
     return found
 
 
-def _offset(measured: Sequence[ClockOffset], steps: Sequence[ClockOffset], node_ns: int) -> Offset:
-    carried = [(c.t_ns, c.offset_ns + _stepped_ns(steps, node_ns, c.t_ns), c.error_ns) for c in measured]
-    for (t1, offset1, error1), (t2, offset2, error2) in pairwise(carried):
+def _offset(measured: Sequence[ClockOffset], node_ns: int) -> Offset:
+    known = [(c.t_ns, c.offset_ns, c.error_ns) for c in measured]
+    for (t1, offset1, error1), (t2, offset2, error2) in pairwise(known):
         if t1 <= node_ns < t2:
             share = (node_ns - t1) / (t2 - t1)
             # It may have moved at any time between the two, but no faster than clocks drift.
@@ -126,12 +119,5 @@ def _offset(measured: Sequence[ClockOffset], steps: Sequence[ClockOffset], node_
             return Offset(
                 round(offset1 + (offset2 - offset1) * share), max(error1, error2) + round(min(moved_ns, drift_ns))
             )
-    t, offset, error = carried[0] if node_ns < carried[0][0] else carried[-1]
+    t, offset, error = known[0] if node_ns < known[0][0] else known[-1]
     return Offset(offset, error + round(_DRIFT * abs(node_ns - t)))
-
-
-def _stepped_ns(steps: Sequence[ClockOffset], node_ns: int, measured_ns: int) -> int:
-    """Return by how much the offset at `node_ns` differs from that at `measured_ns` for the steps between them."""
-    after = sum(s.offset_ns for s in steps if measured_ns < s.t_ns <= node_ns)
-    before = sum(s.offset_ns for s in steps if node_ns < s.t_ns <= measured_ns)
-    return before - after

@@ -31,7 +31,7 @@ from energymon.influx.lineprotocol import (
 from energymon.influx.tuple_feed import TupleFeed
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event
 from energymon.stores.base import Session
-from energymon.stores.sqlite import LATER_TABLES, SqliteStore, add_columns, columns, connect, store_error
+from energymon.stores.sqlite import SqliteStore, columns, connect, store_error
 
 __all__ = ["Batch", "BusyError", "Spool"]
 
@@ -100,8 +100,6 @@ class Spool:
             self._db = connect(path, "rw")
             self._db.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._db.executescript(LATER_TABLES)
-            add_columns(self._db)
             self._feed = TupleFeed(path)
         except (sqlite3.Error, StoreError) as error:
             self._unlock()

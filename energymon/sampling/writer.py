@@ -9,16 +9,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import StoreError
-from energymon.reading import START, Baseline, ClockOffset, CounterStart, Event, Tick
+from energymon.reading import START, ClockOffset, CounterStart, Event, News, Tick
 from energymon.sampling.punctuality import Jitter, Missed
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
 from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor, wraps
 from energymon.stores.sqlite import Row, Series, SqliteStore
+
+if TYPE_CHECKING:
+    from energymon.sampling.monitor import Monitor
 
 __all__ = ["Writer"]
 
@@ -37,8 +40,6 @@ _QUIET_NS: Final = 10 * NS
 _FULL_NS: Final = 10 * NS
 """How often the store's size is looked at, and the time between two ticks that a store at its limit still takes."""
 
-News = Event | ClockOffset | Baseline | CounterStart
-
 
 @dataclass(slots=True)
 class _Batch:
@@ -52,22 +53,6 @@ class _Batch:
     def may_be_given_up(self) -> bool:
         """Whether losing it costs resolution alone: a cumulative counter carries the energy over."""
         return not self.news and not any(row[4] == START for row in self.rows)
-
-
-class Source(Protocol):
-    """Who puts records; a monitor."""
-
-    def drain(self) -> None:
-        """Put what there is."""
-        ...
-
-    def attend(self) -> None:
-        """A sensor's answer made no sense."""
-        ...
-
-    def unstick(self) -> None:
-        """A sensor may be hanging."""
-        ...
 
 
 class Writer:
@@ -113,7 +98,7 @@ class Writer:
         self._on_stored = on_stored
         self._on_failure = on_failure
         self._on_event = on_event
-        self._source: Source | None = None
+        self._source: Monitor | None = None
         self._problem = False
         self._limit_bytes = limit_bytes
         self._clock = clock or Clock()
@@ -154,7 +139,7 @@ class Writer:
             self._due_ns = now_ns + _COMMIT_NS
             self._awaken()
 
-    def follow(self, source: Source) -> None:
+    def follow(self, source: Monitor) -> None:
         """Ask `source` for what it has, too."""
         self._source = source
 
@@ -196,7 +181,6 @@ class Writer:
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False
-                self._note()
                 self._backlog += [_Batch(news=[event]) for event in self._missed_events(last=stopping)]
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
@@ -370,11 +354,6 @@ class Writer:
         self._told_ns[channel, what] = t_ns
         return True
 
-    def _note(self) -> None:
-        for sensor in self._sensors:
-            for note in sensor.notes():
-                self._backlog.append(_Batch(news=[self._event(self._now_ns(), "sensor-diverges", note)]))
-
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
         self._on_event(event)
@@ -411,14 +390,10 @@ class Writer:
         self._on_stored(stored)
 
     def _append(self) -> None:
-        news = [item for batch in self._backlog for item in batch.news]
         self._store.append_rows(
             [row for batch in self._backlog for row in batch.rows],
             [tick for batch in self._backlog for tick in batch.ticks],
-            [item for item in news if isinstance(item, Event)],
-            [item for item in news if isinstance(item, ClockOffset)],
-            [item for item in news if isinstance(item, Baseline)],
-            [item for item in news if isinstance(item, CounterStart)],
+            [item for batch in self._backlog for item in batch.news],
         )
 
     def _heed_limit(self) -> None:

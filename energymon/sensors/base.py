@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol, cast
 
 from energymon.clock.monotonic import NS
 from energymon.reading import Domain
@@ -13,6 +13,7 @@ from energymon.sensors.updates import Age
 from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = [
+    "CLOSED",
     "Channel",
     "Column",
     "Discovery",
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 
+CLOSED: Final = -1
+"""Stands for a descriptor that is closed."""
 Part = tuple[str, Domain]
 """A device and the domain whose joules are the sum over such devices."""
 
@@ -155,10 +158,6 @@ class Sensor(Protocol):
 
     def describe(self) -> dict[str, object]:
         """Return what a reader of the results should know of this sensor, JSON types only."""
-        ...
-
-    def notes(self) -> list[str]:
-        """Return doubts about the sensor that arose in decoding since the last call, each once."""
         ...
 
     def close(self) -> None:

@@ -10,8 +10,7 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.reading import ESTIMATE, START
-from energymon.sensors.base import Channel, Column, Point
-from energymon.sensors.open_files import CLOSED
+from energymon.sensors.base import CLOSED, Channel, Column, Point
 from energymon.ticker.ticker import Answers, Operation, Raw
 
 __all__ = ["IDLE_FRACTION", "TDP_W_PER_CPU", "EstimateSensor"]
@@ -109,10 +108,6 @@ class EstimateSensor:
             "logical_cpus": self._cpus,
             "channels": [{"device": "cpu", "domain": "cpu", "source": ESTIMATE, "path": str(self._path)}],
         }
-
-    def notes(self) -> list[str]:
-        """Return nothing: its points say all."""
-        return []
 
     def close(self) -> None:
         """Close /proc/stat."""

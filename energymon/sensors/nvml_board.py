@@ -8,10 +8,9 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
-from energymon.reading import LAG_S, START
+from energymon.reading import LAG_S
 from energymon.sensors.base import Channel, Column, Point, RawCounter, counted_column, samples_power_alone
 from energymon.sensors.counter import Counter, PowerIntegral
-from energymon.sensors.divergence import Divergence
 from energymon.sensors.nvml_library import (
     AVERAGE_POWER,
     ENERGY,
@@ -159,15 +158,10 @@ class NvmlSensor:
         self._board = f"{self._device} ({self._uuid})"
         self._module = any(name in self._model for name in _MODULES)
         self._calls: list[tuple[Call, list[_Series]]] = list(self._plan(interval_ns))
-        sources = [series.channel.source for series in self._series()]
         if samples_power_alone(self.channels):
             for series in self._series():
                 series.strew(interval_ns)
-        both = _COUNTER in sources and _POWER in sources
-        self._compared = (sources.index(_COUNTER), sources.index(_POWER)) if both else None
         self._counter_updates: Updates | None = None
-        self._divergence = Divergence()
-        self._notes: list[str] = []
         self._failed = False
         self._renewed_ns = 0
         # This board's own hold on the library: NVML counts them.
@@ -215,12 +209,6 @@ class NvmlSensor:
                     )
                 else:
                     points.append(series.point(value, t_utc_ns - offset_ns, before_ns, after_ns, offset_ns))
-        if self._compared is not None:
-            counter, power = points[self._compared[0]], points[self._compared[1]]
-            if counter.joules is None or power.joules is None or START in (counter.flags, power.flags):
-                self._divergence.restart()
-            elif note := self._divergence.update(counter.t_ns, counter.joules, power.joules):
-                self._notes.append(f"{self._board}: {note}")
         return points
 
     def decode_many(self, answers: Sequence[Answers], offset_ns: int) -> list[Column] | None:
@@ -239,17 +227,7 @@ class NvmlSensor:
             for back in undo:
                 back()
             return None
-        if self._compared is not None:
-            counter, power = columns[self._compared[0]], columns[self._compared[1]]
-            for t_ns, counter_j, power_j in zip(counter.t_ns, counter.joules, power.joules, strict=True):
-                if note := self._divergence.update(t_ns, counter_j, power_j):
-                    self._notes.append(f"{self._board}: {note}")
         return columns
-
-    def notes(self) -> list[str]:
-        """Return what came to notice since the last call, once."""
-        notes, self._notes = self._notes, []
-        return notes
 
     def describe(self) -> dict[str, object]:
         """Return the board's model and UUID, what its counter covers and how often it is updated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -38,10 +39,10 @@ AVERAGE_POWER: Final = 185
 INSTANT_POWER: Final = 186
 MODULE_SCOPE: Final = 1
 
-_FIELD: Final = "IIqqIIQ"
-"""nvmlFieldValue_t: fieldId, scopeId, timestamp (µs since 1970), latencyUsec, valueType, nvmlReturn, value."""
 _SHOWN: Final = "8xq8xIIQ"
-_FIELD_BYTES: Final = struct.calcsize(f"={_FIELD}")
+"""nvmlFieldValue_t: fieldId, scopeId, timestamp (µs since 1970), latencyUsec, valueType, nvmlReturn, value; the ids and
+the latency are left out."""
+_FIELD_BYTES: Final = struct.calcsize(f"={_SHOWN}")
 _MASKS: Final = {1: 2**32 - 1, 2: 2**64 - 1, 3: 2**64 - 1, 5: 2**32 - 1}
 """What of nvmlValue_t counts, by nvmlValueType_t: unsigned int, long, long long, int. Energy and power come as no
 other, and the rest of a short value is not cleared."""
@@ -60,51 +61,21 @@ ShownMany = tuple[Sequence[int], Sequence[int]]
 """Values and their timestamps."""
 
 
-class Call:
+class Call(ABC):
     """One function of the library with its arguments bound; `run` is `function(*arguments)`, which returns a code."""
 
-    __slots__ = ("_names", "arguments", "buffer", "function")
-
-    def __init__(self, function: CObject, buffer: bytearray) -> None:
+    def __init__(self, function: CObject, form: str, length: int | None = None) -> None:
+        """Take a function (handle, buffer), or (handle, length, buffer), and what its answer is made of."""
         self.function = function
-        self.buffer = buffer
+        self._form, self._length = struct.Struct(f"={form}"), length
+        self.buffer = bytearray(self._form.size)
+        self._array = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
         self.arguments: tuple[CObject, ...] = ()
 
     def bind(self, handle: CObject) -> None:
         """Aim the call at a board."""
-        raise NotImplementedError
-
-    @property
-    def operation(self) -> Operation:
-        """The call for compiled code."""
-        raise NotImplementedError
-
-    def shown(self, data: bytes) -> list[Shown]:
-        """Return what a copy of the buffer holds."""
-        raise NotImplementedError
-
-    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
-        """Return values and times from columns of the operation's form; None when one has a code of its own."""
-        raise NotImplementedError
-
-
-class FieldsCall(Call):
-    """nvmlDeviceGetFieldValues: several values, each with a return code and a timestamp of its own."""
-
-    __slots__ = ("_array", "_shown", "fields")
-
-    def __init__(self, function: CObject, fields: tuple[int, ...], scope: int) -> None:
-        super().__init__(function, bytearray(_FIELD_BYTES * len(fields)))
-        self.fields = fields
-        self._shown = struct.Struct("=" + _SHOWN * len(fields))
-        for i, field in enumerate(fields):
-            # The scope is power's; energy has one alone.
-            struct.pack_into("=II", self.buffer, i * _FIELD_BYTES, field, 0 if field == ENERGY else scope)
-        self._array = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
-
-    def bind(self, handle: CObject) -> None:
-        """Aim the call at a board."""
-        self.arguments = (handle, ctypes.c_int(len(self.fields)), ctypes.byref(self._array))
+        length = () if self._length is None else (ctypes.c_int(self._length),)
+        self.arguments = (handle, *length, ctypes.byref(self._array))
 
     @property
     def operation(self) -> Operation:
@@ -113,14 +84,32 @@ class FieldsCall(Call):
             len(self.buffer),
             function=_address(self.function),
             handle=_address(self.arguments[0]),
-            length=len(self.fields),
+            length=self._length,
             buffer=ctypes.addressof(self._array),
-            form=_SHOWN * len(self.fields),
+            form=self._form.format.lstrip("="),
         )
+
+    @abstractmethod
+    def shown(self, data: bytes) -> list[Shown]:
+        """Return what a copy of the buffer holds."""
+
+    @abstractmethod
+    def shown_many(self, parts: Sequence[Sequence[int]]) -> list[ShownMany] | None:
+        """Return values and times from columns of the operation's form; None when one has a code of its own."""
+
+
+class FieldsCall(Call):
+    """nvmlDeviceGetFieldValues: several values, each with a return code and a timestamp of its own."""
+
+    def __init__(self, function: CObject, fields: tuple[int, ...], scope: int) -> None:
+        super().__init__(function, _SHOWN * len(fields), len(fields))
+        for i, field in enumerate(fields):
+            # The scope is power's; energy has one alone.
+            struct.pack_into("=II", self.buffer, i * _FIELD_BYTES, field, 0 if field == ENERGY else scope)
 
     def shown(self, data: bytes) -> list[Shown]:
         """Return each field's code, value and time."""
-        flat = self._shown.unpack(data)
+        flat = self._form.unpack(data)
         return [
             (code if code or kind in _MASKS else _UNKNOWN, value & _MASKS.get(kind, 0), t_us * 1000)
             for t_us, kind, code, value in zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
@@ -139,28 +128,6 @@ class FieldsCall(Call):
 
 class ValueCall(Call):
     """A function that returns one number, without a time."""
-
-    __slots__ = ("_cell", "_form")
-
-    def __init__(self, function: CObject, form: str) -> None:
-        self._form = struct.Struct(f"={form}")
-        super().__init__(function, bytearray(self._form.size))
-        self._cell = (ctypes.c_char * len(self.buffer)).from_buffer(self.buffer)
-
-    def bind(self, handle: CObject) -> None:
-        """Aim the call at a board."""
-        self.arguments = (handle, ctypes.byref(self._cell))
-
-    @property
-    def operation(self) -> Operation:
-        """The call for compiled code."""
-        return Operation(
-            len(self.buffer),
-            function=_address(self.function),
-            handle=_address(self.arguments[0]),
-            buffer=ctypes.addressof(self._cell),
-            form=self._form.format.lstrip("="),
-        )
 
     def shown(self, data: bytes) -> list[Shown]:
         """Return the number."""

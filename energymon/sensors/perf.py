@@ -16,10 +16,9 @@ from types import MappingProxyType
 from typing import Final
 
 from energymon.reading import LAG_S
-from energymon.sensors.base import Discovery, Missing, RawCounter
+from energymon.sensors.base import CLOSED, Discovery, Missing, RawCounter
 from energymon.sensors.counter import Counter
 from energymon.sensors.domains import MAX_DOMAIN_W, SETTLE_S, RaplDomain
-from energymon.sensors.open_files import CLOSED
 from energymon.sensors.perf_pmu import Event, Pmu, folder, read_pmu
 from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor, drop_idle, learn_lags
 from energymon.sensors.reference import Reference

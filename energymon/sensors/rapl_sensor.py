@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import LAG_S
-from energymon.sensors.base import Channel, Column, Missing, Point, RawCounter, counted_column
+from energymon.sensors.base import CLOSED, Channel, Column, Missing, Point, RawCounter, counted_column
 from energymon.sensors.counter import Counter
 from energymon.sensors.domains import REPEATED, RaplDomain, lags, repeated, still, still_remedy, unread
-from energymon.sensors.open_files import CLOSED, OpenFiles
 from energymon.sensors.updates import Age
 from energymon.ticker.ticker import Answers, Operation, Raw
 
@@ -100,7 +101,11 @@ class RaplCounters(ABC):
 
 
 class RaplSensor:
-    """Package and DRAM of every socket; core and uncore are inside package and are left out."""
+    """Package and DRAM of every socket; core and uncore are inside package and are left out.
+
+    The descriptors stay open and are read together. What failed, or what `decode` doubts on another thread, is opened
+    again in the next `sample`.
+    """
 
     def __init__(
         self,
@@ -112,15 +117,35 @@ class RaplSensor:
     ) -> None:
         """Take the open descriptors and the call(fd, *args) that reads one; `confirmed_by` lists the same domains."""
         self.name = name
-        self._files = files
-        self._open_files = OpenFiles(files, call, *args)
+        self._files, self._call, self._args = files, call, args
+        self._fds = [file.fd for file in files]
+        self._broken: deque[int] = deque()
+        self._errors: dict[int, OSError] = {}
         self.channels = tuple(channel for file in files for channel in file.channels)
-        self.sample = self._open_files.read
         self._confirmed_by = confirmed_by
+
+    def sample(self) -> Raw:
+        """Return [t, value, t, …, t]: what each descriptor shows between two times, monotonic ns.
+
+        A value is bytes, or the OSError that came instead.
+        """
+        if self._broken:
+            self._reopen()
+        call, args, now_ns = self._call, self._args, time.monotonic_ns
+        raw: Raw = [now_ns()]
+        for fd in self._fds:
+            try:
+                value: bytes | OSError = call(fd, *args)
+            except OSError as error:
+                value = self._failed(len(raw) // 2, error)
+            raw += value, now_ns()
+        return raw
 
     def operations(self) -> list[Operation] | None:
         """Return a read a descriptor; None while one of them is closed or in doubt."""
-        return [file.operation() for file in self._files] if self._open_files.whole else None
+        if self._broken or self._errors or CLOSED in self._fds:
+            return None
+        return [file.operation() for file in self._files]
 
     def decode(self, raw: Raw, offset_ns: int) -> list[Point]:
         """Return a point of each counter; those that one read shows share their time."""
@@ -139,7 +164,7 @@ class RaplSensor:
                 values = file.parse(data)
             except (OSError, ValueError) as error:
                 if isinstance(error, ValueError):
-                    self._open_files.distrust(index)
+                    self._broken.append(index)
                 why = file.problem(str(error.strerror) if isinstance(error, OSError) else str(error))
                 points += [Point(channel, t_ns, None, problem=why) for channel in file.channels]
                 continue
@@ -148,7 +173,7 @@ class RaplSensor:
                     joules, flags = file.counters[i].update(values[i], after_ns, begin_ns)
                 except CounterError as error:
                     if file.reopens_on_doubt:
-                        self._open_files.distrust(index)
+                        self._broken.append(index)
                     points.append(Point(channel, t_ns, None, problem=file.problem(str(error))))
                 else:
                     if flags:
@@ -190,13 +215,28 @@ class RaplSensor:
             ],
         }
 
-    def notes(self) -> list[str]:
-        """Return nothing: its points say all."""
-        return []
-
     def close(self) -> None:
-        """Close the descriptors."""
-        self._open_files.close()
+        """Close the descriptors; may be called twice."""
+        self._fds = [CLOSED] * len(self._fds)
+        for file in self._files:
+            file.close()
+
+    def _failed(self, index: int, error: OSError) -> OSError:
+        # A traceback would keep this frame, and the values read with it, for as long as the error waits.
+        error.__traceback__ = None
+        self._broken.append(index)
+        return self._errors.get(index, error)
+
+    def _reopen(self) -> None:
+        broken = {self._broken.popleft() for _ in range(len(self._broken))}
+        for index in broken:
+            try:
+                self._files[index].open()
+                self._errors.pop(index, None)
+            except OSError as error:
+                error.__traceback__ = None
+                self._errors[index] = error
+            self._fds[index] = self._files[index].fd
 
 
 def drop_idle(

@@ -11,24 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Final, Self, TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from energymon.errors import StoreError
-from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, Reading, Tick
+from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Tick
 from energymon.stores.base import Session
+from energymon.system.closing import Closing
 
-__all__ = [
-    "LATER_TABLES",
-    "Row",
-    "Series",
-    "SqliteStore",
-    "add_columns",
-    "add_epochs",
-    "columns",
-    "connect",
-    "store_error",
-]
+__all__ = ["Row", "Series", "SqliteStore", "add_epochs", "columns", "connect", "store_error"]
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
 Series = tuple[str, str, str, str]
@@ -38,21 +29,10 @@ Row = tuple[int, Series, int, float, str, int | None, int]
 
 _APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
 _VERSION: Final = 3
-_OLDEST: Final = 2
-"""The first version that is still read, and brought up to date by the next agent that writes it."""
 _BUSY_TIMEOUT_S: Final = 5.0
 _END_OF_TIME_NS: Final = 2**63 - 1
-
-LATER_TABLES: Final = """CREATE TABLE IF NOT EXISTS counters (
-    node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, tick_ns INTEGER NOT NULL,
-    t_ns INTEGER NOT NULL, boot_ns INTEGER NOT NULL, boot_id TEXT NOT NULL, joules REAL NOT NULL, raw INTEGER NOT NULL,
-    unit_j REAL NOT NULL, wrap INTEGER, max_w REAL NOT NULL, counter TEXT NOT NULL,
-    PRIMARY KEY (node, device, domain, source, tick_ns));
-CREATE TABLE IF NOT EXISTS epochs (
-    node TEXT NOT NULL, run TEXT NOT NULL, cell TEXT NOT NULL, loader TEXT NOT NULL, epoch INTEGER NOT NULL,
-    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL);
-"""
-"""Stores that older agents wrote have no such tables until they are written again."""
+_TABLES: Final = {Event: "events", ClockOffset: "clocks", Baseline: "baselines", CounterStart: "counters"}
+"""Of the records beside readings and ticks; their columns are the fields, in order."""
 
 # Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
 _SCHEMA: Final = f"""
@@ -80,7 +60,14 @@ CREATE TABLE IF NOT EXISTS baselines (
     node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, start_ns INTEGER NOT NULL,
     end_ns INTEGER NOT NULL, watts REAL NOT NULL, error_w REAL,
     PRIMARY KEY (node, device, domain, source, start_ns));
-{LATER_TABLES}
+CREATE TABLE IF NOT EXISTS counters (
+    node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, tick_ns INTEGER NOT NULL,
+    t_ns INTEGER NOT NULL, boot_ns INTEGER NOT NULL, boot_id TEXT NOT NULL, joules REAL NOT NULL, raw INTEGER NOT NULL,
+    unit_j REAL NOT NULL, wrap INTEGER, max_w REAL NOT NULL, counter TEXT NOT NULL,
+    PRIMARY KEY (node, device, domain, source, tick_ns));
+CREATE TABLE IF NOT EXISTS epochs (
+    node TEXT NOT NULL, run TEXT NOT NULL, cell TEXT NOT NULL, loader TEXT NOT NULL, epoch INTEGER NOT NULL,
+    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS outbox (
     id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
     last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
@@ -94,8 +81,6 @@ PRAGMA user_version = {_VERSION};
 COMMIT;
 """
 
-# Columns that came with version 3, and what stands for them in an older store that is only read.
-_ADDED: Final = {"early_ns": ("INTEGER", "NULL"), "late_ns": ("INTEGER NOT NULL DEFAULT 0", "0")}
 _MEANINGS: Final = {
     "full": "the disk is full ({text}); free some space there",
     "malformed": "is damaged ({text}); `sqlite3 {path} .recover` saves what can still be read",
@@ -105,7 +90,9 @@ _MEANINGS: Final = {
 }
 """What SQLite says, and what that means for a store."""
 
-_READING: Final = "SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags"
+_READING: Final = """SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags,
+    r.early_ns, r.late_ns FROM readings r JOIN series s ON s.id = r.series_id
+    WHERE r.series_id = ? AND r.tick_ns BETWEEN ? AND ? ORDER BY r.tick_ns"""
 # One reading beyond the one that covers the edge gives the power there, and with it the error.
 _BEFORE: Final = """SELECT min(tick_ns) FROM (SELECT tick_ns FROM readings
     WHERE series_id = ? AND tick_ns <= ? AND t_ns <= ? ORDER BY tick_ns DESC LIMIT 2)"""
@@ -113,7 +100,7 @@ _AFTER: Final = """SELECT max(tick_ns) FROM (SELECT tick_ns FROM readings
     WHERE series_id = ? AND tick_ns >= ? AND t_ns >= ? ORDER BY tick_ns LIMIT 2)"""
 
 
-class SqliteStore:
+class SqliteStore(Closing):
     """One store, open for reading or, by one process at a time, for writing."""
 
     def __init__(self, path: Path, connection: sqlite3.Connection, lock_fd: int | None) -> None:
@@ -122,8 +109,6 @@ class SqliteStore:
         self._lock_fd = lock_fd
         self._series: dict[Series, int] = {}
         self._session, self._sends = 0, False
-        there = _columns(connection)
-        self._added = ", ".join(f"r.{name}" if name in there else none for name, (_, none) in _ADDED.items())
 
     @classmethod
     def create(cls, path: Path) -> SqliteStore:
@@ -153,7 +138,6 @@ class SqliteStore:
             connection.execute("PRAGMA journal_mode = WAL")
             # A killed process loses nothing that was committed; only a power cut may cost the last seconds.
             connection.execute("PRAGMA synchronous = NORMAL")
-            add_columns(connection)
             connection.executescript(_SCHEMA)
         except (sqlite3.Error, StoreError) as error:
             if connection is not None:
@@ -186,15 +170,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise store_error(path, error) from error
 
-    def append(
-        self,
-        readings: Iterable[Reading],
-        ticks: Iterable[Tick] = (),
-        events: Iterable[Event] = (),
-        clocks: Iterable[ClockOffset] = (),
-        baselines: Iterable[Baseline] = (),
-        counters: Iterable[CounterStart] = (),
-    ) -> None:
+    def append(self, readings: Iterable[Reading], ticks: Sequence[Tick] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
 
         Raises StoreError, for example when the disk is full.
@@ -204,22 +180,11 @@ class SqliteStore:
                 (r.tick_ns, (r.node, r.device, r.domain, r.source), r.t_ns, r.joules, r.flags, r.early_ns, r.late_ns)
                 for r in readings
             ],
-            list(ticks),
-            events,
-            clocks,
-            baselines,
-            counters,
+            ticks,
+            news,
         )
 
-    def append_rows(
-        self,
-        rows: Sequence[Row],
-        ticks: Sequence[Tick] = (),
-        events: Iterable[Event] = (),
-        clocks: Iterable[ClockOffset] = (),
-        baselines: Iterable[Baseline] = (),
-        counters: Iterable[CounterStart] = (),
-    ) -> None:
+    def append_rows(self, rows: Sequence[Row], ticks: Sequence[Tick] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch as `append` does, its readings as rows."""
         with self._transaction():
             self._db.executemany("INSERT OR IGNORE INTO readings VALUES (?, ?, ?, ?, ?, ?, ?)", self._numbered(rows))
@@ -227,15 +192,10 @@ class SqliteStore:
                 "INSERT OR IGNORE INTO ticks VALUES (?, ?, ?)",
                 [(t.tick_ns, t.node, int(t.missed)) for t in ticks],
             )
-            self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", [astuple(e) for e in events])
-            self._db.executemany("INSERT OR IGNORE INTO clocks VALUES (?, ?, ?, ?, ?)", [astuple(c) for c in clocks])
-            self._db.executemany(
-                "INSERT OR IGNORE INTO baselines VALUES (?, ?, ?, ?, ?, ?, ?, ?)", [astuple(b) for b in baselines]
-            )
-            self._db.executemany(
-                "INSERT OR IGNORE INTO counters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [astuple(c) for c in counters],
-            )
+            for item in news:
+                values = astuple(item)
+                places = ", ".join("?" * len(values))
+                self._db.execute(f"INSERT OR IGNORE INTO {_TABLES[type(item)]} VALUES ({places})", values)  # noqa: S608
             touched = [row[0] for row in rows] + [tick.tick_ns for tick in ticks] if self._sends else []
             if touched:
                 self._db.execute(
@@ -279,12 +239,8 @@ class SqliteStore:
             ).fetchall():
                 (first,) = self._db.execute(_BEFORE, (series, start_ns, start_ns)).fetchone()
                 (last,) = self._db.execute(_AFTER, (series, end_ns, end_ns)).fetchone()
-                rows = self._db.execute(
-                    f"{_READING}, {self._added} FROM readings r JOIN series s ON s.id = r.series_id"
-                    " WHERE r.series_id = ? AND r.tick_ns BETWEEN ? AND ? ORDER BY r.tick_ns",
-                    (series, 0 if first is None else first, _END_OF_TIME_NS if last is None else last),
-                )
-                found.extend(Reading(*row) for row in rows)
+                span = 0 if first is None else first, _END_OF_TIME_NS if last is None else last
+                found.extend(Reading(*row) for row in self._db.execute(_READING, (series, *span)))
         return found
 
     def ticks(self, start_ns: int, end_ns: int, node: str | None = None) -> list[Tick]:
@@ -330,10 +286,8 @@ class SqliteStore:
         return self._all(Baseline, "baselines", node, "start_ns, node, device, domain, source")
 
     def counters(self, node: str | None = None) -> list[CounterStart]:
-        """Return every counter that a series began with, by time; none from a store that was written without them."""
-        with self._reading():
-            (there,) = self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'counters'").fetchone()
-        return self._all(CounterStart, "counters", node, "t_ns, node, device, domain, source") if there else []
+        """Return every counter that a series began with, by time and series."""
+        return self._all(CounterStart, "counters", node, "t_ns, node, device, domain, source")
 
     def last_tick_ns(self, node: str) -> int:
         """Return the latest tick that a node has, UTC ns; 0 when it has none."""
@@ -365,14 +319,6 @@ class SqliteStore:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _all(self, kind: type[_Record], table: str, node: str | None, order: str) -> list[_Record]:
         """Return the records of a table, whose columns are those of their class, of one node or of all."""
@@ -430,7 +376,6 @@ def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
     """Add epochs to a store, for its sender, while an agent writes the store or after it; raises StoreError."""
     try:
         with closing(connect(path, "rw")) as connection:
-            connection.executescript(LATER_TABLES)
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT INTO epochs VALUES (?, ?, ?, ?, ?, ?, ?)", map(astuple, epochs))
             connection.execute("COMMIT")
@@ -481,20 +426,8 @@ def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if tables and application != _APPLICATION_ID:
         raise StoreError(f"{path}: is a database of another program; name another store")
-    if tables and not _OLDEST <= version <= _VERSION:
+    if tables and version != _VERSION:
         raise StoreError(f"{path}: is a store of version {version}, expected {_VERSION}; name another store")
-
-
-def _columns(connection: sqlite3.Connection) -> set[str]:
-    return {row[1] for row in connection.execute("PRAGMA table_info(readings)")}
-
-
-def add_columns(connection: sqlite3.Connection) -> None:
-    """Bring a store of an older version up to date, all or nothing."""
-    there = _columns(connection)
-    if there and (lacking := [name for name in _ADDED if name not in there]):
-        adding = "".join(f"ALTER TABLE readings ADD COLUMN {name} {_ADDED[name][0]};" for name in lacking)
-        connection.executescript(f"BEGIN IMMEDIATE; {adding} PRAGMA user_version = {_VERSION}; COMMIT;")
 
 
 def store_error(path: Path, error: sqlite3.Error | StoreError) -> StoreError:

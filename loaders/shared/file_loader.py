@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from energymon.system.closing import Closing
 from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats, Samples
 from loaders.errors import LoaderConfigError, LoaderError
@@ -25,7 +25,7 @@ from loaders.shared.threads import DaemonThreads, close_at_exit
 __all__ = ["FileLoader", "ThreadedLoader"]
 
 
-class FileLoader(ABC):
+class FileLoader(Closing):
     """Counts the batches that a subclass makes in `_batches`, and the time that the consumer waits for them."""
 
     notes: tuple[str, ...] = ()
@@ -82,14 +82,6 @@ class FileLoader(ABC):
     @abstractmethod
     def close(self) -> None:
         """End workers and threads, in the middle of an epoch too; may be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @abstractmethod
     def _batches(self, epoch: int) -> Iterator[Batch]:

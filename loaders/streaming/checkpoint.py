@@ -129,7 +129,7 @@ class _State:
             raise LoaderConfigError(
                 f"the checkpoint is of other data (fingerprint {before.get('catalog')}) than the daemons serve "
                 f"({settings.get('catalog')}), so the epoch cannot be resumed: serve the data that it began with, or "
-                "begin it again. Fingerprints of older versions did not cover the records' bytes and differ as well"
+                "begin it again"
             )
         for name, value in settings.items():
             if name not in _OF_RANKS and before.get(name) != value:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from loaders.base import Batch
 from loaders.pipeline import StageTimes
@@ -160,20 +160,6 @@ class Numbered(NamedTuple):
     """The samples that were left out of it."""
 
 
-class Running(Protocol):
-    """One or more epochs under way."""
-
-    schedule: Schedule
-
-    def next(self) -> Numbered | None:
-        """Return the next batch with its number, None once it was stopped."""
-        ...
-
-    def stop(self) -> None:
-        """End it, with all that is under way; may be called twice."""
-        ...
-
-
 class Raw:
     """Hands batches on as they came, without a thread."""
 
@@ -253,3 +239,7 @@ class Decoded:
         if self._thread.is_alive():
             self._fetching.client.interrupt()
         self._thread.join()
+
+
+Running: TypeAlias = Raw | Decoded
+"""One or more epochs under way."""

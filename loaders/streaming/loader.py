@@ -8,11 +8,12 @@ import warnings
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Literal, Self, Unpack, cast
+from typing import Literal, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from energymon.system.closing import Closing
 from loaders.arguments import check_whole
 from loaders.base import Batch, LoaderStats
 from loaders.errors import LoaderConfigError, LoaderError
@@ -39,7 +40,7 @@ from loaders.streaming.timestamps import TimestampLogger
 __all__ = ["StreamingLoader"]
 
 
-class StreamingLoader:
+class StreamingLoader(Closing):
     """Streams TFRecord slices from daemons over several connections and decodes them in the background.
 
     Up to `prefetch_batches` batches are requested ahead of each daemon, which hides the distance: their bytes should
@@ -428,9 +429,3 @@ class StreamingLoader:
     def _log(self, event: Literal["epoch_start", "epoch_end"], epoch: int) -> None:
         if self._events is not None:
             self._events.log(event, epoch=epoch)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

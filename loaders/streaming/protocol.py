@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 import msgpack
@@ -190,44 +190,18 @@ def _frame(fields: tuple[object, ...], *records: list[Buffer]) -> bytes:
     return data
 
 
-def _fields(message: Request | Reply) -> tuple[object, ...]:  # noqa: PLR0911 - one a kind of message
-    match message:
-        case Get():
-            return (
-                "get",
-                message.sequence,
-                message.fingerprint,
-                message.epoch,
-                message.batch,
-                np.array(message.slices, "<i8").tobytes(),
-                message.wire,
-                message.check,
-            )
-        case BatchHeader():
-            columns = np.concatenate((message.ids, message.labels, message.offsets, message.sizes, message.checksums))
-            return (
-                "batch",
-                message.sequence,
-                message.epoch,
-                message.batch,
-                columns.astype("<i8", copy=False).tobytes(),
-            )
-        case Hello():
-            return ("hello",)
-        case Health():
-            return ("health",)
-        case Warm():
-            return ("warm", message.sequence, message.padding)
-        case Warmed():
-            return ("warmed", message.sequence)
-        case Catalog():
-            return ("catalog", message.fingerprint, message.shards)
-        case Damaged():
-            return ("damaged",)
-        case Refusal():
-            return ("refusal", message.sequence, message.reason)
-        case HealthReport():
-            return ("report", message.fields)
+def _fields(message: Request | Reply) -> tuple[object, ...]:
+    """Return the name of a message's kind, and its fields in their order."""
+    if isinstance(message, Get):
+        sequence, fingerprint, epoch, batch = message.sequence, message.fingerprint, message.epoch, message.batch
+        slices = np.array(message.slices, "<i8").tobytes()
+        return "get", sequence, fingerprint, epoch, batch, slices, message.wire, message.check
+    if isinstance(message, BatchHeader):
+        columns = np.concatenate((message.ids, message.labels, message.offsets, message.sizes, message.checksums))
+        packed = columns.astype("<i8", copy=False).tobytes()
+        return "batch", message.sequence, message.epoch, message.batch, packed
+    kind = "report" if isinstance(message, HealthReport) else type(message).__name__.lower()
+    return kind, *astuple(message)
 
 
 def unpack_request(data: Buffer) -> Request:

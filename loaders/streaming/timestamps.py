@@ -7,9 +7,9 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Literal, Self, TypeAlias
+from typing import IO, Literal, TypeAlias
 
+from energymon.system.closing import Closing
 from loaders.errors import LoaderConfigError
 
 __all__ = ["EpochMarks", "EventName", "TimestampLogger"]
@@ -22,7 +22,7 @@ _EPOCHS = 16
 """Epochs whose records are counted at a time."""
 
 
-class TimestampLogger:
+class TimestampLogger(Closing):
     """Notes events with the UTC time in ns; threads may share it.
 
     A line is `{"t_ns", "event", "epoch", "batch", "bytes"}` and the name of this process, `daemon` or
@@ -60,14 +60,6 @@ class TimestampLogger:
         self.flush()
         with self._lock:
             self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _line(self, t_ns: int, event: EventName, epoch: int, batch: int | None, nbytes: int | None) -> str:
         at = "" if batch is None else f', "batch": {batch}'

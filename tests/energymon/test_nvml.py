@@ -226,21 +226,6 @@ def test_a_counter_that_freezes_is_told(opened):
     assert "frozen" in point.problem
 
 
-def test_counter_and_power_that_part_are_noted_once(opened):
-    (sensor,) = opened(1, power_w={0: 200.0}, timestamp={0: 1}).sensors
-    raw = sensor.sample()
-    notes = []
-    energy = int.from_bytes(raw[1][32:40], "little")
-    for tick in range(250):
-        grown = energy + tick * 30_000
-        data = raw[1][:32] + grown.to_bytes(8, "little") + raw[1][40:]
-        at = raw[0] + tick * INTERVAL_NS
-        sensor.decode([at, data, at], 0)
-        notes += sensor.notes()
-    (note,) = notes
-    assert note.startswith("gpu-0 (GPU-00000000): ") and "33%" in note
-
-
 def test_power_across_an_outage_is_unknown_while_the_counter_carries_on(opened):
     (sensor,) = opened(1, power_w={0: 500.0}, timestamp={0: 1}).sensors
     raw = sensor.sample()

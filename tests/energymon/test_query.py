@@ -156,7 +156,7 @@ def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
         Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S // 2, 20.0, 0.5),
         Baseline("n", "gpu-0", "gpu", "nvml-counter", T0, T0 + S // 2, 60.0, 1.0),
     ]
-    store = make_store(host(), baselines=idle)
+    store = make_store(host(), news=idle)
     assert query(store, T0 + S, T0 + 3 * S)[0].net == ()
     (window,) = query(store, T0 + S, T0 + 3 * S, net=True)
     found = by_name(window)
@@ -167,7 +167,7 @@ def test_net_joules_are_those_beyond_the_recorded_baseline(make_store):
 
 def test_without_a_baseline_of_every_device_the_net_total_is_unknown(make_store):
     idle = [Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S, 20.0, 0.5)]
-    (window,) = query(make_store(host(), baselines=idle), T0 + S, T0 + 3 * S, net=True)
+    (window,) = query(make_store(host(), news=idle), T0 + S, T0 + 3 * S, net=True)
     assert by_name(window)["cpu"].net_j == pytest.approx(60)
     assert by_name(window)["total"].net_j is None
 
@@ -185,7 +185,7 @@ def test_a_window_in_the_controllers_time_is_moved_into_each_nodes_clock(make_st
         rows.append(Reading(T0 + k * TICK, T0 + k * TICK, "n", "package-0", "cpu", "rapl-perf", joules))
         joules += 25.0 if 20 <= k < 30 else 5.0
     offset = ClockOffset(T0, "n", "controller", 50 * MS, 200_000)
-    store = make_store(rows, [CPU], clocks=[offset])
+    store = make_store(rows, [CPU], news=[offset])
     (window,) = query(store, T0 + 2 * S + 50 * MS, T0 + 3 * S + 50 * MS)
     assert window.clock == "controller"
     assert window.offset_ns == 50 * MS
@@ -201,7 +201,7 @@ def test_a_window_in_the_controllers_time_is_moved_into_each_nodes_clock(make_st
 
 def test_several_nodes_have_a_window_each_and_a_total(make_store):
     offset = ClockOffset(T0, "n", "controller", 0, 100_000)
-    store = make_store([*host("m"), *host("n"), *host("o")], nodes=("m", "n", "o"), clocks=[offset])
+    store = make_store([*host("m"), *host("n"), *host("o")], nodes=("m", "n", "o"), news=[offset])
     windows = query(store, T0 + S, T0 + 3 * S, ["n", "m"])
     assert [(w.node, w.clock, w.clock_error_ns is None) for w in windows] == [
         ("m", "unknown", True),
@@ -229,7 +229,7 @@ def test_a_node_that_is_not_there_is_named_with_those_that_are(make_store):
 
 def test_the_table_shows_components_series_and_events(make_store):
     told = [Event(T0 + 2 * S, "n", "sensor-lost", "gpu-0 gpu (nvml-power): gone"), Event(T0, "n", "x", "before")]
-    (window,) = query(make_store(host(), events=told), T0 + S, T0 + 3 * S)
+    (window,) = query(make_store(host(), news=told), T0 + S, T0 + 3 * S)
     lines = render([window]).splitlines()
     assert lines[0].startswith("n: 2023-11-14T22:13:21.000000Z to 2023-11-14T22:13:23.000000Z, 2.000000 s, its own")
     rows = [line.split() for line in lines]
@@ -289,7 +289,7 @@ def test_a_counter_that_started_again_cuts_a_window_into_parts_that_have_figures
     restart = T0 + 7 * S
     rows = [r for r in ramp(50) if not T0 + 5 * S < r.tick_ns < restart]
     rows = [replace(r, flags=START) if r.tick_ns == restart else r for r in rows]
-    store = make_store(rows, [CPU], events=[Event(restart, "n", "counter-restart", "not read for 2.0 s")])
+    store = make_store(rows, [CPU], news=[Event(restart, "n", "counter-restart", "not read for 2.0 s")])
     (window,) = query(store, T0 + S, T0 + 9 * S)
     assert by_name(window)["total"].joules is None
     assert window.covered == ((T0 + S, T0 + 5 * S), (restart, T0 + 9 * S))
@@ -307,7 +307,7 @@ def test_a_device_that_lacks_all_of_a_window_leaves_no_part_to_ask_for(make_stor
 
 
 def test_net_joules_without_a_baseline_are_told_to_be_gross(make_store):
-    store = make_store(host(), baselines=[Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S, 20.0, 0.5)])
+    store = make_store(host(), news=[Baseline("n", "package-0", "cpu", "rapl-perf", T0, T0 + S, 20.0, 0.5)])
     gross = render(query(store, T0 + S, T0 + 3 * S))
     assert "idle" not in gross
     net = render(query(store, T0 + S, T0 + 3 * S, net=True))
@@ -322,7 +322,7 @@ def test_net_joules_without_a_baseline_are_told_to_be_gross(make_store):
 def test_many_events_of_a_kind_are_shown_by_the_first_and_the_last(make_store):
     told = [Event(T0 + S + k, "n", "sensor-slow", f"number {k}") for k in range(1000)]
     told.append(Event(T0 + 2 * S, "n", "sensor-lost", "gpu-0"))
-    (window,) = query(make_store(host(), events=told), T0 + S, T0 + 3 * S)
+    (window,) = query(make_store(host(), news=told), T0 + S, T0 + 3 * S)
     lines = [line for line in render([window]).splitlines() if "sensor-" in line]
     assert [line.partition(": ")[2] or line.strip() for line in lines] == [
         *(f"number {k}" for k in range(5)),

@@ -1,8 +1,6 @@
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
-from dataclasses import replace
 
 import pytest
 
@@ -45,26 +43,22 @@ def test_a_reading_whose_tick_and_time_lie_on_either_side_of_an_edge_is_found(st
 def test_offsets_and_baselines_are_read_back_by_node(store):
     clocks = [ClockOffset(5, "n", "controller", -7, 3), ClockOffset(6, "m", "chrony", 2**40, 1)]
     idle = [Baseline("n", "package-0", "cpu", "estimate", 1, 9, 0.1 + 0.2, None)]
-    store.append([], clocks=clocks, baselines=idle)
-    store.append([], clocks=clocks, baselines=idle)
+    store.append([], news=[*clocks, *idle])
+    store.append([], news=[*clocks, *idle])
     assert store.clocks() == clocks
     assert store.clocks("m") == clocks[1:]
     assert store.baselines("n") == idle
     assert store.baselines("m") == []
 
 
-def test_counters_are_read_back_by_node_and_an_older_store_has_none(store):
+def test_counters_are_read_back_by_node(store):
     start = CounterStart(
         "n", "package-0", "cpu", "rapl-powercap", 5, 6, 7, "boot", 0.1, 2**62, 1e-6, 2**40, 9.5, "file"
     )
-    store.append([], counters=[start])
-    store.append([], counters=[start])
+    store.append([], news=[start])
+    store.append([], news=[start])
     assert store.counters() == [start]
     assert store.counters("m") == []
-    with sqlite3.connect(store.path) as db:
-        db.execute("DROP TABLE counters")
-    with SqliteStore.open(store.path) as older:
-        assert older.counters() == []
 
 
 def outbox(store):
@@ -222,24 +216,6 @@ def test_a_query_gives_energy_missed_share_and_events_of_each_node(store):
     (alone,) = query(store, 500 * MS, 1500 * MS, "n")
     assert alone.energies == n.energies
     assert (alone.clock, n.clock) == ("own", "unknown"), "one node's window is in its own time"
-
-
-def test_a_store_of_the_version_before_is_read_as_it_is_and_brought_up_to_date_by_the_next_agent(tmp_path):
-    path = tmp_path / "old.sqlite"
-    with SqliteStore.create(path) as store:
-        store.append(rows())
-    with closing(sqlite3.connect(path)) as old:
-        for column in ("early_ns", "late_ns"):
-            old.execute(f"ALTER TABLE readings DROP COLUMN {column}")
-        old.execute("PRAGMA user_version = 2")
-    with SqliteStore.open(path) as store:
-        as_it_was = store.readings(0, 10**18)
-    with SqliteStore.create(path) as store:
-        store.append([replace(rows()[-1], tick_ns=10**12, t_ns=10**12, early_ns=5, late_ns=7)])
-        found = store.readings(0, 10**18)
-    assert found[:-1] == as_it_was
-    assert {(r.early_ns, r.late_ns) for r in as_it_was} == {(None, 0)}
-    assert (found[-1].early_ns, found[-1].late_ns) == (5, 7)
 
 
 def test_a_store_has_one_sender_by_whatever_link_it_is_named(tmp_path):

@@ -199,7 +199,7 @@ def test_a_window_without_any_figure_tells_the_events_and_no_reading_of_after_it
         store.begin_session("n", now - 100 * second, second, {})
         rows = [Reading(t, t, "n", "package-0", "cpu", "rapl-perf", float(t)) for t in (now - 50 * second, now)]
         store.append([rows[0], replace(rows[1], joules=1.0, flags=START)])
-        store.append([], events=[Event(now - 25 * second, "n", "sensor-lost", "package-0 cpu (rapl-perf): gone")])
+        store.append([], news=[Event(now - 25 * second, "n", "sensor-lost", "package-0 cpu (rapl-perf): gone")])
     window = Window("gap", store=tmp_path / "energy.sqlite")
     window._start_ns, window._end_ns = now - 30 * second, now - 20 * second
     with pytest.raises(WindowError) as raised:

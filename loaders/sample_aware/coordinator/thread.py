@@ -118,7 +118,6 @@ class Coordinator:
             self.call(self._end)
             self._thread.join()
         self._selector.close()
-        self.scaler.close()
         os.close(self._wake)
 
     def _end(self) -> None:

@@ -69,22 +69,20 @@ class _Batches(BaseIterator):
             self.keys = EpochKeys(self._sampler_iter, progress.seed, **how)
             return
         left = resumed["left"]
-        if "now" in resumed:
-            begin = resumed["now"] if left is None else resumed["start"]
-            restore(loader, begin, samplers=True)
-            self._start, self._drew_seed = begin, resumed["drew_seed"]
-            self._sampler_iter = iter(self._index_sampler)
-            if self._drew_seed:
-                self._base_seed = draw_seed(loader)
+        begin = resumed["now"] if left is None else resumed["start"]
+        restore(loader, begin, samplers=True)
+        self._start, self._drew_seed = begin, resumed["drew_seed"]
+        self._sampler_iter = iter(self._index_sampler)
+        if self._drew_seed:
+            self._base_seed = draw_seed(loader)
         progress.epochs, base_seed = resumed["epochs"], resumed["base_seed"]
         if left is None:
             progress.begin(int(self._base_seed if self._drew_seed or base_seed is None else base_seed))
             self.keys = EpochKeys(self._sampler_iter, progress.seed, **how)
         else:
             progress.base_seed = base_seed
-            self.keys = EpochKeys.resumed(left, self._sampler_iter, base_seed=base_seed, **how)
-            if "now" in resumed:
-                restore(loader, resumed["now"], samplers=False)
+            self.keys = EpochKeys.resumed(left, self._sampler_iter, **how)
+            restore(loader, resumed["now"], samplers=False)
         assert progress.base_seed is not None
         self._base_seed = progress.base_seed
 

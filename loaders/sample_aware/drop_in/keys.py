@@ -22,8 +22,6 @@ State: TypeAlias = dict[str, Value]
 """Where a loader is, as `state_dict` returns it: numbers, text, tensors, and what samplers keep."""
 
 _VERSION: Final = 2
-_VERSION_WITH_THE_REST: Final = 1
-"""Had the base seed in its seed, and all that was left of the epoch, however much."""
 _EPOCH_STEP: Final = 0xBF58476D1CE4E5B9
 _COMPARED: Final = frozenset((int, str, bytes))
 
@@ -129,7 +127,6 @@ class EpochKeys:
         state: State,
         batches: Iterator[Value],
         *,
-        base_seed: int = 0,
         single: bool = False,
         by_batch: bool = False,
     ) -> Self:
@@ -138,9 +135,7 @@ class EpochKeys:
         `batches` draws the epoch from its beginning. Raises LoaderConfigError for another loader's state.
         """
         version = state.get("version")
-        if version == _VERSION_WITH_THE_REST:
-            state = {**state, "seed": state["seed"] - base_seed, "by_batch": False, "drawn": None, "checksum": 0}
-        elif version != _VERSION:
+        if version != _VERSION:
             raise LoaderConfigError(f"state: its version is {version!r}, expected {_VERSION}")
         if state["by_batch"] != by_batch:
             raise LoaderConfigError(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import asdict
-from typing import Self
 
 import zmq
 
+from energymon.system.closing import Closing
 from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
 from loaders.streaming.daemon.listener import Listener, limit_connections
 from loaders.streaming.daemon.memory import MemoryBound, read_anonymous_bytes, read_resident_bytes
@@ -37,7 +37,7 @@ _LINGER_MS = 5_000
 """How long a stop waits for answers under way."""
 
 
-class Daemon:
+class Daemon(Closing):
     """Serves one shard folder at one address until it is stopped."""
 
     def __init__(
@@ -196,9 +196,3 @@ class Daemon:
         if self._marks is not None and self._events is not None:
             self._marks.close()
             self._events.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -7,11 +7,12 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from energymon.system.closing import Closing
 from loaders.errors import ShardError, WireError
 from loaders.streaming.daemon.mapped_file import Pages, are_resident, map_file
 from loaders.streaming.planner import Slice
@@ -50,7 +51,7 @@ class Answer(NamedTuple):
             pages.load(start, end)
 
 
-class ShardStore:
+class ShardStore(Closing):
     """The mapped shards of one folder; threads may share it."""
 
     def __init__(self, root: Path, links_into: Sequence[Path] = ()) -> None:
@@ -171,12 +172,6 @@ class ShardStore:
     def close(self) -> None:
         """Unmap the shards, once nothing refers to their records any more."""
         self._views.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _refuse_outside(root: Path, paths: list[Path], links_into: Sequence[Path] | None = None) -> None:

@@ -79,24 +79,10 @@ def make_decoder(
     """Return an engine that `check_engine` named, None for raw; raises LoaderConfigError where it cannot be had."""
     if engine == "raw":
         return None
-    if engine == "torch":
-        return TorchDecoder(
-            pipeline,
-            seed=seed,
-            device=device,
-            num_threads=num_threads,
-            on_error=policy.on_error,
-            timeout_s=policy.timeout_s,
-        )
-    if engine == "torch-process":
-        return ProcessDecoder(
-            pipeline,
-            seed=seed,
-            device=device,
-            num_workers=num_threads,
-            on_error=policy.on_error,
-            timeout_s=policy.timeout_s,
-        )
+    if engine in ("torch", "torch-process"):
+        decoder = TorchDecoder if engine == "torch" else ProcessDecoder
+        on_error, timeout_s = policy.on_error, policy.timeout_s
+        return decoder(pipeline, seed=seed, device=device, workers=num_threads, on_error=on_error, timeout_s=timeout_s)
     assert isinstance(pipeline, ImageTransform)
     try:
         from loaders.streaming.decoding.dali import DaliDecoder

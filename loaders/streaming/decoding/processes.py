@@ -121,12 +121,12 @@ class ProcessDecoder:
         *,
         seed: int,
         device: torch.device,
-        num_workers: int,
+        workers: int,
         on_error: OnError = "raise",
         timeout_s: float | None = None,
     ) -> None:
-        """Start `num_workers` processes; raises LoaderConfigError for a pipeline that cannot be sent to them."""
-        self._pipeline, self._seed, self._device, self._num_workers = pipeline, seed, device, num_workers
+        """Start so many processes; raises LoaderConfigError for a pipeline that cannot be sent to them."""
+        self._pipeline, self._seed, self._device, self._num_workers = pipeline, seed, device, workers
         self._on_error, self._timeout_s = on_error, timeout_s
         self._memory: list[SharedMemory] = []
         self._records: list[SharedMemory] = []

@@ -43,12 +43,12 @@ class TorchDecoder:
         *,
         seed: int,
         device: torch.device,
-        num_threads: int,
+        workers: int,
         on_error: OnError = "raise",
         timeout_s: float | None = None,
     ) -> None:
         self._pipeline, self._seed, self._device = pipeline, seed, device
-        self._num_threads, self._on_error, self._timeout_s = num_threads, on_error, timeout_s
+        self._num_threads, self._on_error, self._timeout_s = workers, on_error, timeout_s
         self._threads: DaemonThreads | None = self._start()
         self._pending: deque[_Pending] = deque()
         self._interrupted: Future[None] = Future()

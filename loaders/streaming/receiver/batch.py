@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -156,26 +156,6 @@ def _check(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, fram
 BatchOrder: TypeAlias = Literal["arrival", "strict"]
 
 
-class DeliveryOrder(Protocol):
-    """Takes complete batches in any sequence and returns the next one to deliver."""
-
-    def expect(self, plan: BatchPlan) -> None:
-        """Note that a batch will come; called in the order of the plan."""
-        ...
-
-    def add(self, batch: RawBatch) -> None:
-        """Take a complete batch."""
-        ...
-
-    def take(self) -> RawBatch | None:
-        """Return the next batch, None while it has not come."""
-        ...
-
-    def __len__(self) -> int:
-        """Return the number of expected batches that are not delivered."""
-        ...
-
-
 class ArrivalOrder:
     """Delivers batches as they arrive, but no batch of an epoch before all of the earlier epochs."""
 
@@ -229,3 +209,7 @@ class PlanOrder:
 
     def __len__(self) -> int:
         return len(self._expected)
+
+
+DeliveryOrder: TypeAlias = ArrivalOrder | PlanOrder
+"""Takes complete batches in any sequence and returns the next one to deliver."""

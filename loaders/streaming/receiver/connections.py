@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import zmq
 
+from energymon.system.closing import Closing
 from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
 from loaders.streaming.protocol import WireFormat
@@ -66,7 +67,7 @@ class Traffic:
     """Answers to requests that had an answer or were dropped."""
 
 
-class DaemonConnections:
+class DaemonConnections(Closing):
     """Connections to daemons; one thread at a time uses it, except for `interrupt`."""
 
     def __init__(
@@ -221,12 +222,6 @@ class DaemonConnections:
             raise LoaderError("connections do not survive a fork: make the loader in the process that uses it")
         if self._closed:
             raise StreamError("the client is closed: make a new one")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read_interrupt(self) -> bool:
         try:

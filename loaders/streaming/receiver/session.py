@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import zmq
 
+from energymon.system.closing import Closing
 from loaders.arguments import check_seconds
 from loaders.errors import NoAnswerError, StreamError, WireError
 from loaders.streaming.keys import load_client_keys
@@ -37,7 +38,7 @@ from loaders.streaming.protocol import (
 from loaders.streaming.receiver.stream import Stream, check_endpoint
 from loaders.streaming.shards.mixing import Mixing
 
-__all__ = ["DaemonSession", "Session", "health", "keep_freed_memory"]
+__all__ = ["DaemonSession", "health", "keep_freed_memory"]
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
@@ -47,7 +48,7 @@ _MIB: Final = 2**20
 _Context = zmq.Context[zmq.Socket[bytes]]
 
 
-class DaemonSession:
+class DaemonSession(Closing):
     """Connections to one daemon; one thread at a time uses it."""
 
     def __init__(
@@ -132,12 +133,6 @@ class DaemonSession:
         while self.streams:
             self.streams.pop().close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _warm(self, paddings: list[int]) -> None:
         """Have zeros sent over every stream, so that all are connected before the first batch is requested."""
         for stream in self.streams:
@@ -155,10 +150,6 @@ class DaemonSession:
                 deadline = time.monotonic() + self._timeout_s
             if time.monotonic() > deadline:
                 raise NoAnswerError(self.silence(waiting[0]))
-
-
-Session = DaemonSession
-"""The name of older versions."""
 
 
 def health(endpoint: str, *, timeout_s: float, keys: Path | str | None = None) -> dict[str, object]:

@@ -125,7 +125,6 @@ def add_commands(commands: Commands) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     from loaders.errors import LoaderConfigError
-    from loaders.streaming.shards.commands import progress_bar
     from loaders.streaming.shards.convert import convert_source
     from loaders.streaming.shards.output import OutputError
 
@@ -180,7 +179,6 @@ def _source(arguments: argparse.Namespace) -> SampleListing:
 
 
 def _index(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.shards.commands import progress_bar
     from loaders.streaming.shards.index import list_shards
     from loaders.streaming.shards.indexer import Features, index_folder
     from loaders.streaming.shards.output import output_errors
@@ -219,7 +217,6 @@ def _mixed(root: Path) -> str:
 
 
 def _verify(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.shards.commands import progress_bar
     from loaders.streaming.shards.indexer import verify_folder
 
     began = time.monotonic()

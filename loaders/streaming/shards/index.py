@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
@@ -52,8 +51,6 @@ RECORD = np.dtype(
 A label of -1 stands for none. The checksum is the masked CRC-32C with which the record ends: two indexes are equal only
 where the records are.
 """
-_WITHOUT_CHECKSUMS = np.dtype([(name, RECORD[name]) for name in RECORD.names or () if name != "checksum"])
-"""RECORD as it was in older indexes."""
 
 MANIFEST = "manifest.json"
 Records: TypeAlias = npt.NDArray[np.void]
@@ -65,7 +62,6 @@ _READERS = 16
 """Threads that wait for the disk."""
 _LOOKED_AT = 4
 """Records of a shard that are compared to its index when it is served."""
-_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,13 +174,11 @@ def load_index(shard: Path) -> Shard:
         raise ShardError(f"{error.filename or shard}: {error.strerror}; convert or index the data again") from error
     except (ValueError, EOFError) as error:
         raise ShardError(f"{where}: {error}; convert or index the data again") from error
-    known = isinstance(records, np.ndarray) and records.dtype in (RECORD, _WITHOUT_CHECKSUMS)
-    if not known or records.ndim != 1 or not len(records):
+    known = isinstance(records, np.ndarray) and records.dtype == RECORD and records.ndim == 1
+    if not known or not len(records):
         raise ShardError(f"{where}: expected one or more records of {RECORD}; convert or index the data again")
     if not _fits(records, nbytes):
         raise ShardError(f"{where} does not describe {shard.name} ({nbytes} bytes); convert or index the data again")
-    if records.dtype == _WITHOUT_CHECKSUMS:
-        records = _with_checksums(shard, records)
     return Shard(shard, nbytes, records)
 
 
@@ -228,22 +222,6 @@ def _check_content(shard: Shard) -> None:
             f"{shard.path}: record {which[differs][0]} is not the one that was indexed; restore the shard, or index or "
             "convert the data again"
         )
-
-
-def _with_checksums(shard: Path, old: Records) -> Records:
-    """Return an older index with the records' checksums; write it so too where the folder can be written."""
-    records = np.zeros(len(old), RECORD)
-    for name in _WITHOUT_CHECKSUMS.names or ():
-        records[name] = old[name]
-    records["checksum"] = read_checksums(shard, records)
-    try:
-        save_index(shard, records)
-    except OSError as error:
-        if error.errno not in _UNWRITABLE:  # it serves all the same, and reads them again next time
-            raise ShardError(
-                f"{index_path(shard)} cannot be written: {error.strerror}; index the data again"
-            ) from error
-    return records
 
 
 def load_manifest(root: Path) -> Manifest:

@@ -122,14 +122,14 @@ def test_names_messages_and_every_float_come_back_exactly(server, measured, told
                 store.append(
                     [Reading(T0 + i * STEP, T0 - i, node, device, "cpu", "estimate", value, START)],
                     [Tick(T0 + i * STEP, node, False)],
-                    [Event(T0, node, kind, message) for kind, message in told],
-                    [ClockOffset(T0 - i, node, device, -(2**60) + i, 2**55 + 1)],
-                    [Baseline(node, device, "cpu", "estimate", T0 + i, T0 + 2 * i, value, value if i % 2 else None)],
                     [
+                        *(Event(T0, node, kind, message) for kind, message in told),
+                        ClockOffset(T0 - i, node, device, -(2**60) + i, 2**55 + 1),
+                        Baseline(node, device, "cpu", "estimate", T0 + i, T0 + 2 * i, value, value if i % 2 else None),
                         CounterStart(
                             *(node, device, "cpu", "estimate", T0 + i * STEP, T0 - i, -i, device, value, 2**63 - 1 - i),
                             *(value, 2**40 + i if i % 2 else None, value, device),
-                        )
+                        ),
                     ],
                 )
         drain(path, server.settings(bucket))

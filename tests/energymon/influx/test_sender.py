@@ -30,7 +30,7 @@ def test_what_an_agent_appends_is_sent_while_it_writes_and_the_rest_at_its_end(
     sender = start_sender(store.path, server.environment(bucket), "--until-eof")
     sender.wait_for("sending", bucket)
     append(store, 20, first=20)
-    store.append([], events=[Event(T0, "n", "sensor-lost", 'a "message",\nwith = all \\ of it')])
+    store.append([], news=[Event(T0, "n", "sensor-lost", 'a "message",\nwith = all \\ of it')])
     store.end_session(store.sessions()[0], T0 + 10, 0.25)
     assert sender.end() == 0
     assert sender.told[-1]["state"] == "drained"

@@ -169,16 +169,3 @@ def test_samplers_of_every_kind_go_on(samplers):
     resumed = make()
     resumed.load_state_dict(state)
     assert [batch[0] for batch in plain(resumed)] == expected
-
-
-def test_a_state_that_lists_all_that_is_left_is_still_read():
-    places, seed, base_seed = torch.arange(8, COUNT), 17, 5
-    left = {"version": 1, "seed": seed + base_seed, "places": places, "indices": places * 1, "sizes": [4, 4, 4, 2]}
-    loader = SampleAwareDataLoader(Draws(), 4, num_workers=2, order="strict")
-    loader.load_state_dict({"epochs": 1, "base_seed": base_seed, "left": left})
-    found = plain(loader)
-    assert [index for batch in found for index in batch[0]] == list(range(8, COUNT))
-    with torch.random.fork_rng():
-        torch.manual_seed((seed + base_seed + 0x9E3779B97F4A7C15 * 8) & ((1 << 63) - 1))
-        assert found[0][1][0] == torch.rand(()).item()
-    assert len(plain(loader)) == 6

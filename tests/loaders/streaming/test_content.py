@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -16,11 +15,10 @@ from loaders.errors import LoaderConfigError, ShardError, StreamError
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.shards import index
 from loaders.streaming.shards.convert import convert_source, numpy_volumes
 from loaders.streaming.shards.example import encode_example
-from loaders.streaming.shards.index import RECORD, ShardSet, index_path
-from loaders.streaming.shards.indexer import index_folder, verify_folder
+from loaders.streaming.shards.index import RECORD, ShardSet
+from loaders.streaming.shards.indexer import index_folder
 from loaders.streaming.shards.output import OutputError
 from loaders.streaming.shards.tfrecord import write_record
 
@@ -175,33 +173,3 @@ def test_records_at_other_places_in_shards_that_change_under_the_daemon_give_an_
             for batch in epoch:
                 for sample_id, data in zip(batch.ids.tolist(), batch.images(), strict=True):
                     assert bytes(data) == bytes([sample_id]) * len(data), "a sample of the other data"
-
-
-def _as_before(root: Path) -> None:
-    """Write the indexes of a folder as older versions did."""
-    for shard in ShardSet.open(root).shards:
-        names = [name for name in RECORD.names or () if name != "checksum"]
-        old = np.empty(len(shard.records), [(name, "<i8") for name in names])
-        for name in names:
-            old[name] = shard.records[name]
-        np.save(index_path(shard.path), old)
-
-
-def test_an_older_index_is_completed_from_its_shard(pair: tuple[Path, Path], served: Path) -> None:
-    _as_before(served)
-    assert verify_folder(served).samples == SAMPLES
-    for shard in ShardSet.open(pair[0]).shards:
-        assert (np.load(index_path(served / shard.path.name)) == shard.records).all()
-
-
-def test_an_older_index_in_a_folder_that_cannot_be_written_serves_all_the_same(
-    pair: tuple[Path, Path], served: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _as_before(served)
-
-    def refused(shard: Path, records: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(shard))
-
-    monkeypatch.setattr(index, "save_index", refused)
-    with ShardStore(served) as store, ShardStore(pair[0]) as newer:
-        assert store.catalog == newer.catalog

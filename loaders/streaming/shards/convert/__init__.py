@@ -161,10 +161,7 @@ def convert(
 
 def _is_made_of(source: SampleListing, key: str, out: Path) -> bool:
     """Return whether the shards in `out` are of these very files; their key says no more than names and sizes."""
-    listing = load_manifest(out).get("listing")
-    if listing is None:  # made by an older version
-        return max(item.mtime_ns for item in source.items) <= (out / MANIFEST).stat().st_mtime_ns
-    return bool(listing == hash_listing(source, key))
+    return bool(load_manifest(out).get("listing") == hash_listing(source, key))
 
 
 def _check_apart(root: Path, out: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loaders.errors import SampleError, ShardError
-from loaders.streaming.shards.classes import CLASSES, save_classes
+from loaders.streaming.shards.classes import save_classes
 from loaders.streaming.shards.convert.listing import Broken, SampleListing
 from loaders.streaming.shards.convert.shard import ShardTask, hash_listing, plan_shards, skipped_path, write_shard
 from loaders.streaming.shards.index import MANIFEST, load_index, read_key, save_manifest, write_atomically
@@ -79,8 +79,6 @@ def run_job(
         stored = read_key(out)
         if not again and (stored == key or (skip and stored == key_of_skipped(key))):
             (out / _LISTING).unlink(missing_ok=True)
-            if source.labels and not (out / CLASSES).is_file():  # made by an older version
-                save_classes(out, source.labels)
             return Job(len(source.items), _skipped_before(out))
         try:
             listing = hash_listing(source, key)
