@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,12 +86,6 @@ class Derived:
         return self.found is not None and self.found.id is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    shard: Path
-    features: Features
-
-
 def index_folder(
     root: Path,
     features: Features | None = None,
@@ -134,7 +129,7 @@ def _index_all(
     root: Path, shards: list[Path], features: Features, workers: int, progress: Callable[[int, int], None] | None
 ) -> tuple[int, int]:
     results: dict[int, Derived] = {}
-    for place, result in run_tasks(_derived, [_Task(shard, features) for shard in shards], workers):
+    for place, result in run_tasks(partial(derive_index, features=features), shards, workers):
         results[place] = result
         if progress is not None:
             progress(len(results), len(shards))
@@ -148,7 +143,8 @@ def _index_all(
         for one in derived.values():
             one.records["id"] = np.arange(first, first + len(one.records))
             first += len(one.records)
-    _check_ids(derived)
+    remedy = "choose with --id-feature, or leave out the file that is there twice"
+    _check_ids(root, (one.records for one in derived.values()), remedy)
     kept = _kept(root)
     # Until all indexes are there, the folder is none that can be served.
     (root / MANIFEST).unlink(missing_ok=True)
@@ -204,10 +200,6 @@ def _shards(root: Path, pattern: str | None) -> list[Path]:
 
 def _is_ours(path: Path) -> bool:
     return path.name == MANIFEST or path.name.startswith(".") or path.name.endswith(".index.npy")
-
-
-def _derived(task: _Task) -> Derived:
-    return derive_index(task.shard, task.features)
 
 
 def derive_index(shard: Path, features: Features, sizes: Sequence[int] | None = None) -> Derived:
@@ -300,15 +292,12 @@ def _has(example: ExampleView) -> str:
     return f"the record has {', '.join(names) or 'no features'}"
 
 
-def _check_ids(derived: Mapping[Path, Derived]) -> None:
-    ids = np.concatenate([one.records["id"] for one in derived.values()])
+def _check_ids(root: Path, shards: Iterable[npt.NDArray[np.void]], remedy: str) -> None:
+    """Raise ShardError, with what to do, where two records of these indexes have one id."""
+    ids = np.concatenate([records["id"] for records in shards])
     unique, counts = np.unique(ids, return_counts=True)
     if len(unique) != len(ids):
-        twice = int(unique[counts > 1][0])
-        raise ShardError(
-            f"{next(iter(derived)).parent}: two records have the id {twice}; choose with --id-feature, "
-            "or leave out the file that is there twice"
-        )
+        raise ShardError(f"{root}: two records have the id {int(unique[counts > 1][0])}; {remedy}")
 
 
 _MAX_SHOWN_PROBLEMS = 10
@@ -323,57 +312,43 @@ class Verified:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _VerifyTask:
-    path: Path
-    features: Features
-    counted: bool
-
-
 def verify_folder(root: Path, *, workers: int = 1, progress: Callable[[int, int], None] | None = None) -> Verified:
     """Read every record of a shard folder and check it; `progress` is called with (shards done, shards in all).
 
     Raises ShardError naming every shard that is damaged, each with the first thing that is wrong with it.
     """
     opened = ShardSet.open(root)
-    _check_unique_ids(opened)
+    _check_ids(root, (shard.records for shard in opened.shards), "index the folder again")
     problems: list[str] = []
-    features, counted = _indexed_features(root)
-    tasks = [_VerifyTask(shard.path, features, counted) for shard in opened.shards]
-    for done, (_, problem) in enumerate(run_tasks(_problem, tasks, workers), 1):
+    find_problem = partial(_find_problem, *_indexed_features(root))
+    paths = [shard.path for shard in opened.shards]
+    for done, (_, problem) in enumerate(run_tasks(find_problem, paths, workers), 1):
         if problem:
             problems.append(problem)
         if progress is not None:
-            progress(done, len(tasks))
+            progress(done, len(paths))
     if problems:
         shown = sorted(problems)[:_MAX_SHOWN_PROBLEMS]
         more = [f"and {len(problems) - _MAX_SHOWN_PROBLEMS} more"] if len(problems) > _MAX_SHOWN_PROBLEMS else []
         raise ShardError(
-            "\n  ".join([f"{root}: {len(problems)} of {len(tasks)} shards are damaged; copy them again", *shown, *more])
+            "\n  ".join([f"{root}: {len(problems)} of {len(paths)} shards are damaged; copy them again", *shown, *more])
         )
-    return Verified(len(tasks), opened.samples, opened.nbytes)
+    return Verified(len(paths), opened.samples, opened.nbytes)
 
 
-def _check_unique_ids(opened: ShardSet) -> None:
-    ids = np.concatenate([shard.records["id"] for shard in opened.shards])
-    unique, counts = np.unique(ids, return_counts=True)
-    if len(unique) != len(ids):
-        raise ShardError(f"{opened.root}: two records have the id {int(unique[counts > 1][0])}; index the folder again")
-
-
-def _problem(task: _VerifyTask) -> str:
+def _find_problem(features: Features, counted: bool, path: Path) -> str:
     """Return the first thing that is wrong with a shard, nothing when it is whole."""
     try:
-        stored = load_index(task.path).records
-        derived = derive_index(task.path, task.features, stored["size"].tolist()).records
+        stored = load_index(path).records
+        derived = derive_index(path, features, stored["size"].tolist()).records
     except ShardError as error:
         return str(error)
-    columns = [name for name in stored.dtype.names or () if name != "id" or not task.counted]
+    columns = [name for name in stored.dtype.names or () if name != "id" or not counted]
     for name in columns:
         if (wrong := np.flatnonzero(stored[name] != derived[name])).size:
             row = int(wrong[0])
             return (
-                f"{index_path(task.path)}: {name} of record {row} is {stored[name][row]}, in the shard it is "
+                f"{index_path(path)}: {name} of record {row} is {stored[name][row]}, in the shard it is "
                 f"{derived[name][row]}; index the folder again"
             )
     return ""

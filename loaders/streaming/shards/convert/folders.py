@@ -15,11 +15,11 @@ from loaders.streaming.shards.convert.listing import (
     Item,
     SampleListing,
     list_files,
+    list_items,
     list_tree,
     make_item,
     read_file,
     read_regular,
-    try_item,
 )
 from loaders.streaming.shards.example import Feature
 
@@ -57,11 +57,11 @@ def image_tree(root: Path, *, classes: Classes | None = None, broken: list[Broke
     tree = list_tree(
         root, IMAGE_SUFFIXES, f"image below it ({', '.join(IMAGE_SUFFIXES)}); expected class/name.jpg", classes
     )
-    items = (try_item(name, partial(make_item, name, path, tree.label(name)), broken) for name, path in tree.files)
+    items = list_items(tree.files, lambda name, path: make_item(name, path, tree.label(name)), broken)
     return SampleListing(
         "image-tree",
         root,
-        tuple(item for item in items if item is not None),
+        items,
         "image/class/label",
         "image/path",
         read_image,
@@ -146,8 +146,7 @@ def audio_folder(root: Path, *, classes: Classes | None = None, broken: list[Bro
             features["audio/text"] = [texts[key].encode()]
         return replace(make_item(name, path, tree.label(name)), features=features)
 
-    found = (try_item(name, partial(item_of, name, path), broken) for name, path in tree.files)
-    items = tuple(item for item in found if item is not None)
+    items = list_items(tree.files, item_of, broken)
     source = SampleListing(
         "audio",
         root,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,6 +185,14 @@ def make_item(name: str, path: Path, label: int) -> Item:
     except OSError as error:
         raise SampleError(f"{path}: {error.strerror}; restore it or take it away") from error
     return Item(name, label, status.st_size, status.st_mtime_ns, status.st_size)
+
+
+def list_items(
+    files: Iterable[tuple[str, Path]], make: Callable[[str, Path], Item], broken: list[Broken] | None
+) -> tuple[Item, ...]:
+    """Return the items of files, by relative name and path, as `try_item` makes each."""
+    found = (try_item(name, partial(make, name, path), broken) for name, path in files)
+    return tuple(item for item in found if item is not None)
 
 
 def try_item(name: str, item: Callable[[], Item], broken: list[Broken] | None) -> Item | None:

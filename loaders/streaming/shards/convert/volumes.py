@@ -9,7 +9,6 @@ from __future__ import annotations
 import zipfile
 import zlib
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,9 @@ from loaders.streaming.shards.convert.listing import (
     Content,
     Item,
     SampleListing,
+    list_items,
     list_tree,
     make_item,
-    try_item,
 )
 from loaders.streaming.shards.example import MAX_EXAMPLE_BYTES, Feature
 
@@ -55,8 +54,7 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
             raise LoaderConfigError(f"{path}: {Path(mask).name} is not beside it, as with other volumes; restore it")
         return _make_volume(root, name, path, tree.label(name), mask)
 
-    found = (try_item(name, partial(item_of, name, path), broken) for name, path in tree.files if name not in masks)
-    items = tuple(item for item in found if item is not None)
+    items = list_items(((name, path) for name, path in tree.files if name not in masks), item_of, broken)
     source = SampleListing(
         "numpy", root, items, "label", "volume/path", _read, tree.labels, tree.ignored, broken=tuple(broken or ())
     )
