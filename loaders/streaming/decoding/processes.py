@@ -154,7 +154,7 @@ class ProcessDecoder:
         for sample_id, row, end in zip(ids, rows, ends, strict=True):
             begin = end - len(row.content)
             memory[begin:end] = row.content
-            parts.append(Part(sample_id, row.label, begin, len(row.content), row.at, len(row.payload), row.whole))
+            parts.append(Part(sample_id, row.label, begin, len(row.content), row.at, len(row.payload)))
         busy = []
         for worker, places in zip(self._workers, np.array_split(np.arange(len(raw)), self._num_workers), strict=True):
             if len(places):

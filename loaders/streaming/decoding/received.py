@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from loaders.errors import ShardError
+from loaders.errors import ShardError, WireError
 from loaders.pipeline import UndecodableError
 from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.shards.columns import LABELS, ReadColumns, name_file_feature
@@ -57,22 +57,22 @@ class Record(NamedTuple):
     """Where its sample's file begins in it."""
 
 
-def find_records(raw: RawBatch) -> list[Record | None]:
-    """Return every sample's whole record, by the lengths that the records state; None where there is none around it.
+def find_records(raw: RawBatch) -> list[Record]:
+    """Return every sample's whole record, by the lengths that the records state; nothing is copied.
 
-    Nothing is copied or checked beyond that.
+    Raises WireError where a sample's file lies outside of its record.
     """
-    found: list[Record | None] = []
+    found: list[Record] = []
     at, current = 0, -1
     for number, offset, size in zip(raw.frame_of.tolist(), raw.offsets.tolist(), raw.sizes.tolist(), strict=True):
         if number != current:
             at, current = 0, number
         frame = raw.frames[number]
         end = at + HEADER_BYTES + int.from_bytes(frame[at : at + 8], "little") + FOOTER_BYTES
-        whole = at + HEADER_BYTES <= offset and offset + size <= end - FOOTER_BYTES and end <= len(frame)
-        found.append(Record(frame[at:end], offset - at) if whole else None)
-        # Where one record ends wrongly, none after it can be found.
-        at = end if whole else len(frame)
+        if not (at + HEADER_BYTES <= offset and offset + size <= end - FOOTER_BYTES and end <= len(frame)):
+            raise WireError(f"batch {raw.batch} of epoch {raw.epoch}: the daemon sent a file outside of its record")
+        found.append(Record(frame[at:end], offset - at))
+        at = end
     return found
 
 
@@ -86,16 +86,12 @@ _MASK: Final = "mask/encoded"
 class Row:
     """One sample: its record, which is read when something in it is asked for."""
 
-    def __init__(self, content: memoryview, label: int, file: int, size: int, *, whole: bool = True) -> None:
-        """Take a sample apart.
-
-        `content` is its TFRecord record, where its file begins at `file` and has `size` bytes; or, if that is not
-        `whole`, its file alone.
-        """
-        self.content, self.label, self.at, self.whole = content, label, file, whole
+    def __init__(self, content: memoryview, label: int, file: int, size: int) -> None:
+        """Take a sample apart: `content` is its TFRecord record, in which its file has `size` bytes from `file` on."""
+        self.content, self.label, self.at = content, label, file
         self.payload = content[file : file + size].toreadonly()
         self._message = content[HEADER_BYTES : len(content) - FOOTER_BYTES].toreadonly()
-        self._problem = "" if whole else "it does not fit its frame"
+        self._problem = ""
         self._example: ExampleView | None = None
         self._columns: ReadColumns | None = None
 
@@ -241,10 +237,5 @@ class _Columns(Mapping[str, "_RowValues[pa.Scalar]"]):
 
 def read_rows(raw: RawBatch) -> list[Row]:
     """Return the samples of a batch, in its order."""
-    rows = []
-    for file, label, record in zip(raw.images(), raw.labels.tolist(), find_records(raw), strict=True):
-        if record is None:
-            rows.append(Row(file, label, 0, len(file), whole=False))
-        else:
-            rows.append(Row(record.content, label, record.file, len(file)))
-    return rows
+    samples = zip(find_records(raw), raw.labels.tolist(), raw.sizes.tolist(), strict=True)
+    return [Row(record.content, label, record.file, size) for record, label, size in samples]

@@ -57,13 +57,11 @@ class Part(NamedTuple):
     sample_id: int
     label: int
     begin: int
-    """Of the sample's record, or of its file where no record is whole."""
+    """Of the sample's record."""
     nbytes: int
     file: int
     """Where the file begins in that."""
     file_size: int
-    whole: bool
-    """Whether it is a record."""
 
 
 class Job(NamedTuple):
@@ -166,7 +164,7 @@ class _Runner:
 
 def _make_row(part: Part, view: memoryview) -> Row:
     content = view[part.begin : part.begin + part.nbytes]
-    return Row(content, part.label, part.file, part.file_size, whole=part.whole)
+    return Row(content, part.label, part.file, part.file_size)
 
 
 def main() -> None:
