@@ -31,7 +31,8 @@ from energymon.influx.lineprotocol import (
 from energymon.influx.tuple_feed import TupleFeed
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event
 from energymon.stores.base import Session
-from energymon.stores.sqlite import SqliteStore, columns, connect, store_error
+from energymon.stores.database import connect, store_error
+from energymon.stores.sqlite import SqliteStore, columns
 
 __all__ = ["Batch", "BusyError", "Spool"]
 

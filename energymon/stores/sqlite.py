@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sqlite3
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
@@ -17,9 +15,10 @@ from typing import Final, TypeVar
 from energymon.errors import StoreError
 from energymon.reading import Baseline, ClockOffset, CounterStart, EpochMark, Event, News, Reading, Tick
 from energymon.stores.base import Session
+from energymon.stores.database import connect, open_for_reading, open_for_writing, store_error
 from energymon.system.closing import Closing
 
-__all__ = ["Row", "Series", "SqliteStore", "add_epochs", "columns", "connect", "store_error"]
+__all__ = ["Row", "Series", "SqliteStore", "add_epochs", "columns"]
 
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
 Series = tuple[str, str, str, str]
@@ -27,68 +26,9 @@ Series = tuple[str, str, str, str]
 Row = tuple[int, Series, int, float, str, int | None, int]
 """A reading on its way in: tick, series, time (UTC ns), cumulative joules, flags, early_ns and late_ns."""
 
-_APPLICATION_ID: Final = 0x4A4F_554C  # "JOUL"
-_VERSION: Final = 3
-_BUSY_TIMEOUT_S: Final = 5.0
 _END_OF_TIME_NS: Final = 2**63 - 1
 _TABLES: Final = {Event: "events", ClockOffset: "clocks", Baseline: "baselines", CounterStart: "counters"}
 """Of the records beside readings and ticks; their columns are the fields, in order."""
-
-# Keyed by tick first, so that all readings of a tick land on one page of the tree and one of the log.
-_SCHEMA: Final = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE IF NOT EXISTS sessions (
-    id INTEGER PRIMARY KEY, name TEXT NOT NULL, node TEXT NOT NULL, start_ns INTEGER NOT NULL, end_ns INTEGER,
-    interval_ns INTEGER NOT NULL, cpu_s REAL, description TEXT NOT NULL, sent INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (node, name));
-CREATE TABLE IF NOT EXISTS series (
-    id INTEGER PRIMARY KEY, node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL,
-    source TEXT NOT NULL, UNIQUE (node, device, domain, source));
-CREATE TABLE IF NOT EXISTS readings (
-    tick_ns INTEGER NOT NULL, series_id INTEGER NOT NULL REFERENCES series, t_ns INTEGER NOT NULL,
-    joules REAL NOT NULL, flags TEXT NOT NULL, early_ns INTEGER, late_ns INTEGER NOT NULL DEFAULT 0,
-    PRIMARY KEY (tick_ns, series_id)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ticks (
-    tick_ns INTEGER NOT NULL, node TEXT NOT NULL, missed INTEGER NOT NULL, PRIMARY KEY (tick_ns, node)
-    ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS events (
-    t_ns INTEGER NOT NULL, node TEXT NOT NULL, kind TEXT NOT NULL, message TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS clocks (
-    t_ns INTEGER NOT NULL, node TEXT NOT NULL, peer TEXT NOT NULL, offset_ns INTEGER NOT NULL,
-    error_ns INTEGER NOT NULL, PRIMARY KEY (t_ns, node, peer));
-CREATE TABLE IF NOT EXISTS baselines (
-    node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, start_ns INTEGER NOT NULL,
-    end_ns INTEGER NOT NULL, watts REAL NOT NULL, error_w REAL,
-    PRIMARY KEY (node, device, domain, source, start_ns));
-CREATE TABLE IF NOT EXISTS counters (
-    node TEXT NOT NULL, device TEXT NOT NULL, domain TEXT NOT NULL, source TEXT NOT NULL, tick_ns INTEGER NOT NULL,
-    t_ns INTEGER NOT NULL, boot_ns INTEGER NOT NULL, boot_id TEXT NOT NULL, joules REAL NOT NULL, raw INTEGER NOT NULL,
-    unit_j REAL NOT NULL, wrap INTEGER, max_w REAL NOT NULL, counter TEXT NOT NULL,
-    PRIMARY KEY (node, device, domain, source, tick_ns));
-CREATE TABLE IF NOT EXISTS epochs (
-    node TEXT NOT NULL, run TEXT NOT NULL, cell TEXT NOT NULL, loader TEXT NOT NULL, epoch INTEGER NOT NULL,
-    start_ns INTEGER NOT NULL, end_ns INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS outbox (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, session_id INTEGER NOT NULL, first_tick_ns INTEGER NOT NULL,
-    last_tick_ns INTEGER NOT NULL, readings INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS acknowledged (
-    session_id INTEGER PRIMARY KEY, first_tick_ns INTEGER NOT NULL, last_tick_ns INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS sent (kind TEXT PRIMARY KEY, last INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rejected (
-    id INTEGER PRIMARY KEY, t_ns INTEGER NOT NULL, line TEXT NOT NULL, reason TEXT NOT NULL);
-PRAGMA application_id = {_APPLICATION_ID};
-PRAGMA user_version = {_VERSION};
-COMMIT;
-"""
-
-_MEANINGS: Final = {
-    "full": "the disk is full ({text}); free some space there",
-    "malformed": "is damaged ({text}); `sqlite3 {path} .recover` saves what can still be read",
-    "not a database": "is not a store of energymon ({text}); name another file",
-    "no such table": "holds nothing yet; expected a store that `energymon run` began to write",
-    "locked": "another program has locked it ({text})",
-}
-"""What SQLite says, and what that means for a store."""
 
 _READING: Final = """SELECT r.tick_ns, r.t_ns, s.node, s.device, s.domain, s.source, r.joules, r.flags,
     r.early_ns, r.late_ns FROM readings r JOIN series s ON s.id = r.series_id
@@ -116,35 +56,7 @@ class SqliteStore(Closing):
 
         Raises StoreError when another agent writes it, when it is not a store, or when it cannot be made.
         """
-        lock_fd: int | None = None
-        try:
-            # The lock is on the file itself and is held through the store's life: closing any descriptor of
-            # the file drops SQLite's own POSIX locks, so it goes last.
-            lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            if not stat.S_ISREG(os.fstat(lock_fd).st_mode):
-                os.close(lock_fd)
-                raise StoreError(f"{path}: is no regular file; name another store")
-            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if lock_fd is not None:
-                os.close(lock_fd)
-            raise StoreError(f"{path}: another agent is writing it; stop that one, or name another store") from error
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be opened for writing: {error.strerror}") from error
-        connection: sqlite3.Connection | None = None
-        try:
-            connection = connect(path, "rwc")
-            _refuse_foreign(path, connection)
-            connection.execute("PRAGMA journal_mode = WAL")
-            # A killed process loses nothing that was committed; only a power cut may cost the last seconds.
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.executescript(_SCHEMA)
-        except (sqlite3.Error, StoreError) as error:
-            if connection is not None:
-                connection.close()
-            os.close(lock_fd)
-            raise store_error(path, error) from error
-        return cls(path, connection, lock_fd)
+        return cls(path, *open_for_writing(path))
 
     @classmethod
     def open(cls, path: Path) -> SqliteStore:
@@ -152,23 +64,7 @@ class SqliteStore(Closing):
 
         Raises StoreError when there is no store at `path`.
         """
-        if not path.is_file():
-            raise StoreError(f"{path}: there is no store here; expected the file that `energymon run --store` wrote")
-        # A store that was closed in order has no log; opening it makes one, which not everybody may, and not every disk
-        # has room for.
-        real = path.resolve()
-        log = real.with_name(f"{real.name}-wal")
-        closed = not log.exists() or not log.stat().st_size
-        immutable = closed and not _may_write(real.parent)
-        try:
-            try:
-                return cls(path, _opened(path, immutable=immutable), None)
-            except sqlite3.OperationalError as error:
-                if immutable or not closed or error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
-                    raise
-            return cls(path, _opened(path, immutable=True), None)
-        except sqlite3.Error as error:
-            raise store_error(path, error) from error
+        return cls(path, open_for_reading(path), None)
 
     def append(self, readings: Iterable[Reading], ticks: Sequence[Tick] = (), news: Iterable[News] = ()) -> None:
         """Commit a batch whole or not at all; what is there already stays, so a repeat is harmless.
@@ -386,54 +282,3 @@ def add_epochs(path: Path, epochs: Iterable[EpochMark]) -> None:
 def columns(kind: type[ClockOffset | Baseline | CounterStart | Event | EpochMark]) -> str:
     """Return the columns of the records of a class, which are its fields, for a SELECT."""
     return ", ".join(field.name for field in fields(kind))
-
-
-def connect(path: Path, mode: str, *, immutable: bool = False) -> sqlite3.Connection:
-    """Open a store's database in one of SQLite's modes; raises StoreError."""
-    try:
-        return sqlite3.connect(
-            f"{path.resolve().as_uri()}?mode={mode}{'&immutable=1' if immutable else ''}",
-            uri=True,
-            timeout=_BUSY_TIMEOUT_S,
-            isolation_level=None,
-            # Opened in the agent's main thread, used by its writer alone from then on.
-            check_same_thread=False,
-        )
-    except sqlite3.Error as error:
-        raise store_error(path, error) from error
-
-
-def _opened(path: Path, *, immutable: bool) -> sqlite3.Connection:
-    """Open a store for reading; raises StoreError when it is none, and what SQLite raises."""
-    connection = connect(path, "ro", immutable=immutable)
-    try:
-        _refuse_foreign(path, connection)
-        connection.execute("SELECT 1 FROM readings LIMIT 1").fetchone()
-    except (sqlite3.Error, StoreError):
-        connection.close()
-        raise
-    return connection
-
-
-def _may_write(folder: Path) -> bool:
-    return os.access(folder, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
-
-
-def _refuse_foreign(path: Path, connection: sqlite3.Connection) -> None:
-    """Raise StoreError for a database of another program or of another version; an empty one is fine."""
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if tables and application != _APPLICATION_ID:
-        raise StoreError(f"{path}: is a database of another program; name another store")
-    if tables and version != _VERSION:
-        raise StoreError(f"{path}: is a store of version {version}, expected {_VERSION}; name another store")
-
-
-def store_error(path: Path, error: sqlite3.Error | StoreError) -> StoreError:
-    """Return what went wrong with a store in words that say what to do."""
-    if isinstance(error, StoreError):
-        return error
-    text = str(error)
-    meaning = next((meaning for words, meaning in _MEANINGS.items() if words in text), "{text}")
-    return StoreError(f"{path}: {meaning.format(text=text, path=path)}")
