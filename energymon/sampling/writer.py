@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Final
@@ -15,9 +15,10 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import StoreError
 from energymon.reading import START, ClockOffset, CounterStart, Event, News, Tick
-from energymon.sampling.punctuality import Jitter, Missed
+from energymon.sampling.outages import Outages
+from energymon.sampling.punctuality import Jitter
 from energymon.sampling.records import ClockStep, Gap, Record, Sampled, SampledBlock
-from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor, wraps
+from energymon.sensors.base import Channel, Column, Point, RawCounter, Sensor
 from energymon.stores.sqlite import Row, Series, SqliteStore
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ _BACKLOG: Final = 20_000
 """Readings kept in memory while the store refuses them, before every second tick is given up."""
 _RECORDED_TICKS: Final = 10_000
 """Missed ticks of one gap that get rows; the rest of a longer one, a suspended machine, has its event."""
-_QUIET_NS: Final = 10 * NS
-"""A channel that comes and goes is reported this often at most."""
 _FULL_NS: Final = 10 * NS
 """How often the store's size is looked at, and the time between two ticks that a store at its limit still takes."""
 
@@ -118,15 +117,7 @@ class Writer:
         self._kept_ns = 0
         self.jitter = Jitter()
         self._series: dict[Channel, Series] = {}
-        self._problems: dict[Channel, int] = {}
-        """Channels that are lost, and since when, UTC ns."""
-        self._told_ns: dict[tuple[Channel, str], int] = {}
-        self._unseen = Missed()
-        self._slow = [Missed() for _ in sensors]
-        self._slowest_ns = [0] * len(sensors)
-        self._away_ns: dict[int, int] = {}
-        """Sensors, by place, that have brought nothing since a tick, UTC ns."""
-        self._wraps = wraps(sensors)
+        self._outages = Outages(sensors, interval_ns, self._event)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def put(self, record: Record | News) -> None:
@@ -181,7 +172,7 @@ class Writer:
                 if source is not None and self._problem:
                     source.attend()
                 self._problem = False
-                self._backlog += [_Batch(news=[event]) for event in self._missed_events(last=stopping)]
+                self._backlog += [_Batch(news=[event]) for event in self._outages.missed(last=stopping)]
                 self._commit(last=stopping)
         except BaseException as error:  # noqa: BLE001 - passed to the owner, who ends the process
             self._on_failure(error)
@@ -207,8 +198,8 @@ class Writer:
             for decoded in self._sensors[index].decode(raw, record.offset_ns):
                 point = decoded._replace(t_ns=decoded.t_ns + record.ahead_ns) if record.ahead_ns else decoded
                 channel = point.channel
-                if point.joules is None or point.flags or channel in self._problems:
-                    self._watch(point, self._away_ns.get(index), batch)
+                if point.joules is None or point.flags or channel in self._outages.lost_ns:
+                    batch.news += self._outages.watch(point, index, is_new=channel not in self._series)
                 if point.joules is None:
                     self._problem = True
                     whole = False
@@ -219,13 +210,10 @@ class Writer:
                 batch.rows.append(
                     (record.tick_ns, series, point.t_ns, point.joules, point.flags, point.early_ns, point.late_ns)
                 )
-            self._away_ns.pop(index, None)
-        if record.late:
-            for index, _ in record.samples:
-                self._slowest_ns[index] = max(self._slowest_ns[index], record.end_ns - record.start_ns)
-        else:
+            self._outages.answered(index, record.end_ns - record.start_ns if record.late else 0)
+        if not record.late:
             if not record.whole:
-                self._miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, record.tick_ns)
+                self._outages.miss(set(range(len(self._sensors))) - {i for i, _ in record.samples}, record.tick_ns)
             if record.samples:
                 late_ns = record.start_ns + record.offset_ns + record.ahead_ns - record.tick_ns
                 self.jitter.add(late_ns, record.end_ns - record.start_ns)
@@ -250,7 +238,7 @@ class Writer:
 
     def _block(self, record: SampledBlock) -> list[_Batch]:
         """Decode what compiled code took, a channel at a time where nothing about it is unusual."""
-        if self._problems or self._full or self._refused is not None:
+        if self._outages.lost_ns or self._full or self._refused is not None:
             return [self._tick(sampled) for sampled in record.ticks()]
         ticks_ns, groups = record.block.columns()
         columns: list[Column] = []
@@ -261,7 +249,7 @@ class Writer:
                 rest.append(place)
             else:
                 columns += decoded
-                self._away_ns.pop(index, None)
+                self._outages.answered(index)
         series = (
             zip(
                 ticks_ns,
@@ -295,64 +283,9 @@ class Writer:
     def _gap(self, gap: Gap) -> _Batch:
         count = (gap.last_ns - gap.first_ns) // gap.interval_ns + 1
         self.jitter.miss(count)
-        self._unseen.add(gap.first_ns, count, gap.interval_ns)
-        for index in range(len(self._sensors)):
-            self._away_ns.setdefault(index, gap.first_ns)
+        self._outages.pass_unseen(gap.first_ns, count)
         ticks = [Tick(gap.first_ns + i * gap.interval_ns, self._node, True) for i in range(min(count, _RECORDED_TICKS))]
         return _Batch(ticks=ticks)
-
-    def _miss(self, absent: Iterable[int], tick_ns: int) -> None:
-        """Take note of sensors that did not answer in time at a tick that others were sampled at."""
-        for index in absent:
-            self._slow[index].add(tick_ns, 1, self._interval_ns)
-            self._away_ns.setdefault(index, tick_ns)
-
-    def _missed_events(self, *, last: bool) -> Iterator[Event]:
-        """Yield the events of missed ticks, each with the time of the first tick that it reports."""
-        now_ns, interval_ns = time.monotonic_ns(), self._interval_ns
-        if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
-            message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
-            longest_s = unseen.longest * interval_ns / NS
-            wrapped = [f"{name} (in {wrap_s:.1f} s)" for name, wrap_s in self._wraps.items() if longest_s >= wrap_s]
-            if wrapped:
-                message += f"; a counter may wrap unseen in {longest_s:.1f} s: windows across them have no figure of "
-                message += ", ".join(wrapped)
-            else:
-                message += "; counters carry the energy over them"
-            yield self._event(unseen.first_ns, "ticks-missed", message)
-        for index, missed in enumerate(self._slow):
-            if (portion := missed.portion(now_ns, last=last)) is not None:
-                took_ns, self._slowest_ns[index] = self._slowest_ns[index], 0
-                took = f", answers took up to {took_ns / 1e6:.0f} ms" if took_ns else ""
-                message = f"{self._sensors[index].name}: no answer in time at {_ticks(portion.ticks)} of "
-                message += f"{interval_ns / 1e6:g} ms{took}; it is read less often, and short windows are less exact"
-                yield self._event(portion.first_ns, "sensor-slow", message)
-
-    def _watch(self, point: Point, away_ns: int | None, batch: _Batch) -> None:
-        """Report when a channel is lost, comes back, or its series starts again, its sensor away since `away_ns`."""
-        channel = point.channel
-        name = f"{channel.device} {channel.domain} ({channel.source})"
-        known = channel in self._problems
-        if point.joules is None:
-            if not known and self._may_tell(channel, "lost", point.t_ns):
-                self._problems[channel] = point.t_ns
-                batch.news.append(self._event(point.t_ns, "sensor-lost", f"{name}: {point.problem}"))
-            return
-        since_ns = self._problems.pop(channel, None) or away_ns
-        if known:
-            batch.news.append(self._event(point.t_ns, "sensor-back", f"{name}: read again"))
-        if point.flags == START and channel in self._series and self._may_tell(channel, "restart", point.t_ns):
-            message = (
-                f"{name}: the counter was reset" if since_ns is None else f"{name}: {_unread(since_ns, point.t_ns)}"
-            )
-            message += "; windows across this instant have no figure of it"
-            batch.news.append(self._event(point.t_ns, "counter-restart", message))
-
-    def _may_tell(self, channel: Channel, what: str, t_ns: int) -> bool:
-        if t_ns - self._told_ns.get((channel, what), 0) < _QUIET_NS:
-            return False
-        self._told_ns[channel, what] = t_ns
-        return True
 
     def _event(self, t_ns: int, kind: str, message: str) -> Event:
         event = Event(t_ns, self._node, kind, message)
@@ -426,14 +359,6 @@ class Writer:
         if sum(len(batch.rows) + len(batch.ticks) for batch in self._backlog) <= _BACKLOG:
             return
         self._backlog = [batch for i, batch in enumerate(self._backlog) if i % 2 == 0 or not batch.may_be_given_up]
-
-
-def _ticks(count: int) -> str:
-    return f"{count} tick{'s' if count > 1 else ''}"
-
-
-def _unread(since_ns: int, until_ns: int) -> str:
-    return f"not read for {(until_ns - since_ns) / NS:.1f} s, too long to know what it used meanwhile"
 
 
 def _part(sampled: Sampled, places: Sequence[int]) -> Sampled:

@@ -12,7 +12,7 @@ import zmq
 
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Get, WireFormat, pack, unpack_answer
-from loaders.streaming.receiver.session import Session, health
+from loaders.streaming.receiver.session import DaemonSession, health
 
 pytestmark = pytest.mark.process
 
@@ -20,13 +20,13 @@ MIB = 2**20
 
 
 @contextmanager
-def _session(endpoint: str, **options: object) -> Iterator[tuple[Session, zmq.Poller]]:
+def _session(endpoint: str, **options: object) -> Iterator[tuple[DaemonSession, zmq.Poller]]:
     poller = zmq.Poller()
-    with zmq.Context() as context, Session(context, poller, endpoint, timeout_s=10, **options) as session:  # type: ignore[arg-type]
+    with zmq.Context() as context, DaemonSession(context, poller, endpoint, timeout_s=10, **options) as session:  # type: ignore[arg-type]
         yield session, poller
 
 
-def _fetch(session: Session, poller: zmq.Poller, requests: int, records: int = 8) -> int:
+def _fetch(session: DaemonSession, poller: zmq.Poller, requests: int, records: int = 8) -> int:
     """Ask for batches one stream after the other, all at once, and return the bytes that came."""
     shards = session.catalog.shards
     for sequence in range(requests):

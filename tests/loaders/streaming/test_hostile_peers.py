@@ -19,7 +19,7 @@ import zmq
 
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Hello, pack
-from loaders.streaming.receiver.session import Session, health
+from loaders.streaming.receiver.session import DaemonSession, health
 
 pytestmark = pytest.mark.process
 
@@ -61,7 +61,7 @@ def guarded(
 def _serves(daemon: object) -> None:
     with (
         zmq.Context() as context,
-        Session(
+        DaemonSession(
             context,
             zmq.Poller(),
             daemon.endpoint,

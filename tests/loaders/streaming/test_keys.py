@@ -19,19 +19,19 @@ from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
 from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Get, Health, Hello, Warm, pack
-from loaders.streaming.receiver.session import Session, health
+from loaders.streaming.receiver.session import DaemonSession, health
 
 pytestmark = pytest.mark.process
 
 
 @contextmanager
-def _session(endpoint: str, keys: Path | None, **options: object) -> Iterator[Session]:
+def _session(endpoint: str, keys: Path | None, **options: object) -> Iterator[DaemonSession]:
     options = {"streams": 2, "timeout_s": 5} | options
-    with zmq.Context() as context, Session(context, zmq.Poller(), endpoint, keys=keys, **options) as session:  # type: ignore[arg-type]
+    with zmq.Context() as context, DaemonSession(context, zmq.Poller(), endpoint, keys=keys, **options) as session:  # type: ignore[arg-type]
         yield session
 
 
-def _first_batch(session: Session) -> tuple[BatchHeader, list[memoryview]]:
+def _first_batch(session: DaemonSession) -> tuple[BatchHeader, list[memoryview]]:
     session.streams[0].ask(0, session.request(0, 0, 0, (Slice(0, 0, 3),)))
     assert session.streams[0].socket.poll(5000)
     frames = session.streams[0].receive()

@@ -24,16 +24,16 @@ from loaders.streaming.protocol import (
     pack,
     unpack_request,
 )
-from loaders.streaming.receiver.session import Session, health
+from loaders.streaming.receiver.session import DaemonSession, health
 from loaders.streaming.shards.index import ShardSet
 
 pytestmark = pytest.mark.process
 
 
 @contextmanager
-def _session(endpoint: str, **options: object) -> Iterator[Session]:
+def _session(endpoint: str, **options: object) -> Iterator[DaemonSession]:
     options = {"streams": 2, "timeout_s": 5} | options
-    with zmq.Context() as context, Session(context, zmq.Poller(), endpoint, **options) as session:  # type: ignore[arg-type]
+    with zmq.Context() as context, DaemonSession(context, zmq.Poller(), endpoint, **options) as session:  # type: ignore[arg-type]
         yield session
 
 
@@ -92,7 +92,7 @@ def test_records_are_the_same_in_either_wire_format(daemon, shards: Path, wire: 
             assert bytes(record) == (shards / name).read_bytes()[start:end]
 
 
-def _frames(session: Session, slices: tuple[Slice, ...]) -> list[zmq.Frame]:
+def _frames(session: DaemonSession, slices: tuple[Slice, ...]) -> list[zmq.Frame]:
     session.streams[0].ask(1, session.request(1, 0, 0, slices))
     assert session.streams[0].socket.poll(5000)
     frames = session.streams[0].receive()

@@ -1,0 +1,100 @@
+"""What was missing, as events: ticks that nobody saw, sensors that were late, and channels that were lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from energymon.clock.monotonic import NS
+from energymon.reading import START, Event
+from energymon.sampling.punctuality import Missed
+from energymon.sensors.base import Channel, Point, Sensor, wraps
+
+_QUIET_NS: Final = 10 * NS
+"""A channel that comes and goes is reported this often at most."""
+
+
+class Outages:
+    """Collects outages of the sensors of one agent; one thread uses it."""
+
+    def __init__(self, sensors: Sequence[Sensor], interval_ns: int, report: Callable[[int, str, str], Event]) -> None:
+        """Take the sensors, the time between two ticks, and what makes an event of its time, kind and message."""
+        self._sensors, self._interval_ns, self._report = sensors, interval_ns, report
+        self.lost_ns: dict[Channel, int] = {}
+        """Channels that are lost, and since when, UTC ns."""
+        self._reported_ns: dict[tuple[Channel, str], int] = {}
+        self._unseen = Missed()
+        self._slow = [Missed() for _ in sensors]
+        self._slowest_ns = [0] * len(sensors)
+        self._away_ns: dict[int, int] = {}
+        """Sensors, by place, that have brought nothing since a tick, UTC ns."""
+        self._wraps = wraps(sensors)
+
+    def pass_unseen(self, first_ns: int, count: int) -> None:
+        """Note that so many ticks from `first_ns` on, UTC ns, passed without a sample."""
+        self._unseen.add(first_ns, count, self._interval_ns)
+        for index in range(len(self._sensors)):
+            self._away_ns.setdefault(index, first_ns)
+
+    def miss(self, absent: Iterable[int], tick_ns: int) -> None:
+        """Note the sensors that did not answer in time at a tick that others were sampled at."""
+        for index in absent:
+            self._slow[index].add(tick_ns, 1, self._interval_ns)
+            self._away_ns.setdefault(index, tick_ns)
+
+    def answered(self, index: int, late_ns: int = 0) -> None:
+        """Note that a sensor answered; an answer for an earlier tick took `late_ns`."""
+        self._away_ns.pop(index, None)
+        self._slowest_ns[index] = max(self._slowest_ns[index], late_ns)
+
+    def watch(self, point: Point, index: int, *, is_new: bool) -> Iterator[Event]:
+        """Yield the events of a channel of sensor `index` that is lost, comes back, or whose series starts again."""
+        channel = point.channel
+        name = f"{channel.device} {channel.domain} ({channel.source})"
+        if point.joules is None:
+            if channel not in self.lost_ns and self._is_due(channel, "lost", point.t_ns):
+                self.lost_ns[channel] = point.t_ns
+                yield self._report(point.t_ns, "sensor-lost", f"{name}: {point.problem}")
+            return
+        if (since_ns := self.lost_ns.pop(channel, None)) is not None:
+            yield self._report(point.t_ns, "sensor-back", f"{name}: read again")
+        since_ns = since_ns or self._away_ns.get(index)
+        if point.flags == START and not is_new and self._is_due(channel, "restart", point.t_ns):
+            what = "the counter was reset"
+            if since_ns is not None:
+                away_s = (point.t_ns - since_ns) / NS
+                what = f"not read for {away_s:.1f} s, too long to know what it used meanwhile"
+            message = f"{name}: {what}; windows across this instant have no figure of it"
+            yield self._report(point.t_ns, "counter-restart", message)
+
+    def missed(self, *, last: bool) -> Iterator[Event]:
+        """Yield the events of missed ticks, each with the time of the first; `last` leaves nothing for later."""
+        now_ns, interval_ns = time.monotonic_ns(), self._interval_ns
+        if (unseen := self._unseen.portion(now_ns, last=last)) is not None:
+            message = f"{_ticks(unseen.ticks)} passed unseen ({unseen.ticks * interval_ns / NS:.3f} s)"
+            longest_s = unseen.longest * interval_ns / NS
+            wrapped = [f"{name} (in {wrap_s:.1f} s)" for name, wrap_s in self._wraps.items() if longest_s >= wrap_s]
+            if wrapped:
+                message += f"; a counter may wrap unseen in {longest_s:.1f} s: windows across them have no figure of "
+                message += ", ".join(wrapped)
+            else:
+                message += "; counters carry the energy over them"
+            yield self._report(unseen.first_ns, "ticks-missed", message)
+        for index, slow in enumerate(self._slow):
+            if (portion := slow.portion(now_ns, last=last)) is not None:
+                took_ns, self._slowest_ns[index] = self._slowest_ns[index], 0
+                took = f", answers took up to {took_ns / 1e6:.0f} ms" if took_ns else ""
+                message = f"{self._sensors[index].name}: no answer in time at {_ticks(portion.ticks)} of "
+                message += f"{interval_ns / 1e6:g} ms{took}; it is read less often, and short windows are less exact"
+                yield self._report(portion.first_ns, "sensor-slow", message)
+
+    def _is_due(self, channel: Channel, what: str, t_ns: int) -> bool:
+        if t_ns - self._reported_ns.get((channel, what), 0) < _QUIET_NS:
+            return False
+        self._reported_ns[channel, what] = t_ns
+        return True
+
+
+def _ticks(count: int) -> str:
+    return f"{count} tick{'s' if count > 1 else ''}"
