@@ -4,19 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-__all__ = [
-    "NO_SENSOR",
-    "AgentError",
-    "ClockError",
-    "ConfigError",
-    "CounterError",
-    "EnergyError",
-    "NoSensorError",
-    "SensorError",
-    "StoreError",
-    "WindowError",
-]
-
 NO_SENSOR: Final = "no-sensor"
 """Code of an agent's error where nothing on the host measures energy."""
 

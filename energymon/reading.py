@@ -7,23 +7,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "DIRECTNESS",
-    "ESTIMATE",
-    "INTERPOLATED",
-    "LAG_S",
-    "START",
-    "Baseline",
-    "ClockOffset",
-    "CounterStart",
-    "Domain",
-    "EpochMark",
-    "Event",
-    "News",
-    "Reading",
-    "Tick",
-]
-
 Domain = Literal["cpu", "dram", "gpu"]
 
 START = "start"

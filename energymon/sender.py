@@ -17,8 +17,6 @@ from energymon.influx.sender import Sender, StopListener
 from energymon.influx.settings import InfluxSettings
 from energymon.influx.spool import BusyError, Spool
 
-__all__ = ["main"]
-
 _POLL_S: Final = 1.0
 _DRAIN_S: Final = 10.0
 _ERROR = 2

@@ -6,8 +6,6 @@ import select
 import time
 from collections.abc import Callable
 
-__all__ = ["Loop"]
-
 
 class Loop:
     """Waits for descriptors and times, on one thread."""

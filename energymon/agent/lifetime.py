@@ -10,8 +10,6 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-__all__ = ["TemporaryFolder", "is_alive", "own_name", "remove_abandoned"]
-
 _START: Final = 19
 """Place of the start time in /proc/PID/stat, counted from behind the name (proc_pid_stat(5), field 22)."""
 

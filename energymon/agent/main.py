@@ -36,8 +36,6 @@ from energymon.sensors.discover import Found, SensorConfig, discover
 from energymon.stores.base import Session
 from energymon.stores.sqlite import SqliteStore
 
-__all__ = ["AgentConfig", "print_failure", "run"]
-
 _MIN_INTERVAL_MS: Final = 1
 _MAX_INTERVAL_MS: Final = 10_000
 _CLOCK_S: Final = 60.0

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from energymon.agent.lifetime import TemporaryFolder
     from energymon.system.child import Child
 
-__all__ = ["AgentProcess", "shared_agent", "wait_until_read"]
 
 _READY_S: Final = 30.0
 _STOP_S: Final = 5.0

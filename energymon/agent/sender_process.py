@@ -13,8 +13,6 @@ from energymon.agent.event_loop import Loop
 from energymon.reading import Event
 from energymon.system.child import Child
 
-__all__ = ["SenderProcess"]
-
 _RESTART_S: Final = 5.0
 _MAX_RESTART_S: Final = 300.0
 _REFUSED: Final = 2

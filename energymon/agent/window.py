@@ -25,8 +25,6 @@ from energymon.sampling.edges import Asker
 from energymon.stores.base import Session, Store
 from energymon.stores.sqlite import SqliteStore
 
-__all__ = ["STORE", "Agent", "Window"]
-
 STORE: Final = "ENERGYMON_STORE"
 """Environment variable that names the store of an agent that runs already: a file, or an InfluxDB server's URL."""
 

@@ -14,21 +14,6 @@ from energymon.analysis.sessions import chunks
 from energymon.clock.monotonic import NS
 from energymon.reading import DIRECTNESS, ESTIMATE, LAG_S, Baseline, Domain, Reading
 
-__all__ = [
-    "DOMAINS",
-    "Channels",
-    "Component",
-    "NodeEnergy",
-    "ReadingsAround",
-    "add_up",
-    "best_sources",
-    "channels_of",
-    "components",
-    "directness",
-    "energy_of",
-    "series_of",
-]
-
 DOMAINS: Final[tuple[Domain, ...]] = get_args(Domain)
 
 ReadingsAround = Callable[[int, int], Iterable[Reading]]

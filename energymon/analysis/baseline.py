@@ -11,8 +11,6 @@ from energymon.clock.monotonic import NS
 from energymon.errors import WindowError
 from energymon.reading import Baseline, Domain, Reading
 
-__all__ = ["NetEnergy", "baseline_of", "baselines_at", "net"]
-
 
 @dataclass(frozen=True, slots=True)
 class NetEnergy:

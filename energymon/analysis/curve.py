@@ -10,8 +10,6 @@ from typing import NamedTuple
 from energymon.clock.monotonic import NS
 from energymon.reading import INTERPOLATED, START, Reading
 
-__all__ = ["Curve", "Place", "SeriesKey", "curves"]
-
 SeriesKey = tuple[str, str, str, str]
 """Node, device, domain and source."""
 

@@ -12,8 +12,6 @@ from energymon.clock.monotonic import NS, tick_at
 from energymon.errors import WindowError
 from energymon.reading import ESTIMATE, INTERPOLATED, LAG_S, Domain, Reading, Tick
 
-__all__ = ["UNBOUNDED", "Energy", "Integral", "due_ticks", "joules", "missed_share", "missed_ticks", "require_order"]
-
 UNBOUNDED: Final = frozenset({"nvml-power", "nvml-power-average", ESTIMATE})
 """Sources that count nothing: between two samples of power it may have been anything."""
 

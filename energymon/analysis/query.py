@@ -18,9 +18,6 @@ from energymon.errors import WindowError
 from energymon.reading import LAG_S, Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session, Store
 
-__all__ = ["WindowEnergy", "query", "to_json", "total"]
-
-
 _MOST_CUTS: Final = 20
 
 

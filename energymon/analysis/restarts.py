@@ -12,8 +12,6 @@ from energymon.clock.monotonic import NS, UNNOTICED_NS
 from energymon.reading import START, CounterStart, Event, Reading
 from energymon.stores.base import Session
 
-__all__ = ["bridged", "restarts"]
-
 _LAG_NS: Final = NS // 5
 """Two values of a counter may be further apart by so much than their readings: each may be some 100 ms old."""
 

@@ -10,8 +10,6 @@ from energymon.errors import WindowError
 from energymon.reading import START, Reading
 from energymon.stores.base import Session, Store
 
-__all__ = ["chunks", "covered", "known_nodes", "session_spans"]
-
 _TICKS_AT_ONCE: Final = 5000
 _END_OF_TIME_NS: Final = 2**62
 """Beyond any reading (the year 2116), and yet a time that every store knows."""

@@ -13,8 +13,6 @@ from energymon.clock.monotonic import tick_at
 from energymon.reading import ESTIMATE, INTERPOLATED, Domain, Reading
 from energymon.stores.base import Store
 
-__all__ = ["EnergyTuple", "stored_tuples", "tuples"]
-
 Devices = Mapping[str, Collection[tuple[str, Domain]]]
 """By node: the devices that make up each domain."""
 

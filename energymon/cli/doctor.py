@@ -20,8 +20,6 @@ from energymon.sensors.discover import SensorConfig, discover
 from energymon.sensors.estimate import EstimateSensor
 from energymon.sensors.updates import updates
 
-__all__ = ["doctor"]
-
 _POLL_S: Final = 0.1
 """A hundred updates of a RAPL counter."""
 _POLL_STEP_S: Final = 0.0001

@@ -26,7 +26,6 @@ from energymon.stores.base import Session, Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["READING_COLUMNS", "TUPLE_COLUMNS", "export", "save_readings"]
 
 READING_COLUMNS: Final = {
     "tick_ns": "tick of the grid that the reading belongs to, UTC ns of the node",

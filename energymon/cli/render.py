@@ -15,7 +15,6 @@ from energymon.reading import ESTIMATE, Event
 if TYPE_CHECKING:
     from energymon.analysis.query import WindowEnergy
 
-__all__ = ["render"]
 
 _UNKNOWN: Final = "unknown"
 _MOST_PARTS: Final = 5

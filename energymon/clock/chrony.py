@@ -15,8 +15,6 @@ from energymon.clock.monotonic import NS
 from energymon.errors import ClockError
 from energymon.reading import ClockOffset
 
-__all__ = ["clock_state", "ntp_offset"]
-
 _TIMEOUT_S: Final = 2.0
 _FIELDS: Final = 14
 """Fields of `chronyc -c tracking`: reference, its name, stratum, reference time, system time, last offset, RMS

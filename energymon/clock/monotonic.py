@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NS", "UNNOTICED_NS", "Clock", "boot_id", "boot_ns", "next_tick", "strewn_ns", "tick_at", "utc_text"]
-
 NS: Final = 1_000_000_000
 """Nanoseconds in a second."""
 

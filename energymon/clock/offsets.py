@@ -10,8 +10,6 @@ from typing import Final, NamedTuple
 from energymon.clock.monotonic import UNNOTICED_NS
 from energymon.reading import ClockOffset
 
-__all__ = ["CONTROLLER", "WALL", "Instant", "Offset", "at_wall", "offset_at", "wall_at"]
-
 CONTROLLER: Final = "controller"
 """Peer of an offset that was measured against the controller."""
 WALL: Final = "wall"

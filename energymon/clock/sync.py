@@ -21,8 +21,6 @@ from energymon.clock.offsets import CONTROLLER
 from energymon.errors import ClockError, ConfigError
 from energymon.reading import ClockOffset
 
-__all__ = ["Responder", "measure", "split_address"]
-
 _REQUEST: Final = struct.Struct("!8s8s")
 """Magic and nonce."""
 _REPLY: Final = struct.Struct("!8s8sqq")

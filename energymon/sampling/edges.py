@@ -18,8 +18,6 @@ from typing import Final
 
 from energymon.clock.monotonic import NS, boot_ns
 
-__all__ = ["Asker", "Listener", "follow_ups_ns", "socket_path"]
-
 _REQUEST: Final = struct.Struct("=q")
 _ANSWER: Final = struct.Struct("=qq")
 _MAX_PROGRAMS: Final = 256

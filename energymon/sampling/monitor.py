@@ -16,8 +16,6 @@ from energymon.sensors.base import Sensor
 from energymon.system.scheduling import raise_priority
 from energymon.ticker.ticker import Library, Operation, Raw, Reason, Ticker, ticker_library
 
-__all__ = ["Monitor"]
-
 _NICE: Final = -10
 _QUICK_NS: Final = 100_000
 """A sensor that answers within this is read by the timekeeper itself: waking another thread takes as long."""

@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 
 from energymon.clock.monotonic import NS
 
-__all__ = ["Jitter", "Missed", "Portion"]
-
 _TICKS: Final = 100_000
 """The latest ticks that the summary is of."""
 _QUIET_NS: Final = NS

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from energymon.ticker.ticker import Block, Raw, Taken
 
-__all__ = ["ClockStep", "Gap", "Record", "Sampled", "SampledBlock", "sampled"]
-
 
 class Sampled(NamedTuple):
     """What the sensors brought for one tick, raw."""

@@ -24,7 +24,6 @@ from energymon.stores.sqlite import Row, Series, SqliteStore
 if TYPE_CHECKING:
     from energymon.sampling.monitor import Monitor
 
-__all__ = ["Writer"]
 
 _COMMIT_NS: Final = 2 * NS
 """Readings wait in memory for this long at most, unless somebody asks for them: what a kill of the agent itself can

@@ -12,23 +12,6 @@ from energymon.reading import Domain
 from energymon.sensors.updates import Age
 from energymon.ticker.ticker import Answers, Operation, Raw
 
-__all__ = [
-    "CLOSED",
-    "Channel",
-    "Column",
-    "Discovery",
-    "Missing",
-    "Part",
-    "Point",
-    "RawCounter",
-    "Sensor",
-    "counted_column",
-    "samples_power_alone",
-    "wrapping",
-    "wraps",
-]
-
-
 CLOSED: Final = -1
 """Stands for a descriptor that is closed."""
 Part = tuple[str, Domain]

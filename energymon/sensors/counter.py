@@ -9,8 +9,6 @@ from energymon.clock.monotonic import NS
 from energymon.errors import CounterError
 from energymon.reading import INTERPOLATED, START
 
-__all__ = ["Counter", "PowerIntegral"]
-
 _FROZEN_NS: Final = 2 * NS
 """No package, DRAM or board that is powered stays within one count for this long."""
 _BRIDGED_INTERVALS: Final = 3

@@ -17,8 +17,6 @@ from energymon.sensors.powercap import domains as powercap_domains
 from energymon.sensors.powercap import open_powercap
 from energymon.sensors.rapl import open_rapl
 
-__all__ = ["SENSORS", "Found", "SensorConfig", "discover"]
-
 SENSORS: Final[tuple[str, ...]] = ("perf", "powercap", "nvml")
 """The sensors that measure. The first two are RAPL's interfaces: unless they are named, the better one is taken, in
 the domains that both agree on; one that is named is taken as it is, and both are when both are named."""

@@ -9,8 +9,6 @@ from typing import Final
 from energymon.reading import Domain
 from energymon.sensors.updates import lag_of, polled
 
-__all__ = ["MAX_DOMAIN_W", "REPEATED", "SETTLE_S", "RaplDomain", "lags", "repeated", "still", "still_remedy", "unread"]
-
 RaplDomain = tuple[str, Domain]
 """A socket or die as powercap names it, "package-0" or "package-0-die-1", and what of it is counted."""
 

@@ -13,8 +13,6 @@ from energymon.reading import ESTIMATE, START
 from energymon.sensors.base import CLOSED, Channel, Column, Point
 from energymon.ticker.ticker import Answers, Operation, Raw
 
-__all__ = ["IDLE_FRACTION", "TDP_W_PER_CPU", "EstimateSensor"]
-
 TDP_W_PER_CPU: Final = 5.2
 """Watts per logical CPU: the EMLIO paper's Intel Xeon Gold 6126, 125 W over 24 threads (Intel ARK)."""
 IDLE_FRACTION: Final = 0.12

@@ -11,8 +11,6 @@ from energymon.sensors.nvml_board import NvmlSensor
 from energymon.sensors.nvml_library import NAME, CObject, load, unanswered
 from energymon.sensors.updates import polled
 
-__all__ = ["open_nvml"]
-
 _PROBE_S: Final = 0.3
 _PROBE_LONGEST_S: Final = 1.5
 _PROBE_STEP_S: Final = 0.001

@@ -26,8 +26,6 @@ from energymon.sensors.nvml_library import (
 from energymon.sensors.updates import Age, Poll, Updates, lag_of, updates
 from energymon.ticker.ticker import Answers, Operation, Raw
 
-__all__ = ["NvmlSensor"]
-
 _COUNTER: Final = "nvml-counter"
 _POWER: Final = "nvml-power"
 _AVERAGE: Final = "nvml-power-average"

@@ -14,22 +14,6 @@ from typing import Any, Final, TypeAlias, cast
 from energymon.sensors.base import Missing, Part
 from energymon.ticker.ticker import Operation
 
-__all__ = [
-    "AVERAGE_POWER",
-    "ENERGY",
-    "INSTANT_POWER",
-    "MODULE_SCOPE",
-    "NAME",
-    "CObject",
-    "Call",
-    "FieldsCall",
-    "Shown",
-    "ShownMany",
-    "ValueCall",
-    "load",
-    "unanswered",
-]
-
 NAME: Final = "nvml"
 _DRIVERS: Final = "libnvidia-ml.so.1"
 

@@ -24,8 +24,6 @@ from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor, drop_idle, l
 from energymon.sensors.reference import Reference
 from energymon.ticker.ticker import Answers, Operation
 
-__all__ = ["domains", "open_perf"]
-
 _NAME: Final = "perf"
 _SOURCE: Final = "rapl-perf"
 _PARANOID: Final = Path("/proc/sys/kernel/perf_event_paranoid")

@@ -12,8 +12,6 @@ from typing import Final
 from energymon.reading import Domain
 from energymon.sensors.domains import RaplDomain
 
-__all__ = ["Event", "Pmu", "folder", "read_pmu"]
-
 # Cores and gpu lie inside package, and psys holds package and DRAM: none of them may be added to these.
 _EVENTS: Final[Mapping[str, Domain]] = {"energy-pkg": "cpu", "energy-ram": "dram"}
 _CONFIG: Final = re.compile(r"event=(0x[0-9a-fA-F]+|\d+)")

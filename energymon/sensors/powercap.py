@@ -15,8 +15,6 @@ from energymon.sensors.domains import MAX_DOMAIN_W, SETTLE_S, RaplDomain
 from energymon.sensors.rapl_sensor import RaplCounters, RaplSensor, drop_idle, learn_lags
 from energymon.ticker.ticker import Answers, Operation
 
-__all__ = ["domains", "open_powercap"]
-
 _NAME: Final = "powercap"
 _SOURCE: Final = "rapl-powercap"
 _JOULES_PER_UJ: Final = 1e-6

@@ -18,8 +18,6 @@ from energymon.sensors import perf, powercap
 from energymon.sensors.base import Discovery, Missing
 from energymon.sensors.domains import SETTLE_S, RaplDomain, unread
 
-__all__ = ["open_rapl"]
-
 _LACKS: Final[Mapping[Domain, str]] = {"cpu": "has CPUs and is in no list", "dram": "is without DRAM in every list"}
 _ALONE: Final = "`--sensors {}` takes that list as it is; check its figures against another meter"
 

@@ -18,8 +18,6 @@ from energymon.sensors.domains import REPEATED, RaplDomain, lags, repeated, stil
 from energymon.sensors.updates import Age
 from energymon.ticker.ticker import Answers, Operation, Raw
 
-__all__ = ["RaplCounters", "RaplSensor", "drop_idle", "learn_lags"]
-
 
 class RaplCounters(ABC):
     """One descriptor, and the counters that a read of it shows."""

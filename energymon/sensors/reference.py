@@ -10,8 +10,6 @@ from typing import Final
 from energymon.sensors.base import RawCounter
 from energymon.sensors.domains import MAX_DOMAIN_W
 
-__all__ = ["Reference"]
-
 _TRIES: Final = 8
 """The counter moves every millisecond; a reading of both takes some 20 µs."""
 _COUNTS: Final = 2**32 - 1

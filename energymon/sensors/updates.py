@@ -11,8 +11,6 @@ from typing import Final
 
 from energymon.clock.monotonic import NS
 
-__all__ = ["Age", "Poll", "Updates", "lag_of", "polled", "updates"]
-
 _CHANGES: Final = 8
 """So many updates show a counter's period."""
 _FEW: Final = 3

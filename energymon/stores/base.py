@@ -11,8 +11,6 @@ from typing import Protocol, Self
 from energymon.errors import ConfigError
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 
-__all__ = ["Session", "Store", "open_store"]
-
 
 @dataclass(frozen=True, slots=True)
 class Session:

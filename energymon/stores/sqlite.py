@@ -18,8 +18,6 @@ from energymon.stores.base import Session
 from energymon.stores.database import connect, open_for_reading, open_for_writing, store_error
 from energymon.system.closing import Closing
 
-__all__ = ["Row", "Series", "SqliteStore", "add_epochs", "columns"]
-
 _Record = TypeVar("_Record", ClockOffset, Baseline, CounterStart)
 Series = tuple[str, str, str, str]
 """Node, device, domain and source."""

@@ -15,8 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
-__all__ = ["GRACE_S", "Child", "ChildError"]
-
 GRACE_S: Final = 5.0
 """How long a child may take to end before it is signalled, and again before it is killed."""
 _CHUNK_BYTES: Final = 1 << 16

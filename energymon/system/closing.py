@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Self
 
-__all__ = ["Closing"]
-
 
 class Closing(ABC):
     """Base of what owns a descriptor, a connection, a thread or a process."""

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NativeError", "compiled"]
-
 _TIMEOUT_S: Final = 30.0
 _OPTIONS: Final = ("-O2", "-shared", "-fPIC")
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-__all__ = ["PrintVersion", "version_text"]
-
 
 def version_text() -> str:
     """Return the project's name and version."""

@@ -15,8 +15,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from energymon.clock.monotonic import NS, UNNOTICED_NS
 from energymon.system.native import compiled
 
-__all__ = ["Answers", "Block", "Library", "Operation", "Raw", "Reason", "Taken", "Ticker", "ticker_library"]
-
 Library = ctypes.CDLL
 Raw: TypeAlias = "list[Any]"
 """Answers between monotonic times, ns: [t, answer, t, …, t]. An answer is bytes, a return code, or an OSError."""

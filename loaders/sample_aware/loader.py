@@ -23,8 +23,6 @@ from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.file_loader import FileLoader
 from loaders.shared.processor import Collated, Loaded, SampleProcessor
 
-__all__ = ["SampleAwareLoader"]
-
 
 class SampleAwareKeywords(LoaderKeywords, PolicyKeywords, total=False):
     """The keywords of SampleAwareLoader that other loaders have too."""

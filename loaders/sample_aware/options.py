@@ -12,8 +12,6 @@ from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.policy.scheduler import Scheduler
 from loaders.sample_aware.policy.timeout import SlowTimeout
 
-__all__ = ["RENAMED", "PolicyKeywords", "PolicyOptions", "Settings"]
-
 _DEFAULT_BYTES: Final = 2 << 30
 RENAMED: Final = {"most_bytes": "max_bytes"}
 """Arguments by their former names."""

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from loaders.errors import LoaderConfigError
 from loaders.streaming.planner import EpochPlan, count_share, list_share
 
-__all__ = ["Checkpoint", "RankState", "State", "StateDict", "make_ended_state"]
-
 StateDict: TypeAlias = dict[str, Any]
 """Numbers, text and bytes by name, as `torch.save` keeps them."""
 RankState: TypeAlias = Mapping[str, Any]

@@ -20,8 +20,6 @@ from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
 from loaders.streaming.timestamps import TimestampLogger
 
-__all__ = ["Channel", "Decoded", "Fetching", "Numbered", "Raw", "Running", "Schedule"]
-
 
 class Schedule:
     """Plans one epoch after the other; the thread that fetches pulls from it, the one that consumes moves its end."""

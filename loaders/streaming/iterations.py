@@ -22,8 +22,6 @@ from torch.utils.data import get_worker_info
 
 from loaders.streaming.checkpoint import State
 
-__all__ = ["Iteration", "Iterations", "Position", "Worker"]
-
 _KNOWN = 64
 """Iterations that are remembered: a worker that starts late, of an iteration that was left, begins no other epoch."""
 

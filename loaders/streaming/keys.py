@@ -13,8 +13,6 @@ from zmq.utils import z85
 
 from loaders.errors import LoaderConfigError
 
-__all__ = ["KeyPair", "load_client_keys", "load_daemon_keys", "make_keys"]
-
 _DAEMON, _CLIENT = "daemon", "client"
 
 

@@ -37,8 +37,6 @@ from loaders.streaming.receiver.growth import Streams
 from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
 
-__all__ = ["StreamingLoader"]
-
 
 class StreamingLoader(Closing):
     """Streams TFRecord slices from daemons over several connections and decodes them in the background.

@@ -11,8 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from loaders.errors import LoaderConfigError
 
-__all__ = ["LISTEN", "DaemonOptions", "add_flags", "flag_of", "flags", "read_flags"]
-
 LISTEN = "127.0.0.1:5557"
 
 

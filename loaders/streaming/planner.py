@@ -14,8 +14,6 @@ import numpy.typing as npt
 from loaders.arguments import check_whole
 from loaders.options import Remainder, check_ranks
 
-__all__ = ["BatchPlan", "EpochPlan", "RecordRuns", "Slice", "count_share", "list_share", "plan_epoch"]
-
 _Ints = npt.NDArray[np.int64]
 
 

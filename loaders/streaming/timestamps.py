@@ -12,8 +12,6 @@ from typing import IO, Literal, TypeAlias
 from energymon.system.closing import Closing
 from loaders.errors import LoaderConfigError
 
-__all__ = ["EpochMarks", "EventName", "TimestampLogger"]
-
 EventName: TypeAlias = Literal["batch_sent", "batch_received", "epoch_start", "epoch_end"]
 
 _BUFFERED_LINES = 1024

@@ -24,9 +24,6 @@ from loaders.streaming.iterations import Iterations, Worker
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.receiver.batch import RawBatch
 
-__all__ = ["StreamDataset"]
-
-
 Form: TypeAlias = Literal["dict", "tuple", "batch"]
 """Of batches: a dict or tuple of tensors, as trainers take them, or this project's `Batch`."""
 

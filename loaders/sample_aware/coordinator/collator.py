@@ -23,9 +23,6 @@ from loaders.sample_aware.ipc.messages import IN_ROW, Report, Value
 from loaders.sample_aware.ipc.serialize import Spec, load, load_report, offsets, rows_of, unpack
 from loaders.shared.threads import use_one_thread
 
-__all__ = ["Collate", "CollateRequest", "Collator", "Rows", "StackedInPlace", "be_prompt"]
-
-
 _SYSCALL: Final = {"x86_64": 314, "aarch64": 274}
 """sched_setattr(2)."""
 _ATTR: Final = struct.Struct("=IIQiIQQQ")

@@ -22,8 +22,6 @@ from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.sample_aware.workers.jobs import Job
 from loaders.sample_aware.workers.pool import Pool, start_context
 
-__all__ = ["Engine", "Epoch"]
-
 
 class Engine:
     """Processes and threads; ended by `close`, or when it is dropped."""

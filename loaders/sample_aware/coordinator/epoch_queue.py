@@ -8,8 +8,6 @@ from loaders.sample_aware.ipc.arena import Arena
 from loaders.sample_aware.ipc.control_page import ControlPage
 from loaders.sample_aware.workers.pool import Pool
 
-__all__ = ["EpochQueue"]
-
 
 class EpochQueue:
     """Begins and ends epochs; memory of one that was ended is kept until no worker writes to it any more."""

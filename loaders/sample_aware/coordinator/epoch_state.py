@@ -13,8 +13,6 @@ from loaders.sample_aware.ipc.messages import NO_ROW, Report, Slot, Task, TaskKi
 from loaders.sample_aware.ipc.serialize import Spec, offsets
 from loaders.sample_aware.policy.balancer import Balancer, Bundle, Resume, Row, Start
 
-__all__ = ["EpochState", "SizeGuess"]
-
 _MARGIN: Final = 1.1
 _FORGETS: Final = 0.995
 """By which factor the largest size counts for less with each later one."""

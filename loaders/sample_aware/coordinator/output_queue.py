@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from loaders.sample_aware.ipc.arena import Block
 from loaders.sample_aware.ipc.messages import Value
 
-__all__ = ["OutputQueue", "ReadyBatch"]
-
 
 @dataclass(slots=True)
 class ReadyBatch:

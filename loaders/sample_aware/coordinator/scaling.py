@@ -14,8 +14,6 @@ from loaders.sample_aware.coordinator.stats import Stats
 from loaders.sample_aware.options import Settings
 from loaders.sample_aware.workers.pool import Pool
 
-__all__ = ["WorkerScaler"]
-
 _LOG: Final = logging.getLogger("loaders.sample_aware.scaling")
 
 

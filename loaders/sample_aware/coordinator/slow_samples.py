@@ -13,8 +13,6 @@ from loaders.sample_aware.ipc.control_page import ControlPage
 from loaders.sample_aware.policy.timeout import SlowTimeout
 from loaders.shared.stall_monitor import WorkerStatus
 
-__all__ = ["NEVER", "SlowSampleTracker"]
-
 NEVER: Final = float("inf")
 _SHORTEST_S: Final = 0.02
 """Between two looks at what the workers hold."""

@@ -10,8 +10,6 @@ from loaders.sample_aware.policy.scheduler import Decision
 from loaders.sample_aware.policy.timeout import SlowTimeout, TimeoutChange
 from loaders.shared.stage_table import stage_figures
 
-__all__ = ["Gauge", "ShowsHistory", "Stats"]
-
 _RECENT: Final = 64
 """Samples over which the recent average is taken, the older ones counting less."""
 _QUEUES: Final = ("running", "temp", "slow", "batch")

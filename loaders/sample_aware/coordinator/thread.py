@@ -31,8 +31,6 @@ from loaders.sample_aware.workers.jobs import Failure, Job
 from loaders.sample_aware.workers.pool import Pool
 from loaders.shared.stall_monitor import WorkerStatus
 
-__all__ = ["Coordinator"]
-
 _READ_BYTES: Final = 1 << 16
 _MAX_AHEAD: Final = 256
 """Tasks in the pipe that no worker has taken, at most: they have to fit into it."""

@@ -20,8 +20,6 @@ from loaders.shared.compat import BaseIterator, InProcessIterator, pin_memory
 if TYPE_CHECKING:
     from loaders.sample_aware.drop_in.dataloader import SampleAwareDataLoader
 
-__all__ = ["InProcess", "TorchCollate", "WorkerBatches", "can_pin"]
-
 
 class TorchCollate(Collate):
     """A DataLoader's collate_fn, and page-locked memory where that is asked for."""

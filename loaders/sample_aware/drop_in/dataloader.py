@@ -34,8 +34,6 @@ from loaders.sample_aware.options import RENAMED, PolicyKeywords, PolicyOptions
 from loaders.sample_aware.policy.balancer import Order
 from loaders.sample_aware.workers.jobs import DatasetJob, asks_by_batch
 
-__all__ = ["SampleAwareDataLoader"]
-
 T_co = TypeVar("T_co", covariant=True)
 
 _warned: Final[set[str]] = set()

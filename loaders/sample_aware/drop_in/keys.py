@@ -16,8 +16,6 @@ from loaders.errors import LoaderConfigError
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.workers.jobs import SAMPLE_STEP, SEED_MASK
 
-__all__ = ["EpochKeys", "Progress", "State"]
-
 State: TypeAlias = dict[str, Value]
 """Where a loader is, as `state_dict` returns it: numbers, text, tensors, and what samplers keep."""
 

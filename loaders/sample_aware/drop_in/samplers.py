@@ -22,8 +22,6 @@ from loaders.sample_aware.drop_in.keys import State
 from loaders.sample_aware.ipc.messages import Value
 from loaders.shared.compat import batch_sampler_of
 
-__all__ = ["can_draw_again", "restore", "sampler_states"]
-
 _KNOWN: Final = (
     BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler,
     list, tuple, range,

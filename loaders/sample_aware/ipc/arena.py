@@ -15,8 +15,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Arena", "Block"]
-
 VIRTUAL_BYTES: Final = 1 << 38
 """Addresses, which cost nothing; pages come when they are written."""
 _PAGE: Final = mmap.PAGESIZE

@@ -16,8 +16,6 @@ from loaders.sample_aware.ipc.messages import IN_ROW, Report
 from loaders.sample_aware.ipc.serialize import Spec, spec_of
 from loaders.shared.stall_monitor import MONITOR_BYTES, WorkerTable
 
-__all__ = ["MAX_STAGES", "MAX_WORKERS", "NO_ROOTS", "RESERVED_BYTES", "ControlPage", "Layout", "Roots"]
-
 
 class Roots(NamedTuple):
     """What every sample's random numbers derive from, for each generator, whichever worker has the sample."""

@@ -13,25 +13,6 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, TypeAlias
 
-__all__ = [
-    "IN_REPORT",
-    "IN_ROW",
-    "NO_ROW",
-    "SLOT_BYTES",
-    "TASK_BYTES",
-    "Report",
-    "ReportKind",
-    "Reports",
-    "Slot",
-    "Task",
-    "TaskKind",
-    "Value",
-    "fits",
-    "pack_key",
-    "room",
-    "unpack_key",
-]
-
 Value: TypeAlias = Any
 """A sample, whole or partial, its key in the dataset, or a batch: of the types of the user's dataset."""
 

@@ -15,8 +15,6 @@ from typing import Final, TypeAlias
 
 from energymon.system.native import compiled
 
-__all__ = ["MIN_BYTES", "Move", "library", "load_copy", "open_library"]
-
 Move: TypeAlias = Callable[[int, int, int], object]
 """Takes the destination, the source and the number of bytes; the two ranges do not overlap."""
 

@@ -16,8 +16,6 @@ import torch
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.ipc.nontemporal_copy import MIN_BYTES, Move
 
-__all__ = ["Packed", "Spec", "copy_to", "load", "load_report", "offsets", "pack", "rows_of", "spec_of", "unpack"]
-
 _ALIGNED: Final = 64
 _TENSOR, _ARRAY = "t", "n"
 _PLAIN: Final = frozenset((int, float, bool, str, bytes, type(None)))

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = ["Balancer", "Bundle", "Order", "Resume", "Row", "Start"]
-
 Order: TypeAlias = Literal["arrival", "strict"]
 """Which samples share a batch: those that are done first, or those that the sampler put together."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["REST_S", "is_for_one", "rest_s", "tasks_ahead"]
-
 REST_S: Final = 0.004
 """For which reports of quick samples may lie at most."""
 _QUICK_NS: Final = 10_000_000

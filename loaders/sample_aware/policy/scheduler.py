@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from loaders.errors import LoaderConfigError
 
-__all__ = ["Decision", "Scheduler"]
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:

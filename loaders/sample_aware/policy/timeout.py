@@ -13,8 +13,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SlowTimeout", "TimeoutChange"]
-
 _USUAL: Final = 75
 _SKEWED: Final = 90
 _SOON: Final = 1.5

@@ -23,18 +23,6 @@ from loaders.sample_aware.ipc.control_page import NO_ROOTS, Roots
 from loaders.sample_aware.ipc.messages import Value
 from loaders.shared.compat import ExceptionWrapper, enter_worker, has_own_collations, outside_worker, worker_seed
 
-__all__ = [
-    "SAMPLE_STEP",
-    "SEED_MASK",
-    "DatasetJob",
-    "Failure",
-    "Job",
-    "PipelineJob",
-    "WorkerPlace",
-    "asks_by_batch",
-    "is_default",
-]
-
 SEED_MASK: Final = (1 << 63) - 1
 SAMPLE_STEP: Final = 0x9E3779B97F4A7C15
 """Between the seeds of two samples that follow each other in the epoch."""

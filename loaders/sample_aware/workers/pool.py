@@ -23,8 +23,6 @@ from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 from loaders.sample_aware.workers.worker import Descriptor, Ends, run_worker
 from loaders.shared.threads import gc_frozen
 
-__all__ = ["Pool", "start_context"]
-
 _GRACE_S: Final = 0.2
 """How long an idle worker may take to stop; one that is at work is ended then."""
 _ANSWER: Final = struct.Struct("<q")

@@ -40,8 +40,6 @@ from loaders.sample_aware.ipc.nontemporal_copy import load_copy
 from loaders.sample_aware.ipc.serialize import Packed, Spec, copy_to, load, load_report, offsets, pack
 from loaders.sample_aware.workers.jobs import Job, WorkerPlace
 
-__all__ = ["Descriptor", "Ends", "run_worker"]
-
 _MIN_REST_NS: Final = 1_000_000
 """Remaining time of a slow sample below which parking it would cost more than it gains."""
 _MIN_REST_SHARE: Final = 10

@@ -10,8 +10,6 @@ from zmq.auth.thread import ThreadAuthenticator
 from loaders.errors import LoaderConfigError
 from loaders.streaming.keys import KeyPair
 
-__all__ = ["Authenticator", "is_loopback"]
-
 _DOMAIN = "streaming"
 
 

@@ -16,8 +16,6 @@ from typing import TypeVar
 
 from loaders.streaming.daemon.listener import refuse_data
 
-__all__ = ["Connection", "Connections"]
-
 _RECEIVED = struct.Struct("Q")
 _RECEIVED_AT = 128
 """Where struct tcp_info (linux/tcp.h) has tcpi_bytes_received."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-__all__ = ["DaemonCounters", "Log", "is_logged", "log"]
-
 
 @dataclass(slots=True)
 class DaemonCounters:

@@ -25,8 +25,6 @@ from loaders.streaming.daemon.supervisor import StopSignals
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.timestamps import EpochMarks, TimestampLogger
 
-__all__ = ["Daemon"]
-
 _AT_ONCE = 64
 """Requests that are read before anything else has its turn."""
 _IDLE_MS, _LOOK_S = 25, 0.005

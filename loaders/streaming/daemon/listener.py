@@ -15,8 +15,6 @@ from pathlib import Path
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.streaming.daemon.counters import log
 
-__all__ = ["Listener", "choose_send_buffer", "limit_connections", "refuse_connections", "refuse_data"]
-
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-__all__ = ["Pages", "are_resident", "map_file"]
-
 # Python's own mmap.madvise keeps the interpreter's lock while the kernel reads, and its mmap keeps a descriptor.
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p

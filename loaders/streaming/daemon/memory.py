@@ -12,8 +12,6 @@ from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
 from loaders.streaming.daemon.send_budget import SendBudget
 from loaders.streaming.daemon.server_socket import ServerSocket
 
-__all__ = ["MemoryBound", "read_anonymous_bytes", "read_resident_bytes"]
-
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _libc = ctypes.CDLL(None)
 _CONNECTION_BYTES = 48 * 2**10

@@ -33,8 +33,6 @@ from loaders.streaming.protocol import (
 )
 from loaders.streaming.timestamps import EpochMarks
 
-__all__ = ["RequestHandler"]
-
 _DISK_THREADS = 8
 """Threads that wait for the disk; a disk with a queue is faster."""
 _ANSWER_BYTES, _FRAME_BYTES, _RECORD_BYTES = 1024, 512, 40

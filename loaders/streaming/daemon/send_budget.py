@@ -17,8 +17,6 @@ import numpy.typing as npt
 
 from loaders.streaming.protocol import Buffer
 
-__all__ = ["Name", "Reservation", "SendBudget"]
-
 _SHARE_BYTES = 4 * 2**20
 """A client with fewer bytes under way gets a further answer."""
 _MAX_OWNED_BYTES = 64 * 2**20

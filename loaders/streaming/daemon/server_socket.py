@@ -13,8 +13,6 @@ from loaders.streaming.daemon.listener import Listener
 from loaders.streaming.keys import KeyPair
 from loaders.streaming.protocol import MAX_REQUEST_BYTES
 
-__all__ = ["ServerSocket"]
-
 _HANDSHAKE_MS = 5_000
 """Time for a connection to speak the protocol."""
 _KEEPALIVE_S = 10

@@ -21,8 +21,6 @@ from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, in
 from loaders.streaming.shards.mixing import measure_mixing
 from loaders.streaming.shards.tfrecord import count_intact
 
-__all__ = ["Answer", "ShardStore"]
-
 _Ints = npt.NDArray[np.int64]
 _REMEDY = "restore it and restart the daemon, which serves the other shards meanwhile"
 

@@ -18,8 +18,6 @@ from typing import Self
 
 from loaders.streaming.daemon.counters import Log
 
-__all__ = ["StopSignals", "supervise"]
-
 
 class StopSignals:
     """Turns SIGTERM and SIGINT into a readable descriptor while it is entered, in the main thread."""

@@ -21,8 +21,6 @@ from loaders.streaming.receiver.batch import RawBatch
 if TYPE_CHECKING:
     from nvidia.dali.pipeline import Pipeline
 
-__all__ = ["DaliDecoder"]
-
 
 class DaliDecoder:
     """Feeds batches to a DALI pipeline through `external_source`, as EMLIO's Algorithm 3 does."""

@@ -13,8 +13,6 @@ from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.streaming.decoding.received import ReceivedSamples
 from loaders.streaming.receiver.batch import RawBatch
 
-__all__ = ["LOOKAHEAD", "Decoder", "Outcome", "collate_batch"]
-
 LOOKAHEAD = 2
 """Batches in decoding at once: one more than is needed, so that no thread waits between two."""
 

@@ -29,8 +29,6 @@ from loaders.streaming.decoding.received import ReceivedSamples, read_rows
 from loaders.streaming.decoding.worker import Done, Job, JobResult, Part, SharedMemory, load
 from loaders.streaming.receiver.batch import RawBatch
 
-__all__ = ["ProcessDecoder"]
-
 _WORKER: Final = "from loaders.streaming.decoding.worker import main; main()"
 """What a decoding process runs: as a module of its own name, so that both sides pickle the same classes."""
 _POLLS: Final = 4

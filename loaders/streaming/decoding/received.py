@@ -21,8 +21,6 @@ from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PATHS", "ReceivedSamples", "Row", "read_rows"]
-
 
 def is_bare(example: ExampleView, name: str) -> bool:
     """Return whether `name`/shape and `name`/dtype stand beside an array's elements."""

@@ -19,8 +19,6 @@ from loaders.streaming.decoding.decoder import Outcome, collate_batch
 from loaders.streaming.decoding.received import ReceivedSamples, read_rows
 from loaders.streaming.receiver.batch import RawBatch
 
-__all__ = ["TorchDecoder"]
-
 _POLLS: Final = 4
 """How often within `timeout_s` the threads are looked at."""
 

@@ -20,8 +20,6 @@ from loaders.shared.processor import SampleProcessor
 from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
 from loaders.streaming.decoding.received import ReceivedSamples, Row
 
-__all__ = ["Done", "Job", "JobResult", "Part", "SharedMemory", "load", "main"]
-
 _ALIGNED: Final = 64
 
 

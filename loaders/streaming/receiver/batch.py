@@ -15,8 +15,6 @@ from loaders.streaming.planner import BatchPlan, Slice
 from loaders.streaming.protocol import BatchHeader
 from loaders.streaming.shards.tfrecord import count_intact
 
-__all__ = ["ArrivalOrder", "BatchAssembler", "BatchOrder", "DeliveryOrder", "PlanOrder", "RawBatch"]
-
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _COLUMNS: Final = ("ids", "labels", "offsets", "sizes", "checksums")
 

@@ -10,8 +10,6 @@ from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.connections import DaemonConnections
 from loaders.streaming.receiver.fetch import Fetch, check_window
 
-__all__ = ["StreamClient"]
-
 
 class StreamClient(DaemonConnections):
     """Connections to daemons; one thread at a time uses it, except for `interrupt`."""

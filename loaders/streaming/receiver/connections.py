@@ -28,8 +28,6 @@ from loaders.streaming.receiver.session import DaemonSession, keep_freed_memory
 from loaders.streaming.receiver.stream import Stream, check_endpoint
 from loaders.streaming.shards.mixing import Mixing
 
-__all__ = ["DaemonConnections", "Endpoints", "Interrupted", "Traffic"]
-
 Endpoints: TypeAlias = str | Sequence[str | Sequence[str]]
 """One daemon or several; an inner list names replicas."""
 

@@ -26,8 +26,6 @@ from loaders.streaming.receiver.connections import DaemonConnections, Interrupte
 from loaders.streaming.receiver.remote_daemon import RemoteDaemon
 from loaders.streaming.receiver.stream import Stream
 
-__all__ = ["Fetch", "check_window"]
-
 _PART_BYTES = 2**20
 """A batch is cut into parts for several streams, none of them smaller: each part costs the same CPU time."""
 _PLANNED_AHEAD = 4096

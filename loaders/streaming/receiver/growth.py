@@ -7,8 +7,6 @@ from typing import Literal, TypeAlias
 from loaders.arguments import as_whole
 from loaders.errors import LoaderConfigError
 
-__all__ = ["AUTO_MAX_STREAMS", "AUTO_MIN_STREAMS", "Growth", "Streams", "check_streams"]
-
 Streams: TypeAlias = int | Literal["auto"]
 """Connections to each daemon; "auto" starts with AUTO_MIN_STREAMS and adds some up to AUTO_MAX_STREAMS."""
 

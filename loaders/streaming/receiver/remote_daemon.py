@@ -12,8 +12,6 @@ from loaders.streaming.protocol import Catalog, Shard
 from loaders.streaming.receiver.session import DaemonSession
 from loaders.streaming.receiver.stream import Stream
 
-__all__ = ["Placement", "RemoteDaemon"]
-
 
 @dataclass(slots=True)
 class RemoteDaemon:

@@ -38,8 +38,6 @@ from loaders.streaming.protocol import (
 from loaders.streaming.receiver.stream import Stream, check_endpoint
 from loaders.streaming.shards.mixing import Mixing
 
-__all__ = ["DaemonSession", "health", "keep_freed_memory"]
-
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3

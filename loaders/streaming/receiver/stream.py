@@ -10,8 +10,6 @@ from zmq.utils.monitor import recv_monitor_message
 from loaders.errors import LoaderConfigError, StreamError, WireError
 from loaders.streaming.keys import KeyPair
 
-__all__ = ["Stream", "check_endpoint"]
-
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 1_000
 _DAMAGED = 3

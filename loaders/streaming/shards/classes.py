@@ -11,8 +11,6 @@ from loaders.arguments import as_whole
 from loaders.errors import LoaderConfigError, ShardError
 from loaders.streaming.shards.index import MANIFEST, load_manifest, write_atomically
 
-__all__ = ["CLASSES", "Classes", "assign_labels", "check_splits", "load_classes", "save_classes"]
-
 CLASSES = "classes.json"
 """The file in a shard folder: one JSON object, from the name of a class to its label."""
 

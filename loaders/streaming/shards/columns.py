@@ -22,16 +22,6 @@ import pyarrow as pa
 from loaders.errors import LoaderConfigError, ShardError
 from loaders.streaming.shards.example import ExampleView, Feature
 
-__all__ = [
-    "FILE_SUFFIX",
-    "LABELS",
-    "ReadColumns",
-    "bound_value_bytes",
-    "encode_row",
-    "name_file_feature",
-    "to_storable",
-]
-
 FILE_SUFFIX: Final = "_path"
 """Ends the names of columns with the paths of further files."""
 LABELS: Final = "label_path"

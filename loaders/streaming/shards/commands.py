@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from loaders.streaming.shards.convert import SampleListing
 
-__all__ = ["Commands", "add_commands", "progress_bar"]
-
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:

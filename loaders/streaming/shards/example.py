@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping
 
 from loaders.errors import ShardError
 
-__all__ = ["MAX_EXAMPLE_BYTES", "ExampleView", "Feature", "decode_example", "encode_example", "encode_head"]
-
 Feature = list[bytes] | list[int] | list[float]
 """Values of one feature: a bytes, int64 or float list."""
 

@@ -18,23 +18,6 @@ import numpy.typing as npt
 from loaders.errors import ShardError
 from loaders.streaming.shards.mixing import Mixing, measure_mixing
 
-__all__ = [
-    "MANIFEST",
-    "RECORD",
-    "Shard",
-    "ShardSet",
-    "check_content",
-    "index_path",
-    "list_shards",
-    "load_index",
-    "load_manifest",
-    "read_checksums",
-    "read_key",
-    "save_index",
-    "save_manifest",
-    "write_atomically",
-]
-
 RECORD = np.dtype(
     [
         ("offset", "<i8"),

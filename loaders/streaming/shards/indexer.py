@@ -29,18 +29,6 @@ from loaders.streaming.shards.index import (
 from loaders.streaming.shards.output import OutputError, exclusive_lock, run_tasks
 from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
 
-__all__ = [
-    "LABELS",
-    "PATTERNS",
-    "PAYLOADS",
-    "Derived",
-    "Features",
-    "Verified",
-    "derive_index",
-    "index_folder",
-    "verify_folder",
-]
-
 PATTERNS = ("*.tfrecord", "*.tfrecords", "*.tfrec", "*.tfrecord-*", "*-of-*")
 """Names of TFRecord files."""
 PAYLOADS = ("image/encoded", "audio/encoded", "volume/encoded", "image_raw", "image", "audio", "data")

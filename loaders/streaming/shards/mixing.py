@@ -13,8 +13,6 @@ import numpy.typing as npt
 from loaders.arguments import as_number, as_whole
 from loaders.streaming.planner import plan_epoch
 
-__all__ = ["BATCH", "ENOUGH", "SHUFFLE_WINDOW", "SLICE_RECORDS", "Mixing", "measure_mixing"]
-
 SLICE_RECORDS: Final = 8
 SHUFFLE_WINDOW: Final = 0
 """The usual order, for records that were shuffled when they were converted."""

@@ -18,8 +18,6 @@ from typing import TypeVar
 
 from loaders.errors import LoaderConfigError, LoaderError, WorkerError
 
-__all__ = ["MAX_WORKERS", "OutputError", "check_workers", "exclusive_lock", "output_errors", "run_tasks"]
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

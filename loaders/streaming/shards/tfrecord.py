@@ -16,16 +16,6 @@ from crc32c import crc32c
 
 from loaders.errors import ShardError
 
-__all__ = [
-    "FOOTER_BYTES",
-    "HEADER_BYTES",
-    "check_record",
-    "count_intact",
-    "masked_crc32c",
-    "read_records",
-    "write_record",
-]
-
 _HEADER = struct.Struct("<QI")
 _FOOTER = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8

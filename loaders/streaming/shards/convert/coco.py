@@ -23,7 +23,6 @@ from loaders.streaming.shards.example import Feature
 if TYPE_CHECKING:  # which takes long to import
     import pyarrow as pa
 
-__all__ = ["coco"]
 
 _Entry: TypeAlias = dict[str, Any]
 """An object of the JSON file."""

@@ -26,15 +26,6 @@ from loaders.streaming.shards.example import Feature
 if TYPE_CHECKING:
     from loaders.base import Samples
 
-__all__ = [
-    "AUDIO_SUFFIXES",
-    "IMAGE_SUFFIXES",
-    "audio_folder",
-    "check_image",
-    "image_tree",
-    "list_samples",
-    "read_image",
-]
 
 _OTHERS: Final = (".npy", ".nii.gz", ".nii", ".npz")
 """Suffixes of files that are neither images nor recordings."""

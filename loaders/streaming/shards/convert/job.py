@@ -16,8 +16,6 @@ from loaders.streaming.shards.convert.shard import ShardTask, hash_listing, plan
 from loaders.streaming.shards.index import MANIFEST, load_index, read_key, save_manifest, write_atomically
 from loaders.streaming.shards.output import OutputError, check_workers, exclusive_lock, run_tasks
 
-__all__ = ["SKIPPED", "Job", "broken_error", "key_of_skipped", "run_job"]
-
 SKIPPED = "skipped.json"
 """The file of a shard folder that lists the samples that were left out."""
 _MAX_BROKEN = 1000

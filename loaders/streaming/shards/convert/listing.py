@@ -18,21 +18,6 @@ from loaders.streaming.shards.example import Feature
 if TYPE_CHECKING:  # only a source with columns needs it
     import pyarrow as pa
 
-__all__ = [
-    "Broken",
-    "Content",
-    "Item",
-    "SampleListing",
-    "Tree",
-    "check_regular",
-    "list_tree",
-    "make_item",
-    "read_file",
-    "read_regular",
-    "source_folder",
-    "try_item",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Item:

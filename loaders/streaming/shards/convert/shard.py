@@ -23,8 +23,6 @@ from loaders.streaming.shards.tfrecord import HEADER_BYTES, write_record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ShardTask", "Written", "hash_content", "hash_listing", "plan_shards", "skipped_path", "write_shard"]
-
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:

@@ -28,8 +28,6 @@ from loaders.streaming.shards.convert.listing import (
 )
 from loaders.streaming.shards.example import MAX_EXAMPLE_BYTES, Feature
 
-__all__ = ["numpy_volumes"]
-
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, SyntaxError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 _SCALAR_BYTES = 1024
 """Most bytes of an .npy file that holds one number."""
