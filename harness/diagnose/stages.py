@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +14,12 @@ import numpy as np
 import torch
 
 from harness.diagnose.diagnosis import Stage
+from harness.diagnose.sweep import Tick
 from loaders.base import Batch, Samples
 from loaders.image import epoch_order
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
 
 __all__ = ["StageReport", "time_stages"]
-
-Tick = Callable[[int, int], None]
-"""Called with how many samples are done, and of how many."""
 
 _MOST_SAMPLES: Final = 256
 _COLD_MATTERS: Final = 0.05

@@ -24,7 +24,7 @@ from loaders.base import Batch, Loader, Samples
 __all__ = ["Compute", "Load", "Rig", "Tick", "find_workers_key", "measure_compute", "measure_load", "measure_point"]
 
 Tick = Callable[[int, int], None]
-"""Called with how many steps are done, and of how many."""
+"""Called with how many steps, or samples, are done, and of how many."""
 
 WORKERS_KEYS: Final = ("num_workers", "num_threads", "concurrency")
 """Arguments by which loaders take their number of workers."""

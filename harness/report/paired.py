@@ -43,10 +43,7 @@ def compare_pairs(first: Mapping[int, float], second: Mapping[int, float]) -> Pa
         return None
     before = [first[seed] for seed in seeds]
     differences = [second[seed] - first[seed] for seed in seeds]
-    half_width = _t(len(seeds) - 1) * stdev(differences) / math.sqrt(len(seeds))
-    return Paired(len(seeds), fmean(before), stdev(before), fmean(differences), half_width)
-
-
-def _t(freedom: int) -> float:
     # Above the table the last entry is a little too wide, so no difference is found that is not there.
-    return _T_975[min(freedom, len(_T_975)) - 1]
+    t = _T_975[min(len(seeds) - 1, len(_T_975)) - 1]
+    half_width = t * stdev(differences) / math.sqrt(len(seeds))
+    return Paired(len(seeds), fmean(before), stdev(before), fmean(differences), half_width)

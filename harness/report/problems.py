@@ -33,15 +33,11 @@ class Problem:
 def list_problems(results: Results) -> tuple[Problem, ...]:
     """Return the problems, the gravest kind first; equal ones are counted together."""
     merged: dict[tuple[str, str, str], int] = {}
-    for key in (*_cells(results), *_rows(results), *_warnings(results)):
+    cells = ((cell.state, _where(results, cell), cell.reason) for cell in results.unfinished)
+    for key in (*cells, *_rows(results), *_warnings(results)):
         merged[key] = merged.get(key, 0) + 1
     found = [Problem(kind, where, count, text) for (kind, where, text), count in merged.items()]
     return tuple(sorted(found, key=lambda problem: KINDS.index(problem.kind)))
-
-
-def _cells(results: Results) -> Iterable[tuple[str, str, str]]:
-    for cell in results.unfinished:
-        yield cell.state, _where(results, cell), cell.reason
 
 
 def _rows(results: Results) -> Iterable[tuple[str, str, str]]:

@@ -96,7 +96,7 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, columns: 
         for position, group in enumerate(here):
             base = find(groups, workload, regime, results.streaming)
             cells: list[str | Text] = [
-                _loader(group, results),
+                Text(spell(group.loader), "cyan" if group.loader == results.streaming else ""),
                 *_stat(group, group.time_s, seconds(_median(group.time_s)))[spread],
             ]
             if compared:
@@ -111,10 +111,6 @@ def _medians(results: Results, groups: Sequence[Group], workload: str, columns: 
             first = Text(labels[regime].replace(", ", ",\n"), "bold") if position == 0 else ""
             table.add_row(first, *cells, _valid(group), end_section=position == len(here) - 1)
     return table
-
-
-def _loader(group: Group, results: Results) -> Text:
-    return Text(spell(group.loader), "cyan" if group.loader == results.streaming else "")
 
 
 def _median(stat: Stat | None) -> float | None:

@@ -175,7 +175,7 @@ def describe_host() -> dict[str, Field]:
     add("load_average", "getloadavg", lambda: list(os.getloadavg()))
     add("boot_time_utc", "/proc/stat", lambda: datetime.fromtimestamp(psutil.boot_time(), UTC).isoformat())
     add("virtual_machine", "systemd-detect-virt", lambda: _run_command(["systemd-detect-virt"]))
-    add("gpus", "nvidia-smi", _list_gpus)
+    add("gpus", "nvidia-smi", (_run_command(["nvidia-smi", "-L"]) or "").splitlines)
     for name in _SYSCTLS:
         add(name.replace("/", "."), "sysctl", lambda name=name: Path("/proc/sys", name).read_text().strip())  # type: ignore[misc]
     return fields
@@ -226,10 +226,6 @@ def _hash_code(root: Path, targets: Iterable[str]) -> str:
 def _read_cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-
-
-def _list_gpus() -> list[str]:
-    return (_run_command(["nvidia-smi", "-L"]) or "").splitlines()
 
 
 def _run_command(argv: list[str]) -> str | None:

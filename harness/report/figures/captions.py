@@ -47,12 +47,12 @@ def _environment() -> Environment:
     environment = Environment(undefined=StrictUndefined, autoescape=False)  # noqa: S701  escaped by the page
     environment.filters |= {"spell": spell, "percent": percent, "factor": factor, "significant": significant}
     environment.filters |= {"number": lambda value: f"{value:g}", "each": _each}
-    environment.globals |= {"value": papers.low, "values": papers.find_table, "cite": _citation}
+    environment.globals |= {
+        "value": papers.low,
+        "values": papers.find_table,
+        "cite": lambda name: papers.read_paper(name).citation,
+    }
     return environment
-
-
-def _citation(name: str) -> str:
-    return papers.read_paper(name).citation
 
 
 def _each(values: Mapping[str, float], text: str, scale: float = 1.0) -> str:

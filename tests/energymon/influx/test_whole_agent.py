@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from energymon import SqliteStore, bridged, channels_of, energy_of, query
+from energymon import SqliteStore, channels_of, energy_of, query
+from energymon.analysis.restarts import bridged
 from energymon.influx.store import InfluxStore
 from tests.energymon.influx.server import ORG
 from tests.energymon.influx.test_tuples import paper_sum, stored_points
