@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,13 +38,15 @@ from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link.control import ask, set_regime
-from tests.hosts import snapshot
+from tests.hosts import snapshot, vm
 from tests.hosts.init import ADMIN
 from tests.hosts.rack import Machine, Plan
 
 REPO = Path(__file__).parents[2]
 ROLES = ("control", "storage", "compute", "tsdb")
 UP_S = 120.0
+VIRTUAL_UP_S = 900.0
+"""The image may have to be made first."""
 DOWN_S = 30.0
 
 
@@ -99,15 +102,18 @@ class Hosts:
 
     def ssh(self, host: str, *command: str, user: str = ADMIN, timeout_s: float = 60) -> subprocess.CompletedProcess:
         """Run a command on a host as the controller does; the status is not checked."""
-        argv = ["ssh", "-F", "none", "-i", str(self.key), *self.ssh_options(), "-oBatchMode=yes", "-oConnectTimeout=10"]
         return subprocess.run(
-            [*argv, f"{user}@{self.address(host)}", *command],
+            [*self._ssh(host, user), *command],
             capture_output=True,
             text=True,
             timeout=timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
         )
+
+    def _ssh(self, host: str, user: str) -> list[str]:
+        argv = ["ssh", "-F", "none", "-i", str(self.key), *self.ssh_options(), "-oBatchMode=yes", "-oConnectTimeout=10"]
+        return [*argv, f"{user}@{self.address(host)}"]
 
     def enter(self, host: str) -> list[str]:
         """Return the command that runs what follows it as root in a host, without SSH."""
@@ -122,10 +128,12 @@ class Hosts:
         return int(pid)
 
     def run(self, host: str, *command: str, timeout_s: float = 60) -> str:
-        """Run a command as root in a host, without SSH, and return its output."""
-        done = subprocess.run(
-            [*self.enter(host), *command], capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        """Run a command as root in a host, without SSH where it is of namespaces, and return its output."""
+        if self._machine(host).is_virtual:
+            done = self.ssh(host, "sudo", "-n", shlex.join(command), timeout_s=timeout_s)
+        else:
+            argv = [*self.enter(host), *command]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
         assert not done.returncode, f"{command} on {host}: {done.stderr or done.stdout}"
         return done.stdout
 
@@ -152,6 +160,9 @@ class Hosts:
 
     def snapshot(self, host: str) -> snapshot.Snapshot:
         """Describe what a host has: files that differ from a new host's machine, processes, mounts, networks, users."""
+        code = Path(snapshot.__file__).read_text()
+        if self._machine(host).is_virtual:
+            return self._snapshot_virtual(host, code)
         files = subprocess.run(
             [
                 *("nsenter", f"--target={self.rack_pid}", "--mount", "--"),
@@ -162,12 +173,20 @@ class Hosts:
             check=False,
         )
         assert not files.returncode, files.stderr
-        code = Path(snapshot.__file__).read_text()
         state = subprocess.run(
             [*self.enter(host), "/usr/bin/python3", "-I", "-"], input=code, capture_output=True, text=True, check=False
         )
         assert not state.returncode, state.stderr
         return {**json.loads(files.stdout), **json.loads(state.stdout)}
+
+    def _snapshot_virtual(self, host: str, code: str) -> snapshot.Snapshot:
+        command = f"sudo -n /usr/bin/python3 -I - --folders {' '.join(snapshot.FOLDERS)}"
+        state = subprocess.run(
+            [*self._ssh(host, ADMIN), command], input=code, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert not state.returncode, state.stderr
+        taken: snapshot.Snapshot = json.loads(state.stdout)
+        return taken
 
     def save(self) -> None:
         """Record the hosts in their folder, for other processes."""
@@ -237,6 +256,7 @@ def namespace_hosts(
     control: int = 0,
     tsdb: str | None = None,
     every_role: bool = False,
+    virtual: bool = False,
     delays: bool = True,
     disk_mb: int = 2048,
 ) -> Iterator[Hosts]:
@@ -248,19 +268,20 @@ def namespace_hosts(
         control: number of hosts control1, …; with none compute1 has this role.
         tsdb: name of the host with the time-series database; none by default.
         every_role: whether compute1 has all roles; false by default.
+        virtual: whether they are virtual machines; false by default.
         delays: whether a delay line joins the sites; else they are joined at once, and hosts may use netem.
         disk_mb: space for the files of each host, in memory, MiB.
 
     Raises:
         TestbedError: something is missing or does not start; nothing is left behind.
     """
-    if missing := obstacles():
+    if missing := [*obstacles(), *(vm.obstacles() if virtual else [])]:
         raise TestbedError("; ".join(missing))
     numbers = {"storage": storage, "compute": compute, "control": control}
     roles = {role: [f"{role}{i + 1}" for i in range(numbers.get(role, 0))] for role in ROLES}
     names = [(name, role) for role in ROLES for name in roles[role]]
     machines = [
-        Machine(name, number, "storage" if role == "storage" else "compute")
+        Machine(name, number, "storage" if role == "storage" else "compute", virtual)
         for number, (name, role) in enumerate(names, 1)
     ]
     roles["control"] = roles["control"] or roles["compute"][:1]
@@ -282,7 +303,7 @@ def namespace_hosts(
         plan = Plan(
             folder=str(folder),
             machines=machines,
-            shared=_shared(),
+            shared=_shared(everything=virtual),
             authorized_key=key.with_suffix(".pub").read_text().strip(),
             delays=delays,
             disk_mb=disk_mb,
@@ -299,7 +320,7 @@ def namespace_hosts(
         stack.callback(rack.stop, eof_s=DOWN_S)
         rack.send(json.dumps(asdict(plan)).encode() + b"\n")
         try:
-            ready: dict[str, Any] = rack.ready(UP_S)
+            ready: dict[str, Any] = rack.ready(VIRTUAL_UP_S if virtual else UP_S)
         except ChildError as error:
             raise TestbedError(f"the hosts' rack {error}") from error
         if "error" in ready:
@@ -316,13 +337,13 @@ def namespace_hosts(
         yield hosts
 
 
-def _shared() -> list[str]:
-    """Return the folders of checkout and interpreter that the hosts' overlay of the root does not have, or must not."""
+def _shared(*, everything: bool) -> list[str]:
+    """Return the folders of checkout and interpreter: all, or those that an overlay of the root does not have."""
     found = [REPO.resolve()]
     for each in map(Path, (sys.prefix, sys.base_prefix)):
         folder = each.resolve()
         is_elsewhere = folder.stat().st_dev != Path("/").stat().st_dev or folder.parts[1] in {"run", "tmp"}
-        if is_elsewhere and not any(folder.is_relative_to(other) for other in found):
+        if (everything or is_elsewhere) and not any(folder.is_relative_to(other) for other in found):
             found.append(folder)
     return [str(each) for each in found]
 
@@ -346,6 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     up.add_argument("--control", type=int, default=0)
     up.add_argument("--tsdb", metavar="HOST")
     up.add_argument("--every-role", action="store_true", help="compute1 has all roles")
+    up.add_argument("--virtual", action="store_true", help="virtual machines in place of namespaces")
     up.add_argument("--netem", action="store_true", help="no delay line: the hosts use netem on data0")
     up.add_argument("--disk-mb", type=int, default=2048)
     for name in ("shell", "stop", "start", "reboot", "snapshot", "regime", "down"):
@@ -409,6 +431,7 @@ def _up(options: argparse.Namespace) -> int:
             control=options.control,
             tsdb=options.tsdb,
             every_role=options.every_role,
+            virtual=options.virtual,
             delays=not options.netem,
             disk_mb=options.disk_mb,
         ) as hosts:

@@ -26,15 +26,17 @@ from typing import Any
 from energymon.system.child import Child, ChildError
 from harness.errors import TestbedError
 from harness.testbed.link.control import link_commands, serve
-from harness.testbed.link.namespace import COMPUTE_ADDRESS, STORAGE_ADDRESS, run_in, write_sysctl
+from harness.testbed.link.namespace import COMPUTE_ADDRESS, STORAGE_ADDRESS, inside, run_in, write_sysctl
 from harness.testbed.link.relay_link import RelayLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
+from tests.hosts import vm
 from tests.hosts.init import Boot
 
 SITES = ("storage", "compute")
 NETWORKS = ("mgmt", "data")
 NAMESPACES = Path("/run/netns")
 BOOT_S = 60.0
+VIRTUAL_MEMORY_MB = {"storage": 1024, "compute": 4096}
 STOP_S = 10.0
 # The hosts share the machine's kernel, and must not change its clock, load modules or restart it.
 CONTAIN = ["setpriv", "--bounding-set", "-sys_time,-sys_module,-sys_boot", "--"]
@@ -48,6 +50,16 @@ class Machine:
     name: str
     number: int
     site: str
+    is_virtual: bool = False
+    """Whether it is a virtual machine and not namespaces."""
+
+    def card(self, network: int, kind: str) -> str:
+        """Return the address of a network card: the same after a reboot, so that the others' ARP tables stay right."""
+        return f"02:00:0a:{NETWORKS.index(kind):02x}:{network:02x}:{self.number:02x}"
+
+    @property
+    def gateway(self) -> str:
+        return f"10.77.{SITES.index(self.site) + 1}.1"
 
     @property
     def data_address(self) -> str:
@@ -77,6 +89,7 @@ class Rack:
     def __init__(self, plan: Plan, stack: ExitStack) -> None:
         self._plan, self._folder = plan, Path(plan.folder)
         self._hosts: dict[str, Child] = {}
+        self._virtual: dict[str, vm.VirtualMachine] = {}
         self._host_keys: dict[str, str] = {}
         NAMESPACES.mkdir(exist_ok=True)
         run("mount", "-t", "tmpfs", "namespaces", str(NAMESPACES))
@@ -97,7 +110,8 @@ class Rack:
         for machine in plan.machines:
             disk = self._disk(machine)
             disk.mkdir(parents=True)
-            run("mount", "-t", "tmpfs", "-o", f"size={plan.disk_mb}m,mode=755", "disk", str(disk))
+            if not machine.is_virtual:
+                run("mount", "-t", "tmpfs", "-o", f"size={plan.disk_mb}m,mode=755", "disk", str(disk))
             self._start(machine)
         for machine in plan.machines:
             self._await(machine)
@@ -130,8 +144,10 @@ class Rack:
         """End all hosts."""
         for child in self._hosts.values():
             child.hang_up()
-        for child in self._hosts.values():
-            child.stop(eof_s=STOP_S, term_s=0)
+        for name, child in self._hosts.items():
+            child.stop(eof_s=0 if name in self._virtual else STOP_S, term_s=0)
+        for machine in self._virtual.values():
+            machine.stop()
 
     def _add_management(self) -> int:
         run("ip", "-n", "mgmt", "link", "add", "lan", "up", "type", "bridge")
@@ -155,6 +171,9 @@ class Rack:
 
     def _start(self, machine: Machine) -> None:
         """Power a host on: networks as on a new machine, and its disk as it was."""
+        if machine.is_virtual:
+            self._start_virtual(machine)
+            return
         plan, name, number = self._plan, machine.name, machine.number
         run("ip", "netns", "add", name)
         run("ip", "-n", name, "link", "set", "lo", "up")
@@ -164,14 +183,12 @@ class Rack:
         }
         for kind, (address, bridge) in addresses.items():
             peer = ["peer", "name", f"{kind}{number}", "netns", bridge]
-            # The same card after a reboot, so that the others' ARP tables stay right.
-            card = f"02:00:0a:{NETWORKS.index(kind):02x}:{self.network:02x}:{number:02x}"
+            card = machine.card(self.network, kind)
             run("ip", "-n", name, "link", "add", f"{kind}0", "address", card, "type", "veth", *peer)
             run("ip", "-n", bridge, "link", "set", f"{kind}{number}", "master", "lan", "up")
             run("ip", "-n", name, "address", "add", f"{address}/24", "dev", f"{kind}0")
             run("ip", "-n", name, "link", "set", f"{kind}0", "up")
-        gateway = f"10.77.{SITES.index(machine.site) + 1}.1"
-        run("ip", "-n", name, "route", "add", "10.77.0.0/16", "via", gateway)
+        run("ip", "-n", name, "route", "add", "10.77.0.0/16", "via", machine.gateway)
         choose_congestion(str(path(name)), CONGESTION_CONTROL)
         boot = Boot(
             name=name,
@@ -180,7 +197,7 @@ class Rack:
             shared=plan.shared,
             link_folder=str(self._folder / "link") if plan.delays else None,
             authorized_key=plan.authorized_key,
-            known={each.name: each.address(self.network) for each in plan.machines},
+            known=self._known(),
         )
         child = Child(
             [*CONTAIN, *UNSHARE, sys.executable, "-I", str(Path(__file__).with_name("init.py"))],
@@ -191,7 +208,39 @@ class Rack:
         self._hosts[name] = child
         child.send(json.dumps(asdict(boot)).encode() + b"\n")
 
+    def _start_virtual(self, machine: Machine) -> None:
+        name = machine.name
+        if name not in self._virtual:
+            memory_mb = VIRTUAL_MEMORY_MB[machine.site]
+            self._virtual[name] = vm.VirtualMachine(vm.image(), self._folder / "disks" / name, memory_mb)
+        identity = vm.Identity(
+            name=name,
+            address=machine.address(self.network),
+            data_address=machine.data_address,
+            gateway=machine.gateway,
+            mgmt_card=machine.card(self.network, "mgmt"),
+            data_card=machine.card(self.network, "data"),
+            authorized_key=self._plan.authorized_key,
+            shared=self._plan.shared,
+            known=self._known(),
+        )
+        self._host_keys[name] = self._virtual[name].prepare(identity)
+        taps = []
+        for kind, bridge in (("mgmt", "mgmt"), ("data", site(machine.site))):
+            tap = f"{kind}{machine.number}"
+            taps.append(inside(str(path(bridge)), lambda tap=tap: vm.open_tap(tap)))
+            run("ip", "-n", bridge, "link", "set", tap, "master", "lan", "up")
+        self._hosts[name] = self._virtual[name].start(taps[0], taps[1], identity)
+        for descriptor in taps:
+            os.close(descriptor)
+
+    def _known(self) -> dict[str, str]:
+        return {each.name: each.address(self.network) for each in self._plan.machines}
+
     def _await(self, machine: Machine) -> None:
+        if machine.is_virtual:
+            self._virtual[machine.name].wait_ssh(machine.address(self.network))
+            return
         try:
             ready = self._hosts[machine.name].ready(BOOT_S)
         except ChildError as error:
@@ -203,10 +252,13 @@ class Rack:
         child = self._hosts.pop(machine.name, None)
         if child is None:
             return
-        run("ip", "-n", "mgmt", "link", "del", f"mgmt{machine.number}")
-        run("ip", "-n", site(machine.site), "link", "del", f"data{machine.number}")
+        for bridge, interface in (("mgmt", f"mgmt{machine.number}"), (site(machine.site), f"data{machine.number}")):
+            run("ip", "-n", bridge, "link", "del", interface)
         child.signal(signal.SIGKILL)
         child.stop()
+        if machine.is_virtual:
+            self._virtual[machine.name].stop()
+            return
         run("ip", "netns", "delete", machine.name)
         for folder in ("run", "tmp"):
             run("rm", "-rf", str(self._disk(machine) / folder))

@@ -34,6 +34,8 @@ CHANGING = (
     "/etc/subuid-",
     "/etc/subgid-",
 )
+# Where a machine that is no overlay is compared.
+FOLDERS = ("/etc", "/home", "/root", "/opt", "/srv", "/tmp", "/usr/local", "/var")
 CHANGING_PROCESSES = ("sshd: ", "(sd-pam)", "/usr/bin/python3 -I -", "sudo ")
 # Counters and clocks that the kernel changes.
 CHANGING_SYSCTLS = ("kernel.random.", "fs.", "kernel.pty.nr", "kernel.ns_last_pid", "kernel.sched_domain", "dev.")

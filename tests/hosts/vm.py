@@ -1,0 +1,385 @@
+"""Virtual machines as hosts: a Debian image made once by debootstrap, and what starts a machine from it.
+
+The image has systemd, kernel modules for netem and NFS, chrony and the users of namespace hosts. The checkout and its
+interpreter are shared read-only over virtiofs. `python -m tests.hosts.vm` makes the image and prints its folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import inspect
+import os
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from energymon.system.child import Child
+from harness.errors import TestbedError
+from tests.hosts.init import ADMIN, PLAIN
+
+RELEASE = "bookworm"
+PACKAGES = (
+    *("systemd-sysv", "udev", "dbus", "kmod", "initramfs-tools", "linux-image-cloud-amd64"),
+    *("openssh-server", "openssh-client", "sudo", "iproute2", "procps", "nftables", "chrony"),
+    *("nfs-kernel-server", "nfs-common", "python3", "python3-apt", "gcc", "libc6-dev"),
+)
+TOOLS = {
+    "debootstrap": "debootstrap",
+    "qemu-system-x86_64": "qemu-system-x86",
+    "qemu-img": "qemu-utils",
+    "mke2fs": "e2fsprogs",
+}
+VIRTIOFSD = (Path("/usr/lib/qemu/virtiofsd"), Path("/usr/libexec/virtiofsd"))
+DISK = "6G"
+MOUNTS = ("unshare", "--mount", "--")
+"""What debootstrap and package scripts mount goes with them."""
+KVM_PROBE_S = 20.0
+BOOT_S = 300.0
+TUNSETIFF = 0x400454CA  # linux/if_tun.h
+IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+# Each takes a second or more of an emulated CPU, and no test needs it.
+MASKED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "e2scrub_reap.service",
+    "e2scrub_all.timer",
+    "getty@tty1.service",
+)
+
+# Before sshd: who this machine is, from its second disk, and the shared folders.
+IDENTITY = """\
+#!/bin/sh
+set -eu
+mkdir -p /run/identity
+mount -o ro /dev/vdb /run/identity
+. /run/identity/settings
+echo "$NAME" > /etc/hostname
+hostname "$NAME"
+cp /run/identity/hosts /etc/hosts
+install -m 600 /run/identity/ssh_host_ed25519_key /run/identity/ssh_host_ed25519_key.pub /etc/ssh/
+echo "ListenAddress $ADDRESS" > /etc/ssh/sshd_config.d/identity.conf
+for user in USERS; do
+  install -d -m 700 -o "$user" -g "$user" "/home/$user/.ssh"
+  install -m 600 -o "$user" -g "$user" /run/identity/authorized_key "/home/$user/.ssh/authorized_keys"
+done
+for card in /sys/class/net/*; do
+  case "$(cat "$card/address")" in
+    "$MGMT_CARD") ip link set "${card##*/}" name mgmt0 ;;
+    "$DATA_CARD") ip link set "${card##*/}" name data0 ;;
+  esac
+done
+ip address add "$ADDRESS/24" dev mgmt0
+ip link set mgmt0 up
+ip address add "$DATA_ADDRESS/24" dev data0
+ip link set data0 up
+ip route add 10.77.0.0/16 via "$GATEWAY"
+mkdir -p /run/shared
+mount -t virtiofs -o ro shared /run/shared
+while read -r folder; do
+  mkdir -p "$folder"
+  mount --bind "/run/shared$folder" "$folder"
+  mount -o remount,bind,ro "$folder"
+done < /run/identity/shared
+umount /run/identity
+""".replace("USERS", f"{ADMIN} {PLAIN}")
+
+UNIT = """\
+[Unit]
+Description=Identity of this test host
+After=local-fs.target systemd-udev-settle.service systemd-modules-load.service
+Wants=systemd-udev-settle.service
+Before=ssh.service network.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/sbin/identity
+[Install]
+WantedBy=multi-user.target
+RequiredBy=ssh.service
+"""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A folder with disk.img, vmlinuz and initrd.img."""
+
+    folder: Path
+    has_kvm: bool
+    """Whether /dev/kvm boots a kernel here."""
+
+
+def obstacles() -> list[str]:
+    """Return what this machine lacks for virtual machines; empty when nothing is missing."""
+    found = [f"{tool}: apt-get install {package}" for tool, package in TOOLS.items() if shutil.which(tool) is None]
+    if not any(path.exists() for path in VIRTIOFSD):
+        found.append("virtiofsd: apt-get install qemu-system-common (or virtiofsd)")
+    return found
+
+
+def image() -> Image:
+    """Return the image, made first if the cache does not have it: a minute or two, and 3 GB.
+
+    Raises:
+        TestbedError: a tool is missing, or a step failed.
+    """
+    if missing := obstacles():
+        raise TestbedError("; ".join(missing))
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "joulefeed" / "vm"
+    cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        recipe = "\n".join(
+            [RELEASE, *PACKAGES, IDENTITY, UNIT, *MASKED, DISK, *map(inspect.getsource, (_make, _configure))]
+        )
+        marker = cache / "recipe"
+        if not marker.exists() or marker.read_text() != recipe:
+            marker.unlink(missing_ok=True)
+            _make(cache)
+            marker.write_text(recipe)
+        return Image(cache, _boots_with_kvm(cache))
+
+
+def _make(cache: Path) -> None:
+    base = cache / "base.tar"
+    with tempfile.TemporaryDirectory(dir=cache) as folder:
+        root = Path(folder) / "root"
+        root.mkdir()
+        wanted = "\n".join([RELEASE, *PACKAGES])
+        marker = cache / "base"
+        if not base.exists() or not marker.exists() or marker.read_text() != wanted:
+            _run(*MOUNTS, "debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", RELEASE, str(root))
+            _run("find", str(root / "var/cache/apt"), str(root / "var/lib/apt/lists"), "-type", "f", "-delete")
+            _run("tar", "-C", str(root), "-cf", str(base), ".")
+            marker.write_text(wanted)
+        else:
+            _run("tar", "-C", str(root), "-xf", str(base))
+        _configure(root)
+        for name in ("vmlinuz", "initrd.img"):
+            shutil.copy((root / name).resolve() if not (root / name).is_symlink() else _link(root, name), cache / name)
+        _run("mke2fs", "-q", "-t", "ext4", "-F", "-d", str(root), str(cache / "disk.img"), DISK)
+
+
+def _link(root: Path, name: str) -> Path:
+    return root / str((root / name).readlink()).lstrip("/")
+
+
+def _configure(root: Path) -> None:
+    (root / "etc/fstab").write_text("/dev/vda / ext4 errors=remount-ro 0 1\n")
+    script = root / "usr/local/sbin/identity"
+    script.write_text(IDENTITY)
+    script.chmod(0o755)
+    (root / "etc/systemd/system/identity.service").write_text(UNIT)
+    initramfs = root / "etc/initramfs-tools"
+    (initramfs / "conf.d/small").write_text("MODULES=list\nCOMPRESS=lz4\n")
+    (initramfs / "modules").write_text("virtio_pci\nvirtio_blk\next4\n")
+    for user in (ADMIN, PLAIN):
+        _run(*MOUNTS, "chroot", str(root), "useradd", "--create-home", "--shell", "/bin/bash", "--password", "*", user)
+    sudoers = root / f"etc/sudoers.d/{ADMIN}"
+    sudoers.write_text(f"{ADMIN} ALL=(ALL) NOPASSWD: ALL\n")
+    sudoers.chmod(0o440)
+    for key in (root / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    (root / "etc/ssh/sshd_config.d/test.conf").write_text("PasswordAuthentication no\nUseDNS no\n")
+    (root / "etc/machine-id").write_text("")
+    _run(*MOUNTS, "chroot", str(root), "systemctl", "enable", "identity.service")
+    _run(*MOUNTS, "chroot", str(root), "systemctl", "mask", *MASKED)
+    _run(*MOUNTS, "chroot", str(root), "update-initramfs", "-u")
+
+
+def _boots_with_kvm(cache: Path) -> bool:
+    """Boot a kernel without a disk: it panics in seconds where KVM works, and where it does not, it never says a word.
+
+    The answer is kept until this machine boots again.
+    """
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    kept, boot = cache / "kvm", Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    if not kept.exists() or kept.read_text().split()[0] != boot:
+        argv = [
+            "qemu-system-x86_64",
+            "-accel",
+            "kvm",
+            "-cpu",
+            "host",
+            "-m",
+            "256",
+            "-nographic",
+            "-no-reboot",
+            "-nodefaults",
+        ]
+        argv += ["-serial", "stdio", "-kernel", str(cache / "vmlinuz"), "-append", "console=ttyS0 panic=-1"]
+        with Child(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, killed_with_parent=True) as child:
+            told = child.finish(KVM_PROBE_S) or b""
+        kept.write_text(f"{boot} {'yes' if b'Linux version' in told else 'no'}")
+    return kept.read_text().split()[1] == "yes"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What makes a machine of the image one of the hosts."""
+
+    name: str
+    address: str
+    data_address: str
+    gateway: str
+    mgmt_card: str
+    data_card: str
+    authorized_key: str
+    shared: list[str]
+    known: dict[str, str]
+
+
+class VirtualMachine:
+    """Its disks, its processes; stopping it leaves its disks.
+
+    Args:
+        folder: folder of its disks and sockets, private to root.
+        memory_mb: its memory.
+        cpus: its processors.
+    """
+
+    def __init__(self, made: Image, folder: Path, memory_mb: int, cpus: int = 1) -> None:
+        self._image, self._folder = made, folder
+        self._memory_mb, self._cpus = memory_mb, cpus
+        self._stack = ExitStack()
+
+    def prepare(self, identity: Identity) -> str:
+        """Make its disks, if they are not there, and the tree of shared folders; returns its public host key."""
+        folder = self._folder
+        key = folder / "identity/ssh_host_ed25519_key"
+        if not key.exists():
+            key.parent.mkdir(parents=True)
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", identity.name, "-f", str(key))
+            settings = {
+                "NAME": identity.name,
+                "ADDRESS": identity.address,
+                "DATA_ADDRESS": identity.data_address,
+                "GATEWAY": identity.gateway,
+                "MGMT_CARD": identity.mgmt_card,
+                "DATA_CARD": identity.data_card,
+            }
+            files = {
+                "settings": "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items()),
+                "authorized_key": f"{identity.authorized_key}\n",
+                "shared": "".join(f"{each}\n" for each in identity.shared),
+                "hosts": "127.0.0.1 localhost\n"
+                + "".join(f"{address} {name}\n" for name, address in identity.known.items()),
+            }
+            for name, text in files.items():
+                (key.parent / name).write_text(text)
+            _run("mke2fs", "-q", "-t", "ext2", "-d", str(key.parent), str(folder / "identity.img"), "1M")
+            backing = ["-F", "raw", "-b", str(self._image.folder / "disk.img")]
+            _run("qemu-img", "create", "-q", "-f", "qcow2", *backing, str(folder / "disk.qcow2"))
+            for each in identity.shared:
+                below = folder / "shared" / each.lstrip("/")
+                below.mkdir(parents=True)
+                # In the rack's own mount namespace, with which it goes.
+                _run("mount", "--bind", each, str(below))
+                _run("mount", "-o", "remount,bind,ro", str(below))
+        return key.with_suffix(".pub").read_text().strip()
+
+    def start(self, mgmt_tap: int, data_tap: int, identity: Identity) -> Child:
+        """Power it on, and return its process.
+
+        Args:
+            mgmt_tap: descriptor of the TAP device of its network card mgmt0.
+            data_tap: of data0.
+            identity: as `prepare` got it.
+        """
+        folder, memory = self._folder, f"{self._memory_mb}M"
+        sock = folder / "shared.sock"
+        sock.unlink(missing_ok=True)
+        virtiofsd = next(str(path) for path in VIRTIOFSD if path.exists())
+        share = [virtiofsd, f"--socket-path={sock}", "-o", f"source={folder / 'shared'}", "-o", "cache=always"]
+        log = folder / "qemu.log"
+        self._stack.enter_context(
+            Child([*share, "-o", "sandbox=chroot"], stdin=subprocess.DEVNULL, stderr=log, killed_with_parent=True)
+        )
+        deadline = time.monotonic() + 20
+        while not sock.exists():
+            if time.monotonic() > deadline:
+                raise TestbedError(f"virtiofsd did not start: {log.read_text()[-300:]}")
+            time.sleep(0.02)
+        accelerate = (
+            ["-accel", "kvm", "-cpu", "host"] if self._image.has_kvm else ["-accel", "tcg,thread=multi", "-cpu", "max"]
+        )
+        argv = [
+            *("qemu-system-x86_64", "-nodefaults", "-nographic", *accelerate),
+            *("-smp", str(self._cpus), "-m", memory),
+            *("-object", f"memory-backend-memfd,id=memory,size={memory},share=on", "-numa", "node,memdev=memory"),
+            *("-kernel", str(self._image.folder / "vmlinuz"), "-initrd", str(self._image.folder / "initrd.img")),
+            *("-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 quiet systemd.show_status=false"),
+            *("-drive", f"file={folder / 'disk.qcow2'},if=virtio,format=qcow2,cache=unsafe"),
+            *("-drive", f"file={folder / 'identity.img'},if=virtio,format=raw,readonly=on"),
+            *(
+                "-netdev",
+                f"tap,id=mgmt,fd={mgmt_tap}",
+                "-device",
+                f"virtio-net-pci,netdev=mgmt,mac={identity.mgmt_card}",
+            ),
+            *(
+                "-netdev",
+                f"tap,id=data,fd={data_tap}",
+                "-device",
+                f"virtio-net-pci,netdev=data,mac={identity.data_card}",
+            ),
+            *("-chardev", f"socket,id=shared,path={sock}", "-device", "vhost-user-fs-pci,chardev=shared,tag=shared"),
+            *("-device", "virtio-rng-pci", "-serial", f"file:{folder / 'console.log'}"),
+        ]
+        return self._stack.enter_context(
+            Child(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                pass_fds=(mgmt_tap, data_tap),
+                killed_with_parent=True,
+            )
+        )
+
+    def stop(self) -> None:
+        """Power it off at once."""
+        self._stack.close()
+
+    def wait_ssh(self, address: str) -> None:
+        """Wait until its SSH server answers.
+
+        Raises:
+            TestbedError: it does not in time.
+        """
+        deadline = time.monotonic() + BOOT_S
+        while time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection((address, 22), timeout=2) as connection:
+                if connection.recv(4) == b"SSH-":
+                    return
+            time.sleep(0.2)
+        log = self._folder / "console.log"
+        told = log.read_bytes()[-500:].decode(errors="replace") if log.exists() else "nothing"
+        raise TestbedError(f"virtual machine at {address} does not answer in {BOOT_S:g} s; its console says {told!r}")
+
+
+def open_tap(name: str) -> int:
+    """Make a TAP device in the calling thread's network namespace; it lives as long as the descriptor."""
+    descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
+    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
+    return descriptor
+
+
+def _run(*argv: str) -> None:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, env=environment)
+    if done.returncode:
+        raise TestbedError(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()[-500:]}")
+
+
+if __name__ == "__main__":
+    print(image())
+    sys.exit()
