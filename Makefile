@@ -7,7 +7,7 @@ TESTS ?= tests
 # tests/conftest.py says how many; tests wait for each other where their marker says so.
 WORKERS := -n logical --dist worksteal
 
-.PHONY: help run test test-fast gpu-smoke lint server tensorflow ansible setup bench lock clean
+.PHONY: help run test test-fast test-vm gpu-smoke lint server tensorflow ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -20,6 +20,10 @@ test: setup lint server tensorflow ansible ## set up, then lint and every test; 
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
 	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest --fast $(WORKERS) $(TESTS) $(ARGS)
+
+test-vm: setup ansible ## several hosts as virtual machines: systemd, netem, NFS, chrony; 15 minutes at most
+	playbooks/vm.sh
+	playbooks/privileged.sh $(PYTHON) -m pytest -m vm --timeout 900 tests/hosts $(ARGS)
 
 gpu-smoke: setup   ## a short check of all that needs an NVIDIA GPU; refuses to run without one
 	playbooks/gpu_smoke.sh

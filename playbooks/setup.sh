@@ -19,6 +19,7 @@ need sshfs   || add sshfs
 need fusermount3 || add fuse3
 need ps      || add procps
 need sudo    || add sudo
+need modprobe || add kmod
 if ! command -v uv >/dev/null 2>&1 && ! python3 -c 'import ensurepip' 2>/dev/null; then
   python3 -m pip --version >/dev/null 2>&1 || { add python3-venv; add python3-pip; }
 fi

@@ -236,6 +236,8 @@ def obstacles() -> list[str]:
         return ["namespace hosts need root"]
     packages = {"sudo": "sudo", "sshd": "openssh-server", "ssh": "openssh-client", "ip": "iproute2"}
     packages |= {"nsenter": "util-linux", "setpriv": "util-linux", "pivot_root": "util-linux", "useradd": "passwd"}
+    # What playbooks install on a host that lacks them; these hosts reach no package registry.
+    packages |= {"modprobe": "kmod", "sysctl": "procps"}
     found = [
         f"{tool} is not installed: apt-get install {package}"
         for tool, package in packages.items()

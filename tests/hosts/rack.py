@@ -34,6 +34,7 @@ from tests.hosts.init import Boot
 
 SITES = ("storage", "compute")
 NETWORKS = ("mgmt", "data")
+ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 NAMESPACES = Path("/run/netns")
 BOOT_S = 60.0
 VIRTUAL_MEMORY_MB = {"storage": 1024, "compute": 4096}
@@ -91,6 +92,7 @@ class Rack:
         self._hosts: dict[str, Child] = {}
         self._virtual: dict[str, vm.VirtualMachine] = {}
         self._host_keys: dict[str, str] = {}
+        _allow_usual_congestion_control()
         NAMESPACES.mkdir(exist_ok=True)
         run("mount", "-t", "tmpfs", "namespaces", str(NAMESPACES))
         for name in ("mgmt", *map(site, SITES)):
@@ -297,6 +299,12 @@ link set router up
     )
     if reason := write_sysctl(str(path(name)), "net.ipv4.ip_forward", "1"):
         raise TestbedError(f"net.ipv4.ip_forward in {name}: {reason}")
+
+
+def _allow_usual_congestion_control() -> None:
+    """Let every namespace choose cubic, as a Debian machine does. It stays: other hosts may use it by the end."""
+    if CONGESTION_CONTROL not in (allowed := ALLOWED.read_text().split()):
+        ALLOWED.write_text(" ".join([*allowed, CONGESTION_CONTROL]))
 
 
 def _join_sites() -> None:

@@ -150,6 +150,24 @@ def take(folders: list[str]) -> Snapshot:
     return found
 
 
+def differences(before: Snapshot, after: Snapshot) -> Snapshot:
+    """Return what two snapshots of a host differ in: (before, after) of each entry, None for one that is not there."""
+    found: Snapshot = {}
+    for section in before.keys() | after.keys():
+        first, second = (
+            each if isinstance(each, dict) else {line: "there" for line in each}
+            for each in (before.get(section, {}), after.get(section, {}))
+        )
+        changed = {
+            key: (first.get(key), second.get(key))
+            for key in sorted(first.keys() | second.keys())
+            if first.get(key) != second.get(key)
+        }
+        if changed:
+            found[section] = changed
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--overlay", type=Path)

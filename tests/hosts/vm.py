@@ -47,17 +47,21 @@ TUNSETIFF = 0x400454CA  # linux/if_tun.h
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 # Each takes a second or more of an emulated CPU, and no test needs it.
 MASKED = (
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "e2scrub_reap.service",
-    "e2scrub_all.timer",
-    "getty@tty1.service",
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_reap.service", "e2scrub_all.timer", "getty@tty1.service"),
+    *("nfs-blkmap.service", "systemd-update-utmp.service", "systemd-update-utmp-runlevel.service"),
+    *("dev-hugepages.mount", "sys-kernel-tracing.mount", "sys-kernel-debug.mount", "dev-mqueue.mount"),
 )
 
 # Before sshd: who this machine is, from its second disk, and the shared folders.
 IDENTITY = """\
 #!/bin/sh
 set -eu
+for i in $(seq 300); do
+  [ ! -b /dev/vdb ] || [ "$(ls /sys/class/net | grep -c ^eth)" -lt 2 ] || break
+  sleep 0.2
+done
+modprobe ext4
+modprobe virtiofs
 mkdir -p /run/identity
 mount -o ro /dev/vdb /run/identity
 . /run/identity/settings
@@ -94,8 +98,7 @@ umount /run/identity
 UNIT = """\
 [Unit]
 Description=Identity of this test host
-After=local-fs.target systemd-udev-settle.service systemd-modules-load.service
-Wants=systemd-udev-settle.service
+After=local-fs.target systemd-udev-trigger.service
 Before=ssh.service network.target
 [Service]
 Type=oneshot
