@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -20,11 +21,12 @@ from typing import Any
 
 Snapshot = dict[str, Any]
 
-# What changes by itself: logs and records of logins, times of sudo, locks of account tools, compiled Python.
+# What changes by itself: logs and records of logins, times of sudo, locks of account tools; compiled Python; Ansible's own
+# folder in its user's home, in which a killed task leaves its files.
 CHANGING = (
     "/var/log/",
     "/run/utmp",
-    "/run/sudo/",
+    "/run/sudo",
     "/var/lib/sudo/",
     "/etc/.pwd.lock",
     "/etc/passwd-",
@@ -45,7 +47,7 @@ def files(pairs: Iterator[tuple[Path, str]]) -> dict[str, str]:
     """Describe each (file, name on the host) whose name does not change by itself."""
     found = {}
     for path, name in pairs:
-        if not name.startswith(CHANGING) and "__pycache__" not in name:
+        if not name.startswith(CHANGING) and "__pycache__" not in name and "/.ansible" not in name:
             try:
                 found[name] = describe(path)
             except FileNotFoundError:
@@ -133,7 +135,8 @@ def take(folders: list[str]) -> Snapshot:
     found: Snapshot = {
         "processes": processes(),
         "mounts": sorted(" ".join(line.split()[:4]) for line in Path("/proc/mounts").read_text().splitlines()),
-        "addresses": output("ip", "-brief", "address"),
+        # The number of a cable's other end is another one after a reboot.
+        "addresses": [re.sub(r"@if\d+ ", " ", line) for line in output("ip", "-brief", "address")],
         "routes": output("ip", "route"),
         "qdiscs": output("tc", "qdisc", "show"),
         "nftables": output("nft", "list", "ruleset"),

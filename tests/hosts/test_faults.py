@@ -1,0 +1,124 @@
+"""What goes wrong with hosts is one line that names the host; `down` takes the rest back by the inventory alone."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.hosts.namespaces import REPO, Hosts, namespace_hosts
+from tests.hosts.snapshot import Snapshot, differences
+from tests.hosts.test_playbooks import OBSTACLES, harness_testbed
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(OBSTACLES), reason=f"no namespace hosts here: {'; '.join(OBSTACLES)}"),
+]
+NAMES = ("storage1", "compute1")
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with namespace_hosts(disk_mb=512) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def pristine(hosts: Hosts) -> dict[str, Snapshot]:
+    return {name: hosts.snapshot(name) for name in NAMES}
+
+
+def left(hosts: Hosts, pristine: dict[str, Snapshot]) -> Snapshot:
+    """Return what the hosts have that they did not have at first."""
+    found = {name: differences(pristine[name], hosts.snapshot(name)) for name in NAMES}
+    return {name: changed for name, changed in found.items() if changed}
+
+
+def changed_inventory(hosts: Hosts, folder: Path, **variables: object) -> Path:
+    inventory = yaml.safe_load(hosts.inventory.read_text())
+    inventory["all"]["vars"].update(variables)
+    path = folder / "changed.yml"
+    path.write_text(yaml.safe_dump(inventory))
+    return path
+
+
+def refused(command: str, inventory: Path) -> str:
+    """Run a command of `python -m harness.testbed` that fails; return its last line."""
+    argv = [sys.executable, "-m", "harness.testbed", command, "--inventory", str(inventory)]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 4, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    print(line)
+    return line
+
+
+def test_a_wrong_key_is_told_by_host_and_changes_nothing(hosts, pristine, tmp_path):
+    key = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    line = refused("up", changed_inventory(hosts, tmp_path, ansible_ssh_private_key_file=str(key)))
+    assert line.startswith("error: site.yml: ")
+    assert any(name in line for name in NAMES)
+    assert "Permission denied" in line
+    assert left(hosts, pristine) == {}
+
+
+def test_a_host_key_that_changed_is_refused(hosts, pristine, tmp_path):
+    known = tmp_path / "known_hosts"
+    lines = hosts.known_hosts.read_text().splitlines()
+    keys = [line.partition(" ")[2] for line in lines]
+    known.write_text("".join(f"{hosts.address(n)} {key}\n" for n, key in zip(NAMES, reversed(keys), strict=True)))
+    options = " ".join(hosts.ssh_options()).replace(str(hosts.known_hosts), str(known))
+    line = refused("up", changed_inventory(hosts, tmp_path, ansible_ssh_common_args=options))
+    assert "Host key verification failed" in line
+    assert left(hosts, pristine) == {}
+
+
+def test_a_user_without_sudo_is_told_by_host_and_changes_nothing(hosts, pristine, tmp_path):
+    line = refused("up", changed_inventory(hosts, tmp_path, ansible_user="plain"))
+    assert any(name in line for name in NAMES)
+    assert "sudo" in line.lower()
+    assert left(hosts, pristine) == {}
+
+
+def test_a_host_that_is_off_is_told_and_down_takes_the_others_back(hosts, pristine):
+    hosts.stop("storage1")
+    try:
+        line = refused("up", hosts.inventory)
+        assert "storage1" in line
+    finally:
+        hosts.start("storage1")
+    harness_testbed(hosts, "down")
+    assert left(hosts, pristine) == {}
+
+
+def test_a_full_disk_is_told_by_host_and_down_takes_the_rest_back(hosts, pristine):
+    hosts.run("storage1", "sh", "-c", "cat /dev/zero > /var/filling 2>/dev/null || true")
+    try:
+        line = refused("up", hosts.inventory)
+        assert "storage1" in line
+        assert "space" in line.lower()
+    finally:
+        hosts.run("storage1", "rm", "/var/filling")
+    harness_testbed(hosts, "down")
+    assert left(hosts, pristine) == {}
+
+
+def test_ctrl_c_in_the_middle_of_a_task_ends_up_and_down_takes_the_rest_back(hosts, pristine):
+    argv = [sys.executable, "-m", "harness.testbed", "up", "--inventory", str(hosts.inventory)]
+    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as up:
+        for line in up.stderr:
+            if "Make the user: changed" in line:
+                break
+        up.send_signal(signal.SIGINT)
+        rest = up.stderr.read()
+        assert up.wait(60) == 130
+    assert "Traceback" not in rest
+    harness_testbed(hosts, "down")
+    assert left(hosts, pristine) == {}
