@@ -198,6 +198,8 @@ def ansible_environment() -> dict[str, str]:
         "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
         # A file that is no inventory is an error, not an empty inventory.
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
+        # ansible-runner switches it off, whatever ansible.cfg says, unless the environment has it.
+        "ANSIBLE_HOST_KEY_CHECKING": "true",
         # Ansible refuses to run in another encoding.
         "LC_ALL": "C.UTF-8",
     }

@@ -22,6 +22,8 @@ JOB_TIMEOUT_S: Final = 3600
 IDLE_TIMEOUT_S: Final = 1200
 """A task says nothing until it ends."""
 _MAX_REASON: Final = 300
+_NO_ANSWER: Final = ("MODULE FAILURE", "Module result deserialization failed")
+"""What Ansible says of a module that ended without a result."""
 _FAILURES: Final = frozenset({"runner_on_failed", "runner_on_unreachable", "runner_item_on_failed"})
 
 
@@ -183,10 +185,12 @@ def _reason(result: Mapping[str, Any]) -> str:
     if "censored" in result:
         return "the reason is hidden because it may hold a secret"
     failed = [item for item in result.get("results", ()) if item.get("failed")]
+    # Where facts cannot be gathered, each module has a result of its own.
+    failed = failed or list(result.get("failed_modules", {}).values())
     if failed:
         result = failed[0]
     words = str(result.get("msg") or "")
-    if words in {"", "non-zero return code", "MODULE FAILURE"} or words.startswith("MODULE FAILURE"):
+    if words in {"", "non-zero return code"} or words.startswith(_NO_ANSWER):
         words = str(result.get("stderr") or result.get("module_stderr") or result.get("stdout") or words)
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     text = "; ".join(lines[-3:]) or "no reason given"

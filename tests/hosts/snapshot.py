@@ -21,12 +21,14 @@ from typing import Any
 
 Snapshot = dict[str, Any]
 
-# What changes by itself: logs and records of logins, times of sudo, locks of account tools; compiled Python; Ansible's own
-# folder in its user's home, in which a killed task leaves its files.
+# What changes by itself: logs and records of logins, times of sudo, locks of account tools, and what a boot writes.
+# Compiled Python and Ansible's folder in its user's home, in which a killed task leaves files, are left out as well.
 CHANGING = (
     "/var/log/",
     "/run/utmp",
     "/run/sudo",
+    "/run/boot_id",
+    "/run/sshd.pid",
     "/var/lib/sudo/",
     "/etc/.pwd.lock",
     "/etc/passwd-",
@@ -122,6 +124,11 @@ def sysctls() -> dict[str, str]:
     return found
 
 
+def _mount(line: str) -> str:
+    # An overlay that is mounted a second time tells more of its options.
+    return " ".join(line.split()[:4]).removesuffix(",uuid=on")
+
+
 def output(*argv: str) -> list[str]:
     """Return the lines that a tool prints; none where it is not installed."""
     if shutil.which(argv[0], path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
@@ -134,7 +141,7 @@ def take(folders: list[str]) -> Snapshot:
     """Describe this host."""
     found: Snapshot = {
         "processes": processes(),
-        "mounts": sorted(" ".join(line.split()[:4]) for line in Path("/proc/mounts").read_text().splitlines()),
+        "mounts": sorted(_mount(line) for line in Path("/proc/mounts").read_text().splitlines()),
         # The number of a cable's other end is another one after a reboot.
         "addresses": [re.sub(r"@if\d+ ", " ", line) for line in output("ip", "-brief", "address")],
         "routes": output("ip", "route"),

@@ -103,7 +103,7 @@ def test_a_full_disk_is_told_by_host_and_down_takes_the_rest_back(hosts, pristin
     try:
         line = refused("up", hosts.inventory)
         assert "storage1" in line
-        assert "space" in line.lower()
+        assert "No usable temporary directory" in line or "No space left" in line
     finally:
         hosts.run("storage1", "rm", "/var/filling")
     harness_testbed(hosts, "down")

@@ -307,7 +307,7 @@ def test_an_agent_that_is_started_again_loses_no_joules(make_store):
             flags = START if k == 22 else ""
             joules = 3.0 * (k - 22 if k >= 22 else k)
             reading = Reading(T0 + k * STEP, T0 + k * STEP + 1000, "n", *SERIES[0], joules, flags)
-            store.append([reading], [Tick(T0 + k * STEP, "n", False)], counters=_counters(k, joules))
+            store.append([reading], [Tick(T0 + k * STEP, "n", False)], news=_counters(k, joules))
     with Spool(store.path) as spool:
         values = {}
         while (batch := spool.next_batch(last=True)) is not None:
