@@ -27,8 +27,8 @@ import psutil
 from table import Line, show
 
 from harness.cell.counters import CellCounters
+from harness.cell.epoch import measured_epoch, save_batches
 from harness.cell.events import EventLog, read_events
-from harness.cell.main import measured_epoch, save_batches
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.datasets.imagenet_like import ImagenetLike
 from harness.run.energy_agent import EnergyAgent

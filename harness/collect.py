@@ -19,6 +19,7 @@ from harness.results.files import write_json
 from harness.results.folder import RunFolder
 from harness.results.metrics import EpochMetrics, make_epoch_metrics
 from harness.results.provenance import list_changes
+from harness.results.ranks import RankRow, rank_rows
 from harness.system.disk import disk_errors
 from harness.system.signals import run_program
 
@@ -41,7 +42,7 @@ class Collected:
 
 
 def collect(run: RunFolder) -> Collected:
-    """Measure and judge every finished cell; write epochs and metrics (csv, parquet) and checks.json.
+    """Measure and judge every finished cell; write epochs, metrics and ranks (csv, parquet) and checks.json.
 
     A damaged cell has a check that says so. The other cells are judged. Raises ResultsError when the plan or the config
     of the folder cannot be read.
@@ -53,6 +54,8 @@ def collect(run: RunFolder) -> Collected:
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
     metrics = [one for cell in cells for one in make_epoch_metrics(cell)]
     write_rows(metrics, EpochMetrics, run.metrics_parquet, run.metrics_csv)
+    if ranks := [one for cell in cells for one in rank_rows(cell)]:
+        write_rows(ranks, RankRow, run.folder / "ranks.parquet", run.folder / "ranks.csv")
     write_rows(rows, EpochRow, run.epochs_parquet, run.epochs_csv)
     write_json(run.checks, [asdict(check) for check in checks])
     return Collected(rows, checks, damaged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar, cast
@@ -11,8 +12,8 @@ from loaders.arguments import check_choice, check_seconds, check_whole
 from loaders.errors import LoaderConfigError
 
 __all__ = [
-    "LoaderKeywords", "LoaderOptions", "OnError", "Remainder", "check_empty", "check_on_error", "check_ranks", "pick",
-    "takes_options",
+    "LoaderKeywords", "LoaderOptions", "OnError", "Remainder", "check_empty", "check_imbalance", "check_on_error",
+    "check_ranks", "pick", "takes_options",
 ]  # fmt: skip
 
 Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
@@ -33,6 +34,7 @@ class LoaderKeywords(TypedDict, total=False):
     rank: int | None
     world_size: int | None
     remainder: Remainder | None
+    imbalance: float
     sample_timeout_s: float | None
     on_error: OnError
 
@@ -49,6 +51,8 @@ class LoaderOptions:
         world_size: number of ranks that share the samples; None as for `rank` (default None).
         remainder: "uneven", "drop" or "pad" samples that cannot be shared equally; required for several ranks
             (default None).
+        imbalance: by what share the last rank has more samples than each of the others, as a faulty sampler would
+            give them; needs `remainder` "uneven" (default 0).
         sample_timeout_s: seconds after which a sample that is not ready ends the epoch; None for no limit
             (default None).
         on_error: "raise" ends the epoch at a sample that fails, "skip" leaves it out and counts it in `stats`
@@ -61,11 +65,13 @@ class LoaderOptions:
     rank: int | None = None
     world_size: int | None = None
     remainder: Remainder | None = None
+    imbalance: float = 0.0
     sample_timeout_s: float | None = None
     on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
         check_whole("batch_size", self.batch_size, 1)
+        check_imbalance(self.imbalance, self.remainder)
         check_on_error(self.on_error, self.sample_timeout_s)
 
 
@@ -86,6 +92,14 @@ def check_ranks(rank: int, world_size: int, remainder: str | None) -> None:
             f"remainder: choose uneven, drop or pad for {world_size} ranks; DDP needs equal counts, so drop or pad; "
             "rank=0, world_size=1 gives a rank all samples"
         )
+
+
+def check_imbalance(imbalance: float, remainder: str | None) -> None:
+    """Raise LoaderConfigError for an imbalance that is no share, or that the `remainder` does not allow."""
+    if isinstance(imbalance, bool) or not isinstance(imbalance, int | float) or not 0 <= imbalance < math.inf:
+        raise LoaderConfigError(f"imbalance={imbalance!r}: expected a number that is 0 or more, such as 0.2")
+    if imbalance and remainder in ("drop", "pad"):
+        raise LoaderConfigError(f"imbalance={imbalance}: remainder={remainder} makes equal shares; use uneven")
 
 
 def pick(kind: type[T], keywords: dict[str, object]) -> T:

@@ -3,6 +3,9 @@
 The harness talks to it in JSON lines. In, on stdin: first the modules to import, then the cell's spec, then
 `{"go": true}` before every epoch. Out, on the process's first stdout: one state a line. EOF on stdin means that
 the harness is gone, and ends the process.
+
+A cell of several ranks is several such processes. `torchrun ... -m harness.cell SPEC` runs the spec of a file without
+the harness, in as many ranks as torchrun starts.
 """
 
 from __future__ import annotations
@@ -10,144 +13,31 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Sized
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from energymon import Asker
 from harness.cell.counters import CellCounters
-from harness.cell.events import EventLog, Instant
+from harness.cell.epoch import EnergyReader, measured_epoch, run_epoch, save_batches
+from harness.cell.events import EventLog
 from harness.cell.messages import AcceleratorRecord, CellSpec
+from harness.cell.ranks import Ranks, joined, joined_by_torchrun
 from harness.cell.skipped import EVENT as SKIPPED
 from harness.config.targets import instantiate, takes
 from harness.errors import CellError
-from harness.system.procfs import family, pss_bytes
-from loaders.base import Batch, Loader, Samples
+from loaders.base import Loader, Samples
 
 if TYPE_CHECKING:
     from harness.workloads import Workload
 
-__all__ = ["BatchRecord", "EnergyReader", "main", "measured_epoch", "run_epoch", "save_batches"]
-
-_PROGRESS_EVERY_NS = 250_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRecord:
-    """What one step of an epoch took."""
-
-    wait_ns: int
-    """Time the step waited for its batch."""
-    step_ns: int
-    """Time the step took."""
-    nbytes: int
-    ids: npt.NDArray[np.int64]
-    work_s: npt.NDArray[np.float64] | None
-    """Seconds of preprocessing of every sample; None where the engine does not report them."""
-
-
-def run_epoch(
-    loader: Loader,
-    step: Callable[[Batch], None],
-    epoch: int,
-    progress: Callable[[int], None] | None = None,
-) -> list[BatchRecord]:
-    """Feed one epoch of the loader to the step and return a record a batch, in order.
-
-    Raises CellError for a batch whose data are of more or fewer samples than it names.
-    """
-    records: list[BatchRecord] = []
-    done, shown = 0, time.monotonic_ns()
-    asked = time.monotonic_ns()
-    for batch in loader.epoch(epoch):
-        got = time.monotonic_ns()
-        if len(batch.data) != len(batch.ids):
-            raise CellError(
-                f"epoch {epoch}, batch {len(records)}: {type(loader).__name__} names {len(batch.ids)} samples and "
-                f"brings data of {len(batch.data)}: expected one each"
-            )
-        step(batch)
-        finished = time.monotonic_ns()
-        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids, batch.work_s))
-        asked = finished
-        if progress is not None:
-            done += len(batch.ids)
-            if finished - shown > _PROGRESS_EVERY_NS:
-                progress(done)
-                shown = finished
-    return records
-
-
-def measured_epoch(
-    loader: Loader,
-    step: Callable[[Batch], None],
-    epoch: int,
-    log: EventLog,
-    counters: CellCounters,
-    progress: Callable[[int], None],
-    at_edge: Callable[[], bool] = lambda: False,
-) -> list[BatchRecord]:
-    """Run one epoch between its two events, which carry the counters at its edges.
-
-    `at_edge` has the energy sensors read and returns whether they were. The instants of the two events are those of the
-    duration. The end is the instant after the sensors were read, so that their reading bounds the same span; where
-    nothing was read, it is the end of the last step.
-    """
-    before = counters.read()
-    at_edge()
-    began = Instant.now()
-    log.add("epoch_start", at=began, synced=False, epoch=epoch, **before)
-    records = run_epoch(loader, step, epoch, progress)
-    ended = Instant.now()
-    if at_edge():
-        ended = Instant.now()
-    duration_ns = ended.mono_ns - began.mono_ns
-    log.add("epoch_end", at=ended, epoch=epoch, duration_ns=duration_ns, **counters.read())
-    # Dear, so after the epoch: workers that live on are still there, and the sampler seldom looks.
-    log.add("memory", epoch=epoch, pss_bytes=pss_bytes(family(os.getpid())))
-    return records
-
-
-class EnergyReader:
-    """Has the energy agent that writes `store` read its sensors, over one connection while the agent lives."""
-
-    def __init__(self, store: Path) -> None:
-        self._store = store
-        self._agent: Asker | None = None
-
-    def read(self) -> bool:
-        """Have the sensors read now; returns whether they were."""
-        was_connected = self._agent is not None
-        # The agent may have been started again since, and hears another connection then.
-        return self._asked() or (was_connected and self._asked())
-
-    def _asked(self) -> bool:
-        try:
-            self._agent = self._agent or Asker(self._store)
-        except OSError:
-            # Nothing is measured here, or the agent is being started again: the epoch goes by the ticks.
-            return False
-        if self._agent.edge_ns() is not None:
-            return True
-        self.close()
-        return False
-
-    def close(self) -> None:
-        """Hang up; may be called twice."""
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            agent.close()
+__all__ = ["main", "make_loader"]
 
 
 class _Driver:
@@ -169,20 +59,43 @@ class _Driver:
         return line
 
 
-def main() -> int:
-    """Run the cell that stdin describes; 0 when it is whole, 3 when it failed."""
+class _SpecFile:
+    """The driver's end for a spec of a file: it lets every epoch begin, and shows the states of rank 0."""
+
+    def __init__(self, path: Path, writer: TextIO) -> None:
+        self.spec, self._writer = CellSpec.from_json(path.read_bytes()), writer
+        self._is_first = os.environ.get("RANK", "0") == "0"
+
+    def send(self, state: str, **values: object) -> None:
+        """Show a state."""
+        if self._is_first:
+            self._writer.write(json.dumps({"state": state, **values}) + "\n")
+            self._writer.flush()
+
+    def receive(self) -> str:
+        """Return the line that lets an epoch begin."""
+        return json.dumps({"go": True})
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Run the cell that stdin describes, or the file that is named; 0 when it is whole, 3 when it failed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the harness's to handle
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # The harness asks for the stacks of a cell that makes no progress; they go to its log.
     faulthandler.register(signal.SIGUSR1)
     # What libraries print must not mix with the conversation.
-    driver = _Driver(sys.stdin, os.fdopen(os.dup(1), "w"))
+    writer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    driver: _Driver | _SpecFile = _Driver(sys.stdin, writer)
     try:
-        for module in json.loads(driver.receive())["import"]:
-            importlib.import_module(module)
-        driver.send("imported")
-        _run(CellSpec.from_json(driver.receive()), driver)
+        if argv:
+            driver = _SpecFile(Path(argv[0]), writer)
+            _run_alone(driver)
+        else:
+            for module in json.loads(driver.receive())["import"]:
+                importlib.import_module(module)
+            driver.send("imported")
+            _run(CellSpec.from_json(driver.receive()), driver)
     except Exception as error:  # noqa: BLE001 - reported whole, and the cell fails
         import traceback
 
@@ -192,32 +105,60 @@ def main() -> int:
     return 0
 
 
-def _run(spec: CellSpec, driver: _Driver) -> None:
-    from harness.workloads.accelerator import make_step
+def _run_alone(driver: _SpecFile) -> None:
+    """Run the spec of a file; every rank that torchrun starts has a folder of its own."""
+    from harness.workloads.accelerator import choose_device
+
+    spec = replace(driver.spec, ranks=None)
+    workload = instantiate(spec.workload.target, spec.workload.params)
+    with joined_by_torchrun(choose_device(spec.accelerator.model_dump(), workload.name)) as ranks:
+        out = spec.out if ranks is None else spec.out / f"rank-{ranks.rank}"
+        out.mkdir(parents=True, exist_ok=True)
+        _train(replace(spec, out=out), driver, workload, ranks)
+
+
+def _run(spec: CellSpec, driver: _Driver | _SpecFile) -> None:
+    from harness.workloads.accelerator import choose_device
 
     workload = instantiate(spec.workload.target, spec.workload.params)
-    step = make_step(workload, spec.accelerator.model_dump(), spec.seed)
+    if spec.ranks is None:
+        _train(spec, driver, workload, None)
+        return
+    device = choose_device(spec.accelerator.model_dump(), workload.name)
+    with joined(spec.ranks, device, lambda port: driver.send("store", port=port)) as ranks:
+        _train(spec, driver, workload, ranks)
+
+
+def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, ranks: Ranks | None) -> None:
+    from harness.workloads.accelerator import make_step
+
+    step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=ranks is not None)
     counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid)
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(spec.out / "events.jsonl"))
         log.add("cell_start", cell_id=spec.cell_id, pid=os.getpid())
         step.warm_up()
         if spec.warmup_samples:
-            with make_loader(spec, workload, step.device, warmup=True) as loader:
-                warm = run_epoch(loader, step, 0, lambda done: driver.send("progress", samples=done))
+            with make_loader(spec, workload, step.device, warmup=True, ranks=ranks) as loader:
+                agreed = _agree(ranks, loader, spec, workload)
+                steps = None if agreed is None else agreed.steps
+                warm = run_epoch(loader, step, 0, lambda done: driver.send("progress", samples=done), steps)
                 log.add("warm_up", batches=len(warm), samples=sum(len(r.ids) for r in warm))
         energy = stack.enter_context(closing(EnergyReader(spec.energy_store)))
         losses = getattr(step, "losses", None)
         began = time.monotonic_ns()
-        loader = stack.enter_context(make_loader(spec, workload, step.device))
+        loader = stack.enter_context(make_loader(spec, workload, step.device, ranks=ranks))
         log.add("loader_made", duration_ns=time.monotonic_ns() - began)
+        ranks = _agree(ranks, loader, spec, workload)
+        # One reading bounds the epoch of all ranks.
+        read = energy.read if ranks is None or ranks.rank == 0 else lambda: False
         for epoch in range(1, spec.epochs + 1):
             driver.send("ready", epoch=epoch, gpu=_board(step.device))
             if not json.loads(driver.receive()).get("go"):
                 raise CellError("the harness ended the cell")
             seen, before = len(losses or ()), _times_skipped(loader)
             records = measured_epoch(
-                loader, step, epoch, log, counters, lambda done: driver.send("progress", samples=done), energy.read
+                loader, step, epoch, log, counters, lambda done: driver.send("progress", samples=done), read, ranks
             )
             if (times := _times_skipped(loader) - before) > 0:
                 log.add(SKIPPED, epoch=epoch, count=times, samples=loader.stats().skipped)
@@ -235,6 +176,7 @@ def _run(spec: CellSpec, driver: _Driver) -> None:
             busy_w=step.power.busy_w if step.power else None,
             idle_w=step.power.idle_w if step.power else None,
             power_citation=step.power.citation if step.power else None,
+            gradient_bytes=step.gradient_bytes,
         )
         driver.send(
             "done",
@@ -244,17 +186,38 @@ def _run(spec: CellSpec, driver: _Driver) -> None:
         )
 
 
-def make_loader(spec: CellSpec, workload: Workload, device: str, *, warmup: bool = False) -> Loader:
+def _agree(ranks: Ranks | None, loader: Loader, spec: CellSpec, workload: Workload) -> Ranks | None:
+    """Agree with the other ranks on the steps of an epoch; None for a cell of one process."""
+    if ranks is None:
+        return None
+    return ranks.agree(math.ceil(len(cast(Sized, loader)) / _batch_size(spec, workload, ranks)))
+
+
+def _batch_size(spec: CellSpec, workload: Workload, ranks: Ranks | None) -> int:
+    """Return the samples of this rank's batch: with an imbalance the last rank's batches are larger, not more."""
+    imbalance = float(spec.loader.params.get("imbalance", 0.0))
+    if ranks is None or ranks.rank < ranks.world_size - 1:
+        return workload.batch_size
+    return round(workload.batch_size * (1 + imbalance))
+
+
+def make_loader(
+    spec: CellSpec, workload: Workload, device: str, *, warmup: bool = False, ranks: Ranks | None = None
+) -> Loader:
     """Make the cell's loader from its spec; `warmup` makes one over the first few samples alone.
+
+    With several `ranks` it is the loader of this one's share, and every sample is some rank's.
 
     Raises ConfigError for arguments that the loader does not take.
     """
     common: dict[str, object] = {
         "transform": workload.transform,
-        "batch_size": workload.batch_size,
+        "batch_size": _batch_size(spec, workload, ranks),
         "seed": spec.seed,
         "device": device,
     }
+    if ranks is not None:
+        common |= {"rank": ranks.rank, "world_size": ranks.world_size, "remainder": "uneven"}
     if spec.loader.reads == "stream":
         common |= _stream_arguments(spec, warmup=warmup)
     else:
@@ -303,21 +266,3 @@ def _board(device: str) -> str | None:
     import torch
 
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
-
-
-def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Sequence[float] | None = None) -> None:
-    """Write one row a batch: epoch, step, samples, bytes, wait_s, step_s, ids, loss, work_s (seconds a sample)."""
-    table = pa.table(
-        {
-            "epoch": pa.array([epoch] * len(records), pa.int32()),
-            "step": pa.array(range(len(records)), pa.int32()),
-            "samples": pa.array([len(r.ids) for r in records], pa.int32()),
-            "bytes": pa.array([r.nbytes for r in records], pa.int64()),
-            "wait_s": pa.array([r.wait_ns / 1e9 for r in records], pa.float64()),
-            "step_s": pa.array([r.step_ns / 1e9 for r in records], pa.float64()),
-            "ids": pa.array([r.ids for r in records], pa.list_(pa.int64())),
-            "loss": pa.array(losses if losses is not None else pa.nulls(len(records)), pa.float64()),
-            "work_s": pa.array([r.work_s for r in records], pa.list_(pa.float64())),
-        }
-    )
-    pq.write_table(table, path)

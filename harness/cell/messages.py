@@ -1,7 +1,8 @@
 """What the driver and the cell's process send each other, a JSON line each, as typed values.
 
 The driver sends the modules to import, then a CellSpec, then `{"go": true}` before every epoch. The cell sends a
-CellState for each step: imported, ready, progress, epoch_done, and at the end done or failed.
+CellState for each step: imported, store (rank 0 of several), ready, progress, epoch_done, and at the end done or
+failed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,29 @@ from pydantic import TypeAdapter
 
 from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
 
-__all__ = ["AcceleratorRecord", "CellSpec", "CellState"]
+__all__ = ["AcceleratorRecord", "CellSpec", "CellState", "RankSpec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """The place of a cell's process among several, by torchrun's names."""
+
+    rank: int
+    world_size: int
+    local_rank: int = 0
+    """Place among the ranks of the same host."""
+    local_world_size: int = 1
+    host: str = ""
+    backend: str = "auto"
+    """auto, gloo or nccl."""
+    address: str
+    """Where rank 0 serves the c10d store (MASTER_ADDR)."""
+    port: int = 0
+    """Its port (MASTER_PORT). Rank 0 gets 0, takes a free one and reports it."""
+    interface: str = "lo"
+    """Network interface of the traffic between ranks."""
+    timeout_s: float
+    """For how long a rank waits for another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +72,8 @@ class CellSpec:
     """Process of the delay line. None where the kernel makes the link."""
     run_pid: int | None = None
     """The process that started all others of the run."""
+    ranks: RankSpec | None = None
+    """None for a cell of one process."""
 
     def to_json(self) -> bytes:
         """Return the spec as one line of JSON."""
@@ -74,6 +99,8 @@ class AcceleratorRecord:
     """Published power of an emulated board while a step runs. None where it is not known."""
     idle_w: float | None = None
     power_citation: str | None = None
+    gradient_bytes: int | None = None
+    """Bytes of gradients that ranks all-reduce in a step. None with one rank, and where nothing is trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +108,9 @@ class CellState:
     """One message of the cell."""
 
     state: str
-    """imported, ready, progress, epoch_done, done or failed."""
+    """imported, store, ready, progress, epoch_done, done or failed."""
+    port: int = 0
+    """Of `store`: where rank 0 serves the store by which ranks find each other."""
     epoch: int = 0
     samples: int = 0
     """Samples of the epoch, or of the warm-up, that the step has trained on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -88,9 +89,9 @@ class Board:
 class ResourceSampler:
     """Collects a row once in `INTERVAL_S` from when it is started until it is left; then writes the file."""
 
-    def __init__(self, pid: int, interface: str | None, path: Path) -> None:
-        """Watch the cell of process `pid`; its data comes over `interface`, None for local data."""
-        self._pid, self._interface, self._path = pid, interface, path
+    def __init__(self, pids: Sequence[int], interface: str | None, path: Path) -> None:
+        """Watch the cell of the processes `pids`, the first of which has the `interface` of its data, if it has one."""
+        self._pids, self._interface, self._path = pids, interface, path
         self._board: Board | None = None
         self._rows: list[Resources] = []
         self._left = threading.Event()
@@ -144,9 +145,9 @@ class ResourceSampler:
 
     def _look(self) -> Resources | None:
         """Return a row; None once the cell has ended."""
-        pids = family(self._pid)
+        pids = [pid for one in self._pids for pid in family(one)]
         try:
-            rx, tx = nic_bytes(self._interface, self._pid) or (None, None)
+            rx, tx = nic_bytes(self._interface, self._pids[0]) or (None, None)
         except OSError:
             return None
         before, self._host = self._host, host_cpu_s()

@@ -26,14 +26,16 @@ class Skipped:
 
 
 def skipped_by_epoch(events: Iterable[CellEvent]) -> dict[int, Skipped]:
-    """Return the samples that were left out, by epoch. Epochs without such samples are absent."""
-    return {
-        event["epoch"]: Skipped(
-            event["epoch"], int(event["count"]), {int(key): str(why) for key, why in event["samples"].items()}
-        )
-        for event in events
-        if event["event"] == EVENT
-    }
+    """Return the samples that were left out, by epoch, of all ranks. Epochs without such samples are absent."""
+    found: dict[int, Skipped] = {}
+    for event in events:
+        if event["event"] == EVENT:
+            before = found.get(event["epoch"], Skipped(event["epoch"], 0, {}))
+            samples = {int(key): str(why) for key, why in event["samples"].items()}
+            found[before.epoch] = Skipped(
+                before.epoch, before.count + int(event["count"]), {**before.samples, **samples}
+            )
+    return found
 
 
 def id_list(ids: Collection[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.specs import Experiment, StoreSpec
+from harness.config.specs import DistributedSpec, Experiment, StoreSpec
 from harness.errors import ConfigError
 
 __all__ = ["config_hash", "differences", "experiment_from"]
@@ -41,17 +41,23 @@ def experiment_from(cfg: DictConfig) -> Experiment:
 
 def config_hash(cfg: DictConfig) -> str:
     """Return 16 hex digits over everything in the config that changes the measurement."""
-    plain = _plain(cfg)
-    for key in _NOT_HASHED:
-        plain.pop(key, None)
+    plain = _measured(cfg)
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def differences(stored: DictConfig, cfg: DictConfig) -> list[str]:
     """Return the keys, at most three, that change the measurement between two configs: "key: new, was old"."""
-    before, now = (_flat({k: v for k, v in _plain(c).items() if k not in _NOT_HASHED}) for c in (stored, cfg))
+    before, now = (_flat(_measured(c)) for c in (stored, cfg))
     changed = [key for key in sorted(before.keys() | now.keys()) if before.get(key) != now.get(key)]
     return [f"{key}: {now.get(key)}, was {before.get(key)}" for key in changed[:3]]
+
+
+def _measured(cfg: DictConfig) -> dict[str, object]:
+    """Return the keys that change the measurement; a section that older configs lack is left out at its default."""
+    plain = {key: value for key, value in _plain(cfg).items() if key not in _NOT_HASHED}
+    if plain.get("distributed") == DistributedSpec().model_dump():
+        del plain["distributed"]
+    return plain
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:

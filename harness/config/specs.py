@@ -17,6 +17,7 @@ __all__ = [
     "AcceleratorSpec",
     "Component",
     "DatasetSpec",
+    "DistributedSpec",
     "EnergySpec",
     "Experiment",
     "LoaderSpec",
@@ -168,6 +169,15 @@ class TestbedSpec(Section):
     None for no limit."""
 
 
+class DistributedSpec(Section):
+    """Data-parallel training: the processes of a cell, by torch.distributed's own names."""
+
+    world_size: _Count = 1
+    """Ranks of a cell. They are placed on the testbed's compute nodes in turn."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """What synchronises gradients; auto is nccl where batches are on GPUs, and gloo elsewhere."""
+
+
 class EnergySpec(Section):
     """How the energy agents sample."""
 
@@ -220,8 +230,10 @@ class Experiment(Section):
     description: str = ""
     scale: Literal["small", "full"] = "small"
     sizes: Mapping[str, object] = Field(default_factory=dict)
-    placement: Literal["remote", "half", "local"] = "remote"
-    """Where the samples of a regime with a link lie: 'remote', 'half' (half of them on the compute node) or 'local'."""
+    placement: Literal["remote", "half", "local", "sharded"] = "remote"
+    """Where the samples of a regime with a link lie: 'remote', 'half' (half of them on the compute node), 'local', or
+    'sharded' (each of two compute nodes has half of them)."""
+    distributed: DistributedSpec = DistributedSpec()
     dataset: DatasetSpec | None = None
     """What the workloads without a dataset of their own are trained on."""
     workloads: Mapping[str, WorkloadSpec] = Field(default_factory=dict)
@@ -302,6 +314,15 @@ class Experiment(Section):
             )
         if self.testbed.inventory and self.testbed.kind != "ssh":
             raise ValueError(f"testbed.inventory={self.testbed.inventory}: expected only with testbed=ssh")
+        return self
+
+    @model_validator(mode="after")
+    def _check_sharded(self) -> Self:
+        if self.placement == "sharded" and self.distributed.world_size < 2:
+            raise ValueError(
+                f"distributed.world_size={self.distributed.world_size}: placement=sharded has two compute nodes; "
+                "expected 2 or more, so that each trains"
+            )
         return self
 
     @model_validator(mode="after")

@@ -28,9 +28,11 @@ from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import Shard, ShardSet, index_path, read_key, save_manifest
 from loaders.streaming.shards.tfrecord import count_intact
 
-__all__ = ["HALF_SHARDS", "PlacedData", "Role", "open_shards", "place", "split"]
+__all__ = ["HALF_SHARDS", "SPLIT", "PlacedData", "Role", "open_shards", "place", "split"]
 
 Role = Literal["compute", "storage"]
+SPLIT: Final = ("half", "sharded")
+"""Placements by which each of two nodes has half of the samples."""
 HALF_SHARDS: Final = 8
 """The smallest number of shards of a dataset that is cut in half: enough for halves of about equal size."""
 
@@ -49,7 +51,7 @@ class PlacedData:
     """A dataset on its nodes."""
 
     kind: str
-    """remote, half or local."""
+    """remote, half, local or sharded."""
     on_compute: npt.NDArray[np.bool_]
     """Which samples lie on the compute node, by id; the others lie on the storage node."""
     sizes: npt.NDArray[np.int64]
@@ -67,48 +69,54 @@ class PlacedData:
         nbytes = int(self.sizes[remote].sum())
         return {"kind": self.kind, "remote_samples": int(remote.sum()), "remote_bytes": nbytes}
 
-    def seen_from_compute(self, samples: Samples) -> Samples:
-        """Return the samples with paths below `local/` and `remote/`, one root for both.
+    def is_local(self, role: Role) -> npt.NDArray[np.bool_]:
+        """Return which samples lie on the node of a role, by id."""
+        return self.on_compute if role == "compute" else ~self.on_compute
+
+    def seen_from(self, role: Role, samples: Samples) -> Samples:
+        """Return the samples with paths below `local/` and `remote/`, one root for both, as a node sees them.
 
         The columns whose names end in `_path` are such paths too.
         """
         columns = {
-            name: pa.array(self._seen(column.to_pylist())) if name.endswith("_path") else column
+            name: pa.array(self._seen(role, column.to_pylist())) if name.endswith("_path") else column
             for name, column in samples.columns.items()
         }
-        return replace(samples, paths=tuple(self._seen(samples.paths)), columns=columns)
+        return replace(samples, paths=tuple(self._seen(role, samples.paths)), columns=columns)
 
-    def _seen(self, paths: Sequence[str]) -> list[str]:
-        return [f"{'local' if here else 'remote'}/{path}" for here, path in zip(self.on_compute, paths, strict=True)]
+    def _seen(self, role: Role, paths: Sequence[str]) -> list[str]:
+        return [
+            f"{'local' if here else 'remote'}/{path}" for here, path in zip(self.is_local(role), paths, strict=True)
+        ]
 
 
 def place(kind: str, handle: DatasetHandle, shards: Path | None, cache: Path, progress: Progress) -> PlacedData:
     """Return where the samples of a dataset lie.
 
-    `shards` is the folder of all its shards; `half` needs it, and makes a folder for each node in `cache`.
+    `shards` is the folder of all its shards; a kind of SPLIT needs it, and makes a folder for each node in `cache`.
 
     Raises DiskError when the cache cannot be written, DatasetError when the dataset has too few shards to be cut,
-    ValueError where `half` has no shards.
+    ValueError where such a kind has no shards.
     """
     samples = handle.samples
-    if kind != "half":
+    if kind not in SPLIT:
         local = kind == "local"
         folders: dict[Role, Path] = {} if shards is None else {"compute" if local else "storage": shards}
         return PlacedData(kind, np.full(len(samples), local), samples.sizes, folders)
     if shards is None:
-        raise ValueError("placement=half is decided by shards, and there are none")
+        raise ValueError(f"placement={kind} is decided by shards, and there are none")
     whole = ShardSet.open(shards)
-    parts = split(whole.shards)
+    parts = split(whole.shards, kind)
     on_compute = np.zeros(len(samples), np.bool_)
     for shard in parts["compute"]:
         on_compute[shard.records["id"]] = True
     return PlacedData(kind, on_compute, samples.sizes, _folders(whole, parts, samples, cache, progress))
 
 
-def split(shards: Sequence[Shard]) -> dict[Role, list[Shard]]:
+def split(shards: Sequence[Shard], kind: str = "half") -> dict[Role, list[Shard]]:
     """Give each shard to the node that has fewer bytes so far, the largest first; raises DatasetError for one shard."""
     if len(shards) < 2:
-        raise DatasetError("placement=half: the dataset has one shard, expected at least 2; take more samples")
+        raise DatasetError(f"placement={kind}: the dataset has one shard, expected at least 2; take more samples")
     parts: dict[Role, list[Shard]] = {"compute": [], "storage": []}
     placed_bytes = dict.fromkeys(parts, 0)
     for shard in sorted(shards, key=lambda shard: (-shard.nbytes, shard.path.name)):

@@ -56,6 +56,7 @@ def list_caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...
         *_energy(groups),
         *_skipped(results),
         *_placement(results),
+        *_ranks(results),
         *_memory(results),
         *_mounts(results),
         *_link(results),
@@ -143,6 +144,9 @@ def _skipped(results: Results) -> Iterable[Caveat]:
 def _placement(results: Results) -> Iterable[Caveat]:
     if results.experiment.placement == "local":
         yield Caveat("placement", "All samples lie on the compute node, whatever the link.", weakens=False)
+    if results.experiment.placement == "sharded":
+        text = "Each of two compute nodes has half of the samples, and reads the others over the link."
+        yield Caveat("placement", text, weakens=False)
     if results.experiment.placement != "half":
         return
     far = next((cell.record.placement for cell in results.cells if cell.record), None)
@@ -155,6 +159,18 @@ def _placement(results: Results) -> Iterable[Caveat]:
             f"({megabytes(far.remote_bytes)}) comes over the link.",
             weakens=False,
         )
+
+
+def _ranks(results: Results) -> Iterable[Caveat]:
+    records = [cell.record for cell in results.cells if cell.record and cell.record.ranks]
+    for ranks, nodes, gradients in dict.fromkeys(
+        (len(one.ranks), len({rank.address for rank in one.ranks}), one.accelerator.gradient_bytes) for one in records
+    ):
+        where = "one node" if nodes == 1 else f"{nodes} nodes"
+        told = "Nothing is trained, so no gradients are synchronised."
+        if gradients is not None:
+            told = f"Every step waits until {megabytes(gradients)} of gradients are all-reduced."
+        yield Caveat("ranks", f"{ranks} ranks on {where} share every epoch. {told}", weakens=False)
 
 
 def _memory(results: Results) -> Iterable[Caveat]:

@@ -94,7 +94,7 @@ def choose_figure(results: Results) -> PaperFigure:
 
 def _figure_of(results: Results) -> str:
     experiment = results.experiment
-    if experiment.placement == "half":
+    if experiment.placement in ("half", "sharded"):
         return "fig10"
     if experiment.dataset is not None and experiment.dataset.target.endswith(".Synthetic"):
         return "fig7" if results.streams == 1 else "fig8"

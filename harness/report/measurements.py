@@ -13,7 +13,7 @@ from harness.results.epoch_row import make_schema
 from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
 
-__all__ = ["EPOCH_COLUMNS", "epochs", "find_base", "mark_settled", "read_stored", "trusted", "work"]
+__all__ = ["EPOCH_COLUMNS", "epochs", "find_base", "first_rank", "mark_settled", "read_stored", "trusted", "work"]
 
 
 def epochs(results: Results) -> pd.DataFrame:
@@ -73,6 +73,11 @@ def read_stored(path: Path) -> pd.DataFrame | None:
     with refuse_damage(path, CELL):
         frame: pd.DataFrame = pq.read_table(path).to_pandas()
     return frame
+
+
+def first_rank(batches: pd.DataFrame) -> pd.DataFrame:
+    """Return the batches of rank 0, which follow each other in time; those of one process are all of them."""
+    return batches[batches["rank"] == 0] if "rank" in batches else batches
 
 
 def find_base(results: Results, loader: str) -> str:

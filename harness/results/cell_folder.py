@@ -143,6 +143,8 @@ def read_batches(path: Path) -> dict[int, EpochBatches]:
             ids=part["ids"].combine_chunks().flatten().to_numpy(),
             loss=_read_known(part, "loss"),
             work_s=_read_known(part, "work_s"),
+            rank=part["rank"].to_numpy() if "rank" in part.column_names else None,
+            sync_s=part["sync_s"].to_numpy() if "rank" in part.column_names else None,
         )
     return found
 

@@ -28,6 +28,8 @@ __all__ = [
     "MemoryRecord",
     "PlacementRecord",
     "Probe",
+    "RankEpoch",
+    "RankRecord",
     "SensorRecord",
 ]
 
@@ -63,7 +65,7 @@ class PlacementRecord:
     """Where the samples of a cell lie."""
 
     kind: str
-    """remote, half or local."""
+    """remote, half, local or sharded."""
     remote_samples: int = 0
     """Samples on the storage node."""
     remote_bytes: int = 0
@@ -142,6 +144,28 @@ class HostRecord:
         return round(1e6 * (max(self.clock_before.error_ms, self.clock_after.error_ms) + moved_ms))
 
 
+@dataclass(frozen=True, slots=True)
+class RankEpoch:
+    """What the link had to bring a rank in one epoch, at least."""
+
+    epoch: int
+    remote_bytes: int
+    """Of its samples that lie on another node."""
+    gradient_bytes: int
+    """Of the gradients of ranks on other nodes: what any all-reduce has to bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """One rank of a cell."""
+
+    rank: int
+    host: str
+    address: str
+    """Of its node on the data network."""
+    epochs: Sequence[RankEpoch] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellRecord:
     """cell.json of a finished cell."""
@@ -164,6 +188,8 @@ class CellRecord:
     caches: str = ""
     memory: MemoryRecord | None = None
     """None without a limit."""
+    ranks: Sequence[RankRecord] = ()
+    """Empty for a cell of one process."""
     other_runs: Sequence[str] = ()
     """Other runs on this machine at the same time."""
     notes: Sequence[str] = ()

@@ -21,6 +21,7 @@ from harness.results.cells import HostRecord
 from harness.results.disturbance import LinkPings, measure_others, summarize_pings
 from harness.results.epoch_row import EpochRow, compute_spread
 from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
+from harness.results.ranks import rank_rows
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 
@@ -182,6 +183,9 @@ def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
 
 def _check_bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
     """Judge what came over the link: all that lies beyond it, and not what lies here."""
+    if data.cell.ranks:
+        yield _check_bytes_by_node(data, row)
+        return
     placement = data.cell.placement
     needed = row.bytes if placement.kind == "remote" else placement.remote_bytes
     share = "" if needed == row.bytes else f" of {row.bytes}"
@@ -201,6 +205,25 @@ def _check_count(
     return _make_check(row, rule, expected, f"{found} {unit}", allowed[0] <= found <= allowed[1])
 
 
+def _check_bytes_by_node(data: CellData, row: EpochRow) -> Check:
+    """Judge what each node received: its ranks' samples that lie elsewhere, and the gradients of the other nodes."""
+    needed: dict[str, int] = defaultdict(int)
+    received: dict[str, int | None] = {}
+    for rank in rank_rows(data):
+        if rank.epoch == row.epoch:
+            record = data.cell.ranks[rank.rank]
+            epoch = next(one for one in record.epochs if one.epoch == row.epoch)
+            needed[rank.address] += epoch.remote_bytes + epoch.gradient_bytes
+            received[rank.address] = rank.rx_bytes
+    expected = ", ".join(f"≥ {count} bytes at {address}" for address, count in needed.items())
+    actual = ", ".join(f"{'unknown' if count is None else count} at {address}" for address, count in received.items())
+    known = {address: count for address, count in received.items() if count is not None}
+    verdict = UNKNOWN if len(known) < len(received) else all(known[one] >= count for one, count in needed.items())
+    return _make_check(
+        row, "bytes_received", f"{expected} (samples that lie elsewhere, and gradients)", actual, verdict
+    )
+
+
 def _check_exactly_once(data: CellData, row: EpochRow) -> Check:
     """Judge the ids that came; those that the loader's declared policy left out need not come, and are counted."""
     n = data.cell.dataset.samples
@@ -209,7 +232,8 @@ def _check_exactly_once(data: CellData, row: EpochRow) -> Check:
     seen = np.bincount(inside, minlength=n)
     absent, repeated = np.flatnonzero(seen == 0).tolist(), int((seen > 1).sum())
     strange = len(ids) - len(inside)
-    expected, actual = f"each of {n} samples once", ""
+    over = f" over {len(data.cell.ranks)} ranks" if data.cell.ranks else ""
+    expected, actual = f"each of {n} samples once{over}", ""
     told = skipped_by_epoch(data.events).get(row.epoch) if data.cell.on_error == "skip" else None
     left_out = [] if told is None else [sample_id for sample_id in absent if sample_id in told.samples]
     miscounted = told is not None and told.count != len(left_out)

@@ -52,6 +52,41 @@ class EpochBatches:
     """Of every step; None where nothing is trained."""
     work_s: npt.NDArray[np.float64] | None = None
     """Seconds of preprocessing of the samples in `ids`; None where the engine does not report them."""
+    rank: npt.NDArray[np.int64] | None = None
+    """Of every batch; the ranks stand one after the other. None for a cell of one process."""
+    sync_s: npt.NDArray[np.float64] | None = None
+    """Time of every step from the rank's own last gradient until those of all ranks were there; NaN is unknown."""
+
+    @property
+    def utilisation(self) -> float | None:
+        """Accelerator utilisation; waiting for other ranks is not computing."""
+        waits_s = self.wait_s + self.step_s - self.compute_s
+        return compute_utilisation(waits_s, self.compute_s)
+
+    @property
+    def compute_s(self) -> npt.NDArray[np.float64]:
+        """Time of every step without the synchronisation with other ranks."""
+        return self.step_s if self.sync_s is None else self.step_s - np.nan_to_num(self.sync_s)
+
+    def of_ranks(self) -> list[EpochBatches]:
+        """Return the batches of each rank by itself."""
+        if self.rank is None:
+            return [self]
+        ends = np.cumsum(self.samples)
+        return [self._part(np.flatnonzero(self.rank == rank), ends) for rank in np.unique(self.rank)]
+
+    def _part(self, places: npt.NDArray[np.intp], ends: npt.NDArray[np.int64]) -> EpochBatches:
+        samples = slice(int(ends[places[0]] - self.samples[places[0]]), int(ends[places[-1]]))
+        return EpochBatches(
+            samples=self.samples[places],
+            nbytes=self.nbytes[places],
+            wait_s=self.wait_s[places],
+            step_s=self.step_s[places],
+            ids=self.ids[samples],
+            loss=None if self.loss is None else self.loss[places],
+            work_s=None if self.work_s is None else self.work_s[samples],
+            sync_s=None if self.sync_s is None else self.sync_s[places],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +209,11 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         bytes=nbytes,
         samples_per_s=samples / duration_s,
         mb_per_s=nbytes / 1e6 / duration_s,
-        stall_s=float(batches.wait_s.sum()),
-        au=compute_utilisation(batches.wait_s, batches.step_s),
+        stall_s=max(float(part.wait_s.sum()) for part in batches.of_ranks()),
+        au=min(
+            (au for part in batches.of_ranks() if (au := part.utilisation) is not None),
+            default=None,
+        ),
         cpu_util=_compute_cpu_util(start, end),
         gpu_util=compute_gpu_util(data, start, end),
         cpu_j=joules.get("cpu"),
@@ -256,19 +294,22 @@ def _estimate_published_energy(
     # An emulated board draws nothing here; what it would draw follows from its published power, as an estimate.
     if accelerator.busy_w is None or accelerator.idle_w is None:
         return []
-    busy_s = float(batches.step_s.sum())
-    drawn = accelerator.busy_w * busy_s + accelerator.idle_w * max(0.0, duration_s - busy_s)
     return [
         Energy(
             node="compute",
-            device=accelerator.label,
+            device=accelerator.label if batches.rank is None else f"{accelerator.label}, rank {rank}",
             domain="gpu",
             source="estimate",
-            joules=drawn,
+            joules=_drawn(accelerator.busy_w, accelerator.idle_w, float(part.compute_s.sum()), duration_s),
             error_j=None,
             interpolated=False,
         )
+        for rank, part in enumerate(batches.of_ranks())
     ]
+
+
+def _drawn(busy_w: float, idle_w: float, busy_s: float, duration_s: float) -> float:
+    return busy_w * busy_s + idle_w * max(0.0, duration_s - busy_s)
 
 
 def _compute_cpu_util(start: CellEvent, end: CellEvent) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from harness.cell.events import CellEvent
 from harness.cell.skipped import skipped_by_epoch
 from harness.results.disturbance import measure_others, summarize_pings
 from harness.results.epochs import CellData, EpochBatches, compute_gpu_util, find_epoch_edges, select_rows
+from harness.results.ranks import RankRow, rank_edges, rank_rows
 
 __all__ = ["EpochMetrics", "make_epoch_metrics"]
 
@@ -73,12 +74,19 @@ class EpochMetrics:
     """Longest time for which the link held a ping, beyond what round trip, jitter and queue explain."""
     link_pause_ms: float | None
     """Longest pause of the delay line; None for local data and under netem."""
+    ranks: int | None = None
+    """Ranks that trained together; None in folders of runs from before the column."""
+    ranks_wait_s: float | None = None
+    """Longest time that a rank waited for slower ones; None for one rank, and where no gradients are synchronised."""
+    rank_samples_most: int | None = None
+    """Samples of the rank that had most; None for one rank."""
 
 
 def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
     """Return the metrics of every epoch that began and ended."""
     edges = find_epoch_edges(data.events)
     skipped = skipped_by_epoch(data.events)
+    ranks = rank_rows(data)
     made = next((event["duration_ns"] / 1e9 for event in data.events if event["event"] == "loader_made"), None)
     after = {event["epoch"]: event["pss_bytes"] for event in data.events if event["event"] == "memory"}
     return [
@@ -90,6 +98,7 @@ def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
             made_s=made if epoch == min(edges) else None,
             pss_after=after.get(epoch),
             skipped=skipped[epoch].count if epoch in skipped else 0 if data.cell.on_error is not None else None,
+            ranks=[row for row in ranks if row.epoch == epoch],
         )
         for epoch, (start, end) in edges.items()
     ]
@@ -104,6 +113,7 @@ def _measure_epoch(
     made_s: float | None,
     pss_after: int | None,
     skipped: int | None,
+    ranks: Sequence[RankRow],
 ) -> EpochMetrics:
     seen = select_rows(data.resources, start, end)
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
@@ -114,7 +124,7 @@ def _measure_epoch(
         cell_id=data.cell.cell_id,
         epoch=start["epoch"],
         loader_made_s=made_s,
-        first_batch_s=float(batches.wait_s[0]),
+        first_batch_s=max(float(part.wait_s[0]) for part in batches.of_ranks()),
         batch_p50_s=float(p50),
         batch_p95_s=float(p95),
         batch_p99_s=float(p99),
@@ -124,7 +134,7 @@ def _measure_epoch(
         loss_first=loss[0] if loss else None,
         loss_last=loss[-1] if loss else None,
         loss_mean=float(np.mean(loss)) if loss else None,
-        cell_cpu_s=_subtract(start, end, "cell_cpu_s"),
+        cell_cpu_s=_cell_cpu_s(data, start, end),
         pss_peak_bytes=_find_max([*(row.pss_bytes for row in seen), pss_after]),
         rss_peak_bytes=_find_max(row.rss_bytes for row in seen),
         disk_read_bytes=_subtract(start, end, "disk_read_bytes"),
@@ -139,12 +149,25 @@ def _measure_epoch(
         run_wait_s=None if taken is None else taken.wait_s,
         link_held_ms=None if link is None else max(link.held_ms, default=None),
         link_pause_ms=None if link is None else link.pause_ms,
+        ranks=max(1, len(ranks)),
+        ranks_wait_s=max((row.ranks_wait_s for row in ranks if row.ranks_wait_s is not None), default=None),
+        rank_samples_most=max((row.samples for row in ranks), default=None),
     )
 
 
+def _cell_cpu_s(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
+    """Return the CPU seconds of all ranks; None where a cell of an older run did not count them."""
+    edges = rank_edges(data.events)
+    others = [edges[rank][start["epoch"]] for rank in edges if rank]
+    each = [_subtract(begin, stop, "cell_cpu_s") for begin, stop in [(start, end), *others]]
+    return None if None in each else float(sum(each))
+
+
 def _compute_steady_rate(batches: EpochBatches, duration_s: float) -> float | None:
-    left_s = duration_s - float(batches.wait_s[0] + batches.step_s[0])
-    return float(batches.samples[1:].sum()) / left_s if len(batches.samples) > 1 and left_s > 0 else None
+    parts = batches.of_ranks()
+    left_s = duration_s - max(float(part.wait_s[0] + part.step_s[0]) for part in parts)
+    later = sum(float(part.samples[1:].sum()) for part in parts)
+    return later / left_s if later and left_s > 0 else None
 
 
 def _summarize_work(work_s: npt.NDArray[np.float64] | None) -> dict[str, float | None]:

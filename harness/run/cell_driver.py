@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,25 +34,34 @@ from harness.results.cells import (
     MemoryRecord,
     PlacementRecord,
     Probe,
+    RankRecord,
     SensorRecord,
 )
 from harness.results.checks import ONE_CLOCK, list_link_bounds
 from harness.results.epochs import attribute_link_joules, find_epoch_edges, to_readings_ns
 from harness.results.files import parse_value, write_json
 from harness.results.folder import RunFolder
-from harness.run.cell_process import CellProcess
+from harness.run.cell_ranks import CellRanks
 from harness.run.data_access import DataAccess, DataOnNodes, open_access
 from harness.run.energy_agent import EnergyAgent
 from harness.run.host_agent import HostAgents
-from harness.testbed import Testbed
+from harness.run.rank_files import (
+    LOADER_EVENTS,
+    join_batches,
+    make_folders,
+    rank_events,
+    rank_nodes,
+    rank_records,
+    rank_spec,
+    temporary_files,
+)
+from harness.testbed import Node, Testbed
 from harness.testbed.link import LinkCounters
 from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
 from harness.testbed.memory import limited_memory
 from harness.testbed.state import RunNames, living_runs, state_root
 
 __all__ = ["CellContext", "Watcher", "run_cell"]
-
-_LOADER_EVENTS = "loader-events.jsonl"
 
 
 class Watcher(Protocol):
@@ -104,6 +114,11 @@ class _Outcome:
     """What the driver learns while a cell runs."""
 
     access: DataAccess
+    """Of rank 0."""
+    nodes: Sequence[Node]
+    """Where the ranks are."""
+    folders: Sequence[Path]
+    """What each rank writes into; that of rank 0 is the cell's."""
     other_runs: set[str] = field(default_factory=set)
     caches: str = ""
     before: Probe | None = None
@@ -134,14 +149,17 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     with ExitStack() as stack:
         names = RunNames(testbed.run_id, state_root())
         memory = None if limit_mb is None else stack.enter_context(limited_memory(names, limit_mb, cell.cell_id))
-        compute = testbed.compute if memory is None else memory.node(testbed.compute)
-        process = stack.enter_context(CellProcess(compute, partial / "log.txt", 60 * experiment.cell_stall_min))
+        nodes = rank_nodes(testbed, experiment)
+        folders = make_folders(partial.resolve(), len(nodes))
+        started = nodes if memory is None else [memory.node(node) for node in nodes]
+        process = stack.enter_context(CellRanks(started, folders, 60 * experiment.cell_stall_min))
         deadline = time.monotonic() + experiment.cell_timeout_s
         process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})
         testbed.set_regime(regime)
         watcher.phase("reaching its data")
-        access = open_access(context.data[cell.workload], testbed, loader, regime, stack, partial.resolve(), memory)
-        outcome = _Outcome(access)
+        reached = open_access(context.data[cell.workload], testbed, loader, regime, stack, folders[0], memory, nodes)
+        access = reached[nodes[0]]
+        outcome = _Outcome(access, nodes, folders)
         watcher.phase("importing its modules")
         if (state := process.receive(deadline, "importing its modules").state) != "imported":
             raise CellError(f"the cell's process sent {state!r}, expected imported")
@@ -149,11 +167,12 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         outcome.before = context.probe(regime)
         clocks = context.hosts.clocks()
         watcher.phase("warming up")
-        spec = _spec(context, cell, access)
-        process.send(spec)
-        sampler = ResourceSampler(process.pid, spec.interface, partial / "resources.parquet")
+        specs = [_spec(context, cell, reached[nodes[rank]], outcome, rank) for rank in range(len(nodes))]
+        (partial / "spec.json").write_bytes(specs[0].to_json())
+        process.start(specs)
+        sampler = ResourceSampler(process.pids, specs[0].interface, partial / "resources.parquet")
         has_link = not regime.is_local and testbed.link is not None
-        watch = LinkWatch(compute, testbed.storage.address, partial / "link.parquet") if has_link else None
+        watch = LinkWatch(started[0], testbed.storage.address, partial / "link.parquet") if has_link else None
         try:
             with sampler, watch or nullcontext():
                 _run_epochs(context, process, outcome, watcher, deadline, sampler, watch)
@@ -173,9 +192,9 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     partial.rename(context.run.cell_folder(cell.cell_id))
 
 
-def _spec(context: CellContext, cell: Cell, access: DataAccess) -> CellSpec:
+def _spec(context: CellContext, cell: Cell, access: DataAccess, outcome: _Outcome, rank: int) -> CellSpec:
     experiment = context.experiment
-    out = context.run.partial_folder(cell.cell_id).resolve()
+    out = outcome.folders[rank]
     loader = experiment.loaders[cell.loader]
     link = None if experiment.regimes[cell.regime].is_local else context.testbed.link
     return CellSpec(
@@ -188,20 +207,21 @@ def _spec(context: CellContext, cell: Cell, access: DataAccess) -> CellSpec:
         data_root=access.root,
         endpoints=[daemon.endpoint for daemon in access.daemons],
         keys=context.data[cell.workload].keys[loader.daemon["module"]].client if loader.secure else None,
-        stream_events=out / _LOADER_EVENTS if loader.reads == "stream" else None,
+        stream_events=out / LOADER_EVENTS if loader.reads == "stream" else None,
         seed=cell.seed,
         epochs=experiment.epochs,
         warmup_samples=min(experiment.warmup_samples, context.datasets[cell.workload].samples),
         energy_store=context.run.energy.resolve(),
-        interface=None if link is None else link.interface,
+        interface=None if link is None else outcome.nodes[rank].interface,
         link_pid=None if link is None else link.pid,
         run_pid=os.getpid(),
+        ranks=rank_spec(outcome.nodes, rank, experiment) if len(outcome.nodes) > 1 else None,
     )
 
 
 def _run_epochs(
     context: CellContext,
-    process: CellProcess,
+    process: CellRanks,
     outcome: _Outcome,
     watcher: Watcher,
     deadline: float,
@@ -262,10 +282,12 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     )
     spans = {n: (to_readings_ns(start, energy), to_readings_ns(end, energy)) for n, (start, end) in edges.items()}
     context.agent.mark(cell.cell_id, cell.loader, spans)
-    every = sorted([*events, *_stream_events(access, partial)], key=lambda event: event["utc_ns"])
+    theirs = [event for rank, folder in enumerate(outcome.folders) if rank for event in rank_events(folder, rank)]
+    streamed = [_stream_events(access, partial), *(_loader_events(folder) for folder in outcome.folders[1:])]
+    every = sorted([*events, *theirs, *chain(*streamed)], key=lambda event: event["utc_ns"])
     save_events(every, partial / "events.parquet")
-    parts = sorted(partial.glob("batches-*.parquet"))
-    pq.write_table(pa.concat_tables([pq.read_table(p) for p in parts]), partial / "batches.parquet")
+    batches = join_batches(outcome.folders)
+    pq.write_table(batches, partial / "batches.parquet")
     hosts, more = context.hosts.records(events[0]["utc_ns"], events[-1]["utc_ns"], *outcome.clocks)
     save_readings([*readings, *more], partial / "energy.parquet")
     link, regime = context.testbed.link, experiment.regimes[cell.regime]
@@ -286,11 +308,12 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         mount=access.mount,
         caches=outcome.caches,
         memory=outcome.memory,
+        ranks=_rank_records(context, cell, outcome, batches),
         other_runs=sorted(outcome.other_runs),
         notes=outcome.done.notes,
         stats=outcome.done.stats,
         on_error=experiment.loaders[cell.loader].params.get("on_error", "raise"),
-        skipped=list(skipped_by_epoch(events).values()),
+        skipped=list(skipped_by_epoch(every).values()),
         accelerator=outcome.done.accelerator,
         sampler=outcome.sampler,
         energy=energy,
@@ -299,8 +322,20 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     )
     write_json(partial / "link.json", link_record)
     write_json(partial / "cell.json", record)
-    for path in [*parts, partial / "events.jsonl", partial / _LOADER_EVENTS, *access.events]:
+    for path in [*access.events, *chain(*(temporary_files(folder) for folder in outcome.folders))]:
         path.unlink(missing_ok=True)
+
+
+def _rank_records(context: CellContext, cell: Cell, outcome: _Outcome, batches: pa.Table) -> list[RankRecord]:
+    assert outcome.done.accelerator is not None
+    data = context.data[cell.workload].placed
+    return rank_records(
+        outcome.nodes,
+        batches,
+        data,
+        gradient_bytes=outcome.done.accelerator.gradient_bytes or 0,
+        has_link=not context.experiment.regimes[cell.regime].is_local,
+    )
 
 
 def _link_epoch(
@@ -333,7 +368,11 @@ def _link_epoch(
 
 def _stream_events(access: DataAccess, partial: Path) -> list[CellEvent]:
     """Return the timestamps of the loader and of every daemon."""
-    events = read_timestamps(partial / _LOADER_EVENTS, "loader")
+    events = _loader_events(partial)
     for daemon, path in zip(access.daemons, access.events, strict=True):
         events += [{"endpoint": daemon.endpoint, **event} for event in read_timestamps(path, "daemon")]
     return events
+
+
+def _loader_events(folder: Path) -> list[CellEvent]:
+    return read_timestamps(folder / LOADER_EVENTS, "loader")

@@ -21,12 +21,16 @@ from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.testbed.base import Node
 
-__all__ = ["CellProcess"]
+__all__ = ["CellProcess", "ProcessEnded"]
 
 _STACK_S = 2.0
 _EXIT_S = 10.0
 _LOOK_S = 1.0
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+
+
+class ProcessEnded(CellError):
+    """The cell's process ended without a word."""
 
 
 class CellProcess:
@@ -72,14 +76,31 @@ class CellProcess:
         if line is None:
             raise CellError(
                 f"no progress for {self._stall_s / 60:.3g} min (cell_stall_min) while {doing}: "
-                f"{self._place()}; {self._log} has the stacks of its threads"
+                f"{self.place()}; {self._log} has the stacks of its threads"
             )
+        return self._state(line)
+
+    def take(self) -> CellState | None:
+        """Return the next state if it has come; None where none has. Raises CellError as `receive` does."""
+        try:
+            line = self._child.read_line(0)
+        except ChildError as error:
+            raise self._gone(error) from error
+        return None if line is None else self._state(line)
+
+    @property
+    def output_fd(self) -> int:
+        """Descriptor that can be read when a state comes."""
+        return self._child.output_fd
+
+    @staticmethod
+    def _state(line: bytes) -> CellState:
         state = CellState.from_json(line)
         if state.state == "failed":
             raise CellError(f"{state.kind}: {state.message}")
         return state
 
-    def _place(self) -> str:
+    def place(self) -> str:
         """Return where the cell's main thread is, of the stacks that it writes into its log when it is asked."""
         if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
             return f"its process {self.pid} is stopped; kill -CONT goes on with one"
@@ -105,8 +126,8 @@ class CellProcess:
         inside = "" if own == frames[0] else f", in {name} of {path}, line {line}"
         return f"it is in {own[2]} of {own[0]}, line {own[1]}{inside}"
 
-    def _gone(self, error: ChildError) -> CellError:
-        return CellError(f"the cell's process {self.pid} {error}")
+    def _gone(self, error: ChildError) -> ProcessEnded:
+        return ProcessEnded(f"the cell's process {self.pid} {error}")
 
     def __enter__(self) -> Self:
         return self

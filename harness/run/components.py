@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from importlib import resources
 from typing import Final
@@ -9,6 +10,7 @@ from typing import Final
 from harness.config.specs import AcceleratorSpec, Component, Experiment, LoaderSpec
 from harness.config.targets import check_arguments, check_parts, find, instantiate, takes
 from harness.config.validation import unknown_key
+from harness.datasets.placement import SPLIT
 from harness.errors import ConfigError
 from harness.run.daemon import check_daemon
 from harness.workloads import Workload
@@ -24,6 +26,8 @@ _GIVEN: Final = {"samples", "endpoint", "endpoints", "keys", "events", "epochs"}
     "seed",
     "device",
 }
+_SHARE: Final = ("rank", "world_size", "remainder")
+"""Arguments of a loader that can read the share of a rank."""
 _LOADER: Final = ("epoch", "stats", "close")
 _WORKLOAD: Final = ("model", "loss", "check", "example")
 _MADE: Final = ("name", "batch_size", "input_size", "transform")
@@ -39,6 +43,7 @@ def check_components(experiment: Experiment) -> None:
         check_loader(loader)
         if loader.reads == "stream":
             _check_stream(experiment, loader)
+        _check_ranks(loader, experiment.distributed.world_size)
     names = set()
     for key, workload in experiment.workloads.items():
         made = check_workload(workload)
@@ -107,10 +112,31 @@ def _check_stream(experiment: Experiment, loader: LoaderSpec) -> None:
     check_daemon(loader)
     for wanted, key, why in (
         (loader.secure, "keys", f"loaders.{loader.key}.secure=true"),
-        (experiment.placement == "half", "endpoints", "placement=half"),
+        (experiment.placement in SPLIT, "endpoints", f"placement={experiment.placement}"),
     ):
         if wanted and not takes(loader.target, key):
             raise ConfigError(f"{why}: {loader.target} takes no {key}")
+
+
+def _check_ranks(loader: LoaderSpec, world_size: int) -> None:
+    """Refuse a loader that cannot read a rank's share, and an imbalance of a single rank."""
+    where = f"loaders.{loader.key}"
+    if world_size == 1:
+        if loader.params.get("imbalance"):
+            raise ConfigError(f"{where}.imbalance: there is one rank; set distributed.world_size=2 or more")
+        return
+    for key in _SHARE:
+        if key in loader.params:
+            raise ConfigError(f"{where}.{key}: is given by the harness where there are several ranks; leave it out")
+    missing = [key for key in _SHARE if not takes(loader.target, key)]
+    found = find(loader.target)
+    if inspect.isclass(found) and not hasattr(found, "__len__"):
+        missing.append("__len__")
+    if missing:
+        raise ConfigError(
+            f"distributed.world_size={world_size}: {where} ({loader.target}) cannot read a rank's share: it has no "
+            f"{', '.join(missing)}; leave it out ('~{where}'), or see docs/extending.md"
+        )
 
 
 def _check_transform(loader: LoaderSpec, key: str, workload: Workload) -> None:

@@ -5,7 +5,7 @@ Data of the storage node comes over the link; data of the compute node is there 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from harness.config.specs import LoaderSpec
 from harness.datasets.placement import PlacedData, Role
 from harness.run.daemon import Daemon, Keys, serving
 from harness.testbed import Testbed
-from harness.testbed.base import LOOPBACK
+from harness.testbed.base import LOOPBACK, Node
 from harness.testbed.memory import MemoryGroup
 from harness.testbed.state import RunNames, state_root
 
@@ -33,8 +33,8 @@ class DataOnNodes:
     """Of the files, on the node that has them."""
     samples_file: Path
     """The samples by their paths below one root."""
-    split_samples_file: Path | None
-    """The samples by their paths below `local/` and `remote/`; None where one node has all of them."""
+    split_samples_files: Mapping[Role, Path]
+    """The samples by their paths below `local/` and `remote/`, by the node that reads them so."""
     shards: Path | None
     """The folder of all shards, whichever node serves them; None where nothing is streamed."""
     placed: PlacedData
@@ -67,14 +67,17 @@ def open_access(
     stack: ExitStack,
     folder: Path,
     memory: MemoryGroup | None = None,
-) -> DataAccess:
-    """Mount or serve what a cell needs until `stack` is closed; logs and events go into the cell's `folder`.
+    nodes: Sequence[Node] = (),
+) -> dict[Node, DataAccess]:
+    """Mount or serve what a cell needs until `stack` is closed; returns how each node reaches it.
 
-    Daemons run in the cell's `memory` group, where it has one; what serves a mount does not.
+    Daemons run in the cell's `memory` group, where it has one; what serves a mount does not. Logs and events go into
+    the cell's `folder`. `nodes` are those that train; by default the compute node alone.
     """
+    nodes = tuple(dict.fromkeys(nodes)) or (testbed.compute,)
     if loader.reads == "stream":
-        return _served(data, testbed, loader, regime, stack, folder, memory)
-    return _mounted(data, testbed, regime, stack)
+        return dict.fromkeys(nodes, _served(data, testbed, loader, regime, stack, folder, memory))
+    return {node: _mounted(data, testbed, regime, stack, node) for node in nodes}
 
 
 def _served(
@@ -93,8 +96,9 @@ def _served(
         shards = data.placed.shards.get(_role(role))
         if shards is None:
             continue
-        here = role == "compute" or regime.is_local
-        node = testbed.compute if here else testbed.storage
+        # Nodes that both train ask each other.
+        here = regime.is_local or (role == "compute" and data.placed.kind != "sharded")
+        node = testbed.compute if here or role == "compute" else testbed.storage
         suffix = f"-{role}" if data.placed.split else ""
         times = folder / f"daemon{suffix}-events.jsonl"
         # Two daemons may be on one node: the port that was asked for is the storage node's.
@@ -118,13 +122,12 @@ def _role(name: str) -> Role:
     return "compute" if name == "compute" else "storage"
 
 
-def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitStack) -> DataAccess:
+def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitStack, node: Node) -> DataAccess:
     far = _HERE if data.placed.kind == "local" else regime
-    mount = stack.enter_context(testbed.mount(data.root, far))
+    mount = stack.enter_context(testbed.mount(data.root, far, node))
     if not data.placed.split:
         return DataAccess(mount.kind, data.root, data.samples_file, mount.path)
-    assert data.split_samples_file is not None
-    near = stack.enter_context(testbed.mount(data.root, _HERE))
+    near = stack.enter_context(testbed.mount(data.root, _HERE, node))
     # One folder that is half local and half mounted: what the samples' paths lead to lies behind two links.
     seen = Path(mkdtemp(prefix="data-", dir=RunNames(testbed.run_id, state_root()).folder))
     stack.callback(seen.rmdir)
@@ -132,4 +135,5 @@ def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitSta
         link = seen / name
         link.symlink_to(path.resolve())
         stack.callback(link.unlink)
-    return DataAccess(mount.kind, data.root, data.split_samples_file, seen)
+    samples_file = data.split_samples_files["compute" if node == testbed.compute else "storage"]
+    return DataAccess(mount.kind, data.root, samples_file, seen)

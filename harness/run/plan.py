@@ -51,6 +51,8 @@ def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, 
     # Defaults of later options stay out, so that the cells of an older run keep their ids.
     if experiment.placement != "remote":
         identity["placement"] = experiment.placement
+    if experiment.distributed.world_size > 1:
+        identity["distributed"] = experiment.distributed.model_dump()
     if not identity["loader"]["secure"]:
         del identity["loader"]["secure"]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]

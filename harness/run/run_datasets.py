@@ -11,7 +11,7 @@ from harness.config.specs import Component, Experiment
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.generate import GeneratedDataset
-from harness.datasets.placement import HALF_SHARDS, PlacedData, open_shards, place
+from harness.datasets.placement import HALF_SHARDS, SPLIT, PlacedData, Role, open_shards, place
 from harness.errors import ConfigError, DatasetError
 from harness.results.cells import DatasetRecord
 from harness.run.daemon import Keys
@@ -53,10 +53,14 @@ class OpenData:
         """
         samples_file = folder / f"samples{suffix}.parquet"
         self.handle.samples.save(samples_file)
-        split_file = folder / f"placement{suffix}.parquet" if self.placed.split else None
-        if split_file is not None:
-            self.placed.seen_from_compute(self.handle.samples).save(split_file)
-        return DataOnNodes(self.handle.samples.root, samples_file, split_file, self.shards, self.placed, keys)
+        split_files: dict[Role, Path] = {}
+        if self.placed.split:
+            split_files["compute"] = folder / f"placement{suffix}.parquet"
+        if self.placed.kind == "sharded":
+            split_files["storage"] = folder / f"placement{suffix}-storage.parquet"
+        for role, path in split_files.items():
+            self.placed.seen_from(role, self.handle.samples).save(path)
+        return DataOnNodes(self.handle.samples.root, samples_file, split_files, self.shards, self.placed, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ def open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunDat
 def _check_room(experiment: Experiment, cache: Path) -> None:
     """Refuse datasets for which there is no room, with their shards, before the first of them is made."""
     needed, keys = 0, []
-    converted = experiment.placement == "half" or experiment.streams
+    converted = experiment.placement in SPLIT or experiment.streams
     seen: list[Component] = []
     for key, component in experiment.datasets.items():
         if component in seen:
@@ -143,7 +147,7 @@ def _check_room(experiment: Experiment, cache: Path) -> None:
 
 def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress) -> OpenData:
     handle: DatasetHandle = instantiate(component.target, component.params).open(cache, progress)
-    half = experiment.placement == "half"
+    half = experiment.placement in SPLIT
     shards = None
     if half or experiment.streams:
         try:

@@ -209,8 +209,10 @@ class Testbed(ABC):
         """
 
     @abstractmethod
-    def mount(self, root: Path, regime: Regime) -> AbstractContextManager[Mount]:
+    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> AbstractContextManager[Mount]:
         """Let the compute node see `root`: mounted for this context through the link, or as it is in a local regime.
+
+        Where data is on two compute nodes, `node` says which of them sees `root` of the other one.
 
         Every directory is listed before, so that attributes are known.
 

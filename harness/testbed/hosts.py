@@ -129,7 +129,7 @@ class HostsTestbed(Testbed):
             return probe(self.compute.run, self.storage.address, server.port, regime)
 
     @contextmanager
-    def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
+    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:
         """Let this host see `root` of the first storage host; in a local regime its own folder of that name."""
         mounting = local_mount(self.compute, root) if regime.is_local else self._mounts.mount(root, regime)
         with mounting as mount:

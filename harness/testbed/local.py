@@ -53,10 +53,10 @@ class LocalTestbed(Testbed):
         return None
 
     @contextmanager
-    def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
+    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:
         """Yield `root` as it is, its tree listed."""
         self.set_regime(regime)
-        with local_mount(self.compute, root) as mount:
+        with local_mount(node or self.compute, root) as mount:
             yield mount
 
     def describe(self) -> dict[str, object]:

@@ -86,6 +86,7 @@ class NetnsTestbed(Testbed):
             self.link: Link = self._open_link()
             stack.callback(self._close_link)
             self._mounts = RemoteMounts(self.storage, self.compute, names.folder)
+            self._mounts_back: RemoteMounts | None = None
             self._lifetime.wait_guarded()
             self._stack = stack.pop_all()
 
@@ -109,11 +110,23 @@ class NetnsTestbed(Testbed):
             return probe(self.compute.run, self.storage.address, server.port, regime)
 
     @contextmanager
-    def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
-        """Let the compute node see `root`: afresh through the link, or as it is in a local regime."""
-        mounting = local_mount(self.compute, root) if regime.is_local else self._mounts.mount(root, regime)
+    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:
+        """Let a node see `root` of the other one: afresh through the link, or as it is in a local regime."""
+        node = node or self.compute
+        if regime.is_local:
+            mounting = local_mount(node, root)
+        else:
+            mounting = (self._mounts if node.address == self.compute.address else self._back()).mount(root, regime)
         with mounting as mount:
             yield mount
+
+    def _back(self) -> RemoteMounts:
+        """Return the mounts by which the storage node sees files of the compute node."""
+        if self._mounts_back is None:
+            folder = self._lifetime.names.folder / "back"
+            folder.mkdir(mode=0o700)
+            self._mounts_back = RemoteMounts(self.compute, self.storage, folder)
+        return self._mounts_back
 
     def describe(self) -> dict[str, object]:
         """Describe the parts of the testbed."""

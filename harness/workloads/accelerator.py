@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from harness.workloads.base import Workload
     from loaders.base import Batch
 
-__all__ = ["KINDS", "Step", "choose_kind", "make_step"]
+__all__ = ["KINDS", "Step", "choose_device", "choose_kind", "make_step"]
 
 KINDS: Final = ("auto", "cuda", "cpu", "emulated", "none")
 
@@ -32,9 +32,17 @@ class Step(Protocol):
     """Source of an emulated step's duration; None for one that is assumed."""
     power: BoardPower | None
     """Published power of an emulated board."""
+    gradient_bytes: int | None
+    """Bytes of gradients that ranks all-reduce in a step; None with one rank, and where nothing is trained."""
+    sync_ns: int | None
+    """Time from the end of the last step's own computation until the gradients of all ranks were there."""
 
     def __call__(self, batch: Batch) -> None:
         """Train on one batch; returns when the step is done, on the device too."""
+        ...
+
+    def idle(self) -> None:
+        """Take part in a step of the other ranks when this one has no batch left."""
         ...
 
     def warm_up(self) -> None:
@@ -63,12 +71,21 @@ def choose_kind(accelerator: Mapping[str, object], workload_name: str) -> str:
     return kind
 
 
-def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int) -> Step:
+def choose_device(accelerator: Mapping[str, object], workload_name: str) -> str:
+    """Return where batches are wanted: cuda or cpu. Raises as choose_kind does."""
+    import torch
+
+    kind = choose_kind(accelerator, workload_name)
+    return "cuda" if kind == "cuda" or (kind == "none" and torch.cuda.is_available()) else "cpu"
+
+
+def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, *, synchronised: bool = False) -> Step:
     """Make the training step of a workload.
 
     `accelerator` holds kind (auto, cuda, cpu, emulated or none) and, for an emulated one, model (a100 or h100),
     time_scale, by which its duration is multiplied, and seconds_per_sample: a number, or numbers by workload, that
-    the user assumes in place of a published one. `seed` is that of the weights. Raises as choose_kind does.
+    the user assumes in place of a published one. `seed` is that of the weights. `synchronised` is whether the process
+    is a rank of several, in a process group. Raises as choose_kind does.
     """
     kind = choose_kind(accelerator, workload.name)
     if kind == "emulated":
@@ -77,15 +94,21 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int) 
         _, model, scale = _settings(accelerator)
         assumed = _assumed(accelerator, workload.name)
         if assumed is not None:
-            return EmulatedStep.assumed(assumed, scale)
-        return EmulatedStep.published(workload, model, scale)
+            step = EmulatedStep.assumed(assumed, scale)
+        else:
+            step = EmulatedStep.published(workload, model, scale)
+        if synchronised:
+            from harness.workloads.gradients import EmulatedGradients
+
+            step.synchronise(EmulatedGradients(workload))
+        return step
     if kind == "none":
         from harness.workloads.emulated import NoStep
 
         return NoStep()
     from harness.workloads.training import TrainingStep
 
-    return TrainingStep(workload, kind, seed)
+    return TrainingStep(workload, kind, seed, synchronised=synchronised)
 
 
 def _settings(accelerator: Mapping[str, object]) -> tuple[str, str, float]:

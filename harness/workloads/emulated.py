@@ -12,6 +12,7 @@ from harness.workloads.published import BOARDS, MODELS, STEPS, BoardPower
 
 if TYPE_CHECKING:
     from harness.workloads.base import Workload
+    from harness.workloads.gradients import EmulatedGradients
     from loaders.base import Batch
 
 __all__ = ["EmulatedStep", "NoStep"]
@@ -21,6 +22,8 @@ _TRIAL_NS: Final = 20_000_000
 """About a step: the longer a core sleeps, the deeper, and the longer it takes to wake."""
 _MAX_LATENESS_NS: Final = 150_000
 """More than this is a busy machine, not the time that waking up takes."""
+_FORWARD: Final = 1 / 3
+"""Share of a step before its first gradients: the backward pass has twice the operations of the forward pass."""
 
 
 class EmulatedStep:
@@ -39,6 +42,13 @@ class EmulatedStep:
         self.citation = citation
         self.power = power
         self._lateness_ns = 0
+        self._gradients: EmulatedGradients | None = None
+        self.gradient_bytes: int | None = None
+        self.sync_ns: int | None = None
+
+    def synchronise(self, gradients: EmulatedGradients) -> None:
+        """All-reduce tensors of the gradients' size in every step from now on, as ranks that train together do."""
+        self._gradients, self.gradient_bytes = gradients, gradients.nbytes
 
     @classmethod
     def published(cls, workload: Workload, model: str, time_scale: float) -> Self:
@@ -60,8 +70,24 @@ class EmulatedStep:
 
     def __call__(self, batch: Batch) -> None:
         """Last n times the seconds per sample, n being the batch's samples."""
+        self._step(round(len(batch) * self.seconds_per_sample * 1e9))
+
+    def idle(self) -> None:
+        """Take part in a step of the other ranks without samples."""
+        self._step(0)
+
+    def _step(self, duration_ns: int) -> None:
         started = time.monotonic_ns()
-        _sleep_until(started + round(len(batch) * self.seconds_per_sample * 1e9), self._lateness_ns)
+        if self._gradients is None:
+            _sleep_until(started + duration_ns, self._lateness_ns)
+            return
+        # DDP reduces gradients while the backward pass goes on.
+        _sleep_until(started + round(_FORWARD * duration_ns), self._lateness_ns)
+        self._gradients.start()
+        _sleep_until(started + duration_ns, self._lateness_ns)
+        computed_ns = time.monotonic_ns()
+        self._gradients.wait()
+        self.sync_ns = time.monotonic_ns() - computed_ns
 
     def warm_up(self) -> None:
         """Learn how late this machine wakes a sleeper, so that steps can allow for it."""
@@ -76,6 +102,8 @@ class NoStep:
     emulated = False
     citation: str | None = None
     power: BoardPower | None = None
+    gradient_bytes: int | None = None
+    sync_ns: int | None = None
 
     def __init__(self) -> None:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -84,6 +112,9 @@ class NoStep:
         """Wait until the batch has arrived: its transfer is the loader's part."""
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+    def idle(self) -> None:
+        """Do nothing: there are no gradients, so ranks do not wait for each other."""
 
     def warm_up(self) -> None:
         """Make the device's context."""

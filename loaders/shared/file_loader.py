@@ -43,7 +43,7 @@ class FileLoader(Closing):
         self._device = usable_device(options.device)
         self._samples, self._options = samples, options
         ranks = place_among_ranks(options.rank, options.world_size)
-        self._share = Share(len(samples), options.seed, *ranks, options.remainder)
+        self._share = Share(len(samples), options.seed, *ranks, options.remainder, options.imbalance)
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._epochs = 0
         self._closed = False

@@ -11,7 +11,7 @@ import torch.distributed
 
 from loaders.errors import LoaderConfigError
 from loaders.image import epoch_order
-from loaders.options import Remainder, check_ranks
+from loaders.options import Remainder, check_imbalance, check_ranks
 
 __all__ = ["Share", "in_process_group", "place_among_ranks"]
 
@@ -22,7 +22,8 @@ class Share:
 
     Where the samples cannot be shared equally, `remainder` says what becomes of the rest, by the streaming planner's
     names: "uneven" gives some ranks one sample more, "drop" leaves the rest out (another one every epoch), "pad"
-    repeats the epoch's first samples. It has to be chosen where there are several ranks.
+    repeats the epoch's first samples. It has to be chosen where there are several ranks. With an `imbalance` the ranks
+    have parts of the epoch one after the other, and the last part is that share larger than each of the others.
     """
 
     count: int
@@ -30,9 +31,11 @@ class Share:
     rank: int = 0
     world_size: int = 1
     remainder: Remainder | None = None
+    imbalance: float = 0.0
 
     def __post_init__(self) -> None:
         check_ranks(self.rank, self.world_size, self.remainder)
+        check_imbalance(self.imbalance, self.remainder)
         if self.remainder == "drop" and self.count < self.world_size:
             raise LoaderConfigError(
                 f"world_size={self.world_size}: remainder=drop leaves none of {self.count} samples; use pad"
@@ -40,12 +43,22 @@ class Share:
 
     def __len__(self) -> int:
         """Return the number of the rank's samples in an epoch."""
-        return len(range(self.rank, self._total, self.world_size))
+        return len(range(self._total)[self._places])
 
     def order(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the ids of the rank's samples in the order of one epoch."""
         whole = epoch_order(self.count, seed=self.seed, epoch=epoch)
-        return np.resize(whole, self._total)[self.rank :: self.world_size]
+        return np.resize(whole, self._total)[self._places]
+
+    @property
+    def _places(self) -> slice:
+        """Return the places of the rank's samples in an epoch."""
+        if not self.imbalance:
+            return slice(self.rank, None, self.world_size)
+        shares = self.world_size + self.imbalance
+        last = self.rank == self.world_size - 1
+        end = self.count if last else round(self.count * (self.rank + 1) / shares)
+        return slice(round(self.count * self.rank / shares), end)
 
     @property
     def _total(self) -> int:

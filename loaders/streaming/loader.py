@@ -117,6 +117,8 @@ class StreamingLoader(Closing):
         if not isinstance(verify, bool):
             raise LoaderConfigError(f"verify={verify!r}: expected true or false")
         check_window(prefetch_batches, order, prefetch_step)
+        if options.imbalance:
+            raise LoaderConfigError(f"imbalance={options.imbalance}: streaming makes equal shares; leave it out")
         if not 0 <= part[0] < part[1]:
             raise LoaderConfigError(f"part={part}: expected (i, n) with i from 0 to n - 1")
         rank, world_size = place_among_ranks(options.rank, options.world_size)

@@ -232,7 +232,7 @@ def test_a_root_without_cases_says_what_it_holds_and_what_was_expected(tree, tmp
 
 def test_a_dataset_that_is_cut_in_half_keeps_its_segmentations(made):
     samples = made["nifti"].samples
-    half = PlacedData("half", np.array([True, False, False, True]), samples.sizes, {}).seen_from_compute(samples)
+    half = PlacedData("half", np.array([True, False, False, True]), samples.sizes, {}).seen_from("compute", samples)
     assert half.paths[:2] == ("local/case_00000/imaging.nii.gz", "remote/case_00001/imaging.nii.gz")
     assert half.columns["label_path"][3].as_py() == "local/case_00003/segmentation.nii.gz"
 

@@ -73,7 +73,7 @@ def test_the_halves_share_the_bytes_of_the_whole_and_leave_it_as_it_was(handle, 
 
 def test_paths_tell_the_node_and_leave_ids_labels_and_sizes_alone(handle, shards, tmp_path):
     placed = place("half", handle, shards, tmp_path / "cache", quiet)
-    seen = placed.seen_from_compute(handle.samples)
+    seen = placed.seen_from("compute", handle.samples)
     for number, path in enumerate(seen.paths):
         node, _, rest = path.partition("/")
         assert (node, rest) == ("local" if placed.on_compute[number] else "remote", handle.samples.paths[number])

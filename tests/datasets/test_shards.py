@@ -115,7 +115,7 @@ def test_samples_of_several_files_are_stored_whole_and_cut_in_half(cases, tmp_pa
     placed = place("half", handle, shards, tmp_path / "cache", heard)
     held = [ShardSet.open(folder) for folder in placed.shards.values()]
     assert sum(each.samples for each in held) == 9 and all(each.samples for each in held)
-    seen = placed.seen_from_compute(handle.samples)
+    seen = placed.seen_from("compute", handle.samples)
     nodes = [path.partition("/")[0] for path in seen.columns["label_path"].to_pylist()]
     assert nodes == [path.partition("/")[0] for path in seen.paths]
 

@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from energymon import save_readings
+from harness.cell.epoch import BatchRecord, save_batches
 from harness.cell.events import save_events
-from harness.cell.main import BatchRecord, save_batches
 from harness.collect import collect, find_invalid_cells, main, read_cells
 from harness.config.specs import Tolerances
 from harness.errors import ResultsError

@@ -45,9 +45,9 @@ def data(tmp_path):
         shards = open_shards(handle, tmp_path / "cache", lambda *_: None, HALF_SHARDS)
         placed = place(kind, handle, shards, tmp_path / "cache", lambda *_: None)
         samples.save(tmp_path / "samples.parquet")
-        split = tmp_path / "placement.parquet" if placed.split else None
-        if split is not None:
-            placed.seen_from_compute(samples).save(split)
+        split = {"compute": tmp_path / "placement.parquet"} if placed.split else {}
+        for role, path in split.items():
+            placed.seen_from(role, samples).save(path)
         return DataOnNodes(root, tmp_path / "samples.parquet", split, shards, placed, {})
 
     return make
@@ -57,7 +57,7 @@ def data(tmp_path):
 def test_every_file_is_read_below_one_root_and_the_root_is_gone_afterwards(kind, data, testbed, tmp_path):
     before = set(RunNames("reachtest", state_root()).folder.iterdir())
     with ExitStack() as stack:
-        access = open_access(data(kind), testbed, FILES, LOCAL, stack, tmp_path)
+        (access,) = open_access(data(kind), testbed, FILES, LOCAL, stack, tmp_path).values()
         seen = Samples.load(access.samples_file).at(access.root)
         assert [seen.path(n).read_bytes()[0] for n in range(40)] == list(range(40))
         if kind == "half":
@@ -71,7 +71,7 @@ def test_every_file_is_read_below_one_root_and_the_root_is_gone_afterwards(kind,
 @pytest.mark.parametrize(("kind", "daemons"), [("remote", 1), ("half", 2), ("local", 1)])
 def test_every_node_that_has_samples_has_a_daemon_while_the_cell_lasts(kind, daemons, data, testbed, tmp_path):
     with ExitStack() as stack:
-        access = open_access(data(kind), testbed, STREAM, LOCAL, stack, tmp_path)
+        (access,) = open_access(data(kind), testbed, STREAM, LOCAL, stack, tmp_path).values()
         assert len({daemon.endpoint for daemon in access.daemons}) == daemons
         assert [daemon.failure() for daemon in access.daemons] == [None] * daemons
         assert access.root is None

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 
 from energymon import joules
+from harness.cell.epoch import EnergyReader, measured_epoch
 from harness.cell.events import EventLog, read_events
-from harness.cell.main import EnergyReader, measured_epoch
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError
 from harness.run.energy_agent import EnergyAgent

@@ -8,8 +8,8 @@ import torch
 
 from energymon import save_readings
 from harness.cell.counters import CellCounters
+from harness.cell.epoch import measured_epoch, save_batches
 from harness.cell.events import EventLog, read_events, save_events
-from harness.cell.main import measured_epoch, save_batches
 from harness.config.specs import Tolerances
 from harness.errors import CellError
 from harness.results.cell_folder import load_cell

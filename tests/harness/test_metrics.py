@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.cell.main import BatchRecord, save_batches
+from harness.cell.epoch import BatchRecord, save_batches
 from harness.cell.resources import Resources
 from harness.results.cell_folder import read_batches
 from harness.results.epoch_row import make_schema
@@ -50,7 +50,7 @@ def test_an_older_run_s_cell_has_what_it_stored_and_nothing_else(stored):
     (found,) = make_epoch_metrics(stored())
     unknown = {name for name in make_schema(EpochMetrics).names if getattr(found, name) is None}
     known = {"cell_id", "epoch", "first_batch_s", "batch_p50_s", "batch_p95_s", "batch_p99_s", "steady_samples_per_s"}
-    known |= {"rx_bytes", "tx_bytes", "others_cpu_s", "steal_s", "run_wait_s"}
+    known |= {"rx_bytes", "tx_bytes", "others_cpu_s", "steal_s", "run_wait_s", "ranks"}
     assert unknown == {*make_schema(EpochMetrics).names} - known
 
 

@@ -72,7 +72,7 @@ def test_memory_and_cpu_of_workers_count_and_what_they_share_counts_once(cell):
 
 def test_rows_are_written_with_what_the_cell_uses_over_time(cell, tmp_path):
     path = tmp_path / "resources.parquet"
-    sampler = ResourceSampler(cell.pid, "lo", path)
+    sampler = ResourceSampler([cell.pid], "lo", path)
     rows = rows_until(sampler, path, lambda rows: len(rows) >= 3)
     assert [row["utc_ns"] for row in rows] == sorted(row["utc_ns"] for row in rows)
     assert all(0 <= row["cpu_util"] <= 1 for row in rows[1:])
@@ -87,7 +87,7 @@ def test_rows_are_written_with_what_the_cell_uses_over_time(cell, tmp_path):
 
 def test_a_cell_that_ends_ends_the_rows_and_not_the_harness(cell, tmp_path):
     path = tmp_path / "resources.parquet"
-    sampler = ResourceSampler(cell.pid, None, path)
+    sampler = ResourceSampler([cell.pid], None, path)
     with sampler:
         sampler.start(None)
         while not sampler._rows:
@@ -99,7 +99,7 @@ def test_a_cell_that_ends_ends_the_rows_and_not_the_harness(cell, tmp_path):
 
 
 def test_a_sampler_that_was_never_started_writes_no_row(tmp_path):
-    with ResourceSampler(os.getpid(), None, tmp_path / "r.parquet"):
+    with ResourceSampler([os.getpid()], None, tmp_path / "r.parquet"):
         pass
     table = pq.read_table(tmp_path / "r.parquet")
     assert table.num_rows == 0

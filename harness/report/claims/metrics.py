@@ -33,10 +33,12 @@ METRICS: Final[Mapping[str, str]] = {
     "pss_peak_bytes": "bytes",
     "rss_peak_bytes": "bytes",
     "disk_read_bytes": "bytes",
+    "ranks_wait_s": "s",
     # of these
     "busy_share": "share",
     "until_first_batch_s": "s",
     "cpu_s_per_sample": "s",
+    "ranks_wait_share": "share",
     # batches.parquet
     "slow_share": "share",
     "slow_batch_std": "",
@@ -45,7 +47,8 @@ METRICS: Final[Mapping[str, str]] = {
 """Units: s, J, share (0 to 1), bytes; none for the rest.
 
 `busy_share` is the step's share of the epoch, the wait for the first batch included; `until_first_batch_s` counts from
-the making of the loader; `slow_share` is the mean over batches of the share of slow samples in each, `slow_batch_std`
+the making of the loader; `ranks_wait_share` is the share of the epoch in which a rank waited for slower ones, of the
+rank that waited most; `slow_share` is the mean over batches of the share of slow samples in each, `slow_batch_std`
 the deviation of their number, `slow_first_half` what share of the slow samples comes in the first half of the batches
 (harness.report.claims.composition says which samples are slow).
 """

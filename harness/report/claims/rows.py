@@ -94,4 +94,6 @@ def _values(record: Mapping[str, object]) -> Mapping[str, float]:
         known["until_first_batch_s"] = known["loader_made_s"] + known["first_batch_s"]
     if "cell_cpu_s" in known and numbers.get("samples"):
         known["cpu_s_per_sample"] = known["cell_cpu_s"] / numbers["samples"]
+    if known.get("duration_s") and "ranks_wait_s" in known:
+        known["ranks_wait_share"] = known["ranks_wait_s"] / known["duration_s"]
     return known

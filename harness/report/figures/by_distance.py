@@ -185,7 +185,8 @@ def _conditions(results: Results, here: Sequence[Group], published: PaperFigure)
     rows = [row for group in here for row in group.rows]
     samples, size = compute_median(rows, lambda row: row.samples), compute_median(rows, lambda row: row.bytes)
     parts = [f"{samples:.0f} images" if samples else "", megabytes(size) if size else ""]
-    parts += ["half of them local"] if results.experiment.placement == "half" else []
+    halves = {"half": "half of them local", "sharded": "half of them on each of two nodes"}
+    parts += [halves[results.experiment.placement]] if results.experiment.placement in halves else []
     if not published.epoch_s:
         count = results.streams
         parts.append("" if count is None else f"{count} stream{'' if count == 1 else 's'}")

@@ -16,7 +16,7 @@ from harness.report.figures.definition import FigureTable, Learning
 from harness.report.figures.marks import average_window, make_loader_handles, make_sheet, say, write_note
 from harness.report.figures.style import INK, MUTED, choose_colour
 from harness.report.labels import UNKNOWN, percent, seconds, significant, spell
-from harness.report.measurements import find_base, read_stored
+from harness.report.measurements import find_base, first_rank, read_stored
 from harness.report.paired import Paired, compare_pairs
 from harness.report.papers import Tree, low
 from harness.report.papers import find_table as published_table
@@ -315,7 +315,7 @@ def _steps(results: Results) -> pd.DataFrame:
         )
         if batches is None or not {"wait_s", "step_s", "loss", "ids"} <= set(batches.columns):
             continue
-        ordered = batches.sort_values(["epoch", "step"])
+        ordered = first_rank(batches).sort_values(["epoch", "step"])
         parts.append(
             pd.DataFrame(
                 {

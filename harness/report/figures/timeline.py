@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.report.measurements import find_base, read_stored
+from harness.report.measurements import find_base, first_rank, read_stored
 from harness.results.cells import CellResult
 from harness.results.epochs import find_epoch_edges
 from harness.results.reader import Results
@@ -142,7 +142,7 @@ def _track(home: Path) -> _Track | None:
     edges = find_epoch_edges({**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records)
     for epoch, (start, end) in edges.items():
         ends_s.append(began_s + float(end["duration_ns"]) / 1e9)
-        amounts = _amounts(batches[batches["epoch"] == epoch].sort_values("step"))
+        amounts = _amounts(first_rank(batches[batches["epoch"] == epoch]).sort_values("step"))
         for name in ("cpu_util", "gpu_util", "disk_mb_per_s"):
             known = None if seen is None else seen[seen[name].notna()]
             if known is not None and len(known):

@@ -1,0 +1,178 @@
+"""One epoch of a cell: a loader feeds a training step, between two readings of counters and sensors."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from energymon import Asker
+from harness.cell.counters import CellCounters
+from harness.cell.events import EventLog, Instant
+from harness.cell.ranks import Ranks
+from harness.errors import CellError
+from harness.system.procfs import family, pss_bytes
+from loaders.base import Batch, Loader
+
+if TYPE_CHECKING:
+    from harness.workloads.accelerator import Step
+
+__all__ = ["BatchRecord", "EnergyReader", "measured_epoch", "run_epoch", "save_batches"]
+
+_PROGRESS_EVERY_NS = 250_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """What one step of an epoch took."""
+
+    wait_ns: int
+    """Time the step waited for its batch."""
+    step_ns: int
+    """Time the step took."""
+    nbytes: int
+    ids: npt.NDArray[np.int64]
+    work_s: npt.NDArray[np.float64] | None
+    """Seconds of preprocessing of every sample; None where the engine does not report them."""
+    sync_ns: int | None = None
+    """Time of the step after its own computation, until the gradients of all ranks were there; None for one rank."""
+
+
+def run_epoch(
+    loader: Loader,
+    step: Callable[[Batch], None],
+    epoch: int,
+    progress: Callable[[int], None] | None = None,
+    steps: int | None = None,
+) -> list[BatchRecord]:
+    """Feed one epoch of the loader to the step and return a record a batch, in order.
+
+    `steps` is how many the rank with most batches makes: this one takes part in those for which it has no batch.
+
+    Raises CellError for a batch whose data are of more or fewer samples than it names, or for one batch too many.
+    """
+    records: list[BatchRecord] = []
+    done, shown = 0, time.monotonic_ns()
+    asked = time.monotonic_ns()
+    for batch in loader.epoch(epoch):
+        got = time.monotonic_ns()
+        if len(batch.data) != len(batch.ids):
+            raise CellError(
+                f"epoch {epoch}, batch {len(records)}: {type(loader).__name__} names {len(batch.ids)} samples and "
+                f"brings data of {len(batch.data)}: expected one each"
+            )
+        if len(records) == steps:
+            raise CellError(
+                f"epoch {epoch}: {type(loader).__name__} brings more batches than the {steps} that the ranks agreed on "
+                "by its length"
+            )
+        step(batch)
+        finished = time.monotonic_ns()
+        sync_ns = getattr(step, "sync_ns", None)
+        records.append(BatchRecord(got - asked, finished - got, batch.nbytes, batch.ids, batch.work_s, sync_ns))
+        asked = finished
+        if progress is not None:
+            done += len(batch.ids)
+            if finished - shown > _PROGRESS_EVERY_NS:
+                progress(done)
+                shown = finished
+    for _ in range(len(records), steps or 0):
+        cast("Step", step).idle()
+    return records
+
+
+def measured_epoch(
+    loader: Loader,
+    step: Callable[[Batch], None],
+    epoch: int,
+    log: EventLog,
+    counters: CellCounters,
+    progress: Callable[[int], None],
+    at_edge: Callable[[], bool] = lambda: False,
+    ranks: Ranks | None = None,
+) -> list[BatchRecord]:
+    """Run one epoch between its two events, which carry the counters at its edges.
+
+    `at_edge` has the energy sensors read and returns whether they were. The instants of the two events are those of the
+    duration. The end is the instant after the sensors were read, so that their reading bounds the same span; where
+    nothing was read, it is the end of the last step. An epoch of several ranks begins when all are ready, and ends when
+    the last one has made its last step; `own_ns` of the end is how long this rank took.
+    """
+    before = counters.read()
+    if ranks is not None:
+        ranks.wait()
+    at_edge()
+    began = Instant.now()
+    log.add("epoch_start", at=began, synced=False, epoch=epoch, **before)
+    records = run_epoch(loader, step, epoch, progress, None if ranks is None else ranks.steps)
+    ended = Instant.now()
+    own: dict[str, Any] = {}
+    if ranks is not None:
+        own["own_ns"] = ended.mono_ns - began.mono_ns
+        ranks.wait()
+        ended = Instant.now()
+    if at_edge():
+        ended = Instant.now()
+    duration_ns = ended.mono_ns - began.mono_ns
+    log.add("epoch_end", at=ended, epoch=epoch, duration_ns=duration_ns, **own, **counters.read())
+    # Dear, so after the epoch: workers that live on are still there, and the sampler seldom looks.
+    log.add("memory", epoch=epoch, pss_bytes=pss_bytes(family(os.getpid())))
+    return records
+
+
+class EnergyReader:
+    """Has the energy agent that writes `store` read its sensors, over one connection while the agent lives."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._agent: Asker | None = None
+
+    def read(self) -> bool:
+        """Have the sensors read now; returns whether they were."""
+        was_connected = self._agent is not None
+        # The agent may have been started again since, and hears another connection then.
+        return self._asked() or (was_connected and self._asked())
+
+    def _asked(self) -> bool:
+        try:
+            self._agent = self._agent or Asker(self._store)
+        except OSError:
+            # Nothing is measured here, or the agent is being started again: the epoch goes by the ticks.
+            return False
+        if self._agent.edge_ns() is not None:
+            return True
+        self.close()
+        return False
+
+    def close(self) -> None:
+        """Hang up; may be called twice."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.close()
+
+
+def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Sequence[float] | None = None) -> None:
+    """Write one row a batch: epoch, step, samples, bytes, wait_s, step_s, ids, loss, work_s (by sample), sync_s."""
+    table = pa.table(
+        {
+            "epoch": pa.array([epoch] * len(records), pa.int32()),
+            "step": pa.array(range(len(records)), pa.int32()),
+            "samples": pa.array([len(r.ids) for r in records], pa.int32()),
+            "bytes": pa.array([r.nbytes for r in records], pa.int64()),
+            "wait_s": pa.array([r.wait_ns / 1e9 for r in records], pa.float64()),
+            "step_s": pa.array([r.step_ns / 1e9 for r in records], pa.float64()),
+            "ids": pa.array([r.ids for r in records], pa.list_(pa.int64())),
+            "loss": pa.array(losses if losses is not None else pa.nulls(len(records)), pa.float64()),
+            "work_s": pa.array([r.work_s for r in records], pa.list_(pa.float64())),
+            "sync_s": pa.array([None if r.sync_ns is None else r.sync_ns / 1e9 for r in records], pa.float64()),
+        }
+    )
+    pq.write_table(table, path)

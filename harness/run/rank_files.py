@@ -1,0 +1,135 @@
+"""Where the ranks of a cell run, what each needs to know, and how what each wrote becomes the cell's files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.cell.events import CellEvent, read_events
+from harness.cell.messages import RankSpec
+from harness.cell.skipped import EVENT as SKIPPED
+from harness.config.specs import Experiment
+from harness.datasets.placement import PlacedData, Role
+from harness.errors import CellError
+from harness.results.cells import RankEpoch, RankRecord
+from harness.testbed import Node, Testbed
+from harness.testbed.base import LOOPBACK
+
+__all__ = [
+    "LOADER_EVENTS",
+    "join_batches",
+    "make_folders",
+    "rank_events",
+    "rank_nodes",
+    "rank_records",
+    "rank_spec",
+    "temporary_files",
+]
+
+LOADER_EVENTS: Final = "loader-events.jsonl"
+_EVENTS: Final = "events.jsonl"
+_BATCHES: Final = "batches-*.parquet"
+
+
+def rank_nodes(testbed: Testbed, experiment: Experiment) -> list[Node]:
+    """Return the node of each rank: the testbed's compute nodes in turn.
+
+    On one machine the storage node is a compute node where placement=sharded alone: elsewhere no data would be far.
+
+    Raises CellError where placement=sharded has other than two compute nodes, and for ranks on another host.
+    """
+    world_size = experiment.distributed.world_size
+    if world_size == 1:
+        return [testbed.compute]
+    nodes = list(testbed.computes)
+    if others := [node.host for node in nodes if node.is_remote]:
+        raise CellError(
+            f"distributed.world_size={world_size}: ranks on other hosts ({', '.join(others)}) are not supported yet; "
+            "leave one host in the inventory's group compute, on which all ranks train"
+        )
+    if experiment.placement != "sharded":
+        shared = testbed.storage.namespace
+        nodes = [node for node in nodes if shared is None or node.namespace != shared]
+    elif len(nodes) != 2 and testbed.link is not None:
+        raise CellError(f"placement=sharded: the testbed has {len(nodes)} compute nodes; expected 2")
+    return [nodes[rank % len(nodes)] for rank in range(world_size)]
+
+
+def rank_spec(nodes: Sequence[Node], rank: int, experiment: Experiment) -> RankSpec:
+    """Return what a rank knows of its place. Ranks on one node keep to its loopback interface."""
+    node, alone = nodes[rank], len(set(nodes)) == 1
+    return RankSpec(
+        rank=rank,
+        world_size=len(nodes),
+        local_rank=nodes[:rank].count(node),
+        local_world_size=nodes.count(node),
+        host=node.host,
+        backend=experiment.distributed.backend,
+        address=LOOPBACK if alone else nodes[0].address,
+        interface="lo" if alone or node.interface is None else node.interface,
+        # A rank may wait for as long as another one may make no progress; the driver ends all when one is lost.
+        timeout_s=2 * 60 * experiment.cell_stall_min,
+    )
+
+
+def make_folders(cell: Path, world_size: int) -> list[Path]:
+    """Return the folder of each rank; that of rank 0 is the cell's, and the others are made in it."""
+    folders = [cell, *(cell / "ranks" / str(rank) for rank in range(1, world_size))]
+    for folder in folders[1:]:
+        folder.mkdir(parents=True)
+    return folders
+
+
+def rank_events(folder: Path, rank: int) -> list[CellEvent]:
+    """Return the events of a rank above 0, which carry its number; those that rank 0 has too are named "rank.…"."""
+    events = read_events(folder / _EVENTS)
+    return [
+        {**event, "event": event["event"] if event["event"] == SKIPPED else f"rank.{event['event']}", "rank": rank}
+        for event in events
+    ]
+
+
+def join_batches(folders: Sequence[Path]) -> pa.Table:
+    """Return the batches of a cell; of several ranks one after the other, with a column `rank`."""
+    tables = []
+    for rank, folder in enumerate(folders):
+        parts = [pq.read_table(path) for path in sorted(folder.glob(_BATCHES))]
+        table = pa.concat_tables(parts)
+        if len(folders) > 1:
+            table = table.append_column("rank", pa.array(np.full(len(table), rank), pa.int32()))
+        tables.append(table)
+    return pa.concat_tables(tables)
+
+
+def temporary_files(folder: Path) -> Iterable[Path]:
+    """Return the files of a rank that are part of the cell's own now."""
+    return [*folder.glob(_BATCHES), folder / _EVENTS, folder / LOADER_EVENTS]
+
+
+def rank_records(
+    nodes: Sequence[Node], batches: pa.Table, data: PlacedData, *, gradient_bytes: int, has_link: bool
+) -> list[RankRecord]:
+    """Return what cell.json says of each rank of several. `gradient_bytes` are those of one step."""
+    if len(nodes) == 1:
+        return []
+    ranks, epochs = batches["rank"].to_numpy(), batches["epoch"].to_numpy()
+    # Ranks on a node need the gradients of the other nodes' ranks: as one, they get 2 (n - 1) / n of them in each step.
+    count = len(set(nodes))
+    step_bytes = 2 * (count - 1) * gradient_bytes // count if has_link else 0
+    found = []
+    for rank, node in enumerate(nodes):
+        side: Role = "storage" if data.kind == "sharded" and node != nodes[0] else "compute"
+        far = ~data.is_local(side) if has_link else np.zeros(len(data.sizes), np.bool_)
+        each = []
+        for epoch in np.unique(epochs).tolist():
+            part = batches.filter((ranks == rank) & (epochs == epoch))
+            ids = part["ids"].combine_chunks().flatten().to_numpy()
+            first = nodes.index(node) == rank
+            each.append(RankEpoch(epoch, int(data.sizes[ids[far[ids]]].sum()), step_bytes * len(part) if first else 0))
+        found.append(RankRecord(rank, node.host, node.address, each))
+    return found

@@ -1,0 +1,159 @@
+"""Whole runs on hosts of namespaces: rows, a lost host, Ctrl-C, and the death of the controller."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.testbed.inventory import LEAD_SSH_CONFIG
+from tests.hosts.lead import connect_lead
+from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.root,
+    pytest.mark.skipif(bool(obstacles()), reason="; ".join(obstacles())),
+    pytest.mark.timeout(400),
+]
+
+QUIET = ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "checks.link_pause_ms=5000"]
+QUIET += ["checks.link_held_pct=100", "checks.clock_offset_ms=50", "checks.rtt_pct=50", "checks.rtt_ms=5"]
+SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
+FAR = ["~regimes.local", "~loaders.dali", "+regime@regimes.wan_30ms=wan_30ms", "regimes.wan_30ms.rate_gbit=1"]
+SLOW = ["~loaders.pytorch", "accelerator.kind=emulated", "accelerator.time_scale=100"]
+SLOW += ["loaders.streaming.prefetch_batches=1", "loaders.streaming.timeout_s=60"]
+"""An epoch of some 40 s, in which there is time to end something."""
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with namespace_hosts(storage=1, compute=1) as made:
+        connect_lead(made)
+        yield made
+
+
+@pytest.fixture
+def start(hosts, tmp_path):
+    """Start a run, as the controller does."""
+    started = []
+
+    def begin(*overrides):
+        where = [f"results_dir={tmp_path / 'results'}", f"testbed.inventory={hosts.inventory}", "testbed=ssh"]
+        argv = [sys.executable, "-m", "tests.hosts.lead", "+experiment=smoke", *SMALL, *FAR, *QUIET, *where, *overrides]
+        process = subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "results" / "latest"
+
+
+def rows(folder):
+    with (folder / "epochs.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def wait_until(condition, limit_s):
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def left_on(hosts, name):
+    """What is left of runs on a host: processes of ours, mounts, and files of a run."""
+    found = hosts.run(name, "sh", "-c", "ps -eo args | grep -E '[p]ython.*(harness|energymon|loaders)|[s]shfs' || true")
+    found += hosts.run(name, "sh", "-c", "grep -E 'sshfs|nfs4' /proc/mounts || true")
+    return found + hosts.run(name, "sh", "-c", "ls /run/joulefeed 2>/dev/null | grep -v '^hosts' || true")
+
+
+def assert_nothing_left(hosts, limit_s=30):
+    for name in ("storage1", "compute1"):
+        assert wait_until(lambda name=name: not left_on(hosts, name), limit_s), left_on(hosts, name)
+
+
+def wait_for_epoch(hosts):
+    """Wait until a cell on the lead is in its epoch."""
+    look = "cat /var/lib/joulefeed/results/*/cells/*.partial/events.jsonl 2>/dev/null | grep -c epoch_start || true"
+    assert wait_until(lambda: hosts.run("compute1", "sh", "-c", look).strip() not in ("", "0"), 200)
+
+
+def test_a_daemon_and_a_mount_at_two_distances_give_valid_rows_with_the_joules_of_both_hosts(hosts, start, folder):
+    run = start("+regime@regimes.lan_0_1ms=lan_0_1ms", "regimes.lan_0_1ms.rate_gbit=1", "loaders.streaming.secure=true")
+    output, _ = run.communicate(timeout=380)
+    assert run.returncode == 0, output
+    found = rows(folder)
+    assert sorted((row["loader"], row["regime"]) for row in found) == [
+        (loader, regime) for loader in ("pytorch", "streaming") for regime in ("lan_0_1ms", "wan_30ms")
+    ]
+    for row in found:
+        total, compute, storage = (float(row[key]) for key in ("total_j", "compute_j", "storage_j"))
+        assert row["valid"] == "valid"
+        assert min(compute, storage) > 0
+        assert total == pytest.approx(compute + storage)
+    checks = json.loads((folder / "checks.json").read_text())
+    by_rule = {check["rule"]: check for check in checks if check["rule"].endswith("storage1")}
+    assert {check["verdict"] for check in by_rule.values()} == {"pass"}
+    assert set(by_rule) == {"missed_ticks_storage1", "clock_offset_storage1"}
+    provenance = json.loads((folder / "provenance.json").read_text())
+    assert provenance["hosts"]["storage1"]["value"]["host"]["hostname"]["value"] == "storage1"
+    assert (folder / "hosts" / "storage1" / "energy.sqlite").exists()
+    assert_nothing_left(hosts)
+
+
+def test_a_host_that_is_lost_fails_its_cell_by_name_and_ends_the_run(hosts, start, folder):
+    run = start(*SLOW)
+    try:
+        wait_for_epoch(hosts)
+        hosts.stop("storage1")
+        output, _ = run.communicate(timeout=120)
+    finally:
+        hosts.start("storage1")
+    assert run.returncode == 4, output
+    assert "host storage1 is lost" in output
+    assert "testbed.on_lost_host=continue" in output
+    cells = [json.loads(path.read_text()) for path in folder.glob("cells/*/cell.json")]
+    assert [cell["status"] for cell in cells] == ["failed"]
+    assert "host storage1 is lost" in cells[0]["failure"]
+    assert_nothing_left(hosts)
+
+
+def test_ctrl_c_ends_the_run_in_order_and_brings_home_what_there_is(hosts, start, folder):
+    run = start(*SLOW)
+    wait_for_epoch(hosts)
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 128 + signal.SIGINT, output
+    assert "Go on with" in output
+    assert [json.loads(path.read_text())["status"] for path in folder.glob("cells/*/cell.json")] == ["interrupted"]
+    assert_nothing_left(hosts)
+
+
+def test_a_controller_that_is_killed_leaves_nothing_running_on_any_host(hosts, start):
+    run = start(*SLOW)
+    wait_for_epoch(hosts)
+    os.kill(run.pid, signal.SIGKILL)
+    assert_nothing_left(hosts, 30)
+
+
+def test_a_host_with_another_key_is_not_trusted(hosts, start):
+    config = str(LEAD_SSH_CONFIG)
+    hosts.run("compute1", "sh", "-c", f"sed -i.kept 's/UserKnownHostsFile.*/UserKnownHostsFile none/' {config}")
+    try:
+        output, _ = start().communicate(timeout=120)
+    finally:
+        hosts.run("compute1", "mv", f"{config}.kept", config)
+    assert "error: host storage1: Host key verification failed." in output
+    assert_nothing_left(hosts)
