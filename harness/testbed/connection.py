@@ -111,7 +111,7 @@ class Lease:
         try:
             return self._child.ready(START_S)
         except ChildError as error:
-            words = self._child.stderr_lines(1) or str(error)
+            self.lost = words = self._child.stderr_lines(1) or str(error)
             self._child.stop(eof_s=0)
             raise TestbedError(
                 f"host {self.connection.host}: {words}; python -m harness.testbed up sets it up"

@@ -37,6 +37,10 @@ SILENCE_S: Final = 20.0
 """A host whose lease hears nothing for so long has lost its lead."""
 BEAT: Final = b"beat\n"
 STOP: Final = b"stop\n"
+_ASKED_S: Final = 60.0
+"""What a command may take to end in order when the controller asks for it."""
+_GONE_S: Final = 6.0
+"""The same when the controller is gone."""
 _MISSING: Final = 127
 _WRONG: Final = 2
 _CHUNK_BYTES: Final = 4096
@@ -140,20 +144,19 @@ def _command(order: Order) -> int:
     except OSError as error:
         print(f"joulefeed: {error.filename}: {error.strerror} on {platform.node()}", file=sys.stderr)
         return _MISSING
-    eof_s = 0.0
+    term_s = GRACE_S
     try:
         if order.text:
             child.send(order.text.encode())
             child.hang_up()
         if order.silence_s is not None:
-            _hear(order.silence_s, child)
+            term_s = _ASKED_S if _hear(order.silence_s, child) else _GONE_S
         elif _hangs_up_first(child):
             # What reads its standard input has seen the end of it, too.
-            eof_s = GRACE_S if order.stdin == "pipe" else order.linger_s
-            _wait(child, eof_s)
+            _wait(child, GRACE_S if order.stdin == "pipe" else order.linger_s)
     except _EndedError:
         pass
-    status = child.stop()
+    status = child.stop(eof_s=0, term_s=term_s)
     return status if status >= 0 else 128 - status
 
 
@@ -178,25 +181,27 @@ def _wait(child: Child, timeout_s: float) -> None:
         return
 
 
-def _hear(silence_s: float, child: Child | None) -> None:
-    """Return when heartbeats end, stay away for `silence_s` or say stop, or when the child has ended."""
+def _hear(silence_s: float, child: Child | None) -> bool:
+    """Wait until heartbeats end or stay away for `silence_s`, or the child ends; return whether they said stop."""
     poller = select.poll()
     poller.register(0, select.POLLIN)
     ended = None if child is None else os.pidfd_open(child.pid)
     if ended is not None:
         poller.register(ended, select.POLLIN)
-    deadline = time.monotonic() + silence_s
+    deadline, is_asked = time.monotonic() + silence_s, False
     while (left_s := deadline - time.monotonic()) > 0:
         ready = dict(poller.poll(left_s * 1e3))
         if ended in ready:
             break
         if 0 in ready:
             heard = os.read(0, _CHUNK_BYTES)
-            if not heard or STOP in heard:
+            is_asked = STOP in heard
+            if not heard or is_asked:
                 break
             deadline = time.monotonic() + silence_s
     if ended is not None:
         os.close(ended)
+    return is_asked
 
 
 if __name__ == "__main__":
