@@ -123,13 +123,17 @@ class NotedSignal:
 
 @contextmanager
 def signals_noted() -> Iterator[NotedSignal]:
-    """Let the first signal be noted and nothing else; the block looks at it, ends, and raises Interrupted itself."""
+    """Let the first signal be noted and nothing else; the block looks at it, ends, and raises Interrupted itself.
+
+    Signals that are held stay so.
+    """
     noted = NotedSignal()
 
     def handler(signum: int, frame: FrameType | None) -> None:
         noted.number = noted.number or signum
 
-    with _handled_by(handler):
+    is_held = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    with _handled_by(signal.SIG_IGN if is_held else handler):
         yield noted
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.errors import HarnessError
+from harness.errors import HarnessError, Interrupted
 from harness.system.signals import run_program
 
 
@@ -58,8 +58,14 @@ def _play(options: argparse.Namespace) -> int:
 
     inventory = Inventory.load(options.inventory)
     name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}[options.command]
-    with Progress(Console(stderr=True)) as progress:
-        result = run_playbook(name, inventory, progress, limit=options.limit, check=getattr(options, "check", False))
+    try:
+        with Progress(Console(stderr=True)) as progress:
+            check = getattr(options, "check", False)
+            result = run_playbook(name, inventory, progress, limit=options.limit, check=check)
+    except Interrupted as error:
+        remedy = f"; python -m harness.testbed down --inventory {options.inventory} takes back what was done"
+        print(f"{error}{'' if options.command == 'status' else remedy}", file=sys.stderr)
+        return error.exit_status
     if options.command == "status":
         for host, answers in sorted(result.answers.items()):
             print("\n".join(f"{host}: {line}" for line in "".join(answers.values()).splitlines()))

@@ -200,6 +200,8 @@ def ansible_environment() -> dict[str, str]:
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
         # ansible-runner switches it off, whatever ansible.cfg says, unless the environment has it.
         "ANSIBLE_HOST_KEY_CHECKING": "true",
+        "ANSIBLE_NOCOLOR": "true",
+        "ANSIBLE_FORCE_COLOR": "false",
         # Ansible refuses to run in another encoding.
         "LC_ALL": "C.UTF-8",
     }

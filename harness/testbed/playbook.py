@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -15,7 +16,7 @@ from harness.errors import DiskError, Interrupted, TestbedError
 from harness.system.signals import signals_noted
 from harness.testbed.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
 
-__all__ = ["PlaybookProgress", "PlaybookResult", "log_folder", "run_playbook"]
+__all__ = ["PlaybookProgress", "PlaybookResult", "run_playbook"]
 
 JOB_TIMEOUT_S: Final = 3600
 """Most of it is for the environment of 6 GB on a slow line."""
@@ -24,6 +25,9 @@ IDLE_TIMEOUT_S: Final = 1200
 _MAX_REASON: Final = 300
 _NO_ANSWER: Final = ("MODULE FAILURE", "Module result deserialization failed")
 """What Ansible says of a module that ended without a result."""
+_MAX_LOGS: Final = 20
+_POLL_S: Final = 0.5
+"""How often time and signals are looked at while a task says nothing."""
 _FAILURES: Final = frozenset({"runner_on_failed", "runner_on_unreachable", "runner_item_on_failed"})
 
 
@@ -86,7 +90,7 @@ def run_playbook(
     import ansible_runner
 
     ansible_program("ansible-playbook")
-    log = log_folder() / f"{Path(name).stem}.log"
+    log = _new_log(Path(name).stem)
     follower = _Follower(name, progress)
     with _private_folder() as folder, signals_noted() as signals:
         hosts = Path(inventory.source)
@@ -105,7 +109,7 @@ def run_playbook(
             cmdline="--check" if check else None,
             quiet=True,
             suppress_env_files=True,
-            settings={"job_timeout": job_timeout_s, "idle_timeout": idle_timeout_s},
+            settings={"job_timeout": job_timeout_s, "idle_timeout": idle_timeout_s, "pexpect_timeout": _POLL_S},
             event_handler=follower.take,
             cancel_callback=lambda: signals.number is not None,
         )
@@ -126,19 +130,19 @@ def run_playbook(
     return PlaybookResult(dict(stats.get("changed", {})), log, follower.answers)
 
 
-def log_folder() -> Path:
-    """Return the folder of the playbooks' logs, made if need be.
-
-    Raises:
-        DiskError: it cannot be made.
-    """
+def _new_log(stem: str) -> Path:
+    """Return the file for a playbook's output, and remove the oldest such files."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "joulefeed" / "ansible"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise DiskError(f"{folder}: {error.strerror}; the logs of playbooks are kept there") from error
-    return folder
+    for old in sorted(folder.glob("*.log"), key=lambda path: path.name.partition("-")[2])[:-_MAX_LOGS]:
+        old.unlink(missing_ok=True)
+    log = folder / f"{stem}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.log"
+    log.touch(0o600)
+    return log
 
 
 @dataclass(slots=True)

@@ -1,0 +1,247 @@
+"""site.yml makes a testbed of bare hosts, a second time changes nothing, and teardown.yml leaves them as they were."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.errors import TestbedError
+from harness.testbed.inventory import Inventory
+from harness.testbed.playbook import run_playbook
+from tests.hosts.namespaces import namespace_hosts, obstacles
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.root,
+    pytest.mark.usefixtures("ansible"),
+    pytest.mark.skipif(bool(obstacles()), reason="; ".join(obstacles())),
+]
+
+HOSTS = ("storage1", "compute1")
+
+
+@dataclass
+class Progress:
+    """What a user would see."""
+
+    notes: list = field(default_factory=list)
+    steps: list = field(default_factory=list)
+
+    def follow(self, what, done, total=None, detail=""):
+        self.steps.append(detail)
+
+    def note(self, text):
+        assert "\n" not in text
+        self.notes.append(text)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with namespace_hosts(storage=1, compute=1) as running:
+        yield running
+
+
+@pytest.fixture
+def play(hosts, tmp_path, monkeypatch):
+    """Run a playbook on the hosts, with some variables of the inventory changed."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(name, *, change=None, progress=None, **options):
+        described = hosts.describe()
+        if change:
+            change(described["all"])
+        inventory = tmp_path / "hosts.yml"
+        inventory.write_text(yaml.safe_dump(described))
+        return run_playbook(name, Inventory.load(inventory), progress or Progress(), **options)
+
+    return run
+
+
+def assert_as_before(hosts, before):
+    for name, snapshot in before.items():
+        now = hosts.snapshot(name)
+        differ = {kind: set(map(str, _items(now[kind]))) ^ set(map(str, _items(snapshot[kind]))) for kind in snapshot}
+        assert not {kind: items for kind, items in differ.items() if items}, name
+
+
+def _items(part):
+    # The machine has this one for all its namespaces, and other tests widen it for a moment.
+    shared = "net.ipv4.tcp_allowed_congestion_control"
+    return [item for item in part.items() if item[0] != shared] if isinstance(part, dict) else part
+
+
+def ssh_of_lead(hosts, *command, options=()):
+    """Run a command on the storage host with the lead's key, as root of the lead does."""
+    return subprocess.run(
+        [*hosts.enter("compute1"), "ssh", "-F", "/var/lib/joulefeed/ssh/config", *options, "storage1", *command],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_hosts_come_up_once_and_go_down_to_what_they_were(hosts, play):
+    before = {name: hosts.snapshot(name) for name in HOSTS}
+    seen = Progress()
+
+    checked = play("site.yml", check=True)
+    assert all(checked.changed[name] for name in HOSTS)
+    assert_as_before(hosts, before)
+
+    first = play("site.yml", progress=seen)
+    assert all(first.changed[name] for name in HOSTS)
+    assert any(note.startswith("site.yml: storage1: base: Make the user: changed") for note in seen.notes)
+    assert any(step.startswith("compute1: sysctl: ") for step in seen.steps)
+    assert hosts.run("storage1", "sysctl", "-n", "net.ipv4.tcp_rmem").split() == ["4096", "131072", "67108864"]
+
+    # The lead's key starts the supervisor, whatever it is asked for, and nothing else.
+    answer = ssh_of_lead(hosts, "cat", "/etc/shadow")
+    assert "root:" not in answer.stdout
+    hosts.run("storage1", "sh", "-c", "printf '#!/bin/sh\\nid -u; echo supervisor\\n' >/opt/joulefeed/remote")
+    assert ssh_of_lead(hosts, "cat", "/etc/shadow").stdout == "0\nsupervisor\n"
+    assert "prohibited" in ssh_of_lead(hosts, options=("-W", "localhost:22")).stderr
+    refused = hosts.run("storage1", "su", "joulefeed", "-c", "sudo -n id || echo refused")
+    assert "refused" in refused and "uid=0" not in refused
+
+    mended = play("site.yml")
+    assert mended.changed["storage1"] == 1 and not mended.changed.get("compute1")
+
+    status = play("status.yml")
+    assert all("is up" in status.answers[name]["Look"] for name in HOSTS)
+    assert not any(status.changed.values())
+    assert status.log.stat().st_mode & 0o077 == 0
+    # Neither a connection to a host nor a file but the logs outlives a playbook.
+    pattern = f"ssh.*energymon-{os.getpid()}-"
+    deadline = time.monotonic() + 10
+    while (running := subprocess.run(["pgrep", "-f", pattern], check=False).returncode == 0) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.05)
+    assert not running
+    assert {path.name.partition("-")[0] for path in status.log.parent.iterdir()} == {"site", "status"}
+
+    play("teardown.yml")
+    assert_as_before(hosts, before)
+
+
+def test_what_an_interrupted_task_leaves_is_taken_back(hosts):
+    before = {name: hosts.snapshot(name) for name in HOSTS}
+
+    def command(name):
+        return [sys.executable, "-m", "harness.testbed", name, "--inventory", str(hosts.inventory)]
+
+    with subprocess.Popen(command("up"), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as up:
+        for line in up.stderr:
+            if "sysctl: Note the previous values" in line:
+                break
+        up.send_signal(signal.SIGINT)
+        _, words = up.communicate(timeout=120)
+    assert up.returncode == 130
+    assert words.strip().splitlines()[-1].startswith("interrupted by signal 2; ")
+    assert hosts.run("storage1", "ls", "/var/lib/joulefeed")
+    down = subprocess.run(command("down"), capture_output=True, text=True, check=False)
+    assert down.returncode == 0, down.stderr
+    assert down.stdout.startswith("down: changed ")
+    assert_as_before(hosts, before)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"ansible_user": "plain"}, "sudo.*password"),
+        ({"ansible_user": "nobody-of-the-name"}, "Permission denied"),
+        ({"ansible_ssh_common_args": "-o UserKnownHostsFile=/dev/null"}, "Host key verification failed"),
+    ],
+)
+def test_a_host_that_refuses_is_one_line(play, variables, expected):
+    seen = Progress()
+    with pytest.raises(TestbedError, match=rf"^status\.yml: storage1: Look: .*{expected}.*; log: ") as raised:
+        play("status.yml", progress=seen, change=lambda everything: everything["hosts"]["storage1"].update(variables))
+    assert "\n" not in str(raised.value)
+    assert len(seen.notes) == 1
+
+
+def test_a_host_without_its_gpus_is_one_line_and_nothing_stays(hosts, play):
+    before = {"storage1": hosts.snapshot("storage1")}
+    reason = r"storage1: gpu: Refuse a host without its GPUs: joulefeed_gpus=1: nvidia-smi finds 0 .*NVIDIA driver"
+    with pytest.raises(TestbedError, match=reason):
+        play("site.yml", change=lambda everything: everything["hosts"]["storage1"].update(joulefeed_gpus=1))
+    play("teardown.yml")
+    assert_as_before(hosts, before)
+
+
+def test_a_host_that_is_off_is_one_line(hosts, play):
+    hosts.stop("storage1")
+    try:
+        with pytest.raises(TestbedError, match=r"storage1: Look: .*(timed out|No route|refused)"):
+            play("status.yml")
+    finally:
+        hosts.start("storage1")
+
+
+def test_a_playbook_that_takes_too_long_is_ended(play):
+    with pytest.raises(TestbedError, match=r"status\.yml ran for more than 1 s"):
+        play("status.yml", job_timeout_s=1)
+
+
+def test_services_that_the_inventory_asks_for_run_and_go(hosts, play, influxd):
+    for name in HOSTS:
+        command = [*hosts.enter(name), "sh", "-c", "cat >/usr/local/bin/influxd; chmod 755 /usr/local/bin/influxd"]
+        subprocess.run(command, stdin=influxd.open("rb"), check=True)
+    make_shards = (
+        "import numpy, pathlib, subprocess, sys; folder = pathlib.Path('/srv/arrays'); folder.mkdir();"
+        "[numpy.save(folder / f'{i}.npy', numpy.zeros(9, 'f4')) for i in range(4)];"
+        "sys.exit(subprocess.call([sys.executable, '-m', 'loaders.streaming', 'convert', '--from', 'numpy',"
+        "'/srv/arrays', '--out', '/srv/shards']))"
+    )
+    hosts.run("storage1", sys.executable, "-c", make_shards)
+    before = {name: hosts.snapshot(name) for name in HOSTS}
+
+    def ask_for_services(everything):
+        everything["vars"] |= {"energymon_service": True, "energymon_options": "--estimate missing"}
+        # The tests' interpreter may be in root's home.
+        everything["vars"] |= {"streaming_root": "/srv/shards", "base_daemon_user": "root"}
+        everything["children"]["tsdb"] = {"hosts": {"compute1": None}}
+
+    seen = Progress()
+    result = play("site.yml", change=ask_for_services, progress=seen)
+    token = hosts.run("compute1", "cat", "/var/lib/joulefeed/influxdb.token")
+    assert len(token) > 40 and token == hosts.run("storage1", "cat", "/var/lib/joulefeed/influxdb.token")
+    assert token not in result.log.read_text() + "".join(seen.notes) + hosts.run("compute1", "ps", "-ef")
+    assert hosts.run("storage1", "stat", "-c", "%a", "/var/lib/joulefeed/influxdb.token") == "600\n"
+    ask = (
+        "import sys, influxdb_client as i\n"
+        "c = i.InfluxDBClient(sys.argv[1], open(sys.argv[2]).read(), org='joulefeed')\n"
+        "print([b.name for b in c.buckets_api().find_buckets().buckets])"
+    )
+    url = f"http://{hosts.address('compute1')}:8086"
+    assert "'energy'" in hosts.run("storage1", sys.executable, "-c", ask, url, "/var/lib/joulefeed/influxdb.token")
+    health = [
+        "--endpoint",
+        f"tcp://{hosts.data_address('storage1')}:5557",
+        "--keys",
+        "/var/lib/joulefeed/keys/storage1",
+    ]
+    assert "uptime" in hosts.run("compute1", sys.executable, "-m", "loaders.streaming", "health", *health)
+    for name in HOSTS:
+        assert "energymon run" in hosts.run(name, "ps", "-e", "-o", "args")
+
+    assert not any(play("site.yml", change=ask_for_services).changed.values())
+    play("teardown.yml")
+    assert_as_before(hosts, before)
+
+
+@pytest.fixture(scope="session")
+def influxd():
+    """The InfluxDB server, found or built."""
+    found = subprocess.run(["playbooks/influxdb.sh"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return Path(found.stdout.strip())
