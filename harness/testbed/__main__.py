@@ -63,7 +63,7 @@ def _play(options: argparse.Namespace) -> int:
             check = getattr(options, "check", False)
             result = run_playbook(name, inventory, progress, limit=options.limit, check=check)
     except Interrupted as error:
-        remedy = f"; python -m harness.testbed down --inventory {options.inventory} takes back what was done"
+        remedy = f"; python -m harness.testbed down --inventory {options.inventory} undoes it"
         print(f"{error}{'' if options.command == 'status' else remedy}", file=sys.stderr)
         return error.exit_status
     if options.command == "status":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -97,6 +98,10 @@ def run_playbook(
         if inventory.text is not None:
             hosts = folder / "hosts.yml"
             hosts.write_text(inventory.text)
+        # From a file: ansible-runner drops the settings that it is given where it may not write them to one.
+        settings = {"job_timeout": job_timeout_s, "idle_timeout": idle_timeout_s, "pexpect_timeout": _POLL_S}
+        (folder / "env").mkdir()
+        (folder / "env" / "settings").write_text(json.dumps(settings))
         runner = ansible_runner.run(
             private_data_dir=str(folder),
             project_dir=str(PLAYBOOKS),
@@ -109,7 +114,6 @@ def run_playbook(
             cmdline="--check" if check else None,
             quiet=True,
             suppress_env_files=True,
-            settings={"job_timeout": job_timeout_s, "idle_timeout": idle_timeout_s, "pexpect_timeout": _POLL_S},
             event_handler=follower.take,
             cancel_callback=lambda: signals.number is not None,
         )
