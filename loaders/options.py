@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar, cast
 
-from loaders.arguments import check_choice, check_seconds, check_whole
+from loaders.arguments import as_number, check_choice, check_seconds, check_whole
 from loaders.errors import LoaderConfigError
 
 __all__ = [
@@ -96,7 +95,7 @@ def check_ranks(rank: int, world_size: int, remainder: str | None) -> None:
 
 def check_imbalance(imbalance: float, remainder: str | None) -> None:
     """Raise LoaderConfigError for an imbalance that is no share, or that the `remainder` does not allow."""
-    if isinstance(imbalance, bool) or not isinstance(imbalance, int | float) or not 0 <= imbalance < math.inf:
+    if as_number(imbalance, 0) is None:
         raise LoaderConfigError(f"imbalance={imbalance!r}: expected a number that is 0 or more, such as 0.2")
     if imbalance and remainder in ("drop", "pad"):
         raise LoaderConfigError(f"imbalance={imbalance}: remainder={remainder} makes equal shares; use uneven")
