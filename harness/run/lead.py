@@ -98,6 +98,9 @@ def main() -> int:
             for key, folder in where.items():
                 check_writable(key, folder)
             experiment = Experiment.from_config(cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True)))
+            # The token came with the assignment: its file is on the controller.
+            store = experiment.store.model_copy(update={"token_file": None})
+            experiment = experiment.model_copy(update={"store": store})
             inventory = Inventory.from_json(assignment.inventory)
             cluster = Cluster(inventory, assignment.run_id, Path(assignment.ssh_config))
             with disk_errors(where):
