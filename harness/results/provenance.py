@@ -237,4 +237,4 @@ def _run_command(argv: list[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(describe_machine(())))
+    print(json.dumps(describe_machine(sys.argv[1:])))

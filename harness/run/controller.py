@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -54,8 +55,8 @@ def run_on_hosts(
         if cfg.resume is not None:
             resumed = RunFolder.find(str(cfg.resume), results_dir)
             stack.enter_context(resumed.hold_lock())
-        stack.enter_context(_set_up(inventory, progress, keep=experiment.testbed.keep))
         lead = _Lead(inventory, experiment, cfg, command, resumed)
+        stack.enter_context(_set_up(inventory, progress, lambda: experiment.testbed.keep or lead.has_results))
         stack.enter_context(lead)
         try:
             failed = lead.follow(progress)
@@ -74,17 +75,24 @@ def run_on_hosts(
 
 
 @contextmanager
-def _set_up(inventory: Inventory, progress: Progress, *, keep: bool) -> Iterator[None]:
-    """Set the hosts up by site.yml, and take that back by teardown.yml at the end unless it is to be kept."""
+def _set_up(inventory: Inventory, progress: Progress, is_kept: Callable[[], bool]) -> Iterator[None]:
+    """Set the hosts up by site.yml, and take that back by teardown.yml at the end unless it is kept."""
     from harness.testbed.playbook import run_playbook
 
     try:
         run_playbook("site.yml", inventory, progress)
         yield
-    finally:
-        if not keep:
-            with signals_held():
+    except BaseException:
+        # The error in flight is the one to report; what teardown.yml could not take back has lines of its own.
+        if is_kept():
+            progress.note("the hosts stay as they are; python -m harness.testbed down takes them back")
+        else:
+            with signals_held(), suppress(HarnessError):
                 run_playbook("teardown.yml", inventory, progress)
+        raise
+    if not is_kept():
+        with signals_held():
+            run_playbook("teardown.yml", inventory, progress)
 
 
 class _Lead:
@@ -133,6 +141,11 @@ class _Lead:
         if self._child is not None:
             self._child.stop(eof_s=_END_S)
         self._stack.close()
+
+    @property
+    def has_results(self) -> bool:
+        """Whether the lead has results that are not at home; teardown.yml would remove them."""
+        return self._folder is not None
 
     def follow(self, progress: Progress) -> int:
         """Show what the lead does until it ends; returns how many cells failed.
@@ -195,7 +208,8 @@ class _Lead:
                 fresh.rename(home)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
-        self._node.run(["rm", "-rf", "--", str(self._folder)])
+        folder, self._folder = self._folder, None
+        self._node.run(["rm", "-rf", "--", str(folder)])
         if obstacle := RunFolder(home).point_latest():
             progress.note(obstacle)
         return home
@@ -231,8 +245,6 @@ def connect(host: Host, socket: Path) -> Connection:
 
 
 def _read(line: bytes) -> Mapping[str, Any]:
-    import json
-
     said = json.loads(line)
     if not isinstance(said, dict):
         raise TypeError(f"expected an object, got {line[:100]!r}")

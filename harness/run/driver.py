@@ -140,7 +140,7 @@ def measure(
                 agent = stack.enter_context(_start_agent(experiment, folder, testbed, ledger))
                 hosts = stack.enter_context(_start_host_agents(experiment, folder, testbed, progress))
                 record = collect_provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
-                record |= _hosts_provenance(testbed, here, hosts)
+                record |= _hosts_provenance(testbed, here, hosts, _targets(experiment))
                 if resumed is not None:
                     _check_same(cfg, resumed, {key: record[key] for key in ("testbed", "energy")}, progress)
                 session = folder.name_provenance()
@@ -218,7 +218,7 @@ def _start_host_agents(experiment: Experiment, folder: RunFolder, testbed: Testb
     return HostAgents(testbed, experiment.energy, folder.folder, experiment.store, progress.note)
 
 
-def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents) -> Provenance:
+def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, targets: Sequence[str]) -> Provenance:
     """Return the records of the other hosts of a run; refuses hosts with other code, whose figures would be mixed.
 
     Raises TestbedError, which names the host.
@@ -226,7 +226,8 @@ def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents) ->
     nodes = {node.host: node for node in (*testbed.computes, *testbed.storages) if node.is_remote}
     found: Provenance = {}
     for host, node in nodes.items():
-        record = json.loads(node.run([sys.executable, "-m", "harness.results.provenance"], _PROVENANCE_S))
+        argv = [sys.executable, "-m", "harness.results.provenance", *targets]
+        record = json.loads(node.run(argv, _PROVENANCE_S))
         code, own = (of["source"]["code_sha256"]["value"] for of in (record, here))
         if code != own:
             raise TestbedError(

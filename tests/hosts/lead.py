@@ -56,7 +56,7 @@ def connect_lead(hosts: Hosts, lead: str = "compute1") -> None:
 
 def main() -> int:
     """Run `python -m harness` on namespace hosts that are set up already; testbed.inventory names theirs."""
-    controller._set_up = lambda inventory, progress, *, keep: nullcontext()
+    controller._set_up = lambda inventory, progress, is_kept: nullcontext()
     controller.Inventory = SimpleNamespace(load=lambda path: inventory_of(Hosts.of(Path(path))))
     return cli.main()
 
