@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +123,35 @@ def test_ctrl_c_in_the_middle_of_a_task_ends_up_and_down_takes_the_rest_back(hos
     assert "Traceback" not in rest
     harness_testbed(hosts, "down")
     assert left(hosts, pristine) == {}
+
+
+@pytest.mark.timeout(600)
+def test_a_controller_that_is_killed_leaves_no_process_and_down_takes_the_rest_back(hosts, pristine, tmp_path):
+    run = [
+        *("+experiment=smoke", "testbed=ssh", f"testbed.inventory={hosts.inventory}", f"results_dir={tmp_path}"),
+        *("~regimes.local", "+regime@regimes.wan_30ms=wan_30ms", "~loaders.dali", "~loaders.streaming"),
+        *("dataset.samples=32", "repeats=1", f"cache_dir={tmp_path}"),
+    ]
+    before = {name: pristine[name]["processes"] for name in NAMES}
+    argv = [sys.executable, "-m", "harness", *run]
+    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as controller:
+        said = ""
+        for line in controller.stdout:
+            said += line
+            if "checking the loaders" in line:
+                break
+        else:
+            pytest.fail(f"the run did not start: {said[-2000:]}")
+        assert processes_left(hosts, before) != {name: [] for name in NAMES}
+        controller.kill()
+    # Leases end a run 20 s after its last heartbeat at the latest, and need some seconds to remove it.
+    deadline = time.monotonic() + 60
+    while any(processes_left(hosts, before).values()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert processes_left(hosts, before) == {name: [] for name in NAMES}
+    harness_testbed(hosts, "down")
+    assert left(hosts, pristine) == {}
+
+
+def processes_left(hosts: Hosts, before: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: [line for line in hosts.snapshot(name)["processes"] if line not in before[name]] for name in NAMES}
