@@ -18,6 +18,7 @@ if not (REPO / ".venv-ansible/bin/ansible-playbook").exists() and shutil.which("
 pytestmark = [
     pytest.mark.process,
     pytest.mark.root,
+    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no namespace hosts here: {'; '.join(OBSTACLES)}"),
 ]
 
@@ -31,7 +32,7 @@ def hosts() -> Iterator[Hosts]:
 def harness_testbed(hosts: Hosts, command: str, *options: str) -> str:
     """Run `python -m harness.testbed` on the hosts and return its last line."""
     argv = [sys.executable, "-m", "harness.testbed", command, "--inventory", str(hosts.inventory), *options]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip().splitlines()[-1]
 

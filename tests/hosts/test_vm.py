@@ -1,4 +1,4 @@
-"""Hosts with a kernel, systemd and clock of their own: site.yml, a run over NFS and netem, and teardown.yml."""
+"""Hosts with a kernel, systemd and clock of their own: netem, NFS, chrony, site.yml and teardown.yml."""
 
 from __future__ import annotations
 
