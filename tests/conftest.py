@@ -165,3 +165,7 @@ class _Turns:
             self._alone = self._alone and nextitem is not None and nextitem.get_closest_marker("serial") is not None
             if not self._alone:
                 fcntl.flock(self._room, fcntl.LOCK_UN)
+
+    def pytest_sessionfinish(self) -> None:
+        """Leave the room where the next serial test, for which it was kept, is not run: after a failure with -x."""
+        fcntl.flock(self._room, fcntl.LOCK_UN)

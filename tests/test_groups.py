@@ -29,7 +29,12 @@ def run(folder: Path, tests: str, *options: str) -> str:
         *options,
     )
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, folder], capture_output=True, text=True, check=False, cwd=folder
+        [sys.executable, "-m", "pytest", *options, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        timeout=200,
     )
     return done.stdout + done.stderr
 
@@ -105,3 +110,15 @@ def test_alone(number):
     for word, after in zip(words, [*words[1:], ""], strict=True):
         running += {"in": 1, "out": -1}.get(word, 0)
         assert word != "ALONE" or (running == 0 and after == "DONE")
+
+
+def test_a_serial_test_that_fails_and_ends_the_run_keeps_no_other_worker_waiting(tmp_path: Path) -> None:
+    tests = """
+@pytest.mark.parametrize("number", range(8))
+def test_beside(number): pass
+
+@pytest.mark.serial
+@pytest.mark.parametrize("number", range(8))
+def test_alone(number): assert False
+"""
+    assert "stopping after 1 failures" in run(tmp_path, tests, "-n2", "--dist=worksteal", "-x")
