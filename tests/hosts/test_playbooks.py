@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,9 @@ def hosts() -> Iterator[Hosts]:
 def harness_testbed(hosts: Hosts, command: str, *options: str) -> str:
     """Run `python -m harness.testbed` on the hosts and return its last line."""
     argv = [sys.executable, "-m", "harness.testbed", command, "--inventory", str(hosts.inventory), *options]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=600)
+    # On a busy machine an emulated host takes a minute until sudo asks.
+    environment = {**os.environ, "ANSIBLE_TIMEOUT": "120"}
+    done = subprocess.run(argv, cwd=REPO, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip().splitlines()[-1]
 
