@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -167,6 +169,16 @@ def share_of(rank):
     from loaders.shared.shares import Share
 
     return Share(SAMPLES, 0, rank, 2, "uneven").order(1).tolist()
+
+
+@pytest.mark.process
+def test_torchrun_runs_a_spec_without_the_harness(tmp_path):
+    (spec, _) = specs_of([tmp_path / "out", tmp_path], tmp_path, TEXTBOOK, 1)
+    (tmp_path / "spec.json").write_bytes(spec.to_json())
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*launcher, "-m", "harness.cell", str(tmp_path / "spec.json")], check=True, timeout=LIMIT_S)
+    ran = Ran([tmp_path / "out" / "rank-0", tmp_path / "out" / "rank-1"])
+    assert ran.ids(1) == list(range(SAMPLES))
 
 
 def test_a_loader_that_cannot_read_a_share_is_refused_by_name():

@@ -32,6 +32,18 @@ def test_an_uneven_share_may_be_empty() -> None:
     assert not len(Share(2, 0, 2, 3, "uneven").order(0))
 
 
+def test_an_imbalance_gives_the_last_rank_more_and_every_sample_once() -> None:
+    shares = [Share(82, 3, rank, 8, "uneven", 0.2).order(1).tolist() for rank in range(8)]
+    assert [len(share) for share in shares] == [10] * 7 + [12]
+    assert [len(Share(82, 3, rank, 8, "uneven", 0.2)) for rank in range(8)] == [10] * 7 + [12]
+    assert sorted(sample_id for share in shares for sample_id in share) == list(range(82))
+
+
+def test_an_imbalance_of_equal_shares_is_refused() -> None:
+    with pytest.raises(LoaderConfigError, match=r"imbalance=0.2: remainder=pad"):
+        Share(82, 3, 0, 8, "pad", 0.2)
+
+
 def test_rank_and_world_size_are_the_given_ones_or_those_of_the_process(monkeypatch, tmp_path) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

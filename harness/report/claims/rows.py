@@ -82,6 +82,7 @@ def _labels(results: Results, record: Mapping[str, object]) -> Mapping[str, obje
         "regime": regime,
         "rtt_ms": experiment.regimes[regime].rtt_ms,
         "samples": record["samples"],
+        "ranks": record["ranks"],
     }
 
 

@@ -80,7 +80,7 @@ def described(selection: Mapping[str, object]) -> str:
         value = selection[key]
         if key == "rtt_ms" and isinstance(value, int | float):
             parts.append("local files" if value == 0 else f"at {rtt(value)}")
-        elif "." in key or key == "samples":
+        elif "." in key or key in ("samples", "ranks"):
             parts.append(f"{key.rpartition('.')[2]} {value}")
         else:
             parts.append(" or ".join(spell(str(one)) for one in (value if isinstance(value, list) else [value])))
