@@ -74,7 +74,8 @@ class SshfsMounter:
 
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
         self._storage, self._compute = storage, compute
-        self._folder, self._there = folder, storage.folder
+        # The other host has a folder of its own; on this one both sides use the given one.
+        self._folder, self._there = folder, storage.folder if storage.is_remote else folder
         self._ports = itertools.count(FIRST_PORT)
         uid = outer_identity()[0]
         try:
