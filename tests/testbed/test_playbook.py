@@ -18,6 +18,7 @@ from tests.hosts.namespaces import namespace_hosts, obstacles
 
 pytestmark = [
     pytest.mark.process,
+    pytest.mark.timeout(900),
     pytest.mark.root,
     pytest.mark.usefixtures("ansible"),
     pytest.mark.skipif(bool(obstacles()), reason="; ".join(obstacles())),
