@@ -44,7 +44,7 @@ from harness.results.folder import RunFolder
 from harness.run.cell_ranks import CellRanks
 from harness.run.data_access import DataAccess, DataOnNodes, open_access
 from harness.run.energy_agent import EnergyAgent
-from harness.run.host_agent import HostAgents
+from harness.run.host_energy import HostAgents
 from harness.run.rank_files import (
     LOADER_EVENTS,
     join_batches,

@@ -35,8 +35,8 @@ from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
 from harness.run.dry_run import dry_run
 from harness.run.energy_agent import EnergyAgent
-from harness.run.host_agent import HostAgents
 from harness.run.host_data import open_data_on
+from harness.run.host_energy import HostAgents
 from harness.run.plan import plan_cells
 from harness.run.progress import Progress
 from harness.run.run_datasets import RunData, open_data

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.testbed.link.calibration import Calibration, calibrate
+from harness.testbed.link.delay_calibration import Calibration, calibrate
 
 
 class PretendLink:

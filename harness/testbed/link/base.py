@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from harness.errors import TestbedError
-from harness.testbed.link.calibration import Calibration, calibrate, measure_rtt_ms
+from harness.testbed.link.delay_calibration import Calibration, calibrate, measure_rtt_ms
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, MTU, STORAGE_ADDRESS, run_in
 from harness.testbed.link.qdisc import describe_qdiscs
 from harness.testbed.link.tcp import read_tcp, tune_tcp

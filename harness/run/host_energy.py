@@ -1,6 +1,6 @@
 """Energy on the other hosts of a run: an agent on each, their readings and clocks after every cell.
 
-`python -m harness.run.host_agent` runs one on a host, over the supervisor. It reads the agent's settings, a line of
+`python -m harness.run.host_energy` runs one on a host, over the supervisor. It reads the agent's settings, a line of
 JSON. Then it answers commands, a line each: `clock`, and `readings` of a span. The end of standard input ends it.
 """
 
@@ -154,7 +154,7 @@ class HostAgents:
         try:
             for host, node in nodes.items():
                 (self._folder / host).mkdir(parents=True, exist_ok=True)
-                argv = [sys.executable, "-m", "harness.run.host_agent"]
+                argv = [sys.executable, "-m", "harness.run.host_energy"]
                 log = self._folder / host / "agent.log"
                 child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
                 started.append((host, child))
