@@ -208,7 +208,9 @@ def main() -> int:
     """Run the agent of this host until standard input ends; returns the exit status."""
     settings = json.loads(sys.stdin.readline())
     folder = Path(settings["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
+    # Below the run's folder, which is gone when the host's lease has ended: nothing is left behind then.
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     if settings["token"]:
         os.environ[_TOKEN] = settings["token"]
     agent = EnergyAgent(

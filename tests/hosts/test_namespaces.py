@@ -172,7 +172,10 @@ def test_a_pulled_cable_cuts_one_network_alone(hosts):
             round_trip_ms(hosts, "storage1", "storage2")
     finally:
         hosts.cable("storage2", "data", plugged=True)
-    assert round_trip_ms(hosts, "storage1", "storage2") < 100
+    # The first packets may wait for the address of the other host, and be sent again.
+    deadline = time.monotonic() + 30
+    while round_trip_ms(hosts, "storage1", "storage2") >= 100:
+        assert time.monotonic() < deadline
 
 
 def test_a_snapshot_shows_what_changed_and_nothing_else(hosts):

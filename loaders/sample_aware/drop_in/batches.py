@@ -11,7 +11,7 @@ import torch
 
 from loaders.sample_aware.coordinator.collator import Collate
 from loaders.sample_aware.coordinator.engine import Engine
-from loaders.sample_aware.drop_in.keys import EpochKeys, State
+from loaders.sample_aware.drop_in.keys import EpochKeys, State, check_state
 from loaders.sample_aware.drop_in.samplers import restore, sampler_states
 from loaders.sample_aware.ipc.messages import Value
 from loaders.sample_aware.workers.jobs import is_default
@@ -66,6 +66,7 @@ class _Batches(BaseIterator):
             progress.begin(int(self._base_seed))
             self.keys = EpochKeys(self._sampler_iter, progress.seed, **how)
             return
+        check_state(resumed)
         left = resumed["left"]
         begin = resumed["now"] if left is None else resumed["start"]
         restore(loader, begin, samplers=True)

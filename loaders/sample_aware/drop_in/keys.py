@@ -51,6 +51,15 @@ class Progress:
         self.base_seed = base_seed
 
 
+def check_state(state: State) -> None:
+    """Raise LoaderConfigError for what `state_dict` of this version has not returned."""
+    left = state.get("left")
+    if left is not None and left.get("version") != _VERSION:
+        raise LoaderConfigError(f"state: its version is {left.get('version')!r}, expected {_VERSION}")
+    if missing := {"epochs", "base_seed", "left", "now", "start", "drew_seed"} - state.keys():
+        raise LoaderConfigError(f"state: it lacks {', '.join(sorted(missing))}; expected what state_dict returns")
+
+
 class EpochKeys:
     """Batches of keys (seed, index), drawn when they are wanted; a sample's seed depends on its place in the epoch.
 
@@ -132,9 +141,6 @@ class EpochKeys:
 
         `batches` draws the epoch from its beginning. Raises LoaderConfigError for another loader's state.
         """
-        version = state.get("version")
-        if version != _VERSION:
-            raise LoaderConfigError(f"state: its version is {version!r}, expected {_VERSION}")
         if state["by_batch"] != by_batch:
             raise LoaderConfigError(
                 f"state: it is of a dataset {'with' if state['by_batch'] else 'without'} __getitems__, and this one is "

@@ -277,6 +277,9 @@ def test_states_of_others_are_refused():
     loader.load_state_dict({"epochs": 1, "base_seed": 0, "left": {"version": 7}})
     with pytest.raises(LoaderConfigError, match="version is 7"):
         iter(loader)
+    loader.load_state_dict({"epochs": 1, "base_seed": 0, "left": None})
+    with pytest.raises(LoaderConfigError, match="drew_seed, now, start"):
+        iter(loader)
 
 
 def test_it_can_be_made_again_from_its_attributes_as_trainers_do():
