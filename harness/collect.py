@@ -23,8 +23,6 @@ from harness.results.ranks import RankRow, rank_rows
 from harness.system.disk import disk_errors
 from harness.system.signals import run_program
 
-__all__ = ["Collected", "collect", "find_invalid_cells", "main", "read_cells"]
-
 
 @dataclass(frozen=True, slots=True)
 class Collected:

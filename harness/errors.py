@@ -2,21 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BROKEN_FIGURE",
-    "INVALID_ROWS",
-    "CellError",
-    "ConfigError",
-    "DatasetError",
-    "DiskError",
-    "HarnessError",
-    "Interrupted",
-    "MemoryLimitError",
-    "MountError",
-    "ResultsError",
-    "TestbedError",
-]
-
 INVALID_ROWS = 6
 """Exit status where every cell is done, and a validity rule refuses some of their rows."""
 BROKEN_FIGURE = 7

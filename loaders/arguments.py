@@ -9,8 +9,6 @@ from typing import Final, get_args
 
 from loaders.errors import LoaderConfigError
 
-__all__ = ["as_number", "as_whole", "check_choice", "check_seconds", "check_whole"]
-
 _MAX_WHOLE: Final = 2**63 - 1
 _MAX_S: Final = 1e6
 """Half of the longest time that poll(2) can wait."""

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Batch", "ById", "Loader", "LoaderStats", "SampleSource", "Samples"]
 
 _Value_co = TypeVar("_Value_co", covariant=True)
 

@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "DamagedError",
-    "LoaderConfigError",
-    "LoaderError",
-    "NoAnswerError",
-    "SampleError",
-    "SampleTimeoutError",
-    "ShardError",
-    "StreamError",
-    "WireError",
-    "WorkerError",
-]
-
 
 class LoaderError(Exception):
     """Base of every error that a loader raises on purpose."""

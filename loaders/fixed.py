@@ -10,8 +10,6 @@ from loaders.options import LoaderOptions
 from loaders.pipeline import Pipeline, Tensors, load_item
 from loaders.shared.file_loader import FileLoader
 
-__all__ = ["FixedBatchLoader"]
-
 
 class FixedBatchLoader(FileLoader):
     """Reads and transforms one batch when it is made, and yields it at every step of every epoch.

@@ -22,8 +22,6 @@ from torch.utils.data import default_collate
 from loaders.base import SampleSource
 from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, read_file
 
-__all__ = ["ATTEMPTS", "Crop", "ImageTransform", "decode", "epoch_order"]
-
 ATTEMPTS: Final = 10
 """Crops tried before the central one is taken, as torchvision's RandomResizedCrop tries them."""
 

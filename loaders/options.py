@@ -10,11 +10,6 @@ from typing import Any, Literal, Required, TypeAlias, TypedDict, TypeVar, cast
 from loaders.arguments import as_number, check_choice, check_seconds, check_whole
 from loaders.errors import LoaderConfigError
 
-__all__ = [
-    "LoaderKeywords", "LoaderOptions", "OnError", "Remainder", "check_empty", "check_imbalance", "check_on_error",
-    "check_ranks", "pick", "takes_options",
-]  # fmt: skip
-
 Remainder: TypeAlias = Literal["uneven", "drop", "pad"]
 """What happens to samples that cannot be shared equally: some ranks get one more, none does, or some come twice."""
 OnError: TypeAlias = Literal["raise", "skip"]

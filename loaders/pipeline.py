@@ -15,24 +15,6 @@ import torch
 from loaders.base import SampleSource
 from loaders.errors import LoaderError, SampleError
 
-__all__ = [
-    "Data",
-    "Item",
-    "Pipeline",
-    "StageTimes",
-    "Target",
-    "Tensors",
-    "Transform",
-    "UndecodableError",
-    "WrappedPipeline",
-    "apply_transform",
-    "load_item",
-    "read_file",
-    "sample_error",
-    "stage_name",
-]
-
-
 Data: TypeAlias = Any
 """A sample as a pipeline has it: bytes, a picture, an array, a tensor, or a type of the user's own."""
 Target: TypeAlias = dict[str, Any]

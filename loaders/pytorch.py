@@ -9,8 +9,6 @@ from loaders.options import takes_options
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.shared.torch_loader import TorchKeywords, TorchLoader, TorchOptions
 
-__all__ = ["PyTorchLoader"]
-
 
 class PyTorchLoader(TorchLoader):
     """Reads files with `torch.utils.data.DataLoader` and its worker processes."""

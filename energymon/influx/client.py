@@ -16,15 +16,6 @@ if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
     from influxdb_client.rest import ApiException
 
-__all__ = [
-    "InfluxClient",
-    "PartialWriteError",
-    "RequestTooLarge",
-    "ServerUnavailable",
-    "WriteRejected",
-    "explain",
-    "unexpected",
-]
 
 _MAX_RETRY_AFTER_S: Final = 3600.0
 _MAX_SHOWN: Final = 300

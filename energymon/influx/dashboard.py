@@ -11,8 +11,6 @@ from energymon.errors import StoreError
 from energymon.influx.client import explain
 from energymon.influx.settings import InfluxSettings
 
-__all__ = ["apply_dashboard", "template"]
-
 _STACK: Final = "joulefeed"
 _MANY: Final = 100
 _NEW: Final = f"{0:016x}"

@@ -45,42 +45,6 @@ from energymon.reading import (
 )
 from energymon.stores.base import Session
 
-__all__ = [
-    "BASELINES",
-    "CLOCKS",
-    "COUNTERS",
-    "ENERGY",
-    "EPOCHS",
-    "EVENTS",
-    "SESSIONS",
-    "TICKS",
-    "TUPLES",
-    "RawReading",
-    "baseline_line",
-    "clock_line",
-    "counter_line",
-    "energy_prefix",
-    "epoch_line",
-    "event_line",
-    "field_text",
-    "line_prefix",
-    "reading_lines",
-    "run_of",
-    "session_line",
-    "tag_text",
-    "tag_value",
-    "tick_lines",
-    "ticks_prefix",
-    "to_baseline",
-    "to_clock",
-    "to_counter",
-    "to_event",
-    "to_reading",
-    "to_session",
-    "to_tick",
-    "tuple_line",
-]
-
 ENERGY: Final = "energy"
 TICKS: Final = "ticks"
 EVENTS: Final = "events"

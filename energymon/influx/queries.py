@@ -14,7 +14,6 @@ from energymon.influx.settings import InfluxSettings
 if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
 
-__all__ = ["MAX_NS", "MIN_NS", "PointReader", "Series"]
 
 MIN_NS: Final = -(2**63) + 2
 MAX_NS: Final = 2**63 - 2

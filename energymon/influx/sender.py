@@ -23,8 +23,6 @@ from energymon.errors import ConfigError, EnergyError, StoreError
 from energymon.influx.client import InfluxClient, PartialWriteError, RequestTooLarge, ServerUnavailable, WriteRejected
 from energymon.influx.spool import Batch, Spool
 
-__all__ = ["Sender", "StopListener", "backoff_s"]
-
 _POLL_S: Final = 1.0
 _FIRST_DELAY_S: Final = 0.5
 _MAX_DELAY_S: Final = 30.0

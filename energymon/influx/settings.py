@@ -15,7 +15,6 @@ from energymon.errors import ConfigError
 if TYPE_CHECKING:
     from influxdb_client.client.influxdb_client import InfluxDBClient
 
-__all__ = ["InfluxSettings"]
 
 _TIMEOUT_MS: Final = 10_000
 

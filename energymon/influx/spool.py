@@ -34,8 +34,6 @@ from energymon.stores.base import Session
 from energymon.stores.database import connect, store_error
 from energymon.stores.sqlite import SqliteStore, columns
 
-__all__ = ["Batch", "BusyError", "Spool"]
-
 _BATCH_LINES: Final = 5_000
 """Some 750 kB; proxies refuse requests of more than 1 MB by default."""
 _BATCH_SPANS: Final = 500

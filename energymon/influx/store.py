@@ -33,8 +33,6 @@ from energymon.influx.settings import InfluxSettings
 from energymon.reading import Baseline, ClockOffset, CounterStart, Event, Reading, Tick
 from energymon.stores.base import Session
 
-__all__ = ["InfluxStore"]
-
 _MARGIN_TICKS: Final = 4
 """Looked at before and behind a window at first; a series that has missed ticks there is followed further."""
 _WIDEN: Final = 16

@@ -17,8 +17,6 @@ from energymon.reading import LAG_S
 from energymon.stores.base import Session
 from energymon.stores.sqlite import SqliteStore
 
-__all__ = ["TupleFeed", "Tuples"]
-
 _TICKS_AT_ONCE: Final = 2_000
 """Some 350 kB of lines."""
 _PATIENCE_NS: Final = 30 * NS

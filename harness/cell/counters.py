@@ -8,8 +8,6 @@ from typing import Any
 
 from harness.system.procfs import cpu_s, disk_bytes, family, host_cpu, kernel_cpu_s, nic_bytes, wait_s
 
-__all__ = ["CellCounters"]
-
 
 class CellCounters:
     """Reads the kernel's cumulative counters as this process and its network namespace see them.

@@ -25,7 +25,6 @@ from loaders.base import Batch, Loader
 if TYPE_CHECKING:
     from harness.workloads.accelerator import Step
 
-__all__ = ["BatchRecord", "EnergyReader", "measured_epoch", "run_epoch", "save_batches"]
 
 _PROGRESS_EVERY_NS = 250_000_000
 

@@ -13,9 +13,6 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["CellEvent", "EventLog", "Instant", "read_events", "read_timestamps", "save_events"]
-
-
 CellEvent = dict[str, Any]
 """`event`, its kind; `utc_ns` and `mono_ns`, when it was; and the values of its kind, as JSON has them."""
 

@@ -37,8 +37,6 @@ from loaders.base import Loader, Samples
 if TYPE_CHECKING:
     from harness.workloads import Workload
 
-__all__ = ["main", "make_loader"]
-
 
 class _Driver:
     """The driver's end of the conversation, as the cell sees it."""

@@ -16,8 +16,6 @@ from pydantic import TypeAdapter
 
 from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
 
-__all__ = ["AcceleratorRecord", "CellSpec", "CellState", "RankSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:

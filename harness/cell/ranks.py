@@ -16,7 +16,6 @@ from harness.errors import CellError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Ranks", "joined", "joined_by_torchrun"]
 
 _VARIABLES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 """What torchrun sets in the environment of a rank."""

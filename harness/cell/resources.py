@@ -17,8 +17,6 @@ from energymon.sensors.base import Missing
 from energymon.sensors.nvml_library import load
 from harness.system.procfs import cpu_s, disk_bytes, family, host_cpu_s, nic_bytes, pss_bytes, rss_bytes
 
-__all__ = ["INTERVAL_S", "Board", "ResourceSampler", "Resources"]
-
 INTERVAL_S: Final = 0.25
 _PSS_SHARE: Final = 0.01
 """Of the time that reading PSS may take: the kernel walks every page, and holds the cell's memory map meanwhile."""

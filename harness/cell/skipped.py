@@ -8,8 +8,6 @@ from typing import Final
 
 from harness.cell.events import CellEvent
 
-__all__ = ["EVENT", "Skipped", "id_list", "skipped_by_epoch"]
-
 EVENT: Final = "skipped"
 _SHOWN: Final = 5
 

@@ -26,8 +26,6 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config.hydra_errors import to_config_error
 from harness.errors import ConfigError
 
-__all__ = ["Arguments", "compose_config", "expand", "split"]
-
 _SHORT = ("workload.", "+workload.", "++workload.")
 _COMPOSE_FLAGS = frozenset({"overrides", "config_dir"})
 """What Hydra's parser reads that needs no more of Hydra than to compose."""

@@ -14,8 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config.specs import DistributedSpec, Experiment, StoreSpec
 from harness.errors import ConfigError
 
-__all__ = ["config_hash", "differences", "experiment_from"]
-
 _SCALES: Final = ("small", "full")
 # Where a run is stored, not what it measures; sizes count where they are used.
 _NOT_HASHED: Final = frozenset(

@@ -15,8 +15,6 @@ from harness.config.targets import parameters
 from harness.config.validation import nearest, unknown_key
 from harness.errors import ConfigError
 
-__all__ = ["to_config_error"]
-
 _SECTIONS: Final = {"workload": "workloads", "loader": "loaders", "regime": "regimes"}
 """Groups of which an experiment has several, and the sections in which they stand."""
 

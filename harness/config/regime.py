@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from harness.config.validation import Section
 
-__all__ = ["MAX_RTT_MS", "Regime"]
-
 MAX_RTT_MS: Final = 3000.0
 
 

@@ -13,20 +13,6 @@ from harness.config.sweep import variants
 from harness.config.validation import Number, NumberAboveZero, Section, parse
 from harness.errors import ConfigError
 
-__all__ = [
-    "AcceleratorSpec",
-    "Component",
-    "DatasetSpec",
-    "DistributedSpec",
-    "EnergySpec",
-    "Experiment",
-    "LoaderSpec",
-    "StoreSpec",
-    "TestbedSpec",
-    "Tolerances",
-    "WorkloadSpec",
-]
-
 _Count = Annotated[int, Field(ge=1)]
 _NaturalNumber = Annotated[int, Field(ge=0)]
 

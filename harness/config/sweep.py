@@ -9,8 +9,6 @@ from pathlib import Path
 
 from harness.errors import ConfigError
 
-__all__ = ["Job", "changed", "variants"]
-
 
 def variants(loaders: Mapping[str, object]) -> dict[str, object]:
     """Return the section of every loader that the config's `loaders` stand for, by key and in their order.

@@ -12,8 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from harness.config.validation import unknown_key
 from harness.errors import ConfigError
 
-__all__ = ["check_arguments", "check_parts", "find", "instantiate", "parameters", "takes"]
-
 
 def find(target: str) -> Any:
     """Import the class or function of an import path; raises ConfigError naming it."""

@@ -23,8 +23,6 @@ from pydantic_core.core_schema import ValidatorFunctionWrapHandler
 
 from harness.errors import ConfigError
 
-__all__ = ["Number", "NumberAboveZero", "Section", "nearest", "parse", "unknown_key"]
-
 _EXPECTED: Final = {
     "int_type": "a whole number",
     "float_type": "a number",

@@ -14,8 +14,6 @@ from uuid import uuid4
 from harness.datasets import Progress
 from harness.system.disk import disk_error
 
-__all__ = ["building", "only_builder", "short_hash", "storage_errors"]
-
 
 @contextmanager
 def only_builder(target: Path, progress: Progress) -> Iterator[None]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # the processes that make samples import neither
 
     from loaders.base import Samples
 
-__all__ = ["Content", "GeneratedDataset", "normal_deviates", "quantiles", "write_file"]
 
 Content = bytes | bytearray | memoryview
 """Bytes of a file, or of a part of it."""

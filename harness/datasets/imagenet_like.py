@@ -14,8 +14,6 @@ from harness.datasets.generate import Content, GeneratedDataset, normal_deviates
 from harness.datasets.pictures import BITS_TOLERANCE, encode_to_size, patch, shape_of, tinted
 from harness.system.values import check_count, check_number
 
-__all__ = ["ImagenetLike"]
-
 _BITS_PER_PIXEL: Final = 4.9
 """Of a 500 x 375 JPEG of 115 kB."""
 _SHAPES: Final = ((4 / 3, 0.55), (3 / 4, 0.2), (3 / 2, 0.15), (1.0, 0.06), (16 / 9, 0.04))

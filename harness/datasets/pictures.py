@@ -11,11 +11,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageChops, ImageDraw
 
-__all__ = [
-    "BITS_TOLERANCE", "MAX_COLOUR", "MAX_LIGHT", "Field",
-    "encode_to_size", "lay", "patch", "shape_of", "smooth_noise", "tinted",
-]  # fmt: skip
-
 Field = npt.NDArray[np.float32]
 
 MAX_LIGHT: Final = 48

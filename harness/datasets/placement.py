@@ -28,8 +28,6 @@ from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import Shard, ShardSet, index_path, read_key, save_manifest
 from loaders.streaming.shards.tfrecord import count_intact
 
-__all__ = ["HALF_SHARDS", "SPLIT", "PlacedData", "Role", "open_shards", "place", "split"]
-
 Role = Literal["compute", "storage"]
 SPLIT: Final = ("half", "sharded")
 """Placements by which each of two nodes has half of the samples."""

@@ -13,8 +13,6 @@ from typing import Final, NamedTuple, TypeVar
 
 from harness.errors import DatasetError
 
-__all__ = ["Listing", "SampleFile", "entries_of", "in_threads", "limited", "list_tree"]
-
 T = TypeVar("T")
 Result = TypeVar("Result")
 

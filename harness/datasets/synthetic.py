@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from harness.datasets.imagenet_like import ImagenetLike
 
-__all__ = ["Synthetic"]
-
 
 @dataclass(frozen=True)
 class Synthetic(ImagenetLike):

@@ -25,7 +25,6 @@ from harness.system.values import check_count, check_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ImageTree", "RealTree", "defect"]
 
 Judge = Callable[[Path], str | None]
 """Says of a file what is wrong with it, "cannot be read ..." for what may be right another time."""

@@ -26,7 +26,6 @@ from harness.system.disk import disk_error
 if TYPE_CHECKING:
     from energymon.system.child import Child
 
-__all__ = ["made_by_workers", "main"]
 
 _ID: Final = np.dtype("<u8")
 """How the number of a sample stands on stdin."""

@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from harness.diagnose.diagnosis import Diagnosis, Stage
 from harness.report.labels import UNKNOWN, megabytes, significant
 
-__all__ = ["format_ms", "suggest_changes"]
-
 _NATIVE = ("dali", "spdl", "streaming")
 """Loaders that leave Python for native code or threads."""
 

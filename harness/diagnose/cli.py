@@ -14,8 +14,6 @@ from harness.system.disk import check_writable, disk_errors
 from harness.system.signals import signals_held, signals_raise
 from loaders.errors import LoaderError
 
-__all__ = ["main"]
-
 _USAGE = """\
 joulefeed diagnose: which stage starves the accelerator, and what to change
 

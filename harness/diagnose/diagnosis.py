@@ -10,8 +10,6 @@ from typing import Final
 from harness.errors import ResultsError
 from harness.results.files import read_json, refuse_damage, write_json
 
-__all__ = ["FILE", "KINDS", "Diagnosis", "Machine", "Point", "Stage", "Subject", "read_diagnosis"]
-
 FILE: Final = "diagnosis.json"
 _FORMAT: Final = 1
 

@@ -16,8 +16,6 @@ from harness.report.figures.marks import make_sheet, write_note
 from harness.report.figures.style import BAD, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.labels import percent, significant, spell
 
-__all__ = ["draw"]
-
 _COLOURS = dict(zip(KINDS, ("#3b78b8", "#c2703d", "#e0a32e", "#7a6bb0", "#4f9fc4", "#9aa3ad"), strict=True))
 _COMPUTE = "#2f9e8a"
 _ROOM_FOR_LETTER, _ROOM_FOR_NUMBER = 0.0105, 0.05

@@ -21,8 +21,6 @@ from harness.errors import ConfigError
 from harness.run.components import check_dataset, check_loader, check_workload
 from harness.system.disk import folder_of
 
-__all__ = ["Request", "list_workload_datasets", "make_request", "spell_out"]
-
 _WORKLOAD, _LOADER = "resnet50", "pytorch"
 
 

@@ -13,8 +13,6 @@ import psutil
 from harness.diagnose.diagnosis import Machine
 from harness.system.procfs import cpu_s, family, host_cpu_s
 
-__all__ = ["Meter", "Usage", "describe_machine"]
-
 _SECTOR_BYTES: Final = 512
 """Of the kernel's block statistics, whatever the disk's own (Documentation/block/stat.rst)."""
 

@@ -29,8 +29,6 @@ from harness.results.provenance import describe_host, describe_source, list_pack
 from harness.run.progress import Progress
 from harness.workloads import Workload, choose_kind, make_step
 
-__all__ = ["diagnose"]
-
 _COMPUTE_SHARE: Final = 0.10
 _STAGES_SHARE: Final = 0.25
 _LOAD_SHARE: Final = 0.10

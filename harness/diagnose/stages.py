@@ -19,8 +19,6 @@ from loaders.base import Batch, Samples
 from loaders.image import epoch_order
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
 
-__all__ = ["StageReport", "time_stages"]
-
 _MOST_SAMPLES: Final = 256
 _COLD_MATTERS: Final = 0.05
 """A cold pass that is slower by less than this share of the warm one shows noise."""

@@ -21,8 +21,6 @@ from harness.workloads import Step, Workload
 from harness.workloads.overlap import shared, simulate
 from loaders.base import Batch, Loader, Samples
 
-__all__ = ["Compute", "Load", "Rig", "Tick", "find_workers_key", "measure_compute", "measure_load", "measure_point"]
-
 Tick = Callable[[int, int], None]
 """Called with how many steps, or samples, are done, and of how many."""
 

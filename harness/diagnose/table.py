@@ -16,8 +16,6 @@ from harness.diagnose.verdict import FED, Verdict, compute_stage_s, judge
 from harness.report.labels import UNKNOWN, megabytes, percent, significant, spell
 from harness.report.terminal import make_list, make_plain_table, print_whole
 
-__all__ = ["print_diagnosis"]
-
 _BAR: Final = 10
 """Characters of a whole load."""
 

@@ -13,8 +13,6 @@ from harness.report.claims.words import find_knee
 from harness.report.labels import megabytes, percent, significant, spell
 from harness.workloads.overlap import workers_to_hide
 
-__all__ = ["FED", "Verdict", "compute_stage_s", "judge"]
-
 FED: Final = 0.90
 """Utilisation from which an accelerator counts as fed (MLPerf Storage: accelerator utilisation of 90 % or more)."""
 BUSY: Final = 0.85

@@ -14,8 +14,6 @@ from harness.results.cells import CellResult, LinkEpoch
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
 
-__all__ = ["Caveat", "LinkCost", "link_cost", "list_caveats"]
-
 MOUNTS = {
     "nfs4": "kernel NFSv4, as in the paper",
     "sshfs": "sshfs (the paper mounts NFSv4)",

@@ -11,8 +11,6 @@ from harness.report.papers import Tree, find_published, high, low, read_paper
 from harness.report.summary import Group, compute_ratio, find
 from harness.results.reader import Results
 
-__all__ = ["PaperFigure", "Slowdown", "choose_figure", "compare_distances", "read_paper_figure", "sum_kj"]
-
 T = TypeVar("T")
 
 _PAPER: Final = "emlio"

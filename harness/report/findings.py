@@ -10,9 +10,6 @@ from harness.report.labels import factor, joules, regime_labels, seconds, spell
 from harness.report.summary import Group, find
 from harness.results.reader import Results
 
-__all__ = ["Bar", "Card", "make_cards", "write_headline"]
-
-
 _MOST_NAMED = 4
 """Of more loaders than these only the quickest and the slowest are named."""
 

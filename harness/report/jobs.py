@@ -15,8 +15,6 @@ from harness.report.tables import choose_style
 from harness.report.terminal import make_plain_table, print_whole
 from harness.results.reader import read_results
 
-__all__ = ["print_jobs"]
-
 
 def print_jobs(jobs: Sequence[Job], console: Console) -> None:
     """Print the medians of every job, one line each workload, regime and loader, and where its results are."""

@@ -7,20 +7,6 @@ import math
 from harness.config.regime import Regime
 from harness.results.reader import Results
 
-__all__ = [
-    "UNKNOWN",
-    "accelerators",
-    "factor",
-    "joules",
-    "megabytes",
-    "percent",
-    "regime_labels",
-    "rtt",
-    "seconds",
-    "significant",
-    "spell",
-]
-
 UNKNOWN = "–"
 
 _SPELLING = {

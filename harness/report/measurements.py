@@ -13,8 +13,6 @@ from harness.results.epoch_row import make_schema
 from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
 
-__all__ = ["EPOCH_COLUMNS", "epochs", "find_base", "first_rank", "mark_settled", "read_stored", "trusted", "work"]
-
 
 def epochs(results: Results) -> pd.DataFrame:
     """Return a row for every epoch that was measured, by order of loader and workload in the config.

@@ -38,8 +38,6 @@ from harness.results.folder import format_resume_command
 from harness.results.provenance import Provenance
 from harness.results.reader import Results
 
-__all__ = ["write_page"]
-
 _VERDICTS = ("pass", "warn", "fail", "unknown", "not applicable")
 _MOST_CARDS = 6
 """More loaders than these, such as those of a sweep, are shown in tables and figures alone."""

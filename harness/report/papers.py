@@ -16,20 +16,6 @@ from harness.errors import ConfigError, ResultsError
 from harness.results.files import refuse_damage
 from loaders.arguments import as_number
 
-__all__ = [
-    "Paper",
-    "Published",
-    "Tree",
-    "find_published",
-    "find_table",
-    "find_values",
-    "high",
-    "list_papers",
-    "low",
-    "parse_model",
-    "read_paper",
-]
-
 Tree: TypeAlias = "float | tuple[float, float] | Mapping[str, Tree]"
 """A number, a range, or these by key; a key that is a number is text: 30, 0.1."""
 

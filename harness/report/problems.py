@@ -11,8 +11,6 @@ from harness.results.checks import Check
 from harness.results.epoch_row import EpochRow
 from harness.results.reader import Results
 
-__all__ = ["KINDS", "Problem", "list_problems"]
-
 KINDS = ("failed", "damaged", "interrupted", "running", "not run", "invalid", "warning")
 """Kinds of problem, the gravest first."""
 

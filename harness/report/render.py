@@ -12,8 +12,6 @@ from harness.results.files import write_whole
 from harness.results.folder import RunFolder
 from harness.results.reader import Results, read_results
 
-__all__ = ["Rendered", "Report", "read_report", "render"]
-
 
 @dataclass(frozen=True, slots=True)
 class Report:

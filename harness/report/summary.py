@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread
 from harness.results.reader import Results
 
-__all__ = ["Group", "Stat", "compute_median", "compute_ratio", "find", "summarise"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stat:

@@ -24,8 +24,6 @@ from harness.report.terminal import fits, make_list, make_plain_table, print_who
 from harness.results.epoch_row import SPREAD_LIMIT
 from harness.results.reader import Results
 
-__all__ = ["choose_style", "print_table"]
-
 _RATIO, _SPREAD, _USE = "ratio", "spread", "utilisation and throughput"
 _COLUMNS = frozenset({_RATIO, _SPREAD, _USE})
 """What the table of medians has beside the medians where there is room."""

@@ -9,8 +9,6 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-__all__ = ["fits", "make_list", "make_plain_table", "print_whole"]
-
 _LEAST_TEXT = 24
 """Characters to which a column of text may shrink; a longer one breaks its lines."""
 

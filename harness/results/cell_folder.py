@@ -22,8 +22,6 @@ from harness.results.epochs import CellData, EpochBatches, find_epoch_edges
 from harness.results.files import CELL, read_json, refuse_damage, write_json
 from harness.testbed.link.watch import Ping
 
-__all__ = ["MANIFEST", "DamagedCell", "load_cell", "read_batches", "read_events", "write_manifest"]
-
 Row = TypeVar("Row")
 
 MANIFEST: Final = "manifest.json"

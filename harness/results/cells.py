@@ -14,25 +14,6 @@ from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
 from harness.testbed.base import ProbeResult
 
-__all__ = [
-    "Cell",
-    "CellRecord",
-    "CellResult",
-    "DatasetRecord",
-    "EnergyRecord",
-    "FailedCell",
-    "HostClock",
-    "HostRecord",
-    "LinkEpoch",
-    "LinkRecord",
-    "MemoryRecord",
-    "PlacementRecord",
-    "Probe",
-    "RankEpoch",
-    "RankRecord",
-    "SensorRecord",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:

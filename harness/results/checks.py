@@ -25,8 +25,6 @@ from harness.results.ranks import rank_rows
 from harness.testbed.base import ProbeResult
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 
-__all__ = ["ONE_CLOCK", "Check", "LinkBound", "judge", "list_link_bounds", "predict_jitter"]
-
 # A rule that only warns says something of a group of rows; the rows themselves stay valid.
 PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE = "pass", "warn", "fail", "unknown", "not applicable"
 ONE_CLOCK = "one clock"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from harness.results.cells import HostClock
 
-__all__ = ["Exchange", "HostTime", "clock_offset"]
-
 
 @dataclass(frozen=True, slots=True)
 class Exchange:

@@ -10,8 +10,6 @@ from harness.config.regime import Regime
 from harness.results.epochs import CellData
 from harness.testbed.link.watch import INTERVAL_S, Ping
 
-__all__ = ["LinkPings", "Others", "measure_others", "summarize_pings"]
-
 JITTERS = 4
 """Standard deviations of the delay by which packets that keep their order come late, each way."""
 

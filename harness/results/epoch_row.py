@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 
 from harness.results.files import COLLECT, refuse_damage, write_whole
 
-__all__ = ["DOMAINS", "SPREAD_LIMIT", "EpochRow", "compute_spread", "make_schema", "read_rows", "write_rows"]
-
 Row = TypeVar("Row")
 
 DOMAINS: Final = ("cpu", "dram", "gpu")

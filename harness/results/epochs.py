@@ -20,20 +20,6 @@ from harness.results.cells import CellRecord, EnergyRecord, HostRecord, LinkReco
 from harness.results.epoch_row import DOMAINS, EpochRow
 from harness.testbed.link.watch import Ping
 
-__all__ = [
-    "CellData",
-    "EpochBatches",
-    "attribute_link_joules",
-    "compute_epoch_energy",
-    "compute_host_energy",
-    "compute_utilisation",
-    "find_epoch_edges",
-    "list_channels",
-    "make_epoch_rows",
-    "select_rows",
-    "to_readings_ns",
-]
-
 _NOTHING_GIVEN: Final[Mapping[Domain, Sequence[Energy]]] = MappingProxyType({})
 
 

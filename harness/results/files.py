@@ -17,8 +17,6 @@ from yaml import YAMLError
 
 from harness.errors import ConfigError, ResultsError
 
-__all__ = ["CELL", "COLLECT", "RUN", "parse_value", "read_json", "refuse_damage", "write_json", "write_whole"]
-
 T = TypeVar("T")
 
 RUN: Final = "restore it, or measure again"

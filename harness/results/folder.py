@@ -22,8 +22,6 @@ from harness.results.cells import Cell
 from harness.results.files import RUN, parse_value, read_json, refuse_damage
 from harness.results.provenance import Provenance
 
-__all__ = ["NEW_RUN", "Plan", "RunFolder", "format_resume_command", "make_folder"]
-
 NEW_RUN = "start a new run"
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from harness.errors import ResultsError
 from harness.results.files import parse_value
 
-__all__ = ["Entry", "Ledger"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

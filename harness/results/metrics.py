@@ -15,8 +15,6 @@ from harness.results.disturbance import measure_others, summarize_pings
 from harness.results.epochs import CellData, EpochBatches, compute_gpu_util, find_epoch_edges, select_rows
 from harness.results.ranks import RankRow, rank_edges, rank_rows
 
-__all__ = ["EpochMetrics", "make_epoch_metrics"]
-
 
 @dataclass(frozen=True, slots=True)
 class EpochMetrics:

@@ -20,16 +20,6 @@ from typing import Any
 
 import psutil
 
-__all__ = [
-    "Provenance",
-    "collect_provenance",
-    "describe_host",
-    "describe_machine",
-    "describe_source",
-    "list_changes",
-    "list_packages",
-]
-
 _PACKAGES = (
     "joulefeed",
     "torch",

@@ -12,8 +12,6 @@ from harness.cell.events import CellEvent
 from harness.results.cells import RankRecord
 from harness.results.epochs import CellData, EpochBatches, find_epoch_edges
 
-__all__ = ["RankRow", "rank_edges", "rank_rows"]
-
 
 @dataclass(frozen=True, slots=True)
 class RankRow:

@@ -17,8 +17,6 @@ from harness.results.folder import RunFolder
 from harness.results.ledger import Entry, Ledger
 from harness.results.provenance import Provenance
 
-__all__ = ["Results", "read_results"]
-
 _STATES = {"started": "running", "done": "done", "failed": "failed", "interrupted": "interrupted"}
 """State of a cell by its last event in the ledger."""
 

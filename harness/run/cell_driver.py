@@ -61,8 +61,6 @@ from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
 from harness.testbed.memory import limited_memory
 from harness.testbed.state import RunNames, living_runs, state_root
 
-__all__ = ["CellContext", "Watcher", "run_cell"]
-
 
 class Watcher(Protocol):
     """Shows how far a cell is."""

@@ -21,8 +21,6 @@ from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.testbed.base import Node
 
-__all__ = ["CellProcess", "ProcessEnded"]
-
 _STACK_S = 2.0
 _EXIT_S = 10.0
 _LOOK_S = 1.0

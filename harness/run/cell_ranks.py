@@ -18,8 +18,6 @@ from harness.errors import CellError
 from harness.run.cell_process import CellProcess, ProcessEnded
 from harness.testbed.base import Node
 
-__all__ = ["CellRanks"]
-
 _LOOK_S: Final = 1.0
 _SETTLE_S: Final = 3.0
 """For how long after the first rank has failed the others are heard: one of them may be the cause."""

@@ -33,8 +33,6 @@ from harness.errors import (
 from harness.system.disk import check_writable, disk_errors, folder_of
 from harness.system.signals import signals_raise
 
-__all__ = ["main"]
-
 _USAGE = """\
 joulefeed: what it takes, in seconds and joules, to feed an accelerator
 

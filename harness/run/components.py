@@ -17,8 +17,6 @@ from harness.workloads import Workload
 from harness.workloads.accelerator import choose_kind
 from loaders.errors import LoaderConfigError
 
-__all__ = ["check_components", "check_dataset", "check_loader", "check_workload"]
-
 # Given by the harness to every loader; the config may not set them.
 _GIVEN: Final = {"samples", "endpoint", "endpoints", "keys", "events", "epochs"} | {
     "transform",

@@ -30,8 +30,6 @@ from harness.testbed.connection import Connection, RemoteNode
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
 
-__all__ = ["run_on_hosts"]
-
 _BEAT_S: Final = 2.0
 _END_S: Final = 60.0
 """What the lead may take to end a run that is interrupted."""

@@ -25,8 +25,6 @@ from harness.testbed.connection import RemoteNode
 from loaders.errors import LoaderError
 from loaders.streaming.options import flags
 
-__all__ = ["Daemon", "Keys", "check_daemon", "make_keys", "serving"]
-
 _READY_S = 30.0
 _READY_THERE_S = 180.0
 """An emulated machine starts Python that slowly."""

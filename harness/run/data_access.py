@@ -20,8 +20,6 @@ from harness.testbed.base import LOOPBACK, Node
 from harness.testbed.memory import MemoryGroup
 from harness.testbed.state import RunNames, state_root
 
-__all__ = ["DataAccess", "DataOnNodes", "open_access"]
-
 _HERE = Regime(name="local")
 
 

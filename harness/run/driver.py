@@ -48,8 +48,6 @@ from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
 from loaders.errors import LoaderError
 
-__all__ = ["Cluster", "Outcome", "check", "measure", "report_on", "run"]
-
 _PROVENANCE_S: Final = 300.0
 _SHOWN = 10
 """Broken files of a dataset that are named on the terminal."""

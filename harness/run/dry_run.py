@@ -24,8 +24,6 @@ from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import sample_error
 from loaders.pipelines.callables import as_pipeline
 
-__all__ = ["dry_run", "dry_run_daemon"]
-
 _TRIES: Final = 8
 """Samples that are tried where every loader leaves out those that fail."""
 

@@ -11,8 +11,6 @@ from harness.errors import CellError, TestbedError
 from harness.system.disk import check_room
 from harness.system.process import run_environment
 
-__all__ = ["EnergyAgent"]
-
 _STORE_BYTES = 1_000_000
 """Free space without which no store can be made."""
 

@@ -28,8 +28,6 @@ from harness.run.run_datasets import OpenData, RunData, open_data
 from harness.testbed.base import Node
 from loaders.base import Samples
 
-__all__ = ["main", "open_data_on"]
-
 _SILENCE_S: Final = 1800.0
 """A step of making or checking a dataset, without a word."""
 _DATA: Final = "data.json"

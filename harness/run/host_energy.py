@@ -31,8 +31,6 @@ from harness.results.files import parse_value
 from harness.run.energy_agent import EnergyAgent
 from harness.testbed import Testbed
 
-__all__ = ["HostAgents", "main"]
-
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _EXCHANGES: Final = 8

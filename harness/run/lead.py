@@ -26,8 +26,6 @@ from harness.system.disk import check_writable, disk_errors
 from harness.system.signals import signals_raise
 from harness.testbed.inventory import Inventory
 
-__all__ = ["CALLS", "HOSTS_DATA", "HOSTS_RESULTS", "Assignment", "main"]
-
 HOSTS_DATA: Final = Path("/var/lib/joulefeed/data")
 """Datasets and shards on every host; storage hosts export it."""
 HOSTS_RESULTS: Final = Path("/var/lib/joulefeed/results")

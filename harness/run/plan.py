@@ -10,8 +10,6 @@ from typing import Any, Final
 from harness.config.specs import Experiment
 from harness.results.cells import Cell
 
-__all__ = ["plan_cells"]
-
 _IDENTITY: Final = {"key", "target", "params"}
 """What the id of a cell knows of a component."""
 

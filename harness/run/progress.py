@@ -17,8 +17,6 @@ from rich.text import Text
 
 from harness.results.cells import Cell
 
-__all__ = ["Progress"]
-
 _QUIET_S = 30.0
 _DRAW_S = 0.25
 

@@ -20,17 +20,6 @@ from harness.results.cells import RankEpoch, RankRecord
 from harness.testbed import Node, Testbed
 from harness.testbed.base import LOOPBACK
 
-__all__ = [
-    "LOADER_EVENTS",
-    "join_batches",
-    "make_folders",
-    "rank_events",
-    "rank_nodes",
-    "rank_records",
-    "rank_spec",
-    "temporary_files",
-]
-
 LOADER_EVENTS: Final = "loader-events.jsonl"
 _EVENTS: Final = "events.jsonl"
 _BATCHES: Final = "batches-*.parquet"

@@ -19,8 +19,6 @@ from harness.run.data_access import DataOnNodes
 from harness.system.disk import free_bytes, spelled
 from loaders.errors import LoaderError
 
-__all__ = ["OpenData", "RunData", "open_data"]
-
 
 @dataclass(frozen=True, slots=True)
 class OpenData:

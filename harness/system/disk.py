@@ -14,8 +14,6 @@ from harness.errors import ConfigError, DiskError
 _MIN_BYTES = 10_000_000
 """Room without which no run is started: its energy store alone takes some megabytes while it is written."""
 
-__all__ = ["check_room", "check_writable", "disk_error", "disk_errors", "folder_of", "free_bytes", "spelled"]
-
 
 def folder_of(key: str, value: object) -> Path:
     """Return a folder that the config names; raises ConfigError when it names none."""

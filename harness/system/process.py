@@ -12,17 +12,6 @@ from pathlib import Path
 
 import harness
 
-__all__ = [
-    "KILL_TIMEOUT_S",
-    "REAPER_VARIABLE",
-    "RUN_VARIABLE",
-    "children_marked",
-    "kill_all",
-    "kill_process",
-    "processes_of_run",
-    "run_environment",
-]
-
 RUN_VARIABLE = "JOULEFEED_RUN"
 """Environment variable by which the processes of a run are found, however often they forked."""
 REAPER_VARIABLE = "JOULEFEED_REAPER"

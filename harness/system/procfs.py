@@ -10,21 +10,6 @@ from typing import Final
 
 import psutil
 
-__all__ = [
-    "HostCpu",
-    "cpu_s",
-    "disk_bytes",
-    "family",
-    "host_cpu",
-    "host_cpu_s",
-    "interface_bytes",
-    "kernel_cpu_s",
-    "nic_bytes",
-    "pss_bytes",
-    "rss_bytes",
-    "wait_s",
-]
-
 _SECTOR_BYTES: Final = 512
 """Of /proc/diskstats, whatever the device's own (the kernel's admin-guide/iostats.rst)."""
 _KTHREADD: Final = 2

@@ -18,8 +18,6 @@ from typing import Any, Final, NoReturn, TextIO
 
 from harness.errors import DiskError, Interrupted
 
-__all__ = ["NotedSignal", "run_program", "signals_held", "signals_noted", "signals_raise"]
-
 _ASCII: Final = dict(
     zip("×−–→≤≥±†…▇✓✗", ["x", "-", "-", "->", "<=", ">=", "+-", "*", "...", "#", "+", "x"], strict=True)
 )

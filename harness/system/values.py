@@ -9,8 +9,6 @@ import sys
 from harness.errors import ConfigError
 from loaders.arguments import as_number, as_whole
 
-__all__ = ["check_choice", "check_count", "check_name", "check_number"]
-
 
 def check_name(key: str, name: str) -> None:
     """Raise ConfigError for a name that cannot be part of a folder's name."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from harness.config.regime import Regime
     from harness.testbed.link import Link
 
-__all__ = ["Mount", "Node", "ProbeResult", "Testbed"]
 
 LOOPBACK = "127.0.0.1"
 _MAX_ERROR_LINES = 20

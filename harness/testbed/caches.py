@@ -11,8 +11,6 @@ import sys
 from pathlib import Path
 from typing import Literal, cast
 
-__all__ = ["DROP_CACHES", "Caches", "drop_caches", "how_dropped"]
-
 Caches = Literal["all", "tree"]
 """The pages that the kernel forgets before an epoch: all that it caches, or those of the files that the epoch reads."""
 

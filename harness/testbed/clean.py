@@ -14,8 +14,6 @@ from harness.testbed.mount_table import detach, mounts_below
 from harness.testbed.nfs import stop_nfs_server
 from harness.testbed.state import RunNames, abandoned_runs
 
-__all__ = ["clean", "tear_down"]
-
 
 def clean() -> list[str]:
     """Remove what dead runs have left on this machine; living runs are not touched.

@@ -20,8 +20,6 @@ from harness.system.process import run_environment
 from harness.testbed.base import Node
 from harness.testbed.remote import BEAT, SILENCE_S, Order
 
-__all__ = ["Connection", "Lease", "RemoteNode"]
-
 CONNECT_S: Final = 10
 START_S: Final = 120.0
 """A slow host takes a while to start Python and a reaper."""

@@ -26,9 +26,6 @@ from harness.testbed.local import local_mount
 from harness.testbed.mount import RemoteMounts
 from harness.testbed.probe import ProbeServer, probe
 
-__all__ = ["HostLostError", "HostsTestbed"]
-
-
 BEAT_S: Final = 2.0
 CACHES_TIMEOUT_S: Final = 120.0
 

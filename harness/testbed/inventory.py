@@ -21,18 +21,6 @@ import harness
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, TestbedError
 
-__all__ = [
-    "INSTALLED_PYTHON",
-    "LEAD_SSH_CONFIG",
-    "PLAYBOOKS",
-    "SLURM",
-    "Host",
-    "Inventory",
-    "Role",
-    "ansible_environment",
-    "ansible_program",
-]
-
 Role = Literal["control", "storage", "compute", "tsdb"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 """The groups of an inventory."""

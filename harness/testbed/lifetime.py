@@ -19,8 +19,6 @@ from harness.system.process import REAPER_VARIABLE, RUN_VARIABLE, run_environmen
 from harness.testbed.clean import tear_down
 from harness.testbed.state import RunNames, RunState
 
-__all__ = ["Lifetime", "main"]
-
 START_S = 60.0
 END_S = 20.0
 

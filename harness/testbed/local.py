@@ -14,8 +14,6 @@ from harness.testbed.caches import Caches
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.mount import list_tree
 
-__all__ = ["LocalTestbed", "local_mount"]
-
 
 class LocalTestbed(Testbed):
     """Runs every process on this machine itself; needs no permission, and knows local regimes only.

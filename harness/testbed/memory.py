@@ -21,8 +21,6 @@ from harness.system.process import KILL_TIMEOUT_S, kill_process
 from harness.testbed.base import Node
 from harness.testbed.state import RunNames
 
-__all__ = ["MemoryGroup", "limited_memory", "memory_obstacles", "memory_parent", "remove_memory_group"]
-
 _RECORD: Final = "memory-group"
 """File in a run's folder that names its group, for the process that cleans up after it."""
 _LOOK_AGAIN_S: Final = 0.02

@@ -13,8 +13,6 @@ from harness.testbed.base import Mount, Node
 from harness.testbed.nfs import ExportMounter, NfsMounter, export_obstacles, nfs_obstacles
 from harness.testbed.sshfs import SshfsMounter
 
-__all__ = ["RemoteMounts", "list_tree"]
-
 LISTING_TIMEOUT_S = 1800.0
 
 

@@ -9,8 +9,6 @@ import select
 import time
 from pathlib import Path
 
-__all__ = ["detach", "is_mounted", "mounts_below", "wait_mounted"]
-
 MOUNT_TABLE = Path("/proc/self/mountinfo")
 MNT_DETACH = 2  # umount2(2)
 _OCTAL = re.compile(r"\\([0-7]{3})")

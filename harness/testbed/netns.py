@@ -25,8 +25,6 @@ from harness.testbed.probe import ProbeServer, probe
 from harness.testbed.sshfs import sshfs_obstacles
 from harness.testbed.unprivileged import namespace_obstacles, outer_identity
 
-__all__ = ["NetnsTestbed", "netns_obstacles"]
-
 TOOLS = {
     "ip": "iproute2",
     "tc": "iproute2",

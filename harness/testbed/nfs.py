@@ -19,7 +19,6 @@ from harness.testbed.unprivileged import outer_identity
 if TYPE_CHECKING:
     from harness.config.regime import Regime
 
-__all__ = ["ExportMounter", "NfsMounter", "export_obstacles", "nfs_obstacles", "stop_nfs_server"]
 
 FILE_SYSTEMS = Path("/proc/filesystems")
 KERNEL_PARTS = (("nfs4", "nfsv4", "client"), ("nfsd", "nfsd", "server"))

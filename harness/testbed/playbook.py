@@ -17,8 +17,6 @@ from harness.errors import DiskError, Interrupted, TestbedError
 from harness.system.signals import signals_noted
 from harness.testbed.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
 
-__all__ = ["PlaybookProgress", "PlaybookResult", "run_playbook"]
-
 JOB_TIMEOUT_S: Final = 3600
 """Most of it is for the environment of 6 GB on a slow line."""
 IDLE_TIMEOUT_S: Final = 1200

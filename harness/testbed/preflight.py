@@ -23,7 +23,6 @@ from energymon.system.child import Child, ChildError
 if TYPE_CHECKING:
     from harness.testbed.inventory import Host, Inventory
 
-__all__ = ["Finding", "examine_hosts", "show", "ssh_command", "to_json"]
 
 Verdict = Literal["ok", "warn", "fail"]
 

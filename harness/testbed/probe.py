@@ -35,7 +35,6 @@ from harness.testbed.link.roundtrip import Pinger, percentile, spread
 if TYPE_CHECKING:
     from harness.config.regime import Regime
 
-__all__ = ["ProbeServer", "loaded_probe", "main", "probe", "rtt_probe"]
 
 MODULE = ["-m", "harness.testbed.probe"]
 CONNECT_TIMEOUT_S = 5.0

@@ -31,8 +31,6 @@ from harness.errors import TestbedError
 from harness.system.process import run_environment
 from harness.testbed.state import RunNames, state_root
 
-__all__ = ["BEAT", "SILENCE_S", "STOP", "Order", "main"]
-
 SILENCE_S: Final = 20.0
 """A host whose lease hears nothing for so long has lost its lead."""
 BEAT: Final = b"beat\n"

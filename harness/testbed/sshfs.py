@@ -20,8 +20,6 @@ from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted, wait_mounted
 from harness.testbed.unprivileged import outer_identity
 
-__all__ = ["SshfsMounter", "sshfs_obstacles"]
-
 FIRST_PORT = 2200
 CIPHER = "aes128-gcm@openssh.com"
 """The quickest one on CPUs with AES instructions; NFS has no such cost."""

@@ -19,8 +19,6 @@ from pathlib import Path
 
 from harness.errors import TestbedError
 
-__all__ = ["RunNames", "RunState", "abandoned_runs", "living_runs", "state_root"]
-
 NAMESPACES = Path("/run/netns")
 """Where `ip netns` keeps the namespaces that have a name."""
 RUN_ID = re.compile(r"[A-Za-z0-9]{1,32}")

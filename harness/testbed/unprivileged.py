@@ -8,8 +8,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["namespace_obstacles", "outer_identity", "reexec_unprivileged", "user_namespace_obstacles"]
-
 INSIDE_VARIABLE = "JOULEFEED_USER_NAMESPACE"
 """Set inside, so that a namespace that turns out to be of no use is not nested without end."""
 UNSHARE = ["unshare", "-Urnm", "--map-root-user", "--propagation", "slave"]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from harness.workloads.base import Workload
     from loaders.base import Batch
 
-__all__ = ["KINDS", "Step", "choose_device", "choose_kind", "make_step"]
 
 KINDS: Final = ("auto", "cuda", "cpu", "emulated", "none")
 

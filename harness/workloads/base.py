@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from loaders.base import Batch
     from loaders.pipeline import Pipeline
 
-__all__ = ["Workload", "check_labels"]
-
 
 class Workload(Protocol):
     """A model, its batch, its loss and the pipeline of its samples; a frozen dataclass that Hydra makes."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from loaders.base import Batch
     from loaders.image import ImageTransform
 
-__all__ = ["Classification"]
 
 _MIN_SIZE: Final = 32
 """The networks halve their input five times."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from harness.workloads.gradients import EmulatedGradients
     from loaders.base import Batch
 
-__all__ = ["EmulatedStep", "NoStep"]
 
 _TRIALS: Final = 10
 _TRIAL_NS: Final = 20_000_000

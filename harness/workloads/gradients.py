@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from harness.workloads.base import Workload
 
-__all__ = ["EmulatedGradients", "SynchronisedModel", "gradient_bytes"]
 
 _BUCKET_BYTES: Final = 25 * 2**20
 """What DDP all-reduces at once (`bucket_cap_mb`, default)."""

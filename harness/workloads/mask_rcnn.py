@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from loaders.base import Batch
     from loaders.pipelines.detection import DetectionPipeline
 
-__all__ = ["MaskRCNN"]
 
 _BACKBONES: Final = ("resnet18", "resnet34", "resnet50", "resnet101")
 _SHAPE: Final = 1333 / 800

@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["HIDDEN", "Overlap", "shared", "simulate", "workers_to_hide"]
-
 HIDDEN: Final = 1.001
 """Wall time over the ideal up to which loading is hidden (Code 8.5.1: `ideal_wall * 1.001`)."""
 

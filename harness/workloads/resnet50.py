@@ -10,8 +10,6 @@ from harness.workloads.classification import Classification
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ResNet50"]
-
 
 @dataclass(frozen=True, slots=True)
 class ResNet50(Classification):

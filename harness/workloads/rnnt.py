@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from loaders.base import Batch
     from loaders.pipelines.speech import SpeechPipeline
 
-__all__ = ["RNNT"]
 
 _FEATURES: Final = 240
 """80 mel channels of 3 spliced frames, as SpeechPipeline makes them."""

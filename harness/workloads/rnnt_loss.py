@@ -12,8 +12,6 @@ from typing import Any, Final
 import torch
 from torch.autograd.function import once_differentiable
 
-__all__ = ["rnnt_loss"]
-
 _BLANK: Final = 0
 _NEVER: Final = float("-inf")
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from loaders.base import Batch
     from loaders.pipelines.timed import TimedPipeline
 
-__all__ = ["Textbook"]
 
 _CLASSES = 1000
 """As many as any generated set of images has; the files of such a set are read."""

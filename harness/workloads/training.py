@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from harness.workloads.base import Workload
     from loaders.base import Batch
 
-__all__ = ["TrainingStep"]
 
 _LEARNING_RATE: Final = 0.01
 _MOMENTUM: Final = 0.9

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["Transducer"]
-
 
 class Transducer(torch.nn.Module):
     """RNN-T (Graves 2012) in the form of MLPerf Training: LSTMs that see a third of the frames, then a sixth.

@@ -15,8 +15,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-__all__ = ["UNet", "dice_and_cross_entropy"]
-
 _SMOOTH: Final = 1e-6
 """Keeps the overlap of a class that is neither there nor predicted at 1."""
 

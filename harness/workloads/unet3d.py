@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from loaders.base import Batch
     from loaders.pipelines.segmentation import SegmentationPipeline
 
-__all__ = ["UNet3D"]
 
 _CHANNELS: Final = 1
 """A CT volume has one."""

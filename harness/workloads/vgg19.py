@@ -12,7 +12,6 @@ from harness.workloads.classification import Classification
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["VGG19"]
 
 _BLOCKS: Final = ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4))
 """Channels and convolutions between two poolings, configuration E (Simonyan and Zisserman, ICLR 2015, table 1)."""

@@ -12,7 +12,6 @@ from harness.workloads.classification import Classification
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ViTB16"]
 
 _PATCH: Final = 16
 _LAYERS: Final = 12

@@ -34,8 +34,6 @@ from loaders.pipelines.audio import (
 from loaders.pipelines.spectrum import Spectrum
 from loaders.pipelines.synthetic_load import HeavyStep, LightStep
 
-__all__ = ["FEED", "Part", "parts_of"]
-
 FEED: Final = "feed"
 """Where an item's target keeps what the graph is fed of it, arrays by name."""
 

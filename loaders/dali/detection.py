@@ -19,8 +19,6 @@ from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.detection_transforms import pack_masks
 
-__all__ = ["MEAN_GREY_LEVELS", "DetectionPlan"]
-
 MEAN_GREY_LEVELS: Final = 0.5
 """Most that the pixels of a picture are off on average, of 255: PIL rounds between its two passes of a resize and DALI
 does not. 0.1 to 0.2 are usual."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 else:
     Pipeline = Any
 
-__all__ = ["READER_DEPTH", "DaliEpoch"]
 
 READER_DEPTH: Final = 1
 """Batches that the file reader holds ready beside those under way in the pipeline; DALI's default."""

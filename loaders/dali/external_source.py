@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 else:
     Pipeline = Any
 
-__all__ = ["DaliFedEpoch"]
 
 _DALI_TYPES: Final = {
     np.dtype(np.float32): types.FLOAT,

@@ -11,8 +11,6 @@ from loaders.base import Samples
 from loaders.errors import LoaderError, SampleError
 from loaders.pipeline import Pipeline, sample_error
 
-__all__ = ["PipelineFailure", "find_bad_sample"]
-
 _SEARCHERS: Final = 16
 """Threads that read suspects again; far storage answers many reads as fast as one."""
 

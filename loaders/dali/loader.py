@@ -31,8 +31,6 @@ from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.prefetcher import Prefetcher
 from loaders.shared.processor import SampleProcessor
 
-__all__ = ["DaliLoader", "Operators"]
-
 Operators: TypeAlias = Literal["native", "python"]
 """Whose operators run a pipeline: DALI's own wherever there are any, or Python's alone."""
 

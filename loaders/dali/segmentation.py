@@ -16,8 +16,6 @@ from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, R
 from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.segmentation import SegmentationPipeline
 
-__all__ = ["SegmentationPlan"]
-
 _NO_NOISE: Final = np.zeros((1, 1, 1, 1), np.float32)
 
 

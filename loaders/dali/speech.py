@@ -18,8 +18,6 @@ from loaders.dali.plan import DataNode, Fed, Plan
 from loaders.pipeline import Item, Target, Tensors, Transform, WrappedPipeline
 from loaders.pipelines.speech import SpeechPipeline, waveform
 
-__all__ = ["MAX_DIFFERENCE", "SpeechPlan"]
-
 MAX_DIFFERENCE: Final = 1e-3
 """Most that a feature is off, in deviations of its channel: DALI has Fourier transforms and sums of its own, whose
 roundings in float32 a logarithm makes larger where there is little power. 1e-5 to 1e-4 are usual; a channel that hardly

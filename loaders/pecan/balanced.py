@@ -28,8 +28,6 @@ from loaders.shared.file_loader import FileLoader
 from loaders.shared.shares import Share
 from loaders.shared.torch_loader import TorchBatches, TorchKeywords, TorchOptions
 
-__all__ = ["SizeBalancedLoader", "SizeClasses", "interleave"]
-
 _PERCENTILE: Final = 75.0
 
 

@@ -19,8 +19,6 @@ from loaders.pecan.order import Flow, Kind, Measured, Order, auto_order
 from loaders.pipeline import Item, Pipeline, Tensors, Transform, WrappedPipeline
 from loaders.shared.torch_loader import TorchLoader, TorchOptions
 
-__all__ = ["bytes_of", "choose_order", "measure", "notes_of"]
-
 _LOG: Final = logging.getLogger("loaders.pecan.loader")
 _TIMEOUT_S: Final = 60.0
 """For a sample that is measured, unless the loader has a limit of its own."""

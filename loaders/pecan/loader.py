@@ -13,8 +13,6 @@ from loaders.pecan.reorder import reorder
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.shared.torch_loader import TorchKeywords, TorchLoader, TorchOptions
 
-__all__ = ["PecanLoader"]
-
 
 class PecanLoader(TorchLoader):
     """Runs a pipeline whose transforms are in Pecan's order in DataLoader workers (MinatoLoader paper, section 5.1)."""

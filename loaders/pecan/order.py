@@ -22,8 +22,6 @@ from typing import Final, Protocol, runtime_checkable
 from loaders.errors import LoaderConfigError
 from loaders.pipeline import Item, Transform
 
-__all__ = ["Flow", "Kind", "Measured", "Order", "Placed", "Resizing", "auto_order", "commute"]
-
 _SLACK: Final = 1e-3
 """A transform that changes the bytes by no more than this share does not count as changing them."""
 

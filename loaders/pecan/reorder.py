@@ -8,8 +8,6 @@ from loaders.errors import LoaderConfigError, LoaderError
 from loaders.pecan.order import Order, Resizing
 from loaders.pipeline import Item, Pipeline, Transform, WrappedPipeline
 
-__all__ = ["Reordered", "reorder"]
-
 
 @dataclass(frozen=True)
 class Reordered(WrappedPipeline):

@@ -17,17 +17,6 @@ import torch
 from loaders.pipeline import Item, Target
 from loaders.pipelines.spectrum import Spectrum, mel_matrix, mel_of_hz
 
-__all__ = [
-    "MIN_DEVIATION",
-    "TINY",
-    "FilterBank",
-    "FrameSplicing",
-    "Pad",
-    "PermuteAudio",
-    "SpecAugment",
-    "positions",
-]
-
 TINY: Final = 1e-20
 """Added to powers before their logarithm is taken, as MLPerf's RNN-T does (features.py)."""
 MIN_DEVIATION: Final = 1e-5

@@ -14,8 +14,6 @@ import torch
 
 from loaders.pipeline import Item
 
-__all__ = ["Cast", "GaussianNoise", "RandomBrightness", "RandomFlip"]
-
 
 @dataclass(frozen=True, slots=True)
 class RandomFlip:

@@ -16,8 +16,6 @@ from loaders.errors import LoaderConfigError
 from loaders.image import decode
 from loaders.pipeline import Data, Item, Pipeline, Target, Tensors, Transform, UndecodableError, read_file, stage_name
 
-__all__ = ["AnyTransform", "CallablePipeline", "as_pipeline"]
-
 AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
 """A pipeline, or a callable from a decoded sample to a tensor, array or number: torchvision's Compose, a function."""
 

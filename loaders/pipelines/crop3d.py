@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from loaders.pipeline import Item
 
-__all__ = ["Box", "RandomCrop", "components"]
-
 _LARGEST: Final = 2
 """Parts of a class among which one is chosen: a body has two kidneys, and what else there is is small."""
 

@@ -16,8 +16,6 @@ from loaders.image import decode
 from loaders.pipeline import Item, Target, Tensors, Transform, read_file
 from loaders.pipelines.detection_transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
 
-__all__ = ["CATEGORY_CLASSES", "DetectionPipeline"]
-
 _UNUSED: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
 """Numbers from 1 to 90 that stand for nothing in COCO 2017."""
 CATEGORY_CLASSES: Final = {

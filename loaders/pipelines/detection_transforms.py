@@ -12,17 +12,6 @@ from PIL import Image, ImageDraw
 
 from loaders.pipeline import Item
 
-__all__ = [
-    "Normalize",
-    "RandomHorizontalFlip",
-    "Resize",
-    "ToTensor",
-    "fit_size",
-    "pack_masks",
-    "resize_masks",
-    "resize_tensor",
-]
-
 
 def fit_size(width: int, height: int, *, min_size: int, max_size: int) -> tuple[int, int]:
     """Return width and height in pixels after a resize to `min_size`, or to `max_size` where that is less.

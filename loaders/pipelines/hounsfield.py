@@ -10,8 +10,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MIN_EDGE", "SPACING_MM", "normalise"]
-
 SPACING_MM: Final = (1.6, 1.2, 1.2)
 """Distance of voxels along depth, height and width in millimetres, to which every case is resampled."""
 MIN_EDGE: Final = 128

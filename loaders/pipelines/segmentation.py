@@ -16,8 +16,6 @@ from loaders.pipelines.augment3d import Cast, GaussianNoise, RandomBrightness, R
 from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.volumes import Packed, read_array, unpack
 
-__all__ = ["SegmentationPipeline"]
-
 _LABELS: Final = "label_path"
 
 

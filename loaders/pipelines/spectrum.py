@@ -11,8 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Spectrum", "hz_of_mel", "mel_matrix", "mel_of_hz"]
-
 _LINEAR_MEL_PER_HZ: Final = 3 / 200
 _BREAK_HZ: Final = 1000.0
 _LOG_STEP: Final = math.log(6.4) / 27

@@ -15,10 +15,6 @@ from loaders.base import SampleSource
 from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, read_file
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
 
-__all__ = [
-    "BLANK", "CHARACTERS", "FEATURES", "SYMBOLS", "SpeechPipeline", "label_of", "text_of", "waveform",
-]  # fmt: skip
-
 CHARACTERS: Final = " 'ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """LibriSpeech's alphabet (Panayotov et al., ICASSP 2015); a character's label is 1 and its position here."""
 BLANK: Final = 0

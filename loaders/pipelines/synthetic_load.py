@@ -18,8 +18,6 @@ from typing import Final, Literal, Protocol, get_args
 from loaders.arguments import as_number
 from loaders.pipeline import Item
 
-__all__ = ["HeavyStep", "LightStep", "Passing", "TimedStep", "pass_time"]
-
 Passing = Literal["sleep", "spin"]
 """How a step passes its time."""
 

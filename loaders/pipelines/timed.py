@@ -15,8 +15,6 @@ from torch.utils.data import default_collate
 from loaders.base import SampleSource
 from loaders.pipeline import Item, Target, Tensors, Transform, read_file
 
-__all__ = ["TimedPipeline"]
-
 
 @dataclass(frozen=True, slots=True)
 class TimedPipeline:

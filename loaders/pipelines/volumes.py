@@ -19,8 +19,6 @@ from loaders.base import SampleSource
 from loaders.pipeline import UndecodableError
 from loaders.pipelines.hounsfield import SPACING_MM, normalise
 
-__all__ = ["Packed", "array_in", "map_array", "read_array", "resample", "unpack"]
-
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ of Linux 5.14 (madvise(2)), for which the mmap module has no name."""
 _HEADER_BYTES: Final = 12 + 10_000

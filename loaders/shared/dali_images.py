@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 else:
     DataNode = Any
 
-__all__ = ["DALI_IMAGE_NOTE", "dali_transform", "device_index"]
 
 DALI_IMAGE_NOTE: Final = (
     "DALI decodes only the crop of an image and resizes in floating point: pixels differ from PIL's by "

@@ -11,8 +11,6 @@ from loaders.base import Batch
 from loaders.errors import LoaderConfigError
 from loaders.pipeline import Tensors
 
-__all__ = ["DeviceTransfer", "InTransfer", "usable_device"]
-
 T = TypeVar("T", Tensors, Batch)
 
 

@@ -22,8 +22,6 @@ from loaders.shared.shares import Share, place_among_ranks
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import DaemonThreads, close_at_exit
 
-__all__ = ["FileLoader", "ThreadedLoader"]
-
 
 class FileLoader(Closing):
     """Counts the batches that a subclass makes in `_batches`, and the time that the consumer waits for them."""

@@ -17,8 +17,6 @@ from loaders.shared.processor import Collated, Failed, Loaded, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
 
-__all__ = ["Delivered", "Prefetcher"]
-
 _POLLS: Final = 4
 """How often within `timeout_s` the threads are looked at."""
 

@@ -15,8 +15,6 @@ from loaders.errors import SampleError, SampleTimeoutError
 from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
 from loaders.shared.stall_monitor import Stalled, StallMonitor
 
-__all__ = ["Collated", "Failed", "Failures", "Loaded", "SampleProcessor"]
-
 
 class Failed(NamedTuple):
     """A sample that failed."""

@@ -13,8 +13,6 @@ from loaders.errors import LoaderConfigError
 from loaders.image import epoch_order
 from loaders.options import Remainder, check_imbalance, check_ranks
 
-__all__ = ["Share", "in_process_group", "place_among_ranks"]
-
 
 @dataclass(frozen=True, slots=True)
 class Share:

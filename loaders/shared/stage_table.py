@@ -10,8 +10,6 @@ from typing import Final
 
 import numpy as np
 
-__all__ = ["StageTable", "stage_figures", "to_key"]
-
 _KEPT: Final = 10_000
 """Durations of a stage from which the percentile is taken, the last ones; counts and means are of all."""
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from loaders.pipeline import Pipeline, StageTimes, stage_name
 
-__all__ = ["MONITOR_BYTES", "StallMonitor", "Stalled", "WorkerStatus", "WorkerTable"]
-
 _SAMPLE, _STAGE, _SINCE, _EPOCH, _CELLS = range(5)
 MONITOR_BYTES: Final = 8 * _CELLS
 """Memory of one worker."""

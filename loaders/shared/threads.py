@@ -21,8 +21,6 @@ from typing import Any, Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 
-__all__ = ["DaemonThreads", "close_at_exit", "gc_frozen", "thread_number", "use_one_thread"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

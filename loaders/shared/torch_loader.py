@@ -38,8 +38,6 @@ from loaders.shared.torch_workers import (
     to_loader_error,
 )
 
-__all__ = ["TorchBatches", "TorchKeywords", "TorchLoader", "TorchOptions"]
-
 _POLLS: Final = 4
 """How often within `sample_timeout_s` the workers are looked at."""
 _MAX_POLL_S: Final = 1.0

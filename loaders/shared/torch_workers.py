@@ -23,11 +23,6 @@ from loaders.errors import LoaderConfigError, LoaderError, WorkerError
 from loaders.pipeline import Tensors
 from loaders.shared.compat import DEATH_PREFIX, TIMEOUT_PREFIX, end_iterator, iterator_workers
 
-__all__ = [
-    "WorkerDeaths", "begin_worker", "check_room", "check_socket_paths", "dead_worker", "end_workers", "in_main_thread",
-    "is_timeout", "share", "to_loader_error",
-]  # fmt: skip
-
 _PR_SET_PDEATHSIG: Final = 1
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108
 _MAX_SOCKET_PATH: Final = 107

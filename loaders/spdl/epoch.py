@@ -21,8 +21,6 @@ from loaders.shared.processor import Failed, Failures, Loaded, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
 
-__all__ = ["Made", "SpdlEpoch"]
-
 _POLLS: Final = 4
 """How often within `timeout_s` the threads are looked at."""
 _MAX_POLL_S: Final = 1.0

@@ -19,8 +19,6 @@ from loaders.base import SampleSource
 from loaders.image import ImageTransform, decode
 from loaders.pipeline import Data, Item, Target, Tensors, Transform, UndecodableError, read_file
 
-__all__ = ["SpdlImages", "is_cmyk_jpeg"]
-
 _SCALE: Final = "bilinear+accurate_rnd+full_chroma_int+full_chroma_inp"
 _STRICT: Final = spdl.io.decode_config(decoder_options={"err_detect": "explode"})
 """By default FFmpeg returns the decodable part of a damaged picture, grey below the damage."""

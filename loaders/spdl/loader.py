@@ -20,7 +20,6 @@ from loaders.spdl.epoch import SpdlEpoch
 if TYPE_CHECKING:
     from loaders.spdl.image import SpdlImages
 
-__all__ = ["Decode", "SpdlLoader"]
 
 Decode: TypeAlias = Literal["pil", "spdl"]
 

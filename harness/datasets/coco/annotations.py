@@ -20,7 +20,6 @@ from harness.errors import DatasetError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["CATEGORY_IDS", "Annotations", "Image"]
 
 CATEGORY_IDS: Final = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
 """Numbers of COCO's 80 categories; a model's class is a position here plus 1, 0 being the background."""

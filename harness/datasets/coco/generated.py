@@ -21,7 +21,6 @@ from harness.system.values import check_number
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ANNOTATIONS", "CocoLike"]
 
 ANNOTATIONS: Final = "annotations/instances_train2017.json"
 

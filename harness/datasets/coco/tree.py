@@ -16,8 +16,6 @@ from harness.datasets.scan import SampleFile, limited
 from harness.datasets.tree import RealTree, defect
 from harness.errors import ConfigError, DatasetError
 
-__all__ = ["CocoTree"]
-
 _EXPECTED = "expected COCO's layout: train2017/*.jpg and annotations/instances_train2017.json"
 
 

@@ -23,7 +23,6 @@ from loaders.pipelines.hounsfield import MIN_EDGE, SPACING_MM, normalise
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Kits19Like"]
 
 _VOXEL_BYTES: Final = {"numpy": 5, "nifti": 2}
 """By form: a float32 and a uint8, as MLPerf's preprocessing leaves them; an int16 and a uint8, packed, a little more

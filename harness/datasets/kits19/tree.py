@@ -17,8 +17,6 @@ from harness.datasets.scan import SampleFile, entries_of, in_threads, limited
 from harness.datasets.tree import RealTree
 from harness.errors import DatasetError
 
-__all__ = ["Kits19Tree"]
-
 _LAYOUT: Final = (
     "case_00000/{imaging,segmentation}.nii.gz, or case_00000_{x,y}.npy as MLPerf's preprocessing writes them"
 )

@@ -20,7 +20,6 @@ from harness.system.values import check_number
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SAMPLE_RATE", "LibriSpeechLike"]
 
 SAMPLE_RATE: Final = 16_000
 """Samples per second of LibriSpeech (Panayotov et al., ICASSP 2015)."""

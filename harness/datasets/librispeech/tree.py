@@ -15,8 +15,6 @@ from harness.datasets.librispeech.generated import SAMPLE_RATE
 from harness.datasets.scan import SampleFile, in_threads, limited, list_tree
 from harness.datasets.tree import RealTree
 
-__all__ = ["LibriSpeechTree"]
-
 _LAYOUT: Final = "SPEAKER/CHAPTER/SPEAKER-CHAPTER-NNNN.flac"
 _HINT: Final = " beside SPEAKER-CHAPTER.trans.txt, for LibriSpeech the folder train-clean-100 or one above it"
 _TAIL: Final = 256

@@ -13,8 +13,6 @@ import pyarrow.parquet as pq
 
 from harness.results.reader import Results
 
-__all__ = ["Composition", "measure_composition", "measure_compositions"]
-
 _SLOW_PERCENTILE: Final = 75.0
 """Above it a sample is slow (MinatoLoader, section 4.2)."""
 

@@ -20,8 +20,6 @@ from harness.report.claims.metrics import METRICS
 from harness.report.claims.words import STYLES, Bound, Style
 from harness.results.files import refuse_damage
 
-__all__ = ["Definition", "Needs", "Values", "list_packaged", "make_definitions", "read_claims"]
-
 SELECTORS: Final = ("workload", "loader", "regime", "rtt_ms", "samples", "ranks")
 """Columns of a row by which it is selected; and the config's own keys behind one of `SECTIONS` and a dot."""
 SECTIONS: Final = ("workload", "loader", "accelerator", "dataset")

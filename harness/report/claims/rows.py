@@ -11,8 +11,6 @@ from harness.report.claims.metrics import METRICS
 from harness.report.measurements import epochs
 from harness.results.reader import Results
 
-__all__ = ["Row", "make_claim_rows"]
-
 
 @dataclass(frozen=True, slots=True)
 class Row:

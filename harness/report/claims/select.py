@@ -11,8 +11,6 @@ from harness.report.claims.definition import Definition, Values
 from harness.report.claims.rows import Row
 from harness.report.labels import rtt, spell
 
-__all__ = ["NotChecked", "Sample", "described", "sample", "values_of"]
-
 _RTT_SLACK = 0.05
 """Of a round trip, or ms where that is more: the probe may find it a little longer."""
 

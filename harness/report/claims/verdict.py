@@ -14,8 +14,6 @@ from harness.report.claims.words import STYLES, combined, written
 from harness.report.labels import percent
 from harness.results.epoch_row import SPREAD_LIMIT, compute_spread
 
-__all__ = ["FAIL", "NOT_CHECKED", "PASS", "Claim", "evaluate"]
-
 PASS = "PASS"  # noqa: S105
 FAIL = "FAIL"
 NOT_CHECKED = "NOT CHECKED"

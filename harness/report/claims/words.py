@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 
 from harness.report.labels import factor, joules, megabytes, percent, seconds, significant
 
-__all__ = ["NEAR_BEST", "STYLES", "Bound", "Style", "combined", "find_knee", "written"]
-
 Style = Literal["factor", "less", "percent", "seconds", "joules", "megabytes", "knee", "number"]
 STYLES: Final[Mapping[str, Style]] = {
     "s": "seconds",

@@ -24,8 +24,6 @@ from harness.report.summary import Group, compute_median, find, summarise
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
 
-__all__ = ["draw", "words"]
-
 _TOP_INCHES = 5.7
 _LONG_TITLE = 62
 """Characters above which a title would run into that of the paper's panel."""

@@ -14,8 +14,6 @@ from harness.report import papers
 from harness.report.labels import accelerators, factor, megabytes, percent, significant, spell
 from harness.results.reader import Results
 
-__all__ = ["fill", "run_words"]
-
 _ASSUMED: Final = re.compile(r"emulated: assumed (\S+) s a sample")
 
 

@@ -17,21 +17,6 @@ from harness.errors import ResultsError
 from harness.report.papers import find_published, find_values, parse_model
 from harness.results.files import refuse_damage
 
-__all__ = [
-    "BY_DISTANCE",
-    "ByDistance",
-    "Distribution",
-    "Figure",
-    "FigureTable",
-    "Learning",
-    "OverTime",
-    "Panel",
-    "Sweep",
-    "Textbook",
-    "list_packaged",
-    "read_figure",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FigureTable:

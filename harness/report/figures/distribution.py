@@ -22,8 +22,6 @@ from harness.report.papers import find_table as published_table
 from harness.report.papers import low
 from harness.results.reader import Results
 
-__all__ = ["draw", "table", "words"]
-
 _SAMPLES: Final = 25
 _OURS: Final = DOMAIN_COLOURS["cpu"]
 _COLUMNS: Final = ("Preprocessing time (ms)", "samples", "avg", "med.", "P75", "P90", "min", "max", "std")

@@ -22,8 +22,6 @@ from harness.report.papers import Tree, low
 from harness.report.papers import find_table as published_table
 from harness.results.reader import Results
 
-__all__ = ["draw", "table", "words"]
-
 _WINDOWS: Final = 12
 """Running means are over this part of a training's steps."""
 _SLOW_SHARE: Final = 0.25

@@ -17,21 +17,6 @@ from matplotlib.transforms import offset_copy
 from harness.report.figures.style import BAD, MUTED, SURFACE, choose_colour
 from harness.report.labels import significant, spell
 
-__all__ = [
-    "average_window",
-    "compute_medians",
-    "draw_sweep",
-    "make_loader_handles",
-    "make_sheet",
-    "note_invalid",
-    "say",
-    "tick_settings",
-    "write_note",
-    "write_right_title",
-    "write_under_title",
-    "write_value",
-]
-
 _APART: Final = 0.07
 """Smallest distance between names at the lines' ends, as a share of the highest line."""
 

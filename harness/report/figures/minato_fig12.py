@@ -25,8 +25,6 @@ from harness.report.measurements import epochs, mark_settled, trusted, work
 from harness.report.papers import low
 from harness.results.reader import Results
 
-__all__ = ["draw", "table"]
-
 _BASELINE, _OURS = "pytorch", "sample_aware"
 _BETWEEN: Final = (25, 75)
 """Per cent of slow samples within which the paper's text gives a value."""

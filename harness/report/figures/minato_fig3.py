@@ -21,8 +21,6 @@ from harness.report.papers import find_table as published_table
 from harness.report.papers import low
 from harness.results.reader import Results
 
-__all__ = ["draw", "table"]
-
 _BASELINE = "pytorch"
 _HEURISTICS: Mapping[str, str] = {"size_balanced": "by image size", "pecan": "transforms reordered"}
 _SLOWEST = 0.75

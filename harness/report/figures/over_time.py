@@ -19,8 +19,6 @@ from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, 
 from harness.report.papers import Tree, find_values, high, low
 from harness.results.reader import Results
 
-__all__ = ["draw", "table", "words"]
-
 _ACCELERATOR, _CPU = DOMAIN_COLOURS["gpu"], DOMAIN_COLOURS["cpu"]
 _PAPER: Final = (0, (5, 3))
 _INVALID: Final = (0, (1, 1.5))

@@ -10,20 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "BAD",
-    "DOMAIN_COLOURS",
-    "ESTIMATE_HATCH",
-    "FAINT",
-    "GRID",
-    "INK",
-    "LOADER_COLOURS",
-    "MUTED",
-    "SURFACE",
-    "choose_colour",
-    "save",
-    "use_house_style",
-]
 
 INK = "#1b1f24"
 MUTED = "#5c6570"

@@ -29,8 +29,6 @@ from harness.report.papers import find_table as published_table
 from harness.report.papers import low, read_paper
 from harness.results.reader import Results
 
-__all__ = ["draw", "table", "words"]
-
 _OURS = "sample_aware"
 """The section of the loader that the others are compared with in a panel of a workload."""
 

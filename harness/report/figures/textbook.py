@@ -24,8 +24,6 @@ from harness.results.reader import Results
 from harness.workloads.overlap import Overlap, simulate, workers_to_hide
 from harness.workloads.published import STEPS
 
-__all__ = ["Curve", "draw", "make_curves", "table", "words"]
-
 _WORKERS_KEY: Final = "num_workers"
 _STEEP: Final = 0.05
 """A way to the next mark, as a share of the axis, that would run through a label centred on its start."""

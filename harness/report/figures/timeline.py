@@ -18,8 +18,6 @@ from harness.results.cells import CellResult
 from harness.results.epochs import find_epoch_edges
 from harness.results.reader import Results
 
-__all__ = ["Timeline", "make_timelines", "window_s"]
-
 _Array = npt.NDArray[np.float64]
 _WINDOWS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
 """The smallest is the interval in which a cell's resources are sampled."""

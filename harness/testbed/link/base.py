@@ -16,7 +16,6 @@ from harness.testbed.link.tcp import read_tcp, tune_tcp
 if TYPE_CHECKING:
     from harness.config.regime import Regime
 
-__all__ = ["Link", "LinkCounters"]
 
 PREFIX_LENGTH = 30
 QUEUE_LENGTH_PACKETS = 10_000

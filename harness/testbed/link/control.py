@@ -24,8 +24,6 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import Link, LinkCounters
 
-__all__ = ["ask", "link_commands", "read_counters", "serve", "set_regime"]
-
 Answer = Callable[[dict[str, Any]], dict[str, object]]
 """Takes a command and returns its answer."""
 ANSWER_TIMEOUT_S: Final = 60.0

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from harness.testbed.link.namespace import STORAGE_ADDRESS, inside
 from harness.testbed.link.roundtrip import Pinger, percentile
 
-__all__ = ["Calibration", "calibrate", "measure_rtt_ms"]
-
 ATTEMPTS = 3
 PRECISION_MS = 0.02
 PRECISION_SHARE = 0.003

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from harness.testbed.link.tun import wire_size, without_segments
 
-__all__ = ["DelayLine", "Impairment"]
-
 
 @dataclass(frozen=True, slots=True)
 class Impairment:

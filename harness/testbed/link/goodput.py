@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-__all__ = ["FlowMeter", "FlowPump", "flows_for", "link_gbit", "seconds_for"]
-
 CHUNK_BYTES = 256 * 1024
 BIN_NS = 5_000_000
 WINDOW_BINS = 10

@@ -23,8 +23,6 @@ from harness.testbed.link.roundtrip import Pinger, percentile
 from harness.testbed.link.shaper import RECORD
 from harness.testbed.link.tcp import read_tcp
 
-__all__ = ["HostsNetemLink", "SocketLink"]
-
 _START_S: Final = 60.0
 _ANSWER_S: Final = 20.0
 _ARPHRD_ETHER: Final = 1

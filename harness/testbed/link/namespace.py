@@ -12,18 +12,6 @@ from typing import TypeVar
 
 from harness.errors import TestbedError
 
-__all__ = [
-    "COMPUTE_ADDRESS",
-    "ETHERNET_HEADER_BYTES",
-    "INTERFACE",
-    "MTU",
-    "STORAGE_ADDRESS",
-    "enter",
-    "inside",
-    "run_in",
-    "write_sysctl",
-]
-
 INTERFACE = "jf0"
 """Name of the link's interface in both namespaces."""
 STORAGE_ADDRESS = "10.77.0.1"

@@ -18,8 +18,6 @@ from harness.testbed.link.qdisc import (
     segment_in_kernel,
 )
 
-__all__ = ["NetemLink"]
-
 
 class NetemLink(Link):
     """Each end caps what it sends with tbf and delays what it receives with netem.

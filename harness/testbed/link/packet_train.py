@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from io import BufferedRWPair
 from typing import Final, Self
 
-__all__ = ["Train", "TrainControl", "TrainCounter", "answer_train", "carried_gbit", "full_train", "loss_train"]
-
 IP_UDP_BYTES: Final = 20 + 8
 """IPv4 and UDP headers (RFC 791, RFC 768)."""
 FULL_PAYLOAD_BYTES: Final = 1500 - IP_UDP_BYTES

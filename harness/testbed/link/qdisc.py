@@ -9,19 +9,6 @@ from dataclasses import dataclass
 from harness.errors import TestbedError
 from harness.testbed.link.namespace import INTERFACE, run_in
 
-__all__ = [
-    "INGRESS_INTERFACE",
-    "QdiscCounts",
-    "cap_rate",
-    "delay_egress",
-    "delay_ingress",
-    "describe_qdiscs",
-    "kernel_has",
-    "qdisc_counts",
-    "redirect_ingress",
-    "segment_in_kernel",
-]
-
 BURST_MIN_BYTES = 128 * 1024
 """Two segmentation super-packets with their headers; a smaller bucket would make tbf split each one."""
 BURST_NS = 500_000

@@ -23,8 +23,6 @@ from harness.testbed.link.delay_line import DelayLine, Impairment
 from harness.testbed.link.namespace import INTERFACE, enter
 from harness.testbed.link.tun import READ_BYTES, open_tun
 
-__all__ = ["Relay", "main"]
-
 READS_PER_TURN = 32
 """Reading more before letting packets go would make those that are due late."""
 WAKE_NS = 80_000

@@ -18,8 +18,6 @@ from harness.testbed.link.delay_line import Impairment
 from harness.testbed.link.namespace import INTERFACE, inside
 from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
 
-__all__ = ["RelayLink"]
-
 ANSWER_TIMEOUT_S = 20.0
 TBF_PROBE = ("rate", "1gbit", "burst", "128kb", "limit", "1mb")
 DEVICE_DROPS_FIELD = 11

@@ -14,8 +14,6 @@ from statistics import NormalDist
 from types import TracebackType
 from typing import Self
 
-__all__ = ["PACKET_BYTES", "Pinger", "percentile", "spread"]
-
 ECHO_REQUEST, ECHO_REPLY = 8, 0  # RFC 792
 NORMAL_P10_TO_P90 = 2 * NormalDist().inv_cdf(0.9)
 HEADER = struct.Struct("!BBHHH")

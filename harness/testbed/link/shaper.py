@@ -33,8 +33,6 @@ from harness.testbed.link.qdisc import (
     segment_in_kernel,
 )
 
-__all__ = ["RECORD", "Shaper", "main", "restore"]
-
 RECORD: Final = "shaped-interface"
 """Name of FILE in a run's folder."""
 _DEFAULT_HANDLE: Final = "0:"

@@ -8,8 +8,6 @@ from pathlib import Path
 from harness.errors import TestbedError
 from harness.testbed.link.namespace import inside, write_sysctl
 
-__all__ = ["CONGESTION_CONTROL", "choose_congestion", "read_tcp", "tune_tcp"]
-
 CONGESTION_CONTROL = "cubic"
 """What Linux distributions use by default; bbr would pace small replies and slow cold fetches."""
 

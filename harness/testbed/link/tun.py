@@ -10,8 +10,6 @@ from collections.abc import Sequence
 
 from harness.errors import TestbedError
 
-__all__ = ["READ_BYTES", "VNET_HEADER_BYTES", "open_tun", "wire_size", "without_segments"]
-
 TUN_PATH = "/dev/net/tun"
 TUNSETIFF = 0x400454CA
 TUNSETOFFLOAD = 0x400454D0

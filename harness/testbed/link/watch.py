@@ -25,8 +25,6 @@ from harness.testbed.base import Node
 from harness.testbed.link.namespace import enter
 from harness.testbed.link.roundtrip import PACKET_BYTES, Pinger
 
-__all__ = ["INTERVAL_S", "LinkWatch", "Ping", "ping_bytes"]
-
 INTERVAL_S: Final = 0.1
 ANSWER_TIMEOUT_S: Final = 1.0
 """A ping that has no answer so long after it was sent counts as lost when the watch ends; a younger one not at all."""
