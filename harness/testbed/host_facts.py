@@ -23,6 +23,9 @@ import threading
 import time
 from typing import Any
 
+Facts = dict[str, Any]
+"""Values of JSON, by name."""
+
 TIMEOUT_S = 5.0
 LIFE_S = 600
 PINGS = 60
@@ -56,7 +59,7 @@ def read(path: str) -> str:
         return ""
 
 
-def system() -> dict[str, Any]:
+def system() -> Facts:
     """Return what the host is."""
     lines = [line.partition("=") for line in read("/etc/os-release").splitlines()]
     names = {key: value.strip('"') for key, _, value in lines}
@@ -113,7 +116,7 @@ def port_use(port: int) -> str:
     return "taken"
 
 
-def interfaces() -> dict[str, dict[str, Any]]:
+def interfaces() -> dict[str, Facts]:
     """Return the addresses, state and MTU of each network interface."""
     status, words = run("ip", "-j", "address")
     if status:
@@ -144,7 +147,7 @@ def chrony() -> str:
     return "" if status else words
 
 
-def rapl() -> dict[str, Any]:
+def rapl() -> Facts:
     """Return the packages that RAPL counts, and how they can be read."""
     zones = pathlib.Path("/sys/class/powercap").glob("intel-rapl:*/name")
     names = [name for name in map(read, map(str, zones)) if name.startswith("package")]
@@ -152,7 +155,7 @@ def rapl() -> dict[str, Any]:
     return {"packages": len(names), "perf": perf}
 
 
-def nvml() -> dict[str, Any]:
+def nvml() -> Facts:
     """Return the GPUs that the NVIDIA driver sees; an error where there is no driver."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -170,7 +173,7 @@ def nvml() -> dict[str, Any]:
         library.nvmlShutdown()
 
 
-def facts(asked: dict[str, Any]) -> dict[str, Any]:
+def facts(asked: Facts) -> Facts:
     """Return all that can be found without another host."""
     address = asked.get("address")
     login = os.environ.get("SSH_CONNECTION", "").split()
@@ -225,7 +228,7 @@ def receive(connection: socket.socket) -> float:
         count += len(got)
 
 
-def serve(asked: dict[str, Any]) -> dict[str, Any]:
+def serve(asked: Facts) -> Facts:
     """Listen on an address, at a port of the kernel's choice, until this process ends."""
     address = asked["address"]
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -241,7 +244,7 @@ def serve(asked: dict[str, Any]) -> dict[str, Any]:
     return {"port": listener.getsockname()[1]}
 
 
-def connect(asked: dict[str, Any], kind: bytes) -> socket.socket:
+def connect(asked: Facts, kind: bytes) -> socket.socket:
     """Connect to a server from this host's data address."""
     connection = socket.create_connection((asked["host"], asked["port"]), TIMEOUT_S, (asked["address"], 0))
     connection.settimeout(TIMEOUT_S)
@@ -250,7 +253,7 @@ def connect(asked: dict[str, Any], kind: bytes) -> socket.socket:
     return connection
 
 
-def measure(asked: dict[str, Any]) -> dict[str, Any]:
+def measure(asked: Facts) -> Facts:
     """Return the round trip to a server and the rate of one TCP flow each way; raises OSError where it is lost."""
     times: list[float] = []
     with connect(asked, b"p") as connection:
@@ -276,7 +279,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["do"] == "clock":
-            found: dict[str, Any] = {"utc_ns": time.time_ns()}
+            found: Facts = {"utc_ns": time.time_ns()}
         else:
             try:
                 found = tasks[asked["do"]](asked)

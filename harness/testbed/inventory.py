@@ -37,6 +37,8 @@ _PREFIX: Final = "joulefeed_"
 _ANSIBLE_KEYS: Final = ("host", "port", "user", "connection", "ssh_private_key_file", "ssh_common_args")
 _ADDRESS: Final = r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*$"
 """An address or a host name; never an option of ssh."""
+_Variables = Mapping[str, Any]
+"""What Ansible lists, by name."""
 _Port = Annotated[int, Field(ge=1, le=65535, description="a port from 1 to 65535")]
 _Name = Annotated[str, Field(pattern=_ADDRESS)]
 
@@ -197,7 +199,7 @@ def ansible_environment() -> dict[str, str]:
     return environment
 
 
-def _list_hosts(path: str, source: str) -> dict[str, Any]:
+def _list_hosts(path: str, source: str) -> _Variables:
     """Return what `ansible-inventory --list` says of an inventory."""
     argv = [ansible_program("ansible-inventory"), "--list", "--inventory", path]
     try:
@@ -214,7 +216,7 @@ def _list_hosts(path: str, source: str) -> dict[str, Any]:
         raise ConfigError(f"inventory {source}: ansible-inventory took more than {_READ_TIMEOUT_S:g} s") from None
     if done.returncode:
         raise ConfigError(f"inventory {source}: Ansible cannot read it: {_reason(done.stderr)}")
-    listed: dict[str, Any] = json.loads(done.stdout)
+    listed: _Variables = json.loads(done.stdout)
     return listed
 
 
@@ -225,9 +227,9 @@ def _reason(words: str) -> str:
     return (telling or lines or ["no reason given"])[0]
 
 
-def _hosts(listed: Mapping[str, Any], source: str) -> tuple[Host, ...]:
+def _hosts(listed: _Variables, source: str) -> tuple[Host, ...]:
     """Check what Ansible lists; raises ConfigError for the first thing that is wrong."""
-    variables: Mapping[str, Mapping[str, Any]] = listed.get("_meta", {}).get("hostvars", {})
+    variables: Mapping[str, _Variables] = listed.get("_meta", {}).get("hostvars", {})
     members = {role: tuple(dict.fromkeys(_members(listed, role))) for role in ROLES}
     for role in ("storage", "compute"):
         if not members[role]:
@@ -250,14 +252,14 @@ def _hosts(listed: Mapping[str, Any], source: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def _members(listed: Mapping[str, Any], group: str) -> Iterator[str]:
+def _members(listed: _Variables, group: str) -> Iterator[str]:
     section = listed.get(group, {})
     yield from section.get("hosts", ())
     for child in section.get("children", ()):
         yield from _members(listed, child)
 
 
-def _host(name: str, roles: tuple[Role, ...], variables: Mapping[str, Any], source: str) -> Host:
+def _host(name: str, roles: tuple[Role, ...], variables: _Variables, source: str) -> Host:
     known = {f"ansible_{key}" for key in _ANSIBLE_KEYS}
     section = {key: value for key, value in variables.items() if key in known or key.startswith(_PREFIX)}
     for key, value in section.items():
@@ -352,7 +354,7 @@ def _slurm_host(name: str) -> dict[str, str]:
     return variables
 
 
-def _variables(file: str) -> dict[str, Any]:
+def _variables(file: str) -> _Variables:
     if not file:
         return {}
     try:

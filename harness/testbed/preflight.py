@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from harness.testbed.inventory import Host, Inventory
 
 
+Facts = Mapping[str, Any]
+"""What `host_facts` found on a host."""
 Verdict = Literal["ok", "warn", "fail"]
 
 _CONNECT_S: Final = 10
@@ -226,7 +228,7 @@ def _destination(host: Host) -> str:
     return host.address if host.user is None else f"{host.user}@{host.address}"
 
 
-def _system(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _system(host: Host, facts: Facts) -> Iterator[Finding]:
     release = f"{facts['os']}, kernel {facts['kernel']}"
     yield _row(host, "system", release, facts["apt"], "playbooks install packages by apt: use Debian or Ubuntu", "warn")
     python = tuple(facts["python"])
@@ -239,7 +241,7 @@ def _system(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
     yield _row(host, "sudo", sudo.splitlines()[-1] if sudo else "sudo fails", facts["root"], remedy)
 
 
-def _modules(session: _Session, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _modules(session: _Session, facts: Facts) -> Iterator[Finding]:
     host, is_alone = session.host, session.is_alone
     found: Mapping[str, str] = facts["modules"]
     if {"storage", "compute"} & set(host.roles):
@@ -261,14 +263,14 @@ def _modules(session: _Session, facts: Mapping[str, Any]) -> Iterator[Finding]:
             yield _row(host, name, found[name] or "not in this kernel", bool(found[name]), remedy, "warn")
 
 
-def _disk(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _disk(host: Host, facts: Facts) -> Iterator[Finding]:
     needed = [_INSTALLED_BYTES if host.installs else _RUN_BYTES, _RUN_BYTES]
     for (folder, free), bytes_needed in zip(facts["disk"].items(), needed, strict=True):
         found = f"{free / 1e9:.1f} GB free in {folder}"
         yield _row(host, "disk", found, free >= bytes_needed, f"free {bytes_needed / 1e9:.0f} GB there")
 
 
-def _ports(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _ports(host: Host, facts: Facts) -> Iterator[Finding]:
     for role in host.roles:
         for port, service in _PORTS.get(role, {}).items():
             use = facts["ports"][str(port)]
@@ -278,9 +280,9 @@ def _ports(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
             yield _row(host, "port", found, use == "free" or served, remedy)
 
 
-def _network(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _network(host: Host, facts: Facts) -> Iterator[Finding]:
     name, address = host.data_interface, host.data_address
-    there: Mapping[str, Mapping[str, Any]] = facts["interfaces"]
+    there: Mapping[str, Facts] = facts["interfaces"]
     if name is not None:
         others = ", ".join(sorted(one for one in there if one != "lo"))
         if name not in there:
@@ -314,7 +316,7 @@ def _network(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(host.name, "management", f"SSH comes in on the data interface {name}", "warn", remedy)
 
 
-def _clock(session: _Session, facts: Mapping[str, Any]) -> Finding:
+def _clock(session: _Session, facts: Facts) -> Finding:
     """Compare the host's clock with this machine's by bracketed exchange; the shortest one has the least error."""
     host, found = session.host, []
     for _ in range(_CLOCKS):
@@ -337,7 +339,7 @@ def _clock(session: _Session, facts: Mapping[str, Any]) -> Finding:
     return _row(host, "clock", words, good, remedy, "warn")
 
 
-def _sensors(host: Host, facts: Mapping[str, Any]) -> Iterator[Finding]:
+def _sensors(host: Host, facts: Facts) -> Iterator[Finding]:
     rapl, nvml = facts["rapl"], facts["nvml"]
     count = rapl["packages"]
     found = f"{count} package{'s' if count != 1 else ''}{', perf events' if rapl['perf'] else ''}"
