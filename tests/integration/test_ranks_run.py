@@ -22,11 +22,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """The results of the run that all tests of this module look at."""
-    root = tmp_path_factory.mktemp("run")
-    where = [f"results_dir={root / 'results'}", f"cache_dir={root / 'cache'}"]
+@pytest.fixture
+def folder(tmp_path):
+    """The results of the run."""
+    where = [f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
     done = subprocess.run(
         [sys.executable, "-m", "harness", *CHOSEN, *SMALL, *where],
         capture_output=True,
@@ -34,7 +33,7 @@ def folder(tmp_path_factory):
         timeout=400,
         check=False,
     )
-    found = root / "results" / "latest"
+    found = tmp_path / "results" / "latest"
     assert found.exists(), done.stderr
     assert done.returncode in (0, 6), done.stderr + done.stdout
     return found
@@ -45,7 +44,16 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def test_every_sample_comes_once_over_both_ranks_and_half_of_them_over_the_link(folder):
+def test_two_nodes_share_each_epoch_with_a_row_for_each_rank_and_a_figure(folder):
+    check_shares(folder)
+    check_rows_by_rank(folder)
+    assert (folder / "figures" / "emlio_fig10_ddp.png").stat().st_size > 10_000
+    claims = json.loads((folder / "claims.json").read_text())
+    assert {claim["id"] for claim in claims if "fig10" in claim["id"]}
+
+
+def check_shares(folder):
+    """Every sample comes once over both ranks, and half of them come over the link."""
     rows = rows_of(folder / "epochs.csv")
     assert {row["loader"] for row in rows} == {"pytorch", "streaming"}
     checks = json.loads((folder / "checks.json").read_text())
@@ -64,7 +72,8 @@ def test_every_sample_comes_once_over_both_ranks_and_half_of_them_over_the_link(
         assert 0.2 < remote / int(row["bytes"]) < 0.8
 
 
-def test_each_rank_has_a_row_of_its_own_node_and_the_epoch_is_that_of_the_slowest(folder):
+def check_rows_by_rank(folder):
+    """Each rank has a row of its own node, and the epoch is that of the slowest."""
     ranks = rows_of(folder / "ranks.csv")
     for row in rows_of(folder / "epochs.csv"):
         own = [rank for rank in ranks if rank["cell_id"] == row["cell_id"]]
@@ -74,9 +83,3 @@ def test_each_rank_has_a_row_of_its_own_node_and_the_epoch_is_that_of_the_slowes
         assert max(float(rank["duration_s"]) for rank in own) <= float(row["duration_s"])
         assert all(float(rank["sync_s"]) > 0 for rank in own)
         assert row["stall_s"] == max((rank["stall_s"] for rank in own), key=float)
-
-
-def test_the_figure_is_drawn_and_the_claims_are_those_of_figure_10(folder):
-    assert (folder / "figures" / "emlio_fig10_ddp.png").stat().st_size > 10_000
-    claims = json.loads((folder / "claims.json").read_text())
-    assert {claim["id"] for claim in claims if "fig10" in claim["id"]}
