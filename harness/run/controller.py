@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 import threading
@@ -18,12 +17,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from energymon.system.child import Child, ChildError
 from harness import errors
-from harness.config.specs import Experiment, StoreSpec
+from harness.config.specs import Experiment
 from harness.errors import CellError, HarnessError, Interrupted, TestbedError
 from harness.results.files import write_whole
 from harness.results.folder import RunFolder
 from harness.run.driver import Outcome, check, report_on
-from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, TOKEN_VARIABLE, Assignment, replay
+from harness.run.host_energy import read_token
+from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
 from harness.system.signals import signals_held
 from harness.testbed.connection import Connection, RemoteNode
@@ -222,7 +222,7 @@ class _Lead:
             inventory=self._inventory.to_json(),
             command=self._command,
             ssh_config=str(LEAD_SSH_CONFIG),
-            token=_token(self._experiment.store),
+            token=read_token(self._experiment.store),
         )
 
     def _beat(self) -> None:
@@ -247,9 +247,3 @@ def _read(line: bytes) -> Mapping[str, Any]:
     if not isinstance(said, dict):
         raise TypeError(f"expected an object, got {line[:100]!r}")
     return said
-
-
-def _token(store: StoreSpec) -> str | None:
-    if store.kind != "influxdb":
-        return None
-    return Path(store.token_file).read_text().strip() if store.token_file else os.environ.get(TOKEN_VARIABLE)

@@ -96,7 +96,7 @@ def measure(
     on_folder: Callable[[Path], None],
     cluster: Cluster | None = None,
 ) -> tuple[Path, int]:
-    """Measure what is missing of an experiment. Nothing stays behind but the results, however it ends.
+    """Measure the missing cells of an experiment. Nothing stays behind but the results, however it ends.
 
     Args:
         experiment: what `experiment_from` made of `cfg`.

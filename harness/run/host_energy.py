@@ -34,7 +34,7 @@ from harness.testbed import Testbed
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 _EXCHANGES: Final = 8
-_TOKEN: Final = "INFLUXDB_V2_TOKEN"  # noqa: S105 - the name of a variable
+TOKEN_VARIABLE: Final = "INFLUXDB_V2_TOKEN"  # noqa: S105 - the name of a variable
 _FOLDER: Final = "agent"
 
 
@@ -83,7 +83,7 @@ class HostAgents:
         self._testbed, self._folder, self._note = testbed, folder / "hosts", note
         # The agent takes the name of the run from its folder.
         self._there = Path(_FOLDER, folder.name)
-        self._settings = {"energy": spec.model_dump(), "store": send.model_dump(), "token": _token(send)}
+        self._settings = {"energy": spec.model_dump(), "store": send.model_dump(), "token": read_token(send)}
         self._interval_ms = spec.interval_ms
         self._agents: list[_HostAgent] = []
 
@@ -195,11 +195,11 @@ class HostAgents:
             list(threads.map(end, self._agents))
 
 
-def _token(send: StoreSpec) -> str | None:
+def read_token(send: StoreSpec) -> str | None:
     """Return the server's token; other hosts have neither the file nor the environment."""
     if send.kind != "influxdb":
         return None
-    return Path(send.token_file).read_text().strip() if send.token_file else os.environ.get(_TOKEN)
+    return Path(send.token_file).read_text().strip() if send.token_file else os.environ.get(TOKEN_VARIABLE)
 
 
 def main() -> int:
@@ -210,7 +210,7 @@ def main() -> int:
     folder.parent.mkdir(exist_ok=True)
     folder.mkdir(exist_ok=True)
     if settings["token"]:
-        os.environ[_TOKEN] = settings["token"]
+        os.environ[TOKEN_VARIABLE] = settings["token"]
     agent = EnergyAgent(
         folder / "energy.sqlite",
         EnergySpec(**settings["energy"]),

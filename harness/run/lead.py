@@ -21,6 +21,7 @@ from harness.config.specs import Experiment
 from harness.errors import HarnessError, Interrupted
 from harness.results.cells import Cell
 from harness.run.driver import Cluster, measure
+from harness.run.host_energy import TOKEN_VARIABLE
 from harness.run.progress import Progress
 from harness.system.disk import check_writable, disk_errors
 from harness.system.signals import signals_raise
@@ -34,7 +35,6 @@ CALLS: Final = frozenset(
     {"doing", "note", "follow", "start", "cell_started", "phase", "samples", "cell_done", "cell_failed", "stop"}
 )
 """What the lead calls of the controller's Progress."""
-TOKEN_VARIABLE: Final = "INFLUXDB_V2_TOKEN"  # noqa: S105 - the name of a variable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from harness.testbed.link.hosts_link import HostsNetemLink, SocketLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
 from harness.testbed.mount import RemoteMounts
-from harness.testbed.probe import ProbeServer, probe
+from harness.testbed.probe import probe_nodes
 
 BEAT_S: Final = 2.0
 CACHES_TIMEOUT_S: Final = 120.0
@@ -120,10 +120,7 @@ class HostsTestbed(Testbed):
 
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Measure the idle link's round trip and rate, to the first storage host; None for a local regime."""
-        if regime.is_local:
-            return None
-        with ProbeServer(self.storage) as server:
-            return probe(self.compute.run, self.storage.address, server.port, regime)
+        return None if regime.is_local else probe_nodes(self.compute, self.storage, regime)
 
     @contextmanager
     def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:

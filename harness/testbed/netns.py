@@ -21,7 +21,7 @@ from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
 from harness.testbed.mount import RemoteMounts
 from harness.testbed.nfs import nfs_obstacles
-from harness.testbed.probe import ProbeServer, probe
+from harness.testbed.probe import probe_nodes
 from harness.testbed.sshfs import sshfs_obstacles
 from harness.testbed.unprivileged import namespace_obstacles, outer_identity
 
@@ -102,10 +102,7 @@ class NetnsTestbed(Testbed):
 
     def probe(self, regime: Regime) -> ProbeResult | None:
         """Measure the idle link's round trip and rate; None for a local regime."""
-        if regime.is_local:
-            return None
-        with ProbeServer(self.storage) as server:
-            return probe(self.compute.run, self.storage.address, server.port, regime)
+        return None if regime.is_local else probe_nodes(self.compute, self.storage, regime)
 
     @contextmanager
     def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:

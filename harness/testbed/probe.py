@@ -109,6 +109,12 @@ def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regi
     return _measure(run_in_compute, host, port, ["--seconds", f"{seconds:.3f}", "--flows", str(flows)])
 
 
+def probe_nodes(compute: Node, storage: Node, regime: Regime) -> ProbeResult:
+    """Measure as `probe` does between two nodes, with a server on the storage node meanwhile; raises as `probe`."""
+    with ProbeServer(storage) as server:
+        return probe(compute.run, storage.address, server.port, regime)
+
+
 def rtt_probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, seconds: float = 0.3) -> ProbeResult:
     """Measure only the idle link's round trip.
 
