@@ -325,11 +325,10 @@ def main() -> int:
             print(json.dumps({"error": str(error)}), flush=True)
             return 1
         ready = {"network": rack.network, "host_keys": rack.host_keys}
-        print(json.dumps(ready), flush=True)
         answers = {Path(plan.folder) / "rack.sock": rack.answer}
         if rack.link is not None:
             answers[Path(plan.folder) / "link" / "control"] = link_commands(rack.link)
-        serve(answers, sys.stdin.fileno())
+        serve(answers, sys.stdin.fileno(), lambda: print(json.dumps(ready), flush=True))
     return 0
 
 

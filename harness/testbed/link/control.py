@@ -85,12 +85,13 @@ def link_commands(link: Link) -> Answer:
     return answer
 
 
-def serve(answers: Mapping[Path, Answer], stop_fd: int) -> None:
+def serve(answers: Mapping[Path, Answer], stop_fd: int, on_listening: Callable[[], None] = lambda: None) -> None:
     """Answer commands, one after the other, until the end of `stop_fd`.
 
     Args:
         answers: what answers on which socket; the sockets are made, and only this user may connect.
         stop_fd: a descriptor whose end ends the service; what it contains is ignored.
+        on_listening: called when all sockets can be connected to; does nothing by default.
 
     Raises:
         TestbedError: a socket cannot be made.
@@ -99,6 +100,7 @@ def serve(answers: Mapping[Path, Answer], stop_fd: int) -> None:
     try:
         for path, answer in answers.items():
             listeners[_listen(path)] = answer
+        on_listening()
         while True:
             ready, _, _ = select.select([stop_fd, *(each.fileno() for each in listeners)], (), ())
             if stop_fd in ready and not os.read(stop_fd, 4096):
