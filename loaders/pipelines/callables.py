@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -14,6 +13,7 @@ from torch.utils.data import default_collate
 from loaders.base import SampleSource
 from loaders.errors import LoaderConfigError
 from loaders.image import decode
+from loaders.npy import load_npy
 from loaders.pipeline import Data, Item, Pipeline, Target, Tensors, Transform, UndecodableError, read_file, stage_name
 
 AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
@@ -63,7 +63,7 @@ class CallablePipeline:
         target = {"label": int(samples.labels[sample_id])}
         if bytes(encoded[: len(_NPY)]) == _NPY:
             try:
-                return np.load(io.BytesIO(encoded), allow_pickle=False), target
+                return load_npy(encoded), target
             except (ValueError, EOFError) as error:
                 raise UndecodableError(f"not a whole array: {error}") from error
         try:

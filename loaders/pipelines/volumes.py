@@ -6,7 +6,6 @@ import gzip
 import math
 import mmap
 import os
-import threading
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.base import SampleSource
+from loaders.npy import PARSING, map_npy
 from loaders.pipeline import UndecodableError
 from loaders.pipelines.hounsfield import SPACING_MM, normalise
 
@@ -25,9 +25,6 @@ _HEADER_BYTES: Final = 12 + 10_000
 """Most that a .npy file has before its elements, as far as NumPy reads one that is not trusted."""
 _SAME_SPACING_MM: Final = 1e-3
 S = TypeVar("S", bound=np.generic)
-_parsing = threading.Lock()
-# A child that is forked while a thread of its parent holds it would wait without end.
-os.register_at_fork(after_in_child=_parsing._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ def array_in(content: bytes | memoryview, name: str) -> npt.NDArray[np.generic]:
     try:
         version = np.lib.format.read_magic(head)
         read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        with _parsing:
+        with PARSING:
             shape, fortran_order, dtype = read_header[version](head)
         if dtype.hasobject:
             raise UndecodableError(f"{name} contains Python objects, not numbers")
@@ -72,11 +69,8 @@ def map_array(path: Path) -> npt.NDArray[np.generic]:
     Raises OSError when it cannot be read, UndecodableError when it is no whole .npy file.
     """
     try:
-        # NumPy has Python parse the header, and Python 3.11's parser fails now and then in several threads at a time
-        # ("AST constructor recursion depth mismatch", CPython issue 106905).
-        with _parsing:
-            # Copy on write: file systems in user space may refuse maps that are shared.
-            array: npt.NDArray[np.generic] = np.load(path, mmap_mode="c")
+        # Copy on write: file systems in user space may refuse maps that are shared.
+        array: npt.NDArray[np.generic] = map_npy(path, "c")
     except OSError:
         raise
     except Exception as error:  # NumPy's reader raises whatever its parsing runs into

@@ -16,6 +16,7 @@ from harness.datasets import DatasetHandle, Progress
 from harness.datasets.scan import SampleFile, entries_of, in_threads, limited
 from harness.datasets.tree import RealTree
 from harness.errors import DatasetError
+from loaders.npy import map_npy
 
 _LAYOUT: Final = (
     "case_00000/{imaging,segmentation}.nii.gz, or case_00000_{x,y}.npy as MLPerf's preprocessing writes them"
@@ -120,7 +121,7 @@ class _UnfitError(Exception):
 
 def _numpy_shape(path: Path, kind: type[np.generic]) -> tuple[int, ...]:
     try:
-        array: Any = np.load(path, mmap_mode="r")
+        array: Any = map_npy(path, "r")
     except OSError:
         raise
     except Exception as error:  # NumPy's reader raises whatever its parsing runs into

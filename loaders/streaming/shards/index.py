@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import ShardError
+from loaders.npy import load_npy
 from loaders.streaming.shards.mixing import Mixing, measure_mixing
 
 RECORD = np.dtype(
@@ -152,7 +153,7 @@ def load_index(shard: Path) -> Shard:
     where = index_path(shard)
     try:
         nbytes = shard.stat().st_size
-        records = np.load(where, allow_pickle=False)
+        records = load_npy(where.read_bytes())
     except OSError as error:
         raise ShardError(f"{error.filename or shard}: {error.strerror}; convert or index the data again") from error
     except (ValueError, EOFError) as error:
