@@ -229,7 +229,7 @@ def add_up(parts: Sequence[Component]) -> Component:
         max((c.interpolated_share for c in parts), default=0.0),
         tuple(sorted({source for c in parts for source in c.sources}, key=directness)),
         any(c.estimated for c in parts),
-        tuple(device if c.name == "total" else f"{device} {c.name}" for c in parts for device in c.lost),
+        tuple(device if c.name in ("total", device) else f"{device} {c.name}" for c in parts for device in c.lost),
         _sum([c.idle_j for c in parts]),
         _sum([c.net_j for c in parts]),
         _sum([c.net_error_j for c in parts]),

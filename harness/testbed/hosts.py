@@ -184,7 +184,7 @@ class HostsTestbed(Testbed):
                 "testbed=netns on it, or another storage host"
             )
         if socket is not None and kind != "netem":
-            return SocketLink(self.compute, self.storage, Path(socket))
+            return SocketLink(self.compute, Path(socket))
         if kind == "relay":
             raise TestbedError(
                 f"testbed.link=relay: host {self._lead.name} has no joulefeed_link_socket; use testbed.link=netem"

@@ -6,7 +6,7 @@ from harness.workloads.overlap import shared, simulate, workers_to_hide
 OUTPUT = "textbook/output_8_5_1"
 
 
-@pytest.mark.parametrize("workers", map(int, find_table(f"{OUTPUT}/wall_ms")))
+@pytest.mark.parametrize("workers", [int(key) for key in find_table(f"{OUTPUT}/wall_ms")])
 def test_the_model_prints_the_textbook_s_output_8_5_1_to_its_last_digit(workers):
     epoch = simulate(28.0, 10.0, workers=workers, steps=200)
     assert round(epoch.wall_s) == low(f"{OUTPUT}/wall_ms/{workers}")

@@ -40,21 +40,17 @@ class LinkCounters:
 
 
 class Link(ABC):
-    """A full-duplex link between the storage and the compute namespace, up from construction until it is closed.
-
-    The kinds differ in the part that delays the packets.
-    """
+    """A full-duplex link between storage and compute, up from construction until it is closed."""
 
     kind: str
     """`netem` or `relay`."""
     interface = INTERFACE
-    """Name of its interface in both namespaces."""
+    """Name of its interface at both ends."""
+    header_bytes = 0
+    """Bytes by which the interface's counters count a packet as larger than it is: its Ethernet header."""
 
-    def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
-        self._namespaces = (storage_namespace, compute_namespace)
-        self._calibrations: dict[float, Calibration] = {}
+    def __init__(self) -> None:
         self._notes: list[str] = []
-        self._regime: Regime | None = None
         self._closed = False
 
     @property
@@ -62,10 +58,56 @@ class Link(ABC):
         """Process id of the relay, whose CPU time is not the loaders'; None for netem."""
         return None
 
-    @property
-    def header_bytes(self) -> int:
-        """Bytes by which the interface's counters count a packet as larger than it is: its Ethernet header."""
-        return 0
+    @abstractmethod
+    def set(self, regime: Regime) -> None:
+        """Give the running link the regime's delay, rate, jitter and loss, calibrated on the round trip.
+
+        Raises:
+            TestbedError: the regime has no link, or the link is broken.
+        """
+
+    @abstractmethod
+    def counters(self) -> LinkCounters:
+        """Read the cumulative counters, and the longest pause since they were last read.
+
+        Raises:
+            TestbedError: the link is broken.
+        """
+
+    @abstractmethod
+    def describe(self) -> dict[str, object]:
+        """Describe, for a run's provenance, the parts of the link and its calibration."""
+
+    def _remove(self) -> None:  # noqa: B027 - a link that another process owns stays
+        """Take the link away; called once."""
+
+    def note(self, text: str) -> None:
+        """Add a line to the link's provenance."""
+        self._notes.append(text)
+
+    def close(self) -> None:
+        """Remove the link; closing twice is harmless."""
+        if not self._closed:
+            self._closed = True
+            self._remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ShapedLink(Link):
+    """A link that this process shapes and calibrates; the kinds differ in the part that delays the packets."""
+
+    def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
+        super().__init__()
+        self._namespaces = (storage_namespace, compute_namespace)
+        self._calibrations: dict[float, Calibration] = {}
+        self._regime: Regime | None = None
 
     def _measure_rtt_ms(self, seconds: float) -> float:
         return measure_rtt_ms(self._namespaces[1], seconds)
@@ -78,24 +120,8 @@ class Link(ABC):
     def _cap(self, rate_gbit: float) -> None:
         """Cap the rate in both directions from now on."""
 
-    @abstractmethod
-    def _remove(self) -> None:
-        """Take the link away; called once."""
-
-    @abstractmethod
-    def counters(self) -> LinkCounters:
-        """Read the cumulative counters, and the longest pause since they were last read.
-
-        Raises:
-            TestbedError: the link is broken.
-        """
-
     def set(self, regime: Regime) -> None:
-        """Give the running link the regime's delay, rate, jitter and loss, calibrated on the round trip.
-
-        Raises:
-            TestbedError: the regime has no link, or the link is broken.
-        """
+        """Give the running link the regime's delay, rate, jitter and loss, calibrated on the round trip."""
         if regime.rate_gbit is None:
             raise TestbedError(
                 f"regimes.{regime.name}.rate_gbit is null: a link needs a rate; a local regime has no link to set"
@@ -117,10 +143,6 @@ class Link(ABC):
         self._shape(regime, calibration.delay_ms, regime.jitter_ms, regime.loss_pct)
         self._regime = regime
 
-    def note(self, text: str) -> None:
-        """Add a line to the link's provenance."""
-        self._notes.append(text)
-
     def describe(self) -> dict[str, object]:
         """Describe, for a run's provenance, the parts of the link and its calibration."""
         return {
@@ -135,20 +157,6 @@ class Link(ABC):
             "compute_qdiscs": describe_qdiscs(self._namespaces[1]),
             "notes": list(self._notes),
         }
-
-    def close(self) -> None:
-        """Remove the link; closing twice is harmless."""
-        if not self._closed:
-            self._closed = True
-            self._remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _bring_up(self) -> None:
         """Give both ends of the interface their address and the namespaces their TCP settings."""

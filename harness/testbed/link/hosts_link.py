@@ -16,7 +16,7 @@ from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.base import Node
-from harness.testbed.link.base import Link, LinkCounters
+from harness.testbed.link.base import Link, LinkCounters, ShapedLink
 from harness.testbed.link.control import ask, read_counters, set_regime
 from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES
 from harness.testbed.link.roundtrip import Pinger, percentile
@@ -29,40 +29,24 @@ _ARPHRD_ETHER: Final = 1
 """linux/if_arp.h"""
 
 
-class _HostsLink(Link):
-    """What both kinds have in common: one end is an interface of this host."""
-
-    def __init__(self, compute: Node, storage: Node) -> None:
-        super().__init__(f"host {storage.host}", f"host {compute.host}")
-        assert compute.interface is not None
-        self._peer = storage.address
-        self.interface = compute.interface
-        try:
-            kind = int(Path(f"/sys/class/net/{self.interface}/type").read_text())
-        except OSError as error:
-            raise TestbedError(
-                f"host {compute.host}: joulefeed_data_interface={self.interface}: {error.strerror}; expected an "
-                f"interface of the data network (ip link lists them)"
-            ) from error
-        self._has_header = kind == _ARPHRD_ETHER
-
-    @property
-    def header_bytes(self) -> int:
-        """Bytes by which the interface's counters count a packet as larger than it is: its Ethernet header."""
-        return ETHERNET_HEADER_BYTES if self._has_header else 0
-
-    def _measure_rtt_ms(self, seconds: float) -> float:
-        with Pinger(self._peer) as pinger:
-            pinger.ping(0.0)
-            return percentile(pinger.ping(seconds), 0.5) / 1e6
+def _find_interface(compute: Node) -> tuple[str, int]:
+    """Return the data interface of this host and the bytes of its header; raises TestbedError where there is none."""
+    assert compute.interface is not None
+    try:
+        kind = int(Path(f"/sys/class/net/{compute.interface}/type").read_text())
+    except OSError as error:
+        raise TestbedError(
+            f"host {compute.host}: joulefeed_data_interface={compute.interface}: {error.strerror}; expected an "
+            f"interface of the data network (ip link lists them)"
+        ) from error
+    return compute.interface, ETHERNET_HEADER_BYTES if kind == _ARPHRD_ETHER else 0
 
 
-class SocketLink(_HostsLink):
+class SocketLink(Link):
     """A delay line that another process owns, set through its control socket.
 
     Args:
         compute: the node on this host.
-        storage: the node at the other end.
         path: the control socket.
 
     Raises:
@@ -71,15 +55,15 @@ class SocketLink(_HostsLink):
 
     kind = "relay"
 
-    def __init__(self, compute: Node, storage: Node, path: Path) -> None:
-        super().__init__(compute, storage)
+    def __init__(self, compute: Node, path: Path) -> None:
+        super().__init__()
+        self.interface, self.header_bytes = _find_interface(compute)
         self._path = path
         read_counters(path)
 
     def set(self, regime: Regime) -> None:
         """Give the link a regime's delay, rate, jitter and loss; its owner calibrates it."""
         set_regime(self._path, regime)
-        self._regime = regime
 
     def counters(self) -> LinkCounters:
         """Read the cumulative counters."""
@@ -88,15 +72,6 @@ class SocketLink(_HostsLink):
     def describe(self) -> dict[str, object]:
         """Describe the link, as its owner does."""
         return {**ask(self._path, {"do": "describe"}), "interface": self.interface, "notes": list(self._notes)}
-
-    def _shape(self, regime: Regime, delay_ms: float, jitter_ms: float, loss_pct: float) -> None:
-        raise NotImplementedError("its owner shapes it")
-
-    def _cap(self, rate_gbit: float) -> None:
-        raise NotImplementedError("its owner caps it")
-
-    def _remove(self) -> None:
-        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +98,7 @@ class _End:
         return TestbedError(f"link of host {self.node.host}: {why}")
 
 
-class HostsNetemLink(_HostsLink):
+class HostsNetemLink(ShapedLink):
     """Each host delays what comes from the other side by half of the round trip, and caps what it sends.
 
     Args:
@@ -137,7 +112,9 @@ class HostsNetemLink(_HostsLink):
     kind = "netem"
 
     def __init__(self, computes: Sequence[Node], storages: Sequence[Node]) -> None:
-        super().__init__(computes[0], storages[0])
+        super().__init__(f"host {storages[0].host}", f"host {computes[0].host}")
+        self.interface, self.header_bytes = _find_interface(computes[0])
+        self._peer = storages[0].address
         self._rate_gbit = 0.0
         self._delays = ""
         sides = [(node, storages) for node in computes] + [(node, computes) for node in storages]
@@ -149,6 +126,11 @@ class HostsNetemLink(_HostsLink):
                 except ChildError as error:
                     raise end.failure(f"its shaper {error}") from error
             self._stack = stack.pop_all()
+
+    def _measure_rtt_ms(self, seconds: float) -> float:
+        with Pinger(self._peer) as pinger:
+            pinger.ping(0.0)
+            return percentile(pinger.ping(seconds), 0.5) / 1e6
 
     def counters(self) -> LinkCounters:
         """Read the cumulative counters of all hosts."""

@@ -6,7 +6,7 @@ import contextlib
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.testbed.link.base import Link, LinkCounters
+from harness.testbed.link.base import LinkCounters, ShapedLink
 from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES, INTERFACE, run_in
 from harness.testbed.link.qdisc import (
     INGRESS_INTERFACE,
@@ -19,7 +19,7 @@ from harness.testbed.link.qdisc import (
 )
 
 
-class NetemLink(Link):
+class NetemLink(ShapedLink):
     """Each end caps what it sends with tbf and delays what it receives with netem.
 
     Raises:
@@ -27,6 +27,7 @@ class NetemLink(Link):
     """
 
     kind = "netem"
+    header_bytes = ETHERNET_HEADER_BYTES
 
     def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
         super().__init__(storage_namespace, compute_namespace)
@@ -40,11 +41,6 @@ class NetemLink(Link):
         except BaseException:
             self.close()
             raise
-
-    @property
-    def header_bytes(self) -> int:
-        """Bytes by which the interface's counters count a packet as larger than it is: its Ethernet header."""
-        return ETHERNET_HEADER_BYTES
 
     def _cap(self, rate_gbit: float) -> None:
         for namespace in self._namespaces:

@@ -13,7 +13,7 @@ import harness
 from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
-from harness.testbed.link.base import Link, LinkCounters
+from harness.testbed.link.base import LinkCounters, ShapedLink
 from harness.testbed.link.delay_line import Impairment
 from harness.testbed.link.namespace import INTERFACE, inside
 from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
@@ -24,7 +24,7 @@ DEVICE_DROPS_FIELD = 11
 """Column of transmit drops in /proc/net/dev, counted from 0 after the name."""
 
 
-class RelayLink(Link):
+class RelayLink(ShapedLink):
     """Packets pass through a relay process that delays them; the kernel's tbf caps the rate where it has it.
 
     Args:
