@@ -121,7 +121,7 @@ class ShapedLink(Link):
         """Cap the rate in both directions from now on."""
 
     def set(self, regime: Regime) -> None:
-        """Give the running link the regime's delay, rate, jitter and loss, calibrated on the round trip."""
+        """Give the running link the regime's delay, rate, jitter and loss, calibrated; raises TestbedError."""
         if regime.rate_gbit is None:
             raise TestbedError(
                 f"regimes.{regime.name}.rate_gbit is null: a link needs a rate; a local regime has no link to set"
