@@ -1,9 +1,11 @@
 #!/bin/sh
 # Makes .venv-ansible: ansible-core, its collections and ansible-lint, in an environment of their own, because
 # ansible-core asks for other versions than this project. Does nothing where the environment is there already.
+# Where this file is part of an installed package, the environment is in the user's cache.
 set -eu
 cd "$(dirname "$0")/.."
 home=.venv-ansible
+[ -e pyproject.toml ] || home=${XDG_CACHE_HOME:-$HOME/.cache}/joulefeed/ansible-environment
 mark=$home/.ready
 
 say() { echo "ansible: $*" >&2; }

@@ -1,13 +1,19 @@
 #!/bin/sh
-# Prints the path of this checkout's wheel, built once for its contents into the user's cache:
-# .../joulefeed/wheels/SHA256_OF_THE_WHEEL/joulefeed-VERSION-py3-none-any.whl
+# Prints the path of this checkout's wheel, or of the wheel that this package was installed from, made once for its
+# contents in the user's cache: .../joulefeed/wheels/SHA256_OF_THE_WHEEL/joulefeed-VERSION-py3-none-any.whl
 set -eu
 cd "$(dirname "$0")/.."
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/joulefeed/wheels
 exec 3>&1 1>&2
 fail() { echo "wheel: $*"; exit 1; }
 
-contents=$(find harness energymon loaders conf pyproject.toml README.md LICENSE -type f ! -path '*/__pycache__/*' -print0 |
+if [ -e pyproject.toml ]; then
+  set -- harness energymon loaders conf playbooks pyproject.toml requirements.lock README.md LICENSE
+else
+  cd ..  # from harness/ to the folder of all packages
+  set -- harness energymon loaders conf joulefeed-*.dist-info
+fi
+contents=$(find "$@" -type f ! -path '*/__pycache__/*' -print0 |
   LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum | cut -d ' ' -f 1)
 mkdir -p "$cache"
 exec 9>"$cache/lock"
@@ -20,7 +26,23 @@ new=$cache/new
 rm -rf "$new"
 uv=$(command -v uv || true)
 [ -n "$uv" ] || { [ ! -x .venv-uv/bin/uv ] || uv=.venv-uv/bin/uv; }
-if [ -n "$uv" ]; then
+if [ ! -e pyproject.toml ]; then
+  # RECORD lists what was installed; what the installer made itself is left out.
+  python3 - "$new" <<'END' || fail "the installed package could not be made a wheel"
+import csv, pathlib, sys, zipfile
+(record,) = pathlib.Path().glob("joulefeed-*.dist-info/RECORD")
+made = {"INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
+rows = [row for row in csv.reader(record.open()) if "__pycache__" not in row[0] and pathlib.Path(row[0]).name not in made]
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir()
+name = record.parent.name.removesuffix(".dist-info")
+with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+    for path, *_ in rows:
+        if path != str(record):
+            wheel.write(path)
+    wheel.writestr(str(record), "".join(",".join(row) + "\n" for row in rows))
+END
+elif [ -n "$uv" ]; then
   "$uv" build --quiet --wheel --out-dir "$new" . || fail "the wheel could not be built"
 else
   python3 -m pip wheel --quiet --no-deps --wheel-dir "$new" . || fail "the wheel could not be built"

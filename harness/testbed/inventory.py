@@ -30,8 +30,10 @@ INSTALLED_PYTHON: Final = "/opt/joulefeed/venv/bin/python"
 """The interpreter that site.yml installs, on a host that names no other one."""
 LEAD_SSH_CONFIG: Final = Path("/var/lib/joulefeed/ssh/config")
 """Configuration by which root's ssh on the lead reaches the other hosts by their names in the inventory: `ssh -F`."""
-_ROOT: Final = Path(harness.__file__).parents[1]
-PLAYBOOKS: Final = _ROOT / "playbooks"
+_PACKAGE: Final = Path(harness.__file__).parent
+_IS_CHECKOUT: Final = not (_PACKAGE / "playbooks").is_dir()
+PLAYBOOKS: Final = (_PACKAGE.parent if _IS_CHECKOUT else _PACKAGE) / "playbooks"
+"""Of a checkout, or those that a wheel has in the package."""
 _READ_TIMEOUT_S: Final = 60.0
 _PREFIX: Final = "joulefeed_"
 _ANSIBLE_KEYS: Final = ("host", "port", "user", "connection", "ssh_private_key_file", "ssh_common_args")
@@ -132,7 +134,7 @@ class Inventory:
         else:
             path = Path(source).expanduser()
             if not path.exists():
-                raise ConfigError(f"inventory {source}: no such file; see playbooks/inventories for examples")
+                raise ConfigError(f"inventory {source}: no such file; see {PLAYBOOKS}/inventories for examples")
             name = str(path.absolute())
             listed = _list_hosts(name, str(source))
         return cls(name, _hosts(listed, str(source)), text)
@@ -176,15 +178,18 @@ def ansible_program(name: str) -> str:
     """
     path = shutil.which(name, path=ansible_environment()["PATH"])
     if path is None:
-        raise TestbedError(f"{name} is not installed: `make ansible` makes an environment with it in .venv-ansible")
+        remedy = "make ansible" if _IS_CHECKOUT else f"sh {PLAYBOOKS}/ansible.sh"
+        raise TestbedError(f"{name} is not installed: `{remedy}` makes an environment with it")
     return path
 
 
 def ansible_environment() -> dict[str, str]:
     """Return the environment of Ansible's programs: our settings, and its own environment first on the path."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    own = PLAYBOOKS.parent / ".venv-ansible" if _IS_CHECKOUT else cache / "joulefeed" / "ansible-environment"
     environment = {
         **os.environ,
-        "PATH": f"{_ROOT / '.venv-ansible' / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{own / 'bin'}:{os.environ.get('PATH', os.defpath)}",
         "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
         # A file that is no inventory is an error, not an empty inventory.
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
