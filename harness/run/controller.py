@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -26,6 +25,7 @@ from harness.run.host_energy import read_token
 from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
 from harness.system.signals import signals_held
+from harness.testbed.claim import hosts_claimed
 from harness.testbed.connection import Connection, RemoteNode
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
@@ -54,6 +54,7 @@ def run_on_hosts(
             resumed = RunFolder.find(str(cfg.resume), results_dir)
             stack.enter_context(resumed.hold_lock())
         lead = _Lead(inventory, experiment, cfg, command, resumed)
+        stack.enter_context(hosts_claimed(inventory, f"a run of {experiment.name}"))
         stack.enter_context(_set_up(inventory, progress, lambda: experiment.testbed.keep or lead.has_results))
         stack.enter_context(lead)
         try:
@@ -69,7 +70,8 @@ def run_on_hosts(
         folder = lead.bring_home(results_dir, progress)
         assert folder is not None
         on_folder(folder)
-    return report_on(folder, failed)
+        # Whatever becomes of the hosts, the results have their report.
+        return report_on(folder, failed)
 
 
 @contextmanager
@@ -81,12 +83,16 @@ def _set_up(inventory: Inventory, progress: Progress, is_kept: Callable[[], bool
         run_playbook("site.yml", inventory, progress)
         yield
     except BaseException:
-        # The error in flight is the one to report; what teardown.yml could not take back has lines of its own.
+        down = f"python -m harness.testbed down --inventory {inventory.source} takes them back"
         if is_kept():
-            progress.note("the hosts stay as they are; python -m harness.testbed down takes them back")
+            progress.note(f"the hosts stay as they are; {down}")
         else:
-            with signals_held(), suppress(HarnessError):
-                run_playbook("teardown.yml", inventory, progress)
+            # The error in flight is the one to report, and its status the program's.
+            with signals_held():
+                try:
+                    run_playbook("teardown.yml", inventory, progress)
+                except (HarnessError, OSError) as error:
+                    progress.note(f"the hosts are not as they were: {error}; {down}")
         raise
     if not is_kept():
         with signals_held():
@@ -110,8 +116,7 @@ class _Lead:
 
     def __enter__(self) -> _Lead:
         host = self._inventory.lead
-        socket = Path(self._stack.enter_context(TemporaryDirectory(prefix="joulefeed-"))) / "ssh"
-        self._connection = connect(host, socket)
+        self._connection = connect(host)
         self._node = RemoteNode(
             "compute", self._run_id, host=host.name, connection=self._connection, there=HOSTS_RESULTS
         )
@@ -125,7 +130,7 @@ class _Lead:
                 text=self._assignment().to_json(),
                 silence_s=SILENCE_S,
             )
-            self._child = self._connection.start(order, is_master=True, keep_stderr=True)
+            self._child = self._connection.start(order, keep_stderr=True)
             self._beating.start()
         except BaseException:
             self._stack.close()
@@ -232,8 +237,10 @@ class _Lead:
                     self._child.send(BEAT)
 
 
-def connect(host: Host, socket: Path) -> Connection:
+def connect(host: Host) -> Connection:
     """Return how the controller reaches a host: as Ansible does, or without SSH where the host is this machine."""
+    # No file of the controller's own, which would stay when it is killed: each session has a connection.
+    socket = Path("none")
     if host.connection == "local":
         return Connection(host.name, (), socket, host.python)
     key = ("-i", host.identity_file) if host.identity_file else ()

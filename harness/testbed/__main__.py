@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from harness.errors import HarnessError, Interrupted
@@ -53,13 +54,18 @@ def _play(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from harness.run.progress import Progress
+    from harness.testbed.claim import hosts_claimed
     from harness.testbed.inventory import Inventory
     from harness.testbed.playbook import run_playbook
 
     inventory = Inventory.load(options.inventory)
     name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}[options.command]
     try:
-        with Progress(Console(stderr=True)) as progress:
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress(Console(stderr=True)))
+            if options.command != "status":
+                is_whole_up = options.command == "up" and not options.limit
+                stack.enter_context(hosts_claimed(inventory, options.command, must_reach=is_whole_up))
             check = getattr(options, "check", False)
             result = run_playbook(name, inventory, progress, limit=options.limit, check=check)
     except Interrupted as error:

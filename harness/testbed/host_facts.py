@@ -1,12 +1,14 @@
 """What a bare host has, found by its own Python 3 without any package; sent there over SSH, and it changes nothing.
 
 Each line of standard input is a request as JSON, each line of standard output its answer. It ends at the end of its
-input, or after ten minutes. It keeps to the standard library and the syntax of Python 3.7: `harness.testbed.preflight`
-sends it as text.
+input, or ten minutes after the last request. Where it has claimed the host for a controller it ends one minute after
+the last request, and removes what Ansible's modules left in /tmp since. It keeps to the standard library and the syntax
+of Python 3.7: `harness.testbed.session` sends it as text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import http.client
 import json
@@ -28,6 +30,11 @@ Facts = dict[str, Any]
 
 TIMEOUT_S = 5.0
 LIFE_S = 600
+CLAIM_S = 60
+CLAIM = "\0joulefeed-testbed"
+"""Name of the socket that one process of a host can have: it needs no file and no rights, and ends with the process."""
+ORPHAN_S = 5
+"""How long a claim lasts when its controller is gone: Ansible is ended meanwhile."""
 PINGS = 60
 FLOW_S = 0.4
 CHUNK = bytes(1 << 18)
@@ -63,15 +70,26 @@ def system() -> Facts:
     """Return what the host is."""
     lines = [line.partition("=") for line in read("/etc/os-release").splitlines()]
     names = {key: value.strip('"') for key, _, value in lines}
-    status, words = (0, "root") if os.geteuid() == 0 else run("sudo", "-n", "true")
     return {
         "os": names.get("PRETTY_NAME", platform.system()),
         "apt": shutil.which("apt-get") is not None,
         "kernel": platform.release(),
         "python": list(sys.version_info[:3]),
+        "tc": run("tc", "-V")[0] == 0,
+    }
+
+
+def basics(asked: Facts) -> Facts:
+    """Return what must be right before anything is changed here: rights, interfaces and the data address."""
+    address = asked.get("address")
+    login = os.environ.get("SSH_CONNECTION", "").split()
+    status, words = (0, "root") if os.geteuid() == 0 else run("sudo", "-n", "true")
+    return {
         "root": status == 0,
         "sudo": words,
-        "tc": run("tc", "-V")[0] == 0,
+        "interfaces": interfaces(),
+        "address_is_local": None if address is None else is_local(address),
+        "login_address": login[2] if len(login) == 4 else "",
     }
 
 
@@ -175,16 +193,12 @@ def nvml() -> Facts:
 
 def facts(asked: Facts) -> Facts:
     """Return all that can be found without another host."""
-    address = asked.get("address")
-    login = os.environ.get("SSH_CONNECTION", "").split()
     return {
         **system(),
+        **basics(asked),
         "modules": {name: module(name) for name in asked["modules"]},
         "disk": {folder: free_bytes(folder) for folder in asked["folders"]},
         "ports": {str(port): port_use(port) for port in asked["ports"]},
-        "interfaces": interfaces(),
-        "address_is_local": None if address is None else is_local(address),
-        "login_address": login[2] if len(login) == 4 else "",
         "chrony": chrony(),
         "rapl": rapl(),
         "nvml": nvml(),
@@ -272,21 +286,71 @@ def measure(asked: Facts) -> Facts:
     return {"rtt_ms": 1e3 * statistics.median(times), "from_gbit": down_gbit, "to_gbit": up_gbit}
 
 
+def claim(asked: Facts) -> Facts:
+    """Take this host until this process ends, and show others `who` has it; where another has it, return who."""
+    holder = socket.socket(socket.AF_UNIX)
+    try:
+        holder.bind(CLAIM)
+    except OSError:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(TIMEOUT_S)
+            try:
+                asking.connect(CLAIM)
+                return {"taken": asking.recv(1000).decode(errors="replace")}
+            except OSError:
+                return {"taken": "another process, which does not answer"}
+    holder.listen(8)
+
+    def answer_who() -> None:
+        while True:
+            connection, _ = holder.accept()
+            with contextlib.suppress(OSError):
+                connection.sendall(asked["who"].encode())
+            connection.close()
+
+    threading.Thread(target=answer_who, daemon=True).start()
+    return {"taken": ""}
+
+
+def ansible_folders() -> set[pathlib.Path]:
+    """Return the folders of this user's that Ansible copies modules to; it removes them itself unless it is killed."""
+    found = set()
+    for folder in pathlib.Path("/tmp").glob("ansible-tmp-*"):  # noqa: S108 - remote_tmp of ansible.cfg
+        with contextlib.suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid():
+                found.add(folder)
+    return found
+
+
 def main() -> None:
     """Answer requests until there are no more."""
-    signal.alarm(LIFE_S)
-    tasks = {"facts": facts, "serve": serve, "measure": measure}
-    for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["do"] == "clock":
+    tasks = {"facts": facts, "basics": basics, "claim": claim, "serve": serve, "measure": measure}
+    life_s, is_claimed, is_left, before = LIFE_S, False, False, ansible_folders()
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit())
+    signal.alarm(life_s)
+    try:
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if asked["do"] == "leave":
+                is_left = True
+                break
             found: Facts = {"utc_ns": time.time_ns()}
-        else:
-            try:
-                found = tasks[asked["do"]](asked)
-            except OSError as error:
-                found = {"error": str(error.strerror or error)}
-        sys.stdout.write(json.dumps(found) + "\n")
-        sys.stdout.flush()
+            if asked["do"] != "clock":
+                try:
+                    found = tasks[asked["do"]](asked)
+                except OSError as error:
+                    found = {"error": str(error.strerror or error)}
+            if found.get("taken") == "":
+                life_s, is_claimed = CLAIM_S, True
+            signal.alarm(life_s)
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
+    finally:
+        signal.alarm(0)
+        if is_claimed:
+            time.sleep(0 if is_left else ORPHAN_S)
+            for folder in ansible_folders() - before:
+                shutil.rmtree(str(folder), ignore_errors=True)
 
 
 if __name__ == "__main__":

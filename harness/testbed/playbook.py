@@ -1,21 +1,26 @@
-"""Runs a playbook of this project on the hosts of an inventory, through ansible-runner."""
+"""Runs a playbook of this project on the hosts of an inventory, through ansible-runner.
+
+A playbook has the life of a run on the controller: when the controller is killed, a reaper ends Ansible, its workers
+and SSH connections, and removes its files.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
+from uuid import uuid4
 
-from energymon.agent.lifetime import TemporaryFolder
 from harness.errors import DiskError, Interrupted, TestbedError
+from harness.system.process import RUN_VARIABLE
 from harness.system.signals import signals_noted
 from harness.testbed.inventory import PLAYBOOKS, Inventory, ansible_environment, ansible_program
+from harness.testbed.lifetime import Lifetime
 
 JOB_TIMEOUT_S: Final = 3600
 """Most of it is for the environment of 6 GB on a slow line."""
@@ -85,13 +90,15 @@ def run_playbook(
         Interrupted: a signal came.
         DiskError: the log cannot be written.
     """
-    # Its import takes a while, and a testbed on one machine needs none of it.
-    import ansible_runner
-
     ansible_program("ansible-playbook")
     log = _new_log(Path(name).stem)
     follower = _Follower(name, progress)
-    with _private_folder() as folder, signals_noted() as signals:
+    run_id = uuid4().hex[:8]
+    with closing(Lifetime(run_id)) as lifetime, signals_noted() as signals:
+        # Its import takes a while, and a testbed on one machine needs none of it.
+        import ansible_runner
+
+        folder = lifetime.names.folder
         hosts = Path(inventory.source)
         if inventory.text is not None:
             hosts = folder / "hosts.yml"
@@ -100,13 +107,20 @@ def run_playbook(
         settings = {"job_timeout": job_timeout_s, "idle_timeout": idle_timeout_s, "pexpect_timeout": _POLL_S}
         (folder / "env").mkdir()
         (folder / "env" / "settings").write_text(json.dumps(settings))
+        ansible = {
+            **ansible_environment(),
+            RUN_VARIABLE: run_id,
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
+            "ANSIBLE_LOCAL_TEMP": str(folder / "local"),
+        }
+        lifetime.wait_guarded()
         runner = ansible_runner.run(
             private_data_dir=str(folder),
             project_dir=str(PLAYBOOKS),
             playbook=name,
             inventory=str(hosts),
             extravars=dict(variables or {}),
-            envvars={**ansible_environment(), "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp")},
+            envvars=ansible,
             limit=limit or None,
             tags=tags or None,
             cmdline="--check" if check else None,
@@ -207,21 +221,3 @@ def _last_words(log: Path) -> str:
     lines = [line.strip() for line in log.read_text().splitlines() if line.strip()]
     telling = [line for line in lines if line.startswith(("ERROR", "[ERROR]"))]
     return (telling or lines[-1:] or ["Ansible ended without a word"])[0]
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    """Make the folder of one playbook's artifacts; ends the SSH connections whose sockets are in it, and removes it."""
-    temporary = TemporaryFolder()
-    try:
-        yield temporary.path
-    finally:
-        for control in (temporary.path / "cp").glob("*"):
-            subprocess.run(
-                ["ssh", "-o", f"ControlPath={control}", "-O", "exit", "joulefeed"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-                timeout=10,
-            )
-        temporary.remove()

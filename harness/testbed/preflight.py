@@ -10,15 +10,13 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from itertools import combinations
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from energymon.system.child import Child, ChildError
+from energymon.system.child import ChildError
+from harness.testbed.session import START_S, Session, in_parallel
 
 if TYPE_CHECKING:
     from harness.testbed.inventory import Host, Inventory
@@ -28,17 +26,9 @@ Facts = Mapping[str, Any]
 """What `host_facts` found on a host."""
 Verdict = Literal["ok", "warn", "fail"]
 
-_CONNECT_S: Final = 10
-_START_S: Final = 30.0
 _FACTS_S: Final = 60.0
 _PAIR_S: Final = 30.0
 _CLOCKS: Final = 11
-_OPTIONS: Final = (
-    *("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "ControlPath=none", "LogLevel=ERROR"),
-    *(f"ConnectTimeout={_CONNECT_S}", "ServerAliveInterval=5", "ServerAliveCountMax=3"),
-)
-_BOOT: Final = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
-"""Reads a program of the length that the first line says, and leaves the rest of standard input to it."""
 _OLDEST_PYTHON: Final = (3, 9)
 """The oldest that Ansible's modules run under."""
 _INSTALLED_BYTES: Final = 8_000_000_000
@@ -50,8 +40,6 @@ _OFFSET_NS: Final = 1_000_000
 _MAX_OFFSET_NS: Final = 1_000_000_000
 _NEAR_MS: Final = 1.0
 _MIN_GBIT: Final = 1.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +77,9 @@ def to_json(findings: Sequence[Finding]) -> str:
 def examine_hosts(inventory: Inventory) -> list[Finding]:
     """Look at all hosts at once, then at the data network between each pair of them, one pair after the other."""
     carriers = [host for host in inventory.all if {"storage", "compute"} & set(host.roles)]
-    sessions = {host.name: _Session(host, is_alone=carriers == [host]) for host in inventory.all}
+    sessions = {host.name: Session(host, is_alone=carriers == [host]) for host in inventory.all}
     try:
-        found = _in_parallel(_examine, list(sessions.values()))
+        found = in_parallel(_examine, list(sessions.values()))
         findings = [finding for of_host in found for finding in of_host]
         reachable = [session for host in carriers if (session := sessions[host.name]).serves]
         return [*findings, *(_between(one, other) for one, other in combinations(reachable, 2))]
@@ -100,79 +88,7 @@ def examine_hosts(inventory: Inventory) -> list[Finding]:
             session.close()
 
 
-class _Session:
-    """`host_facts.py` on one host, which answers requests until this is closed."""
-
-    def __init__(self, host: Host, *, is_alone: bool) -> None:
-        self.host = host
-        self.is_alone = is_alone
-        """Whether it stores and trains alone, with the network between two namespaces of it."""
-        self.serves = False
-        """Whether the host's data address is its own, so that others can be expected to reach it."""
-        self._child: Child | None = None
-
-    def start(self) -> None:
-        """Connect and send the program; raises ChildError, with ssh's own words, where the host does not answer."""
-        command = shlex.join(["python3", "-Bu", "-c", _BOOT])
-        argv = shlex.split(command) if self.host.connection == "local" else [*ssh_command(self.host), command]
-        program = (files("harness.testbed") / "host_facts.py").read_bytes()
-        self._child = Child(argv, keep_stderr=True)
-        self._child.send(b"%d\n%s" % (len(program), program))
-        self.ask({"do": "clock"}, _START_S)
-
-    def ask(self, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
-        """Return the host's answer; raises ChildError where none comes in time."""
-        assert self._child is not None
-        self._child.send(json.dumps(request).encode() + b"\n")
-        deadline = time.monotonic() + timeout_s
-        # A login shell may greet first.
-        while (line := self._child.read_line(max(0.0, deadline - time.monotonic()))) is not None:
-            if line.startswith(b"{"):
-                return dict(json.loads(line))
-        raise ChildError(f"gave no answer within {timeout_s:g} s")
-
-    def words(self) -> str:
-        """Return the last line of what ssh or Python wrote on stderr."""
-        return "" if self._child is None else self._child.stderr_lines(1)
-
-    def close(self) -> None:
-        """End it; may be called twice."""
-        if self._child is not None:
-            self._child.stop(eof_s=1.0, term_s=1.0)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def ssh_command(host: Host) -> list[str]:
-    """Return ssh with all that leads to a host but the command; it asks no questions and adds no host key."""
-    argv = ["ssh", "-T", *(part for option in _OPTIONS for part in ("-o", option)), "-p", str(host.port)]
-    if host.identity_file is not None:
-        argv += ["-i", host.identity_file, "-o", "IdentitiesOnly=yes"]
-    if host.user is not None:
-        argv += ["-l", host.user]
-    return [*argv, *shlex.split(host.ssh_args), "--", host.address]
-
-
-def _in_parallel(task: Callable[[_Session], T], sessions: Sequence[_Session]) -> list[T]:
-    pool = ThreadPoolExecutor(max(len(sessions), 1))
-    futures = [pool.submit(task, session) for session in sessions]
-    try:
-        return [future.result() for future in futures]
-    except BaseException:
-        for session in sessions:
-            session.close()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _examine(session: _Session) -> list[Finding]:
+def _examine(session: Session) -> list[Finding]:
     host = session.host
     try:
         session.start()
@@ -198,6 +114,7 @@ def _examine(session: _Session) -> list[Finding]:
     return [
         Finding(host.name, "reachable", how, "ok"),
         *_system(host, facts),
+        _sudo(host, facts),
         *_modules(session, facts),
         *_disk(host, facts),
         *_ports(host, facts),
@@ -205,6 +122,19 @@ def _examine(session: _Session) -> list[Finding]:
         clock,
         *_sensors(host, facts),
     ]
+
+
+def find_obstacles(session: Session) -> list[Finding]:
+    """Connect, and return what is wrong with the connection, sudo and the data network's interface and address."""
+    host = session.host
+    try:
+        session.start()
+        facts = session.ask({"do": "basics", "address": host.data_address}, _FACTS_S)
+    except (ChildError, OSError) as error:
+        return [_unreachable(host, session.words() or str(error))]
+    if "error" in facts:
+        return [_unreachable(host, str(facts["error"]))]
+    return [finding for finding in (_sudo(host, facts), *_network(host, facts)) if finding.verdict == "fail"]
 
 
 def _unreachable(host: Host, words: str) -> Finding:
@@ -235,13 +165,16 @@ def _system(host: Host, facts: Facts) -> Iterator[Finding]:
     wanted = ".".join(map(str, _OLDEST_PYTHON))
     version = "Python " + ".".join(map(str, python))
     yield _row(host, "python3", version, python >= _OLDEST_PYTHON, f"Ansible needs Python {wanted} or later there")
+
+
+def _sudo(host: Host, facts: Facts) -> Finding:
     user = host.user or "the user"
     remedy = f"let {user} run sudo without a password: {user} ALL=(ALL) NOPASSWD:ALL in /etc/sudoers.d"
     sudo = "root" if facts["sudo"] == "root" else "sudo without a password" if facts["root"] else facts["sudo"]
-    yield _row(host, "sudo", sudo.splitlines()[-1] if sudo else "sudo fails", facts["root"], remedy)
+    return _row(host, "sudo", sudo.splitlines()[-1] if sudo else "sudo fails", facts["root"], remedy)
 
 
-def _modules(session: _Session, facts: Facts) -> Iterator[Finding]:
+def _modules(session: Session, facts: Facts) -> Iterator[Finding]:
     host, is_alone = session.host, session.is_alone
     found: Mapping[str, str] = facts["modules"]
     if {"storage", "compute"} & set(host.roles):
@@ -316,12 +249,12 @@ def _network(host: Host, facts: Facts) -> Iterator[Finding]:
         yield Finding(host.name, "management", f"SSH comes in on the data interface {name}", "warn", remedy)
 
 
-def _clock(session: _Session, facts: Facts) -> Finding:
+def _clock(session: Session, facts: Facts) -> Finding:
     """Compare the host's clock with this machine's by bracketed exchange; the shortest one has the least error."""
     host, found = session.host, []
     for _ in range(_CLOCKS):
         begin_ns = time.time_ns()
-        answer = session.ask({"do": "clock"}, _START_S)
+        answer = session.ask({"do": "clock"}, START_S)
         end_ns = time.time_ns()
         found.append((end_ns - begin_ns, int(answer["utc_ns"]) - (begin_ns + end_ns) // 2))
     span_ns, offset_ns = min(found)
@@ -352,7 +285,7 @@ def _sensors(host: Host, facts: Facts) -> Iterator[Finding]:
         yield _row(host, "NVML", words, there >= host.gpus, remedy)
 
 
-def _between(one: _Session, other: _Session) -> Finding:
+def _between(one: Session, other: Session) -> Finding:
     """Measure the data network between two hosts: TCP to a port of the kernel's choice, idle, then full each way."""
     name = f"{one.host.name} – {other.host.name}"
     remedy = "let the data network's hosts reach each other on all TCP ports: check routes, cables and nftables"

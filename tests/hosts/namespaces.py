@@ -230,6 +230,16 @@ class Hosts:
         return ask(self.folder / "rack.sock", {"do": do, "host": host, **fields}, UP_S)
 
 
+def harness_testbed(hosts: Hosts, command: str, *options: str) -> str:
+    """Run `python -m harness.testbed` on the hosts and return its last line."""
+    argv = [sys.executable, "-m", "harness.testbed", command, "--inventory", str(hosts.inventory), *options]
+    # On a busy machine an emulated host takes a minute until sudo asks.
+    environment = {**os.environ, "ANSIBLE_TIMEOUT": "120"}
+    done = subprocess.run(argv, cwd=REPO, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip().splitlines()[-1]
+
+
 def obstacles() -> list[str]:
     """Return what this machine lacks for namespace hosts, each with its remedy; empty when nothing is missing."""
     if os.geteuid() != 0:

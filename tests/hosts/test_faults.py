@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import signal
+import json
+import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from tests.hosts.namespaces import REPO, Hosts, namespace_hosts
+from harness.testbed.state import state_root
+from tests.hosts.namespaces import REPO, Hosts, harness_testbed, namespace_hosts, obstacles
 from tests.hosts.snapshot import Snapshot, differences
-from tests.hosts.test_playbooks import OBSTACLES, harness_testbed
 
+OBSTACLES = obstacles()
+if not (REPO / ".venv-ansible/bin/ansible-playbook").exists() and shutil.which("ansible-playbook") is None:
+    OBSTACLES.append("Ansible is not installed: make ansible")
 pytestmark = [
     pytest.mark.process,
     pytest.mark.root,
@@ -23,6 +29,8 @@ pytestmark = [
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no namespace hosts here: {'; '.join(OBSTACLES)}"),
 ]
 NAMES = ("storage1", "compute1")
+LEFT_S = 20
+"""Within which nothing of a controller that was killed may be left where it ran."""
 
 
 @pytest.fixture(scope="module")
@@ -36,74 +44,43 @@ def pristine(hosts: Hosts) -> dict[str, Snapshot]:
     return {name: hosts.snapshot(name) for name in NAMES}
 
 
+@pytest.fixture(scope="module")
+def refused(hosts: Hosts, tmp_path_factory) -> Callable[..., str]:
+    """Run a command of `python -m harness.testbed` that fails, with some variables changed; return its last line."""
+
+    def refuse(command: str, name: str = "", /, **variables: object) -> str:
+        inventory: dict[str, Any] = yaml.safe_load(hosts.inventory.read_text())
+        changed = inventory["all"]["hosts"][name] if name else inventory["all"]["vars"]
+        changed.update(variables)
+        path = tmp_path_factory.mktemp("inventory") / "changed.yml"
+        path.write_text(yaml.safe_dump(inventory))
+        argv = [sys.executable, "-m", "harness.testbed", command, "--inventory", str(path)]
+        done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=600)
+        assert done.returncode == 4, done.stderr[-2000:]
+        assert "Traceback" not in done.stderr
+        line = done.stderr.strip().splitlines()[-1]
+        print(line)
+        return line
+
+    return refuse
+
+
 def left(hosts: Hosts, pristine: dict[str, Snapshot]) -> Snapshot:
     """Return what the hosts have that they did not have at first."""
     found = {name: differences(pristine[name], hosts.snapshot(name)) for name in NAMES}
     return {name: changed for name, changed in found.items() if changed}
 
 
-def changed_inventory(hosts: Hosts, folder: Path, **variables: object) -> Path:
-    inventory = yaml.safe_load(hosts.inventory.read_text())
-    inventory["all"]["vars"].update(variables)
-    path = folder / "changed.yml"
-    path.write_text(yaml.safe_dump(inventory))
-    return path
-
-
-def refused(command: str, inventory: Path) -> str:
-    """Run a command of `python -m harness.testbed` that fails; return its last line."""
-    argv = [sys.executable, "-m", "harness.testbed", command, "--inventory", str(inventory)]
-    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 4, done.stderr[-2000:]
-    assert "Traceback" not in done.stderr
-    line = done.stderr.strip().splitlines()[-1]
-    print(line)
-    return line
-
-
-def test_a_wrong_key_is_told_by_host_and_changes_nothing(hosts, pristine, tmp_path):
-    key = tmp_path / "other"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    line = refused("up", changed_inventory(hosts, tmp_path, ansible_ssh_private_key_file=str(key)))
-    assert line.startswith("error: site.yml: ")
-    assert any(name in line for name in NAMES)
-    assert "Permission denied" in line
+def test_an_interface_that_one_host_lacks_is_told_before_anything_changes(hosts, pristine, refused):
+    line = refused("up", "storage1", joulefeed_data_interface="eth9")
+    assert line.startswith("error: host storage1: data interface: there is no eth9: correct joulefeed_data_interface")
     assert left(hosts, pristine) == {}
 
 
-def test_a_host_key_that_changed_is_refused(hosts, pristine, tmp_path):
-    known = tmp_path / "known_hosts"
-    lines = hosts.known_hosts.read_text().splitlines()
-    keys = [line.partition(" ")[2] for line in lines]
-    known.write_text("".join(f"{hosts.address(n)} {key}\n" for n, key in zip(NAMES, reversed(keys), strict=True)))
-    options = " ".join(hosts.ssh_options()).replace(str(hosts.known_hosts), str(known))
-    line = refused("up", changed_inventory(hosts, tmp_path, ansible_ssh_common_args=options))
-    assert "Host key verification failed" in line
-    assert left(hosts, pristine) == {}
-
-
-def test_a_user_without_sudo_is_told_by_host_and_changes_nothing(hosts, pristine, tmp_path):
-    line = refused("up", changed_inventory(hosts, tmp_path, ansible_user="plain"))
-    assert any(name in line for name in NAMES)
-    assert "sudo" in line.lower()
-    assert left(hosts, pristine) == {}
-
-
-def test_a_host_that_is_off_is_told_and_down_takes_the_others_back(hosts, pristine):
-    hosts.stop("storage1")
-    try:
-        line = refused("up", hosts.inventory)
-        assert "storage1" in line
-    finally:
-        hosts.start("storage1")
-    harness_testbed(hosts, "down")
-    assert left(hosts, pristine) == {}
-
-
-def test_a_full_disk_is_told_by_host_and_down_takes_the_rest_back(hosts, pristine):
+def test_a_full_disk_is_told_by_host_and_down_takes_the_rest_back(hosts, pristine, refused):
     hosts.run("storage1", "sh", "-c", "cat /dev/zero > /var/filling 2>/dev/null || true")
     try:
-        line = refused("up", hosts.inventory)
+        line = refused("up")
         assert "storage1" in line
         assert "No usable temporary directory" in line or "No space left" in line
     finally:
@@ -112,46 +89,70 @@ def test_a_full_disk_is_told_by_host_and_down_takes_the_rest_back(hosts, pristin
     assert left(hosts, pristine) == {}
 
 
-def test_ctrl_c_in_the_middle_of_a_task_ends_up_and_down_takes_the_rest_back(hosts, pristine):
-    argv = [sys.executable, "-m", "harness.testbed", "up", "--inventory", str(hosts.inventory)]
-    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as up:
-        for line in up.stderr:
-            if "Make the user: changed" in line:
-                break
-        up.send_signal(signal.SIGINT)
-        rest = up.stderr.read()
-        assert up.wait(60) == 130
-    assert "Traceback" not in rest
+def controllers(hosts: Hosts) -> dict[int, str]:
+    """Return the processes on this machine that an inventory of the hosts, or a file beside it, was given to."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(hosts.folder) in words:
+                found[int(entry.name)] = words
+    return found
+
+
+def records(pid: int) -> list[Path]:
+    """Return the records of runs that a process made on this machine."""
+    found = []
+    for path in state_root().glob("*.run"):
+        try:
+            if json.loads(path.read_text() or "{}").get("pid") == pid:
+                found += [path, path.with_suffix("")]
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def start(hosts: Hosts, *argv: str) -> subprocess.Popen[str]:
+    """Start a controller, and wait until it has changed something on a host."""
+    words = [sys.executable, "-m", *argv]
+    controller = subprocess.Popen(
+        words, cwd=REPO, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert controller.stderr is not None
+    said = ""
+    for line in controller.stderr:
+        said += line
+        if ": changed" in line:
+            return controller
+    pytest.fail(f"nothing was changed: {said[-2000:]}")
+
+
+def assert_gone(hosts: Hosts, before: dict[int, str], made: list[Path]) -> None:
+    """Check that a controller has left no process and no record behind."""
+    deadline = time.monotonic() + LEFT_S
+    while time.monotonic() < deadline:
+        rest = {pid: words for pid, words in controllers(hosts).items() if pid not in before}
+        if not rest and not any(path.exists() for path in made):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"left: {rest}, {[path for path in made if path.exists()]}")
+
+
+def test_controllers_that_are_killed_leave_nothing_and_down_takes_the_rest_back(hosts, pristine, tmp_path):
+    where = [f"testbed.inventory={hosts.inventory}", f"results_dir={tmp_path}"]
+    for controller in (
+        ["harness", "+experiment=smoke", "testbed=ssh", *where],
+        ["harness.testbed", "down", "--inventory", str(hosts.inventory)],
+    ):
+        before = controllers(hosts)
+        killed = start(hosts, *controller)
+        made = records(killed.pid)
+        killed.kill()
+        killed.communicate()
+        assert made
+        assert_gone(hosts, before, made)
     harness_testbed(hosts, "down")
     assert left(hosts, pristine) == {}
-
-
-def test_a_controller_that_is_killed_leaves_no_process_and_down_takes_the_rest_back(hosts, pristine, tmp_path):
-    run = [
-        *("+experiment=smoke", "testbed=ssh", f"testbed.inventory={hosts.inventory}", f"results_dir={tmp_path}"),
-        *("~regimes.local", "+regime@regimes.wan_30ms=wan_30ms", "~loaders.dali", "~loaders.streaming"),
-        *("dataset.samples=32", "repeats=1", f"cache_dir={tmp_path}"),
-    ]
-    before = {name: pristine[name]["processes"] for name in NAMES}
-    argv = [sys.executable, "-m", "harness", *run]
-    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as controller:
-        said = ""
-        for line in controller.stdout:
-            said += line
-            if "checking the loaders" in line:
-                break
-        else:
-            pytest.fail(f"the run did not start: {said[-2000:]}")
-        assert processes_left(hosts, before) != {name: [] for name in NAMES}
-        controller.kill()
-    # Leases end a run 20 s after its last heartbeat at the latest, and need some seconds to remove it.
-    deadline = time.monotonic() + 60
-    while any(processes_left(hosts, before).values()) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert processes_left(hosts, before) == {name: [] for name in NAMES}
-    harness_testbed(hosts, "down")
-    assert left(hosts, pristine) == {}
-
-
-def processes_left(hosts: Hosts, before: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {name: [line for line in hosts.snapshot(name)["processes"] if line not in before[name]] for name in NAMES}

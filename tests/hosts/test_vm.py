@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hosts import vm
-from tests.hosts.namespaces import Hosts, namespace_hosts, obstacles
+from tests.hosts.namespaces import Hosts, harness_testbed, namespace_hosts, obstacles
 from tests.hosts.snapshot import differences
-from tests.hosts.test_playbooks import harness_testbed
 
 OBSTACLES = [*obstacles(), *vm.obstacles()]
 pytestmark = [

@@ -1,6 +1,5 @@
 """site.yml makes a testbed of bare hosts, a second time changes nothing, and teardown.yml leaves them as they were."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -120,7 +119,7 @@ def test_hosts_come_up_once_and_go_down_to_what_they_were(hosts, play):
     assert not any(status.changed.values())
     assert status.log.stat().st_mode & 0o077 == 0
     # Neither a connection to a host nor a file but the logs outlives a playbook.
-    pattern = f"ssh.*energymon-{os.getpid()}-"
+    pattern = f"^ssh .*{hosts.key}"
     deadline = time.monotonic() + 10
     while (running := subprocess.run(["pgrep", "-f", pattern], check=False).returncode == 0) and (
         time.monotonic() < deadline
@@ -131,6 +130,7 @@ def test_hosts_come_up_once_and_go_down_to_what_they_were(hosts, play):
 
     play("teardown.yml")
     assert_as_before(hosts, before)
+    assert not any(play("teardown.yml").changed.values())
 
 
 def test_what_an_interrupted_task_leaves_is_taken_back(hosts):
@@ -154,18 +154,14 @@ def test_what_an_interrupted_task_leaves_is_taken_back(hosts):
     assert_as_before(hosts, before)
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({"ansible_user": "plain"}, "sudo.*password"),
-        ({"ansible_user": "nobody-of-the-name"}, "Permission denied"),
-        ({"ansible_ssh_common_args": "-o UserKnownHostsFile=/dev/null"}, "Host key verification failed"),
-    ],
-)
-def test_a_host_that_refuses_is_one_line(play, variables, expected):
+def test_a_host_that_refuses_is_one_line(play):
     seen = Progress()
-    with pytest.raises(TestbedError, match=rf"^status\.yml: storage1: Look: .*{expected}.*; log: ") as raised:
-        play("status.yml", progress=seen, change=lambda everything: everything["hosts"]["storage1"].update(variables))
+    with pytest.raises(TestbedError, match=r"^status\.yml: storage1: Look: .*Permission denied.*; log: ") as raised:
+        play(
+            "status.yml",
+            progress=seen,
+            change=lambda everything: everything["hosts"]["storage1"].update(ansible_user="nobody-of-the-name"),
+        )
     assert "\n" not in str(raised.value)
     assert len(seen.notes) == 1
 
@@ -177,15 +173,6 @@ def test_a_host_without_its_gpus_is_one_line_and_nothing_stays(hosts, play):
         play("site.yml", change=lambda everything: everything["hosts"]["storage1"].update(joulefeed_gpus=1))
     play("teardown.yml")
     assert_as_before(hosts, before)
-
-
-def test_a_host_that_is_off_is_one_line(hosts, play):
-    hosts.stop("storage1")
-    try:
-        with pytest.raises(TestbedError, match=r"storage1: Look: .*(timed out|No route|refused)"):
-            play("status.yml")
-    finally:
-        hosts.start("storage1")
 
 
 def test_a_playbook_that_takes_too_long_is_ended(play):

@@ -1,6 +1,7 @@
 """What `doctor --inventory` finds on hosts of namespaces, good and broken, and that it changes nothing on them."""
 
 import json
+import os
 import platform
 import signal
 import socket
@@ -10,8 +11,11 @@ import time
 
 import pytest
 
+from harness.errors import TestbedError
+from harness.testbed.claim import hosts_claimed
 from harness.testbed.inventory import Host, Inventory
-from harness.testbed.preflight import Finding, _clock, examine_hosts, show, ssh_command
+from harness.testbed.preflight import Finding, _clock, examine_hosts, show
+from harness.testbed.session import ssh_command
 from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
 
 OBSTACLES = obstacles()
@@ -71,6 +75,42 @@ def test_good_hosts_pass_and_nothing_on_them_changes(hosts, ansible):
     assert pair["verdict"] == "ok"
     assert "Gbit/s" in pair["found"]
     assert all(row["remedy"] for row in report["findings"] if row["verdict"] != "ok")
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"data_interface": "eth9"}, "data interface: there is no eth9: correct joulefeed_data_interface; it has"),
+        ({"data_interface": "mgmt0"}, "is on data0, not on mgmt0: correct joulefeed_data_interface to data0"),
+        ({"user": "plain"}, "sudo: sudo: a password is required: let plain run sudo without a password"),
+        ({"port": 9}, "reachable: ssh: connect to host .* check that the host runs"),
+    ],
+)
+def test_a_controller_takes_no_hosts_of_which_one_cannot_work(inventory, changes, expected):
+    wrong = changed(inventory, "storage1", **changes)
+    with pytest.raises(TestbedError, match=rf"^host storage1: .*{expected}") as raised, hosts_claimed(wrong, "up"):
+        pass
+    assert "\n" not in str(raised.value)
+
+
+def test_hosts_belong_to_one_controller_at_a_time_and_a_host_that_is_off_does_not_keep_down(hosts, inventory):
+    with hosts_claimed(inventory, "a run"):
+        for must_reach in (True, False):
+            with (
+                pytest.raises(
+                    TestbedError, match=rf"^host compute1 is in use by .*process {os.getpid()}, a run, since"
+                ),
+                hosts_claimed(inventory, "down", must_reach=must_reach),
+            ):
+                pass
+    twice = inventory.host("storage1").model_copy(update={"name": "again"})
+    with (
+        pytest.raises(TestbedError, match="host again of the inventory is a machine that has another name"),
+        hosts_claimed(Inventory(inventory.source, (*inventory.all, twice)), "up"),
+    ):
+        pass
+    with hosts_claimed(changed(inventory, "storage1", port=9), "down", must_reach=False):
+        pass
 
 
 def test_a_host_whose_key_is_not_known_is_not_trusted(hosts, inventory, tmp_path):

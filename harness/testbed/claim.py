@@ -1,0 +1,82 @@
+"""The hosts of an inventory, taken by one controller: no other one changes them meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from typing import Final
+
+from energymon.system.child import ChildError
+from harness.errors import TestbedError
+from harness.testbed.inventory import Inventory
+from harness.testbed.preflight import find_obstacles
+from harness.testbed.session import START_S, Session, in_parallel
+
+_BEAT_S: Final = 10.0
+"""A claim ends a minute after the last beat, where the end of its connection is not seen."""
+
+
+@contextmanager
+def hosts_claimed(inventory: Inventory, purpose: str, *, must_reach: bool = True) -> Iterator[None]:
+    """Take all hosts, after a look at what must be right before anything is changed; nothing is changed by that.
+
+    Args:
+        inventory: the hosts.
+        purpose: what they are taken for, which another controller says when it is refused.
+        must_reach: whether all must be reachable and right; default: True. Otherwise those are taken that can be.
+
+    Raises:
+        TestbedError: a host is taken by another controller, or is not reachable or right; the message names it.
+    """
+    sessions = [Session(host, is_alone=False) for host in inventory.all]
+    try:
+        wrong = {found[0].host: found for found in in_parallel(find_obstacles, sessions) if found}
+        if wrong and must_reach:
+            first, *others = [finding for found in wrong.values() for finding in found]
+            more = f" (and {len(others)} more)" if others else ""
+            raise TestbedError(f"host {first.host}: {first.what}: {first.found}: {first.remedy}{more}")
+        _claim([session for session in sessions if session.is_connected], purpose)
+        over = threading.Event()
+        beating = threading.Thread(target=_beat, args=(sessions, over), name="claims", daemon=True)
+        beating.start()
+        try:
+            yield
+        finally:
+            over.set()
+            beating.join()
+    finally:
+        for session in sessions:
+            session.close()
+
+
+def _claim(sessions: Sequence[Session], purpose: str) -> None:
+    now = datetime.now(UTC)
+    user = os.environ.get("USER", f"user {os.getuid()}")
+    who = f"{user} on {platform.node()} (process {os.getpid()}, {purpose}, since {now:%H:%M} UTC)"
+    # One after the other in the inventory's order, so that one of two controllers gets them all.
+    for session in sessions:
+        host = session.host.name
+        try:
+            answer = str(session.ask({"do": "claim", "who": who}, START_S)["taken"])
+        except (ChildError, KeyError) as error:
+            raise TestbedError(f"host {host}: {session.words() or error}") from error
+        if answer == who:
+            raise TestbedError(f"host {host} of the inventory is a machine that has another name there: name it once")
+        if answer:
+            # Any user of that host can write this.
+            words = "".join(letter for letter in answer if letter.isprintable())
+            raise TestbedError(f"host {host} is in use by {words}: wait for its end")
+        session.is_claim = True
+
+
+def _beat(sessions: Sequence[Session], over: threading.Event) -> None:
+    while not over.wait(_BEAT_S):
+        for session in sessions:
+            # What needs a host says that it is lost.
+            with suppress(ChildError, OSError):
+                if session.is_connected:
+                    session.ask({"do": "clock"}, _BEAT_S)
