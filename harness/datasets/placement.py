@@ -51,28 +51,36 @@ class PlacedData:
     kind: str
     """remote, half, local or sharded."""
     on_compute: npt.NDArray[np.bool_]
-    """Which samples lie on the compute node, by id; the others lie on the storage node."""
+    """Which samples lie on the compute node, by id; the others lie on the storage nodes."""
     sizes: npt.NDArray[np.int64]
-    shards: Mapping[Role, Path]
-    """The shard folder of each node that has samples; empty where nothing is streamed."""
+    shards: Mapping[str, Path]
+    """The shard folder of each part: compute, storage, storage-2, …; empty where nothing is streamed."""
+    storage_of: npt.NDArray[np.int16] | None = None
+    """Place of each sample's storage node among several, by id, -1 on the compute node; None for one storage node."""
+
+    @property
+    def storages(self) -> int:
+        """Number of storage nodes that have samples."""
+        return 1 if self.storage_of is None else int(self.storage_of.max()) + 1
 
     @property
     def split(self) -> bool:
-        """Whether both nodes have samples."""
-        return bool(self.on_compute.any()) and not bool(self.on_compute.all())
+        """Whether several nodes have samples, so that paths say which."""
+        return self.storages > 1 or (bool(self.on_compute.any()) and not bool(self.on_compute.all()))
 
     def describe(self) -> dict[str, object]:
-        """Return kind, and samples and bytes that lie on the storage node."""
+        """Return kind, samples and bytes that lie on storage nodes, and how many these are."""
         remote = ~self.on_compute
         nbytes = int(self.sizes[remote].sum())
-        return {"kind": self.kind, "remote_samples": int(remote.sum()), "remote_bytes": nbytes}
+        about = {"kind": self.kind, "remote_samples": int(remote.sum()), "remote_bytes": nbytes}
+        return about | {"storages": self.storages}
 
     def is_local(self, role: Role) -> npt.NDArray[np.bool_]:
         """Return which samples lie on the node of a role, by id."""
         return self.on_compute if role == "compute" else ~self.on_compute
 
     def seen_from(self, role: Role, samples: Samples) -> Samples:
-        """Return the samples with paths below `local/` and `remote/`, one root for both, as a node sees them.
+        """Return the samples with paths below `local/`, `remote/`, `remote-2/`, … of one root, as a node sees them.
 
         The columns whose names end in `_path` are such paths too.
         """
@@ -83,51 +91,75 @@ class PlacedData:
         return replace(samples, paths=tuple(self._seen(role, samples.paths)), columns=columns)
 
     def _seen(self, role: Role, paths: Sequence[str]) -> list[str]:
+        far = np.zeros(len(paths), np.int16) if self.storage_of is None else self.storage_of
         return [
-            f"{'local' if here else 'remote'}/{path}" for here, path in zip(self.is_local(role), paths, strict=True)
+            f"{'local' if here else numbered('remote', place)}/{path}"
+            for here, place, path in zip(self.is_local(role), far.tolist(), paths, strict=True)
         ]
 
 
-def place(kind: str, handle: DatasetHandle, shards: Path | None, cache: Path, progress: Progress) -> PlacedData:
+def numbered(name: str, place: int) -> str:
+    """Return the name of one of several: storage, storage-2, …"""
+    return f"{name}-{place + 1}" if place else name
+
+
+def place(
+    kind: str, handle: DatasetHandle, shards: Path | None, cache: Path, progress: Progress, storages: int = 1
+) -> PlacedData:
     """Return where the samples of a dataset lie.
 
-    `shards` is the folder of all its shards; a kind of SPLIT needs it, and makes a folder for each node in `cache`.
+    `shards` is the folder of all its shards; several nodes with samples need it, and each gets a folder in `cache`.
 
     Raises DiskError when the cache cannot be written, DatasetError when the dataset has too few shards to be cut,
-    ValueError where such a kind has no shards.
+    ValueError where there are no shards then.
     """
     samples = handle.samples
-    if kind not in SPLIT:
+    if not is_cut(kind, storages):
         local = kind == "local"
-        folders: dict[Role, Path] = {} if shards is None else {"compute" if local else "storage": shards}
+        folders = {} if shards is None else {"compute" if local else "storage": shards}
         return PlacedData(kind, np.full(len(samples), local), samples.sizes, folders)
     if shards is None:
         raise ValueError(f"placement={kind} is decided by shards, and there are none")
     whole = ShardSet.open(shards)
-    parts = split(whole.shards, kind)
-    on_compute = np.zeros(len(samples), np.bool_)
-    for shard in parts["compute"]:
-        on_compute[shard.records["id"]] = True
-    return PlacedData(kind, on_compute, samples.sizes, _folders(whole, parts, samples, cache, progress))
+    parts = split(whole.shards, kind, storages)
+    storage_of = np.full(len(samples), -1, np.int16)
+    for number in range(storages):
+        for shard in parts[numbered("storage", number)]:
+            storage_of[shard.records["id"]] = number
+    folders = _folders(whole, parts, samples, cache, progress)
+    return PlacedData(kind, storage_of < 0, samples.sizes, folders, None if storages == 1 else storage_of)
 
 
-def split(shards: Sequence[Shard], kind: str = "half") -> dict[Role, list[Shard]]:
-    """Give each shard to the node that has fewer bytes so far, the largest first; raises DatasetError for one shard."""
-    if len(shards) < 2:
-        raise DatasetError(f"placement={kind}: the dataset has one shard, expected at least 2; take more samples")
-    parts: dict[Role, list[Shard]] = {"compute": [], "storage": []}
+def is_cut(kind: str, storages: int) -> bool:
+    """Return whether several nodes have parts of a dataset."""
+    return kind in SPLIT or (storages > 1 and kind != "local")
+
+
+def split(shards: Sequence[Shard], kind: str = "half", storages: int = 1) -> dict[str, list[Shard]]:
+    """Give each shard to the node that has fewest bytes so far, the largest first: half of them to the compute node.
+
+    Raises DatasetError for fewer shards than nodes.
+    """
+    shares = {"compute": storages} if kind in SPLIT else {}
+    shares |= {numbered("storage", number): 1 for number in range(storages)}
+    if len(shards) < len(shares):
+        many = "one shard" if len(shards) == 1 else f"{len(shards)} shards"
+        raise DatasetError(
+            f"placement={kind}: the dataset has {many}, expected at least {len(shares)}; take more samples"
+        )
+    parts: dict[str, list[Shard]] = {name: [] for name in shares}
     placed_bytes = dict.fromkeys(parts, 0)
     for shard in sorted(shards, key=lambda shard: (-shard.nbytes, shard.path.name)):
-        node = min(placed_bytes, key=lambda role: placed_bytes[role])
+        node = min(placed_bytes, key=lambda name: placed_bytes[name] / shares[name])
         parts[node].append(shard)
         placed_bytes[node] += shard.nbytes
-    return {role: sorted(part, key=lambda shard: shard.path.name) for role, part in parts.items()}
+    return {name: sorted(part, key=lambda shard: shard.path.name) for name, part in parts.items()}
 
 
 def _folders(
-    whole: ShardSet, parts: Mapping[Role, Sequence[Shard]], samples: Samples, cache: Path, progress: Progress
-) -> dict[Role, Path]:
-    found: dict[Role, Path] = {}
+    whole: ShardSet, parts: Mapping[str, Sequence[Shard]], samples: Samples, cache: Path, progress: Progress
+) -> dict[str, Path]:
+    found: dict[str, Path] = {}
     for role, part in parts.items():
         names = " ".join(shard.path.name for shard in part)
         key = short_hash([f"{whole.key}:{names}"])

@@ -48,8 +48,10 @@ class PlacementRecord:
     kind: str
     """remote, half, local or sharded."""
     remote_samples: int = 0
-    """Samples on the storage node."""
+    """Samples on storage nodes."""
     remote_bytes: int = 0
+    storages: int = 1
+    """Storage nodes that have them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,17 +42,20 @@ from harness.results.epochs import attribute_link_joules, find_epoch_edges, to_r
 from harness.results.files import parse_value, write_json
 from harness.results.folder import RunFolder
 from harness.run.cell_ranks import CellRanks
+from harness.run.daemon import Daemon
 from harness.run.data_access import DataAccess, DataOnNodes, open_access
 from harness.run.energy_agent import EnergyAgent
 from harness.run.host_energy import HostAgents
 from harness.run.rank_files import (
     LOADER_EVENTS,
+    fetch_files,
     join_batches,
     make_folders,
     rank_events,
     rank_nodes,
     rank_records,
     rank_spec,
+    send_spec,
     temporary_files,
 )
 from harness.testbed import Node, Testbed
@@ -111,8 +114,8 @@ class CellContext:
 class _Outcome:
     """What the driver learns while a cell runs."""
 
-    access: DataAccess
-    """Of rank 0."""
+    reached: Mapping[Node, DataAccess]
+    """How each node reaches its data."""
     nodes: Sequence[Node]
     """Where the ranks are."""
     folders: Sequence[Path]
@@ -132,6 +135,17 @@ class _Outcome:
     memory: MemoryRecord | None = None
     clocks: tuple[Mapping[str, HostClock], Mapping[str, HostClock]] = ({}, {})
     """Of the other hosts, before and after."""
+
+    @property
+    def access(self) -> DataAccess:
+        """How rank 0 reaches its data."""
+        return self.reached[self.nodes[0]]
+
+    @property
+    def daemons(self) -> Mapping[Path, Daemon]:
+        """The daemons of all nodes, by the files of their timestamps."""
+        each = self.reached.values()
+        return {path: daemon for one in each for path, daemon in zip(one.events, one.daemons, strict=True)}
 
 
 def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
@@ -156,8 +170,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         testbed.set_regime(regime)
         watcher.phase("reaching its data")
         reached = open_access(context.data[cell.workload], testbed, loader, regime, stack, folders[0], memory, nodes)
-        access = reached[nodes[0]]
-        outcome = _Outcome(access, nodes, folders)
+        outcome = _Outcome(reached, nodes, folders)
         watcher.phase("importing its modules")
         if (state := process.receive(deadline, "importing its modules").state) != "imported":
             raise CellError(f"the cell's process sent {state!r}, expected imported")
@@ -165,7 +178,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         outcome.before = context.probe(regime)
         clocks = context.hosts.clocks()
         watcher.phase("warming up")
-        specs = [_spec(context, cell, reached[nodes[rank]], outcome, rank) for rank in range(len(nodes))]
+        specs = [send_spec(node, _spec(context, cell, outcome, rank)) for rank, node in enumerate(nodes)]
         (partial / "spec.json").write_bytes(specs[0].to_json())
         process.start(specs)
         sampler = ResourceSampler(process.pids, specs[0].interface, partial / "resources.parquet")
@@ -175,7 +188,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
             with sampler, watch or nullcontext():
                 _run_epochs(context, process, outcome, watcher, deadline, sampler, watch)
         except CellError as error:
-            if gone := [failure for daemon in access.daemons if (failure := daemon.failure())]:
+            if gone := [failure for daemon in outcome.daemons.values() if (failure := daemon.failure())]:
                 raise CellError("; ".join([*gone, str(error)])) from error
             raise
         outcome.sampler = sampler.cost
@@ -184,14 +197,15 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         watcher.phase("probing the link")
         outcome.after = context.probe(regime)
         outcome.clocks = clocks, context.hosts.clocks()
+        fetch_files(nodes, folders)
     _save(context, cell, outcome, partial)
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")
     partial.rename(context.run.cell_folder(cell.cell_id))
 
 
-def _spec(context: CellContext, cell: Cell, access: DataAccess, outcome: _Outcome, rank: int) -> CellSpec:
-    experiment = context.experiment
+def _spec(context: CellContext, cell: Cell, outcome: _Outcome, rank: int) -> CellSpec:
+    experiment, access = context.experiment, outcome.reached[outcome.nodes[rank]]
     out = outcome.folders[rank]
     loader = experiment.loaders[cell.loader]
     link = None if experiment.regimes[cell.regime].is_local else context.testbed.link
@@ -281,7 +295,7 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     spans = {n: (to_readings_ns(start, energy), to_readings_ns(end, energy)) for n, (start, end) in edges.items()}
     context.agent.mark(cell.cell_id, cell.loader, spans)
     theirs = [event for rank, folder in enumerate(outcome.folders) if rank for event in rank_events(folder, rank)]
-    streamed = [_stream_events(access, partial), *(_loader_events(folder) for folder in outcome.folders[1:])]
+    streamed = [_daemon_events(outcome), *map(_loader_events, outcome.folders)]
     every = sorted([*events, *theirs, *chain(*streamed)], key=lambda event: event["utc_ns"])
     save_events(every, partial / "events.parquet")
     batches = join_batches(outcome.folders)
@@ -320,7 +334,7 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     )
     write_json(partial / "link.json", link_record)
     write_json(partial / "cell.json", record)
-    for path in [*access.events, *chain(*(temporary_files(folder) for folder in outcome.folders))]:
+    for path in [*outcome.daemons, *chain(*(temporary_files(folder) for folder in outcome.folders))]:
         path.unlink(missing_ok=True)
 
 
@@ -364,12 +378,12 @@ def _link_epoch(
     )
 
 
-def _stream_events(access: DataAccess, partial: Path) -> list[CellEvent]:
-    """Return the timestamps of the loader and of every daemon."""
-    events = _loader_events(partial)
-    for daemon, path in zip(access.daemons, access.events, strict=True):
-        events += [{"endpoint": daemon.endpoint, **event} for event in read_timestamps(path, "daemon")]
-    return events
+def _daemon_events(outcome: _Outcome) -> list[CellEvent]:
+    return [
+        {"endpoint": daemon.endpoint, **event}
+        for path, daemon in outcome.daemons.items()
+        for event in read_timestamps(path, "daemon")
+    ]
 
 
 def _loader_events(folder: Path) -> list[CellEvent]:

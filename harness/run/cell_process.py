@@ -36,7 +36,7 @@ class CellProcess:
 
     def __init__(self, node: Node, log: Path, stall_s: float) -> None:
         """Start it; `stall_s` is for how long it may say nothing."""
-        self._stall_s = stall_s
+        self._stall_s, self._node = stall_s, node
         argv = [sys.executable, "-m", "harness.cell"]
         self._child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         self._log = log
@@ -45,6 +45,11 @@ class CellProcess:
     def pid(self) -> int:
         """The cell's process id."""
         return self._child.pid
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._child.process.poll()
 
     def send(self, message: CellSpec | Mapping[str, object]) -> None:
         """Send one line. Raises CellError when the cell is gone."""
@@ -100,6 +105,8 @@ class CellProcess:
 
     def place(self) -> str:
         """Return where the cell's main thread is, of the stacks that it writes into its log when it is asked."""
+        if self._node.is_remote:
+            return f"its process is on host {self._node.host}"
         if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
             return f"its process {self.pid} is stopped; kill -CONT goes on with one"
         start = self._log.stat().st_size
@@ -125,7 +132,9 @@ class CellProcess:
         return f"it is in {own[2]} of {own[0]}, line {own[1]}{inside}"
 
     def _gone(self, error: ChildError) -> ProcessEnded:
-        return ProcessEnded(f"the cell's process {self.pid} {error}")
+        # The id is that of the connection to another host.
+        whose = f"on host {self._node.host}" if self._node.is_remote else str(self.pid)
+        return ProcessEnded(f"the cell's process {whose} {error}")
 
     def __enter__(self) -> Self:
         return self

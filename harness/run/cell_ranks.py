@@ -17,10 +17,13 @@ from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.run.cell_process import CellProcess, ProcessEnded
 from harness.testbed.base import Node
+from harness.testbed.connection import LOST
 
 _LOOK_S: Final = 1.0
 _SETTLE_S: Final = 3.0
 """For how long after the first rank has failed the others are heard: one of them may be the cause."""
+_LOST_S: Final = 0.25
+"""How often it is asked whether the host of a rank that has ended is lost."""
 _CONSEQUENCE: Final = re.compile("gloo|nccl|TCPStore|ProcessGroup|[Cc]onnection (closed|reset)|socket", re.IGNORECASE)
 """What a rank says when it has lost another one."""
 _SUMMED: Final = ("batches", "samples", "bytes")
@@ -46,8 +49,9 @@ class CellRanks:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes' ids, by rank; of a rank on another host, that of its connection."""
-        return tuple(process.pid for process in self._processes)
+        """The ids of the processes on this host, by rank."""
+        ours = zip(self._processes, self._nodes, strict=True)
+        return tuple(process.pid for process, node in ours if not node.is_remote)
 
     def start(self, specs: Sequence[CellSpec]) -> None:
         """Send each rank its spec: rank 0 at once, the others when it has said where they meet."""
@@ -60,7 +64,7 @@ class CellRanks:
             try:
                 process.send(message)
             except CellError as error:
-                raise self._failure({rank: error}) from error
+                raise self._failure({rank: error}, lambda: None) from error
 
     def receive(self, deadline: float, doing: str, check: Callable[[], None] = lambda: None) -> CellState:
         """Return the next state that all ranks have reached, or the progress of one; samples are those of all ranks.
@@ -78,7 +82,7 @@ class CellRanks:
                     # A rank that is done ends; what it says no more is no failure.
                     state = None if rank in self._done else process.take()
                 except CellError as error:
-                    raise self._failure({rank: error}) from error
+                    raise self._failure({rank: error}, check) from error
                 if state is not None:
                     heard = time.monotonic()
                     self._note(rank, state)
@@ -126,15 +130,20 @@ class CellRanks:
                 poller.register(process.output_fd, select.POLLIN)
         poller.poll(1e3 * max(0.0, timeout_s))
 
-    def _failure(self, failed: dict[int, CellError]) -> CellError:
-        """Return the error of the rank that is the cause: the others fail because they have lost it."""
+    def _failure(self, failed: dict[int, CellError], check: Callable[[], None]) -> CellError:
+        """Return the error of the rank that is the cause: the others fail because they have lost it.
+
+        `check` raises where the cause is a host that is lost, which is known a moment after its rank's end.
+        """
         if len(self._processes) == 1:
             return failed[0]
         deadline = time.monotonic() + _SETTLE_S
-        while len(failed) < len(self._processes) and time.monotonic() < deadline:
-            if any(_is_cause(error) for error in failed.values()):
+        while time.monotonic() < deadline:
+            check()
+            is_known = len(failed) == len(self._processes) or any(map(_is_cause, failed.values()))
+            if is_known and not any(map(self._may_be_lost, failed)):
                 break
-            self._wait(deadline - time.monotonic(), failed)
+            self._wait(min(_LOST_S, deadline - time.monotonic()), failed)
             for rank, process in enumerate(self._processes):
                 try:
                     while rank not in failed and process.take() is not None:
@@ -143,6 +152,9 @@ class CellRanks:
                     failed[rank] = error
         rank = next((rank for rank, error in failed.items() if _is_cause(error)), next(iter(failed)))
         return CellError(f"{self._name(rank)}: {failed[rank]}; see {self._logs[rank]}")
+
+    def _may_be_lost(self, rank: int) -> bool:
+        return self._nodes[rank].is_remote and self._processes[rank].status == LOST
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} of {len(self._nodes)} on {self._nodes[rank].host} ({self._nodes[rank].address})"

@@ -20,7 +20,7 @@ from harness.config.specs import Experiment
 from harness.errors import CellError, HarnessError, Interrupted, TestbedError
 from harness.results.files import write_whole
 from harness.results.folder import RunFolder
-from harness.run.driver import Outcome, check, report_on
+from harness.run.driver import Outcome, check, hosts_of_run, report_on
 from harness.run.host_energy import read_token
 from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
@@ -47,6 +47,8 @@ def run_on_hosts(
     check(experiment, cfg)
     assert experiment.testbed.inventory is not None
     inventory = Inventory.load(experiment.testbed.inventory)
+    if idle := hosts_of_run(experiment, inventory).idle:
+        progress.note(f"hosts without a part in this run: {', '.join(host.name for host in idle)}")
     results_dir = Path(cfg.results_dir)
     with ExitStack() as stack:
         resumed = None

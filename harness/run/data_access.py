@@ -1,26 +1,28 @@
 """How a cell reaches its data: mounts for a loader that reads files, daemons for one that is streamed to.
 
-Data of the storage node comes over the link; data of the compute node is there already. In a local regime all of it is.
+Data of storage nodes comes over the link; data of the compute node is there already. In a local regime all of it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from typing import Final
+from uuid import uuid4
 
 from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
-from harness.datasets.placement import PlacedData, Role
+from harness.datasets.placement import PlacedData, Role, numbered
+from harness.errors import TestbedError
 from harness.run.daemon import Daemon, Keys, serving
 from harness.testbed import Testbed
 from harness.testbed.base import LOOPBACK, Node
 from harness.testbed.memory import MemoryGroup
-from harness.testbed.state import RunNames, state_root
 
-_HERE = Regime(name="local")
+_HERE: Final = Regime(name="local")
+_LINK: Final = 'mkdir -m 700 "$0"; while [ $# -gt 0 ]; do ln -s "$1" "$2"; shift 2; done'
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class DataOnNodes:
     samples_file: Path
     """The samples by their paths below one root."""
     split_samples_files: Mapping[Role, Path]
-    """The samples by their paths below `local/` and `remote/`, by the node that reads them so."""
+    """The samples by their paths below `local/`, `remote/`, `remote-2/`, …, by the role of the node that reads them."""
     shards: Path | None
     """The folder of all shards, whichever node serves them; None where nothing is streamed."""
     placed: PlacedData
@@ -74,7 +76,7 @@ def open_access(
     """
     nodes = tuple(dict.fromkeys(nodes)) or (testbed.compute,)
     if loader.reads == "stream":
-        return dict.fromkeys(nodes, _served(data, testbed, loader, regime, stack, folder, memory))
+        return _served(data, testbed, loader, regime, stack, folder, memory, nodes)
     return {node: _mounted(data, testbed, regime, stack, node) for node in nodes}
 
 
@@ -86,52 +88,73 @@ def _served(
     stack: ExitStack,
     folder: Path,
     memory: MemoryGroup | None,
-) -> DataAccess:
+    nodes: Sequence[Node],
+) -> dict[Node, DataAccess]:
     assert data.shards is not None
+    owners = {"compute": testbed.compute}
+    owners |= {numbered("storage", place): node for place, node in enumerate(testbed.storages)}
     keys = data.keys[loader.daemon["module"]] if loader.secure else None
-    daemons, events = [], []
-    for role in ("compute", "storage"):
-        shards = data.placed.shards.get(_role(role))
-        if shards is None:
-            continue
-        # Nodes that both train ask each other.
-        here = regime.is_local or (role == "compute" and data.placed.kind != "sharded")
-        node = testbed.compute if here or role == "compute" else testbed.storage
-        suffix = f"-{role}" if data.placed.split else ""
-        times = folder / f"daemon{suffix}-events.jsonl"
-        # Two daemons may be on one node: the port that was asked for is the storage node's.
-        options = {**loader.daemon, "port": 0} if suffix and role == "compute" else loader.daemon
-        serve = serving(
+
+    def serve(part: str, node: Node, *, here: bool, name: str, port: Mapping[str, int]) -> tuple[Daemon, Path]:
+        times = folder / f"{name}-events.jsonl"
+        daemon = serving(
             node if memory is None else memory.node(node),
             LOOPBACK if here else node.address,
-            shards,
-            options,
-            folder / f"daemon{suffix}.log",
+            data.placed.shards[part],
+            {**loader.daemon, **port},
+            folder / f"{name}.log",
             keys=keys,
             events=times,
             regime=None if here else regime,
         )
-        daemons.append(stack.enter_context(serve))
-        events.append(times)
-    return DataAccess("none: streamed", data.shards, data.samples_file, daemons=tuple(daemons), events=tuple(events))
+        return stack.enter_context(daemon), times
 
-
-def _role(name: str) -> Role:
-    return "compute" if name == "compute" else "storage"
+    found: dict[Node, list[tuple[Daemon, Path]]] = {node: [] for node in nodes}
+    for part in data.placed.shards:
+        name = f"daemon-{part}" if data.placed.split else "daemon"
+        # Nodes that both train ask each other.
+        if regime.is_local or (part == "compute" and data.placed.kind != "sharded"):
+            for number, node in enumerate(nodes):
+                # Two daemons may be on one node: the port that was asked for is the storage node's.
+                port = {"port": 0} if data.placed.split else {}
+                found[node].append(serve(part, node, here=True, name=numbered(name, number), port=port))
+        else:
+            port = {"port": 0} if part == "compute" else {}
+            daemon = serve(part, owners[part], here=False, name=name, port=port)
+            for node in nodes:
+                found[node].append(daemon)
+    return {
+        node: DataAccess(
+            "none: streamed",
+            data.shards,
+            data.samples_file,
+            daemons=tuple(daemon for daemon, _ in served),
+            events=tuple(times for _, times in served),
+        )
+        for node, served in found.items()
+    }
 
 
 def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitStack, node: Node) -> DataAccess:
     far = _HERE if data.placed.kind == "local" else regime
-    mount = stack.enter_context(testbed.mount(data.root, far, node))
+    storages = testbed.storages[: data.placed.storages]
+    mounts = [stack.enter_context(testbed.mount(data.root, far, node, storage)) for storage in storages]
     if not data.placed.split:
-        return DataAccess(mount.kind, data.root, data.samples_file, mount.path)
-    near = stack.enter_context(testbed.mount(data.root, _HERE, node))
-    # One folder that is half local and half mounted: what the samples' paths lead to lies behind two links.
-    seen = Path(mkdtemp(prefix="data-", dir=RunNames(testbed.run_id, state_root()).folder))
-    stack.callback(seen.rmdir)
-    for name, path in (("local", near.path), ("remote", mount.path)):
-        link = seen / name
-        link.symlink_to(path.resolve())
-        stack.callback(link.unlink)
-    samples_file = data.split_samples_files["compute" if node == testbed.compute else "storage"]
-    return DataAccess(mount.kind, data.root, samples_file, seen)
+        return DataAccess(mounts[0].kind, data.root, data.samples_file, mounts[0].path)
+    roots = {numbered("remote", place): mount.path for place, mount in enumerate(mounts)}
+    if data.placed.on_compute.any():
+        roots["local"] = stack.enter_context(testbed.mount(data.root, _HERE, node)).path
+    # One folder whose parts lie on several nodes: what the samples' paths lead to lies behind a link for each.
+    seen = node.folder / f"data-{uuid4().hex[:8]}"
+    links = [str(part) for name, path in roots.items() for part in (path, seen / name)]
+    node.run(["sh", "-euc", _LINK, str(seen), *links])
+    stack.callback(_remove, node, seen)
+    is_second = data.placed.kind == "sharded" and node != testbed.compute
+    samples_file = data.split_samples_files["storage" if is_second else "compute"]
+    return DataAccess(mounts[0].kind, data.root, samples_file, seen)
+
+
+def _remove(node: Node, seen: Path) -> None:
+    # It goes with the run at the latest, and so it does where the host is lost.
+    with suppress(TestbedError):
+        node.run(["sh", "-euc", 'rm "$0"/* && rmdir "$0"', str(seen)])

@@ -42,7 +42,7 @@ from harness.run.progress import Progress
 from harness.run.run_datasets import RunData, open_data
 from harness.system.signals import signals_held
 from harness.testbed import Testbed, clean, open_testbed
-from harness.testbed.hosts import HostsTestbed
+from harness.testbed.hosts import HostsOfRun, HostsTestbed
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory
 from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
@@ -181,12 +181,26 @@ def _start_hosts(experiment: Experiment, cluster: Cluster, progress: Progress) -
     return HostsTestbed(
         cluster.run_id,
         cluster.inventory,
+        hosts_of_run(experiment, cluster.inventory),
         list(experiment.regimes.values()),
         link_kind=experiment.testbed.link,
         caches=experiment.testbed.caches,
         congestion=experiment.testbed.congestion,
         ssh_config=cluster.ssh_config,
     )
+
+
+def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
+    """Return the hosts of an inventory that take part; raises ConfigError for an experiment that they cannot run."""
+    world_size, is_sharded = experiment.distributed.world_size, experiment.placement == "sharded"
+    chosen = HostsOfRun.choose(inventory, world_size, sharded=is_sharded)
+    if experiment.testbed.memory_mb is not None and len(chosen.computes) > 1:
+        names = ", ".join(host.name for host in chosen.computes)
+        raise ConfigError(
+            f"testbed.memory_mb={experiment.testbed.memory_mb:g}: ranks train on {names}, and only the lead can limit "
+            "their memory: leave it out, or one host in the inventory's group compute"
+        )
+    return chosen
 
 
 def _start_testbed(experiment: Experiment) -> Testbed:
@@ -316,17 +330,20 @@ def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None,
     far = [] if testbed is None else [node for node in testbed.storages if node.is_remote]
     is_far = bool(far) and experiment.placement != "local" and any(not r.is_local for r in experiment.regimes.values())
     is_near = not is_far or experiment.placement != "remote" or any(r.is_local for r in experiment.regimes.values())
-    if is_far:
+    beside = [] if testbed is None or not is_near else [node for node in testbed.computes if node.is_remote]
+    others = list({node.host: node for node in (*(far if is_far else []), *beside)}.values())
+    storages = 1 if testbed is None else len(testbed.storages)
+    if others:
         plain = cast(dict[str, object], OmegaConf.to_container(cfg, resolve=True))
-        data = open_data_on(far, plain, cache, progress.follow)
+        data = open_data_on(others, plain, cache, progress.follow, storages)
     if is_near:
-        near = open_data(experiment, cache, progress.follow)
-        if is_far and near.content_hash != data.content_hash:
+        near = open_data(experiment, cache, progress.follow, storages)
+        if others and near.content_hash != data.content_hash:
             raise DatasetError(
-                f"hosts {far[0].host} and {platform.node()} have different datasets ({data.content_hash} and "
+                f"hosts {others[0].host} and {platform.node()} have different datasets ({data.content_hash} and "
                 f"{near.content_hash}): expected the same files in {cache}, or in dataset.root"
             )
-        if not is_far:
+        if not others:
             dry_run(experiment, near, progress.follow)
         data = near
     skipped = [path for one in data.each for path in one.handle.skipped]

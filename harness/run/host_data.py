@@ -21,7 +21,7 @@ from energymon.system.child import Child, ChildError
 from harness import errors
 from harness.config.specs import Experiment
 from harness.datasets import DatasetHandle, Progress
-from harness.datasets.placement import PlacedData, Role
+from harness.datasets.placement import PlacedData
 from harness.errors import DatasetError, HarnessError
 from harness.run.dry_run import dry_run
 from harness.run.run_datasets import OpenData, RunData, open_data
@@ -33,7 +33,9 @@ _SILENCE_S: Final = 1800.0
 _DATA: Final = "data.json"
 
 
-def open_data_on(nodes: Sequence[Node], config: Mapping[str, object], cache: Path, progress: Progress) -> RunData:
+def open_data_on(
+    nodes: Sequence[Node], config: Mapping[str, object], cache: Path, progress: Progress, storages: int = 1
+) -> RunData:
     """Make or find an experiment's datasets on each host, in the same folder; return them as the first one describes.
 
     The first host also reads a sample of each workload and makes each loader, as `dry_run` does.
@@ -43,11 +45,13 @@ def open_data_on(nodes: Sequence[Node], config: Mapping[str, object], cache: Pat
         config: the composed config.
         cache: the folder of datasets on each host.
         progress: shows how far the first one is.
+        storages: how many storage nodes serve the run.
 
     Raises:
         HarnessError: what the host's own attempt raised, with the host's name; DatasetError where two hosts differ.
     """
-    children = [(node, _start(node, config, cache, is_first=node is nodes[0])) for node in nodes]
+    order = {"config": config, "cache": str(cache), "storages": storages}
+    children = [(node, _start(node, order | {"is_first": node is nodes[0]})) for node in nodes]
     try:
         for node, child in children:
             _follow(node, child, progress if node is nodes[0] else lambda what, done, total: None)
@@ -68,12 +72,11 @@ def _folder(node: Node) -> Path:
     return node.folder / "data"
 
 
-def _start(node: Node, config: Mapping[str, object], cache: Path, *, is_first: bool) -> Child:
+def _start(node: Node, order: Mapping[str, object]) -> Child:
     argv = [sys.executable, "-m", "harness.run.host_data"]
     child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True)
-    order = {"config": config, "cache": str(cache), "out": str(_folder(node)), "is_first": is_first}
     with suppress(ChildError):
-        child.send(json.dumps(order).encode() + b"\n")
+        child.send(json.dumps({**order, "out": str(_folder(node))}).encode() + b"\n")
     return child
 
 
@@ -107,6 +110,8 @@ def _store(data: RunData, folder: Path) -> None:
     for number, one in enumerate(data.each):
         one.handle.samples.save(folder / f"samples-{number}.parquet")
         np.save(folder / f"on_compute-{number}.npy", one.placed.on_compute)
+        if one.placed.storage_of is not None:
+            np.save(folder / f"storage_of-{number}.npy", one.placed.storage_of)
         stored.append(
             {
                 "workloads": [key for key, of in data.by_workload.items() if of is one],
@@ -116,7 +121,7 @@ def _store(data: RunData, folder: Path) -> None:
                 "describe": dict(one.handle.describe),
                 "shards": None if one.shards is None else str(one.shards),
                 "kind": one.placed.kind,
-                "placed": {role: str(path) for role, path in one.placed.shards.items()},
+                "placed": {part: str(path) for part, path in one.placed.shards.items()},
             }
         )
     (folder / _DATA).write_text(json.dumps(stored, default=str))
@@ -127,8 +132,10 @@ def _load(folder: Path) -> RunData:
     for number, one in enumerate(json.loads((folder / _DATA).read_text())):
         samples = Samples.load(folder / f"samples-{number}.parquet")
         handle = DatasetHandle(one["name"], samples, tuple(one["skipped"]), one["content_hash"], one["describe"])
-        shards: dict[Role, Path] = {role: Path(path) for role, path in one["placed"].items()}
-        placed = PlacedData(one["kind"], np.load(folder / f"on_compute-{number}.npy"), samples.sizes, shards)
+        shards = {part: Path(path) for part, path in one["placed"].items()}
+        on_compute, several = np.load(folder / f"on_compute-{number}.npy"), folder / f"storage_of-{number}.npy"
+        storage_of = np.load(several) if several.exists() else None
+        placed = PlacedData(one["kind"], on_compute, samples.sizes, shards, storage_of)
         data = OpenData(handle, placed, None if one["shards"] is None else Path(one["shards"]))
         found |= dict.fromkeys(one["workloads"], data)
     return RunData(found)
@@ -143,7 +150,7 @@ def main() -> int:
 
     try:
         experiment = Experiment.from_config(order["config"])
-        data = open_data(experiment, Path(order["cache"]), progress)
+        data = open_data(experiment, Path(order["cache"]), progress, order["storages"])
         if order["is_first"]:
             dry_run(experiment, data, progress)
         _store(data, Path(order["out"]))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import numpy as np
@@ -11,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.cell.events import CellEvent, read_events
-from harness.cell.messages import RankSpec
+from harness.cell.messages import CellSpec, RankSpec
 from harness.cell.skipped import EVENT as SKIPPED
 from harness.config.specs import Experiment
 from harness.datasets.placement import PlacedData, Role
@@ -19,9 +22,12 @@ from harness.errors import CellError
 from harness.results.cells import RankEpoch, RankRecord
 from harness.testbed import Node, Testbed
 from harness.testbed.base import LOOPBACK
+from harness.testbed.connection import RemoteNode
 
 LOADER_EVENTS: Final = "loader-events.jsonl"
 _EVENTS: Final = "events.jsonl"
+_SAMPLES: Final = "samples.parquet"
+_KEYS: Final = "keys"
 _BATCHES: Final = "batches-*.parquet"
 
 
@@ -30,17 +36,12 @@ def rank_nodes(testbed: Testbed, experiment: Experiment) -> list[Node]:
 
     On one machine the storage node is a compute node where placement=sharded alone: elsewhere no data would be far.
 
-    Raises CellError where placement=sharded has other than two compute nodes, and for ranks on another host.
+    Raises CellError where placement=sharded has other than two compute nodes.
     """
     world_size = experiment.distributed.world_size
     if world_size == 1:
         return [testbed.compute]
     nodes = list(testbed.computes)
-    if others := [node.host for node in nodes if node.is_remote]:
-        raise CellError(
-            f"distributed.world_size={world_size}: ranks on other hosts ({', '.join(others)}) are not supported yet; "
-            "leave one host in the inventory's group compute, on which all ranks train"
-        )
     if experiment.placement != "sharded":
         shared = testbed.storage.namespace
         nodes = [node for node in nodes if shared is None or node.namespace != shared]
@@ -72,6 +73,45 @@ def make_folders(cell: Path, world_size: int) -> list[Path]:
     for folder in folders[1:]:
         folder.mkdir(parents=True)
     return folders
+
+
+def send_spec(node: Node, spec: CellSpec) -> CellSpec:
+    """Bring what a rank on another host reads there; return its spec with the paths of that host.
+
+    Raises TestbedError when it cannot be brought.
+    """
+    if not isinstance(node, RemoteNode):
+        return spec
+    assert spec.ranks is not None, "a cell of one process is on the lead"
+    there = _folder_there(node, spec.ranks.rank)
+    node.run(["sh", "-euc", 'rm -rf "$0"; mkdir -m 700 "$0" "$0/out"', str(there)])
+    with TemporaryDirectory(prefix="joulefeed-rank-") as name:
+        shutil.copy(spec.samples, Path(name, _SAMPLES))
+        if spec.keys is not None:
+            shutil.copytree(spec.keys, Path(name, _KEYS))
+        node.send(Path(name), there / "in")
+    return replace(
+        spec,
+        out=there / "out",
+        samples=there / "in" / _SAMPLES,
+        keys=None if spec.keys is None else there / "in" / _KEYS,
+        stream_events=None if spec.stream_events is None else there / "out" / LOADER_EVENTS,
+        # Neither the agent nor the run's first process is on that host.
+        energy_store=there / "out" / "energy.sqlite",
+        link_pid=None,
+        run_pid=None,
+    )
+
+
+def fetch_files(nodes: Sequence[Node], folders: Sequence[Path]) -> None:
+    """Bring what ranks on other hosts have written into their folders here. Raises TestbedError when it cannot."""
+    for rank, (node, folder) in enumerate(zip(nodes, folders, strict=True)):
+        if node.is_remote:
+            node.fetch(_folder_there(node, rank) / "out", folder)
+
+
+def _folder_there(node: Node, rank: int) -> Path:
+    return node.folder / f"rank-{rank}"
 
 
 def rank_events(folder: Path, rank: int) -> list[CellEvent]:

@@ -11,7 +11,7 @@ from harness.config.specs import Component, Experiment
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.generate import GeneratedDataset
-from harness.datasets.placement import HALF_SHARDS, SPLIT, PlacedData, Role, open_shards, place
+from harness.datasets.placement import HALF_SHARDS, PlacedData, Role, is_cut, open_shards, place
 from harness.errors import ConfigError, DatasetError
 from harness.results.cells import DatasetRecord
 from harness.run.daemon import Keys
@@ -97,16 +97,16 @@ class RunData:
         return {key: stored[id(data)] for key, data in self.by_workload.items()}
 
 
-def open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunData:
-    """Open, and make where needed, every dataset of an experiment.
+def open_data(experiment: Experiment, cache: Path, progress: Progress, storages: int = 1) -> RunData:
+    """Open, and make where needed, every dataset of an experiment that so many storage nodes serve.
 
     Raises ConfigError for a batch larger than its dataset, DatasetError as the datasets do.
     """
-    _check_room(experiment, cache)
+    _check_room(experiment, cache, storages)
     opened: list[tuple[Component, OpenData]] = []
     for component in experiment.datasets.values():
         if all(component != known for known, _ in opened):
-            opened.append((component, _open(experiment, component, cache, progress)))
+            opened.append((component, _open(experiment, component, cache, progress, storages)))
     found = {
         key: next(data for known, data in opened if known == component)
         for key, component in experiment.datasets.items()
@@ -121,10 +121,10 @@ def open_data(experiment: Experiment, cache: Path, progress: Progress) -> RunDat
     return RunData(found)
 
 
-def _check_room(experiment: Experiment, cache: Path) -> None:
+def _check_room(experiment: Experiment, cache: Path, storages: int) -> None:
     """Refuse datasets for which there is no room, with their shards, before the first of them is made."""
     needed, keys = 0, []
-    converted = experiment.placement in SPLIT or experiment.streams
+    converted = is_cut(experiment.placement, storages) or experiment.streams
     seen: list[Component] = []
     for key, component in experiment.datasets.items():
         if component in seen:
@@ -143,13 +143,13 @@ def _check_room(experiment: Experiment, cache: Path) -> None:
         )
 
 
-def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress) -> OpenData:
+def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress, storages: int) -> OpenData:
     handle: DatasetHandle = instantiate(component.target, component.params).open(cache, progress)
-    half = experiment.placement in SPLIT
+    cut = is_cut(experiment.placement, storages)
     shards = None
-    if half or experiment.streams:
+    if cut or experiment.streams:
         try:
-            shards = open_shards(handle, cache, progress, HALF_SHARDS if half else 1)
+            shards = open_shards(handle, cache, progress, HALF_SHARDS * storages if cut else 1)
         except LoaderError as error:
             raise DatasetError(str(error)) from error
-    return OpenData(handle, place(experiment.placement, handle, shards, cache, progress), shards)
+    return OpenData(handle, place(experiment.placement, handle, shards, cache, progress, storages), shards)

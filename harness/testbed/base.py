@@ -208,10 +208,13 @@ class Testbed(ABC):
         """
 
     @abstractmethod
-    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> AbstractContextManager[Mount]:
+    def mount(
+        self, root: Path, regime: Regime, node: Node | None = None, storage: Node | None = None
+    ) -> AbstractContextManager[Mount]:
         """Let the compute node see `root`: mounted for this context through the link, or as it is in a local regime.
 
-        Where data is on two compute nodes, `node` says which of them sees `root` of the other one.
+        Of several compute nodes `node` sees it, and of several storage nodes it is that of `storage`. Where data is on
+        two compute nodes, each sees `root` of the other one.
 
         Every directory is listed before, so that attributes are known.
 

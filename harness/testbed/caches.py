@@ -1,6 +1,6 @@
 """Makes the page cache forget a directory tree, so that the next read comes from the disk or the link.
 
-`python -m harness.testbed.caches FOLDER all|tree` does so and prints how.
+`python -m harness.testbed.caches all|tree FOLDER...` does so for those that are there, and prints how.
 """
 
 from __future__ import annotations
@@ -75,4 +75,6 @@ def _raise(error: OSError) -> None:
 
 
 if __name__ == "__main__":
-    print(drop_caches(Path(sys.argv[1]), cast(Caches, sys.argv[2])))
+    for tree in map(Path, sys.argv[2:]):
+        if tree.is_dir():
+            print(drop_caches(tree, cast(Caches, sys.argv[1])))

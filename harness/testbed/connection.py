@@ -115,12 +115,15 @@ class Lease:
                 f"host {self.connection.host}: {words}; python -m harness.testbed up sets it up"
             ) from error
 
+    def look(self) -> str | None:
+        """Return why the host is lost; None while it is there."""
+        if self.lost is None and not self._child.is_alive:
+            self.lost = f"its connection {self._child.describe_end()}"
+        return self.lost
+
     def beat(self) -> None:
         """Say that the lead lives; a host that is gone is `lost` from then on."""
-        if self.lost is not None:
-            return
-        if not self._child.is_alive:
-            self.lost = f"its connection {self._child.describe_end()}"
+        if self.look() is not None:
             return
         # A connection that is stuck must not block the beats of others: its pipe fills, and ssh gives up first.
         if select.select((), (self._child.input_fd,), (), 0)[1]:

@@ -1,4 +1,4 @@
-"""The testbed of several hosts, as the lead sees it: this host trains, the others are reached over SSH."""
+"""The testbed of several hosts, as the lead sees it: this host trains, others train or store, reached over SSH."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from energymon.clock.monotonic import boot_id
 from harness.config.regime import Regime
-from harness.errors import TestbedError
+from harness.errors import ConfigError, MountError, TestbedError
 from harness.testbed.base import LOOPBACK, Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches, drop_caches
 from harness.testbed.connection import Connection, Lease, RemoteNode
@@ -34,12 +35,44 @@ class HostLostError(TestbedError):
     """A host of the run does not answer any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class HostsOfRun:
+    """The hosts of an inventory that take part in a run."""
+
+    computes: tuple[Host, ...]
+    """Those that train, the lead first."""
+    storages: tuple[Host, ...]
+    """Those whose data comes over the link; the second of two that train where each has half of the data."""
+    idle: tuple[Host, ...]
+    """Those that could compute or store, and do neither."""
+
+    @classmethod
+    def choose(cls, inventory: Inventory, world_size: int, *, sharded: bool) -> HostsOfRun:
+        """Return the first compute host of each rank, and the storage hosts that do not train.
+
+        Raises ConfigError where `sharded`, and there are other than two compute hosts.
+        """
+        computes = inventory.hosts("compute")
+        if sharded and len(computes) != 2:
+            raise ConfigError(
+                f"inventory {inventory.source}: group compute: placement=sharded has half of the data on each of two "
+                f"compute hosts, and the group has {len(computes)} ({', '.join(host.name for host in computes)})"
+            )
+        computes = computes[:world_size]
+        # Data of a host that trains is not far. With a link, a run on such hosts alone is refused.
+        storages = tuple(host for host in inventory.hosts("storage") if host not in computes)
+        storages = computes[1:] if sharded else storages or inventory.hosts("storage")[:1]
+        able = dict.fromkeys((*inventory.hosts("compute"), *inventory.hosts("storage")))
+        return cls(computes, storages, tuple(host for host in able if host not in (*computes, *storages)))
+
+
 class HostsTestbed(Testbed):
-    """The hosts of an inventory that compute or store. It runs on the lead.
+    """The hosts of an inventory that a run uses. It runs on the lead.
 
     Args:
         run_id: 1 to 32 letters and digits.
         inventory: the hosts; the lead is this machine.
+        chosen: those that take part.
         regimes: the regimes that the testbed will be set to.
         link_kind: `relay` for a delay line behind the lead's control socket, `netem` for the hosts' own; `auto` for the
             former where there is a socket.
@@ -57,6 +90,7 @@ class HostsTestbed(Testbed):
         self,
         run_id: str,
         inventory: Inventory,
+        chosen: HostsOfRun,
         regimes: Sequence[Regime],
         *,
         link_kind: LinkKind = "auto",
@@ -67,11 +101,13 @@ class HostsTestbed(Testbed):
         super().__init__(run_id, caches)
         self._lead = inventory.lead
         self._ssh_config = ssh_config
-        self._hosts = {host.name: host for host in inventory.all if {"storage", "compute"} & set(host.roles)}
+        self._hosts = {host.name: host for host in (*chosen.computes, *chosen.storages)}
         self._leases: dict[str, Lease] = {}
         self._boots: dict[str, str] = {self._lead.name: boot_id()}
-        self._seen: list[Path] = []
-        """Mount points on this host."""
+        self._seen: list[tuple[Node, Path]] = []
+        """Mount points, and the hosts that they are on."""
+        self._mounts: dict[tuple[str, str], RemoteMounts] = {}
+        """By the host that stores and the one that mounts."""
         self._over = threading.Event()
         self._beating = threading.Thread(target=self._beat, name="leases", daemon=True)
         with ExitStack() as stack:
@@ -86,15 +122,15 @@ class HostsTestbed(Testbed):
             facts = {name: lease.wait_ready() for name, lease in self._leases.items()}
             self._boots |= {name: str(found["boot"]) for name, found in facts.items()}
             folders = {name: Path(str(found["folder"])) for name, found in facts.items()}
-            self.computes = tuple(self._node(host, "compute", folders) for host in inventory.hosts("compute"))
-            self.storages = tuple(self._node(host, "storage", folders) for host in inventory.hosts("storage"))
+            self.computes = tuple(self._node(host, "compute", folders) for host in chosen.computes)
+            self.storages = tuple(self._node(host, "storage", folders) for host in chosen.storages)
             self.compute, self.storage = self.computes[0], self.storages[0]
             if any(not regime.is_local for regime in regimes):
                 self.link = self._open_link(link_kind)
                 stack.callback(self.link.close)
                 if congestion != CONGESTION_CONTROL:
                     choose_congestion(None, congestion)
-                self._mounts = RemoteMounts(self.storage, self.compute, self._lifetime.names.folder)
+                self._mounts_between(self.storage, self.compute)
             self._stack = stack.pop_all()
 
     @property
@@ -109,7 +145,7 @@ class HostsTestbed(Testbed):
 
     def require(self) -> None:
         """Raise HostLostError, which names them, when hosts are lost."""
-        if lost := [f"host {name} is lost: {lease.lost}" for name, lease in self._leases.items() if lease.lost]:
+        if lost := [f"host {name} is lost: {why}" for name, lease in self._leases.items() if (why := lease.look())]:
             raise HostLostError("; ".join(lost))
 
     def set_regime(self, regime: Regime) -> None:
@@ -119,27 +155,42 @@ class HostsTestbed(Testbed):
             self.link.set(regime)
 
     def probe(self, regime: Regime) -> ProbeResult | None:
-        """Measure the idle link's round trip and rate, to the first storage host; None for a local regime."""
+        """Measure the idle link's round trip and rate, to the first storage node; None for a local regime."""
         return None if regime.is_local else probe_nodes(self.compute, self.storage, regime)
 
     @contextmanager
-    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:
-        """Let this host see `root` of the first storage host; in a local regime its own folder of that name."""
-        mounting = local_mount(self.compute, root) if regime.is_local else self._mounts.mount(root, regime)
+    def mount(
+        self, root: Path, regime: Regime, node: Node | None = None, storage: Node | None = None
+    ) -> Iterator[Mount]:
+        """Let a host see `root` of a storage host; in a local regime its own folder of that name."""
+        node, storage = node or self.compute, storage or self.storage
+        if storage.host == node.host:
+            # Of two hosts that train and store, each sees the other's.
+            storage = self.compute
+        mounting = (
+            local_mount(node, root) if regime.is_local else self._mounts_between(storage, node).mount(root, regime)
+        )
         with mounting as mount:
-            self._seen.append(mount.path)
+            self._seen.append((node, mount.path))
             try:
                 yield mount
             finally:
-                self._seen.remove(mount.path)
+                self._seen.remove((node, mount.path))
 
     def drop_caches(self, root: Path) -> str:
         """Have the kernels of all hosts forget what they cache of the files under `root`; return how."""
-        argv = [sys.executable, "-m", "harness.testbed.caches", str(root), self._caches]
-        ways = {node.run(argv, CACHES_TIMEOUT_S).strip() for node in self.remotes}
+
+        def drop(node: RemoteNode) -> set[str]:
+            seen = [str(point) for on, point in self._seen if on.host == node.host]
+            argv = [sys.executable, "-m", "harness.testbed.caches", self._caches, str(root), *seen]
+            return set(node.run(argv, CACHES_TIMEOUT_S).splitlines())
+
+        with ThreadPoolExecutor(max(1, len(self.remotes))) as threads:
+            ways = set().union(*threads.map(drop, self.remotes))
         # A folder of the storage hosts need not be on this one.
-        ways |= {drop_caches(seen, self._caches) for seen in (*([root] if root.is_dir() else []), *self._seen)}
-        return " and ".join(sorted(ways, reverse=True))
+        here = [root] if root.is_dir() else []
+        here += [point for on, point in self._seen if on.host == self.compute.host]
+        return " and ".join(sorted(ways | {drop_caches(one, self._caches) for one in here}, reverse=True))
 
     def describe(self) -> dict[str, object]:
         """Describe the parts of the testbed."""
@@ -149,7 +200,8 @@ class HostsTestbed(Testbed):
         }
         parts: dict[str, object] = {"lead": self._lead.name, "hosts": hosts}
         if self.link is not None:
-            parts |= {"link": self.link.describe(), "mount": self._mounts.describe()}
+            mounts = self._mounts_between(self.storage, self.compute)
+            parts |= {"link": self.link.describe(), "mount": mounts.describe()}
         return {**super().describe(), **parts}
 
     def close(self) -> None:
@@ -172,6 +224,26 @@ class HostsTestbed(Testbed):
             there=folders[host.name],
         )
 
+    def _mounts_between(self, storage: Node, compute: Node) -> RemoteMounts:
+        """Return what mounts files of one host on another one.
+
+        Raises:
+            MountError: it cannot, or mounts in another way than the other hosts of the run.
+        """
+        pair = (storage.host, compute.host)
+        if pair not in self._mounts:
+            folder = self._lifetime.names.folder / f"mounts-{len(self._mounts)}"
+            folder.mkdir(mode=0o700)
+            made = RemoteMounts(storage, compute, folder)
+            for (owner, user), other in self._mounts.items():
+                if other.kind != made.kind:
+                    raise MountError(
+                        f"host {compute.host} would mount files of {storage.host} by {made.kind}, and {user} those of "
+                        f"{owner} by {other.kind}: expected one way for all; hosts of the group storage serve NFS"
+                    )
+            self._mounts[pair] = made
+        return self._mounts[pair]
+
     def _connection(self, host: Host) -> Connection:
         socket = self._lifetime.names.folder / f"ssh-{len(self._leases)}"
         return Connection(host.name, ("-F", str(self._ssh_config), host.name), socket, host.python)
@@ -189,7 +261,9 @@ class HostsTestbed(Testbed):
             raise TestbedError(
                 f"testbed.link=relay: host {self._lead.name} has no joulefeed_link_socket; use testbed.link=netem"
             )
-        return HostsNetemLink(self.computes, [node for node in self.storages if node.is_remote])
+        far = {node.host for node in self.storages if node.is_remote}
+        near = [node for node in self.computes if node.host not in far]
+        return HostsNetemLink(near, [node for node in self.storages if node.is_remote])
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):

@@ -51,7 +51,9 @@ class LocalTestbed(Testbed):
         return None
 
     @contextmanager
-    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:
+    def mount(
+        self, root: Path, regime: Regime, node: Node | None = None, storage: Node | None = None
+    ) -> Iterator[Mount]:
         """Yield `root` as it is, its tree listed."""
         self.set_regime(regime)
         with local_mount(node or self.compute, root) as mount:
@@ -75,7 +77,7 @@ def local_mount(compute: Node, root: Path) -> Iterator[Mount]:
     Raises:
         MountError: `root` is no directory, or cannot be listed.
     """
-    if not root.is_dir():
+    if not compute.is_remote and not root.is_dir():
         raise MountError(f"{root}: expected a directory to read from")
     list_tree(compute, root)
     yield Mount(root, "local")

@@ -11,7 +11,7 @@ from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Mount, Node
 from harness.testbed.nfs import ExportMounter, NfsMounter, export_obstacles, nfs_obstacles
-from harness.testbed.sshfs import SshfsMounter
+from harness.testbed.sshfs import SshfsMounter, own_folder
 
 LISTING_TIMEOUT_S = 1800.0
 
@@ -22,21 +22,26 @@ class RemoteMounts:
     Args:
         storage: the node whose files are served.
         compute: the node that mounts them.
-        folder: directory for keys and mount points, private to this user.
+        folder: directory for keys and mount points, private to this user; another host has one of the same name.
     """
 
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
         self._storage, self._compute = storage, compute
-        self._points = (folder / f"mount-{number}" for number in itertools.count())
+        own = own_folder(compute, folder)
+        self._points = (own / f"mount-{number}" for number in itertools.count())
         self._mounter: NfsMounter | ExportMounter | SshfsMounter
-        if obstacles := export_obstacles(storage) if storage.is_remote else nfs_obstacles():
+        several = storage.is_remote or compute.is_remote
+        if obstacles := export_obstacles(storage, compute) if several else nfs_obstacles():
             self._mounter = SshfsMounter(storage, compute, folder)
             self._reason = obstacles[0]
         else:
-            self._mounter = (
-                ExportMounter(storage, compute) if storage.is_remote else NfsMounter(storage, compute, folder)
-            )
-            self._reason = "both kernels have NFS" if storage.is_remote else "this kernel has NFS client and server"
+            self._mounter = ExportMounter(storage, compute) if several else NfsMounter(storage, compute, folder)
+            self._reason = "both kernels have NFS" if several else "this kernel has NFS client and server"
+
+    @property
+    def kind(self) -> str:
+        """How files are mounted: nfs4 or sshfs."""
+        return self._mounter.kind
 
     @contextmanager
     def mount(self, root: Path, regime: Regime) -> Iterator[Mount]:
@@ -50,6 +55,11 @@ class RemoteMounts:
                 raise MountError(f"{root}: expected a directory to mount")
             root = root.resolve()
         point = next(self._points)
+        if self._compute.is_remote:
+            with self._mounter.mount(root, point, regime):
+                list_tree(self._compute, point)
+                yield Mount(point, self._mounter.kind)
+            return
         point.mkdir()
         with self._mounter.mount(root, point, regime):
             list_tree(self._compute, point)

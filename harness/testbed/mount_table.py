@@ -1,16 +1,34 @@
-"""The kernel's table of mounts: look one up, wait for one, detach one."""
+"""The kernel's table of mounts: look one up, wait for one, detach one.
+
+`python -m harness.testbed.mount_table POINT SECONDS COMMAND...` makes the directory POINT and runs what mounts
+something there. It writes `{"ready": true}` when it is mounted, and detaches it at the end of standard input.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
 import select
+import subprocess
+import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from energymon.system.child import Child, ChildError
+from harness.errors import MountError
+
+if TYPE_CHECKING:
+    from harness.testbed.base import Node
 
 MOUNT_TABLE = Path("/proc/self/mountinfo")
 MNT_DETACH = 2  # umount2(2)
+_START_S: Final = 60.0
+"""A slow host takes a while to start Python."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -59,7 +77,43 @@ def detach(point: Path) -> None:
         raise OSError(number, os.strerror(number), str(point))
 
 
+@contextmanager
+def mounted_on(node: Node, argv: Sequence[str], point: Path, timeout_s: float) -> Iterator[None]:
+    """Have another host run what mounts something at `point`, which is made there, for as long as the context lasts.
+
+    Raises:
+        MountError: it is not mounted in time.
+    """
+    given = [sys.executable, "-m", "harness.testbed.mount_table", str(point), str(timeout_s), *argv]
+    with node.start(given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
+        try:
+            child.ready(_START_S + timeout_s)
+        except ChildError as error:
+            raise MountError(f"host {node.host}: {child.stderr_lines(1) or error}") from error
+        yield
+
+
+def main(point: Path, timeout_s: float, argv: Sequence[str]) -> int:
+    """Keep something mounted until standard input ends; return the exit status."""
+    point.mkdir(mode=0o700)
+    with Child(argv, stdin=subprocess.DEVNULL, stdout=2, keep_stderr=True, killed_with_parent=True) as client:
+        try:
+            if not wait_mounted(point, client.pid, timeout_s):
+                print(client.stderr_lines(1) or f"{argv[0]}: not up in {timeout_s:g} s", file=sys.stderr)
+                return MountError.exit_status
+            print(json.dumps({"ready": True}), flush=True)
+            sys.stdin.read()
+        finally:
+            if is_mounted(point):
+                detach(point)
+    return 0
+
+
 def _plain(escaped: str) -> str:
     """Undo the kernel's octal escapes of blanks and backslashes."""
     raw = _OCTAL.sub(lambda match: chr(int(match[1], 8)), escaped)
     return os.fsdecode(raw.encode("utf-8", "surrogateescape"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

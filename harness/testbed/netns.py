@@ -105,7 +105,9 @@ class NetnsTestbed(Testbed):
         return None if regime.is_local else probe_nodes(self.compute, self.storage, regime)
 
     @contextmanager
-    def mount(self, root: Path, regime: Regime, node: Node | None = None) -> Iterator[Mount]:
+    def mount(
+        self, root: Path, regime: Regime, node: Node | None = None, storage: Node | None = None
+    ) -> Iterator[Mount]:
         """Let a node see `root` of the other one: afresh through the link, or as it is in a local regime."""
         node = node or self.compute
         if regime.is_local:

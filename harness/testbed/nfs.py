@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from energymon.system.child import ChildError
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node
-from harness.testbed.mount_table import detach, is_mounted
+from harness.testbed.mount_table import detach, is_mounted, mounted_on
 from harness.testbed.unprivileged import outer_identity
 
 if TYPE_CHECKING:
@@ -60,6 +60,13 @@ for cache in auth.unix.ip auth.unix.gid nfsd.fh nfsd.export; do
 done
 """
 """The server is the kernel's own threads: they end by this command alone, and would keep their namespace alive."""
+
+
+_HAS_CLIENT = """
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+grep -qw nfs4 /proc/filesystems || modprobe --quiet nfsv4 || { echo "its kernel has no NFS client" >&2; exit 1; }
+command -v mount.nfs4 >/dev/null || { echo "mount.nfs4 is not installed: apt-get install nfs-common" >&2; exit 1; }
+"""
 
 
 def nfs_obstacles() -> list[str]:
@@ -170,14 +177,22 @@ class ExportMounter:
         return {"kind": self.kind, "options": OPTIONS, "server": f"the NFS server of host {self._storage.host}"}
 
 
-def export_obstacles(storage: Node) -> list[str]:
-    """Return why this host cannot mount what the NFS server of another host exports; empty when it can."""
-    found = _client_obstacles()
+def export_obstacles(storage: Node, compute: Node) -> list[str]:
+    """Return why a host cannot mount what the NFS server of another host exports; empty when it can."""
+    found = _far_client_obstacles(compute) if compute.is_remote else _client_obstacles()
     try:
         running = storage.run(["cat", "/proc/fs/nfsd/threads"]).strip() not in ("", "0")
     except TestbedError:
         running = False
     return found if running else [*found, f"host {storage.host} runs no kernel NFS server"]
+
+
+def _far_client_obstacles(compute: Node) -> list[str]:
+    try:
+        compute.run(["sh", "-c", _HAS_CLIENT])
+    except TestbedError as error:
+        return [str(error)]
+    return []
 
 
 def _client_obstacles() -> list[str]:
@@ -191,9 +206,14 @@ def _client_obstacles() -> list[str]:
 @contextmanager
 def _mounted(compute: Node, source: str, root: Path, point: Path, regime: Regime) -> Iterator[None]:
     argv = [_tool("mount.nfs4") or "mount.nfs4", source, str(point), "-o", OPTIONS]
+    timeout_s = MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3
+    if compute.is_remote:
+        with mounted_on(compute, ["mount.nfs4", *argv[1:]], point, timeout_s):
+            yield
+        return
     try:
         try:
-            compute.run(argv, MOUNT_BASE_S + MOUNT_ROUND_TRIPS * regime.rtt_ms / 1e3)
+            compute.run(argv, timeout_s)
         except TestbedError as error:
             raise MountError(f"NFS of {root} in regime {regime.name}: {error}") from error
         yield

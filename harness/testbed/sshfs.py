@@ -11,16 +11,17 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from energymon.system.child import GRACE_S, Child, ChildError
 from harness.config.regime import Regime
 from harness.errors import MountError, TestbedError
 from harness.testbed.base import Node
-from harness.testbed.mount_table import detach, is_mounted, wait_mounted
+from harness.testbed.mount_table import detach, is_mounted, mounted_on, wait_mounted
 from harness.testbed.unprivileged import outer_identity
 
 FIRST_PORT = 2200
+_PORTS: Final = itertools.count(FIRST_PORT)
 CIPHER = "aes128-gcm@openssh.com"
 """The quickest one on CPUs with AES instructions; NFS has no such cost."""
 SERVER_START_S = 20.0
@@ -30,6 +31,7 @@ CONNECT_ROUND_TRIPS = 60
 LONG_S = 7 * 24 * 3600
 """Attributes are kept for good: the data is read-only, and a network file system keeps them as well."""
 PRIVILEGE_SEPARATION = Path("/run/sshd")
+_MAKE_KEY: Final = 'mkdir -m 700 -p "$0"; exec ssh-keygen -q -t ed25519 -N "" -C joulefeed -f "$1"'
 _LOOK = """
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 command -v sshd || { echo "sshd is not installed: apt-get install openssh-server" >&2; exit 1; }
@@ -62,7 +64,7 @@ class SshfsMounter:
     Args:
         storage: the node whose files are served.
         compute: the node that mounts them.
-        folder: directory for keys and configuration, private to this user.
+        folder: directory for keys and configuration, private to this user; another host gets one of the same name.
 
     Raises:
         MountError: the keys cannot be made, or this user has no name to log in with.
@@ -72,9 +74,8 @@ class SshfsMounter:
 
     def __init__(self, storage: Node, compute: Node, folder: Path) -> None:
         self._storage, self._compute = storage, compute
-        # The other host has a folder of its own; on this one both sides use the given one.
-        self._folder, self._there = folder, storage.folder if storage.is_remote else folder
-        self._ports = itertools.count(FIRST_PORT)
+        # Another host has a folder of its own; on this one both sides use the given one.
+        self._folder, self._own, self._there = folder, own_folder(compute, folder), own_folder(storage, folder)
         uid = outer_identity()[0]
         try:
             self._user = pwd.getpwuid(uid).pw_name
@@ -83,9 +84,10 @@ class SshfsMounter:
         self._nested = os.geteuid() == 0 and uid != 0
         try:
             # A private key is made where it is used.
-            for node, key in ((storage, self._there / "host_key"), (compute, folder / "user_key")):
-                node.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "joulefeed", "-f", str(key)])
-            _write(storage, self._there / "user_key.pub", (folder / "user_key.pub").read_text())
+            for node, key in ((storage, self._there / "host_key"), (compute, self._own / "user_key")):
+                node.run(["sh", "-euc", _MAKE_KEY, str(key.parent), str(key)])
+            user_key = compute.run(["cat", str(self._own / "user_key.pub")])
+            _write(storage, self._there / "user_key.pub", user_key)
             self._host_key = storage.run(["cat", str(self._there / "host_key.pub")])
             looked = storage.run(["sh", "-c", _LOOK, self._user, "" if self._nested else str(PRIVILEGE_SEPARATION)])
         except TestbedError as error:
@@ -100,14 +102,19 @@ class SshfsMounter:
         Raises:
             MountError: the server does not start, or the mount does not come up.
         """
-        port = next(self._ports)
+        # Several mounters may have a server on the same host.
+        port = next(_PORTS)
+        timeout_s = CONNECT_BASE_S + CONNECT_ROUND_TRIPS * regime.rtt_ms / 1e3
         with self._server(port):
             config = self._client_config(port)
             argv = ["sshfs", "-f", "-F", str(config), "-o", _options(self.options()), f"storage:{root}", str(point)]
+            if self._compute.is_remote:
+                with mounted_on(self._compute, argv, point, timeout_s):
+                    yield
+                return
             log_path = self._folder / f"sshfs-{port}.log"
             with self._compute.start(argv, stdout=subprocess.DEVNULL, stderr=log_path) as client:
                 try:
-                    timeout_s = CONNECT_BASE_S + CONNECT_ROUND_TRIPS * regime.rtt_ms / 1e3
                     if not wait_mounted(point, client.pid, timeout_s):
                         reason = client.stderr_lines(5) or f"not up in {timeout_s:g} s"
                         raise MountError(f"sshfs of {root} in regime {regime.name}: {reason}")
@@ -189,11 +196,11 @@ IPQoS none
 """
 
     def _client_config(self, port: int) -> Path:
-        folder = self._folder
+        folder = self._own
         known = folder / f"known_hosts-{port}"
-        known.write_text(f"[{self._storage.address}]:{port} {self._host_key}")
+        _write(self._compute, known, f"[{self._storage.address}]:{port} {self._host_key}")
         config = folder / f"ssh_config-{port}"
-        config.write_text(f"""\
+        text = f"""\
 Host storage
 HostName {self._storage.address}
 Port {port}
@@ -211,8 +218,14 @@ Ciphers {CIPHER}
 IPQoS none
 ServerAliveInterval 15
 ServerAliveCountMax 3
-""")
+"""
+        _write(self._compute, config, text)
         return config
+
+
+def own_folder(node: Node, folder: Path) -> Path:
+    """Return a folder of this host, or the one by its name on another host."""
+    return node.folder / folder.name if node.is_remote else folder
 
 
 def _options(options: Mapping[str, str | None]) -> str:

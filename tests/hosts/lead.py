@@ -11,6 +11,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import yaml
+
 from harness.config.validation import parse
 from harness.run import cli, controller
 from harness.system.signals import run_program
@@ -21,10 +23,12 @@ from tests.hosts.namespaces import Hosts
 _WRITE = 'umask 077 && mkdir -p "$(dirname "$0")" && printf "%s\\n" "$1" >"$0"'
 
 
-def inventory_of(hosts: Hosts) -> Inventory:
-    """Return the inventory of namespace hosts without asking Ansible; compute hosts stand first."""
+def inventory_of(hosts: Hosts, source: Path | None = None) -> Inventory:
+    """Return the inventory of namespace hosts, or a file with some of them, without asking Ansible."""
+    source = source or hosts.inventory
+    groups = {name: list(of["hosts"]) for name, of in yaml.safe_load(source.read_text())["all"]["children"].items()}
     found = []
-    for name in sorted((each.name for each in hosts.machines), key=lambda name: (not name.startswith("compute"), name)):
+    for name in dict.fromkeys(name for role in ("compute", "storage", "control", "tsdb") for name in groups[role]):
         variables = {
             "ansible_host": hosts.address(name),
             "ansible_user": ADMIN,
@@ -36,9 +40,9 @@ def inventory_of(hosts: Hosts) -> Inventory:
         }
         if hosts.link_socket is not None:
             variables["joulefeed_link_socket"] = str(hosts.link_socket)
-        roles = tuple(role for role in ("control", "storage", "compute", "tsdb") if name in hosts.roles[role])
+        roles = tuple(role for role in ("control", "storage", "compute", "tsdb") if name in groups[role])
         found.append(parse(Host, {**variables, "name": name, "roles": roles}, name))
-    return Inventory(str(hosts.inventory), tuple(found))
+    return Inventory(str(source), tuple(found))
 
 
 def connect_lead(hosts: Hosts, lead: str = "compute1") -> None:
@@ -57,7 +61,7 @@ def connect_lead(hosts: Hosts, lead: str = "compute1") -> None:
 def main() -> int:
     """Run `python -m harness` on namespace hosts that are set up already; testbed.inventory names theirs."""
     controller._set_up = lambda inventory, progress, is_kept: nullcontext()
-    controller.Inventory = SimpleNamespace(load=lambda path: inventory_of(Hosts.of(Path(path))))
+    controller.Inventory = SimpleNamespace(load=lambda path: inventory_of(Hosts.of(Path(path)), Path(path)))
     return cli.main()
 
 

@@ -270,6 +270,7 @@ def namespace_hosts(
     every_role: bool = False,
     virtual: bool = False,
     delays: bool = True,
+    apart: bool = False,
     disk_mb: int = 2048,
 ) -> Iterator[Hosts]:
     """Make hosts, and remove them whole at the end, however this process ends.
@@ -282,6 +283,7 @@ def namespace_hosts(
         every_role: whether compute1 has all roles; false by default.
         virtual: whether they are virtual machines; false by default.
         delays: whether a delay line joins the sites; else they are joined at once, and hosts may use netem.
+        apart: whether every second compute host is on the site of the storage hosts; false by default.
         disk_mb: space for the files of each host, in memory, MiB.
 
     Raises:
@@ -292,9 +294,10 @@ def namespace_hosts(
     numbers = {"storage": storage, "compute": compute, "control": control}
     roles = {role: [f"{role}{i + 1}" for i in range(numbers.get(role, 0))] for role in ROLES}
     names = [(name, role) for role in ROLES for name in roles[role]]
+    there = {*roles["storage"], *(roles["compute"][1::2] if apart else [])}
     machines = [
-        Machine(name, number, "storage" if role == "storage" else "compute", virtual)
-        for number, (name, role) in enumerate(names, 1)
+        Machine(name, number, "storage" if name in there else "compute", virtual)
+        for number, (name, _) in enumerate(names, 1)
     ]
     roles["control"] = roles["control"] or roles["compute"][:1]
     roles["tsdb"] = [tsdb] if tsdb else []
@@ -381,6 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     up.add_argument("--every-role", action="store_true", help="compute1 has all roles")
     up.add_argument("--virtual", action="store_true", help="virtual machines in place of namespaces")
     up.add_argument("--netem", action="store_true", help="no delay line: the hosts use netem on data0")
+    up.add_argument("--apart", action="store_true", help="every second compute host is on the site of the storage hosts")
     up.add_argument("--disk-mb", type=int, default=2048)
     for name in ("shell", "stop", "start", "reboot", "snapshot", "regime", "down"):
         commands.add_parser(name)
@@ -445,6 +449,7 @@ def _up(options: argparse.Namespace) -> int:
             every_role=options.every_role,
             virtual=options.virtual,
             delays=not options.netem,
+            apart=options.apart,
             disk_mb=options.disk_mb,
         ) as hosts:
             inventory.write_text(hosts.inventory.read_text())
