@@ -194,6 +194,12 @@ def hosts_of_run(experiment: Experiment, inventory: Inventory) -> HostsOfRun:
     """Return the hosts of an inventory that take part; raises ConfigError for an experiment that they cannot run."""
     world_size, is_sharded = experiment.distributed.world_size, experiment.placement == "sharded"
     chosen = HostsOfRun.choose(inventory, world_size, sharded=is_sharded)
+    far = next((name for name, regime in experiment.regimes.items() if not regime.is_local), None)
+    if far is not None and chosen.storages[0] in chosen.computes and not is_sharded:
+        raise ConfigError(
+            f"inventory {inventory.source}: host {chosen.storages[0].name} both stores and computes, so regimes.{far} "
+            "has no link between two hosts: use testbed=netns on it, or another storage host"
+        )
     if experiment.testbed.memory_mb is not None and len(chosen.computes) > 1:
         names = ", ".join(host.name for host in chosen.computes)
         raise ConfigError(

@@ -250,11 +250,6 @@ class HostsTestbed(Testbed):
 
     def _open_link(self, kind: LinkKind) -> Link:
         socket = self._lead.link_socket
-        if not self.storage.is_remote:
-            raise TestbedError(
-                f"host {self.storage.host} both stores and computes, so no regime with a link is between them: use "
-                "testbed=netns on it, or another storage host"
-            )
         if socket is not None and kind != "netem":
             return SocketLink(self.compute, Path(socket))
         if kind == "relay":

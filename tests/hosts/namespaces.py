@@ -384,7 +384,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     up.add_argument("--every-role", action="store_true", help="compute1 has all roles")
     up.add_argument("--virtual", action="store_true", help="virtual machines in place of namespaces")
     up.add_argument("--netem", action="store_true", help="no delay line: the hosts use netem on data0")
-    up.add_argument("--apart", action="store_true", help="every second compute host is on the site of the storage hosts")
+    up.add_argument(
+        "--apart", action="store_true", help="every second compute host is on the site of the storage hosts"
+    )
     up.add_argument("--disk-mb", type=int, default=2048)
     for name in ("shell", "stop", "start", "reboot", "snapshot", "regime", "down"):
         commands.add_parser(name)
