@@ -71,7 +71,7 @@ REPLACED = "\nfrom loaders import SampleAwareDataLoader as DataLoader\ntorch.uti
 
 
 RUNNER = f"""
-import json, os, signal, unittest
+import json, multiprocessing, os, signal, unittest
 import test_dataloader as suite
 
 def late(*_):
@@ -115,6 +115,7 @@ class Told(unittest.TestResult):
 if __name__ == "__main__":
     import sys
     signal.signal(signal.SIGALRM, late)
+    multiprocessing.set_forkserver_preload(["test_dataloader"])
     load = unittest.defaultTestLoader
     names = [name for name in sys.argv[1:] if not name.startswith("-")]
     tests = load.loadTestsFromNames(names, suite) if names else load.loadTestsFromModule(suite)
@@ -190,6 +191,8 @@ def outcomes(folder: Path, *, replaced: bool, names: Sequence[str] = (), seconds
     text = fetched()
     assert text.count(marker) == 1
     text = text.replace("JOIN_TIMEOUT = 60.0", f"JOIN_TIMEOUT = {0.9 * SECONDS}")
+    # Each process that is spawned imports torch; those of a fork server share one import.
+    text = text.replace('"spawn"', '"forkserver"').replace("batch_size=40960", "batch_size=10240")
     (folder / "test_dataloader.py").write_text(HELPERS + text.replace(marker, (REPLACED if replaced else "") + marker))
     (folder / "run.py").write_text(RUNNER)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(Path(__file__).parents[3])])}
