@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.config.targets import parameters
-from harness.config.validation import nearest, unknown_key
+from harness.config.validation import did_you_mean, unknown_key
 from harness.errors import ConfigError
 
 _SECTIONS: Final = {"workload": "workloads", "loader": "loaders", "regime": "regimes"}
@@ -35,8 +35,7 @@ def to_config_error(error: Exception) -> ConfigError:
         group, name = match.groups()
         start = next((at for at, line in enumerate(lines) if line.startswith("Available options")), len(lines))
         names = [line for line in lines[start + 1 :] if re.fullmatch(r"[\w/.-]+", line)]
-        near = nearest(name, names)
-        meant = f" (did you mean {near}?)" if near else ""
+        meant = did_you_mean(name, names)
         return ConfigError(f"{group}={name}: there is no such {group}{meant}; there are {', '.join(sorted(names))}")
     return ConfigError("; ".join(line for line in lines if "https://hydra.cc" not in line))
 

@@ -153,10 +153,10 @@ def _names(model: type[BaseModel], *, only_required: bool = False) -> list[str]:
     ]
 
 
-def nearest(key: str, known: Iterable[str]) -> str | None:
-    """Return the known key that is spelt most like `key`; None when none is near."""
+def did_you_mean(key: str, known: Iterable[str]) -> str:
+    """Return the question whether the known key was meant that is spelt most like `key`; empty when none is near."""
     found = get_close_matches(key, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def unknown_key(where: str, known: Iterable[str], reason: str = "unknown key", have: str = "known are") -> ConfigError:
@@ -169,6 +169,5 @@ def unknown_key(where: str, known: Iterable[str], reason: str = "unknown key", h
         have: words before the known keys; default: "known are".
     """
     names = sorted(known)
-    near = nearest(where.rpartition(".")[2], names)
-    meant = f" (did you mean {near}?)" if near else ""
+    meant = did_you_mean(where.rpartition(".")[2], names)
     return ConfigError(f"{where}: {reason}{meant}; {have} {', '.join(names) or 'none'}")

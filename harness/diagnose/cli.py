@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from rich.console import Console
 
+from harness.config import list_packaged
 from harness.errors import CellError, HarnessError, Interrupted
 from harness.system.disk import check_writable, disk_errors
 from harness.system.signals import signals_held, signals_raise
@@ -106,14 +106,6 @@ def _failed(console: Console, text: str, status: int) -> int:
 
 
 def _usage() -> str:
-    names = {
-        group: ", ".join(
-            sorted(
-                path.name.removesuffix(".yaml")
-                for path in resources.files("conf").joinpath(group).iterdir()
-                if path.name.endswith(".yaml")
-            )
-        )
-        for group in ("workload", "dataset", "loader")
-    }
-    return _USAGE.format(workloads=names["workload"], datasets=names["dataset"], loaders=names["loader"])
+    return _USAGE.format(
+        **{f"{group}s": ", ".join(list_packaged(group)) for group in ("workload", "dataset", "loader")}
+    )

@@ -16,7 +16,7 @@ from pydantic import Field
 from harness.config.command_line import compose_config, split
 from harness.config.experiment import experiment_from
 from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
-from harness.config.validation import Section, nearest, parse
+from harness.config.validation import Section, did_you_mean, parse
 from harness.errors import ConfigError
 from harness.run.components import check_dataset, check_loader, check_workload
 from harness.system.disk import folder_of
@@ -116,9 +116,8 @@ def spell_out(argv: Sequence[str]) -> list[str]:
     workload, known = chosen["workload"], list_workload_datasets()
     if not any(argument.startswith("dataset=") for argument in rest):
         if workload not in known:
-            near = nearest(workload, known)
             raise ConfigError(
-                f"workload={workload}{f' (did you mean {near}?)' if near else ''}: no dataset is known for it: say "
+                f"workload={workload}{did_you_mean(workload, known)}: no dataset is known for it: say "
                 f"dataset=NAME, or add it to diagnose.datasets (known are {', '.join(known)})"
             )
         rest.append(f"dataset={known[workload]}")

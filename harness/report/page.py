@@ -6,8 +6,7 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -54,6 +53,8 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters |= {"seconds": seconds, "joules": joules, "percent": percent, "factor": factor}
+    environment.filters |= {"significant": significant}
     groups = summarise(results)
     text = environment.get_template("report.html.j2").render(
         results=results,
@@ -78,39 +79,14 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         any_untrusted=any(group.measured and not group.trusted for group in groups),
         domains=[domain for domain in DOMAINS if any(domain in group.domain_j for group in groups)],
         domain_colours=DOMAIN_COLOURS,
+        all_domains=DOMAINS,
+        spread_limit=SPREAD_LIMIT,
+        compute_ratio=compute_ratio,
         spell=spell,
     )
     path = results.folder / "report.html"
     write_whole(path, text.encode())
     return path
-
-
-@dataclass(frozen=True, slots=True)
-class _Measure:
-    """A median as the table shows it: its text, its bar and its spread."""
-
-    text: str
-    spread: str
-    unsteady: bool
-    ratio: str
-    parts: tuple[tuple[str, float, bool], ...]
-    """Bar pieces: domain or empty, share of the widest bar in per cent, estimated."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One loader in one regime."""
-
-    loader: str
-    time: _Measure
-    energy: _Measure
-    au: str
-    mb_per_s: str
-    valid: int
-    planned: int
-    trusted: bool
-    measured: bool
-    estimated: bool
 
 
 def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[str, object]:
@@ -119,17 +95,19 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
     sections = []
     for regime in results.regimes:
         base = find(here, workload, regime, results.streaming)
-        lines = [_line(group, base, here) for group in here if group.regime == regime]
-        if lines:
+        there = [group for group in here if group.regime == regime]
+        if there:
             rate = results.experiment.regimes[regime].rate_gbit
             detail = [f"{rate:g} Gbit/s"] if rate else []
             detail += [regime] if regime != labels[regime] else []
-            sections.append((labels[regime], " · ".join(detail), lines))
+            sections.append((labels[regime], " · ".join(detail), base, there))
     far = compare_distances(results, groups, workload)
     return {
         "key": workload,
         "cards": make_cards(results, groups, workload) if len(results.loaders) <= _MOST_CARDS else (),
         "sections": sections,
+        "longest_s": max((group.time_s.median for group in here if group.time_s), default=1.0),
+        "most_j": max((group.total_j.median for group in here if group.total_j), default=1.0),
         "compared": results.streaming if len(results.loaders) > 1 else None,
         "near": labels[far[0].near] if far else "",
         "regimes": [labels[regime] for regime in results.regimes[1:]] if any(one.ours for one in far) else [],
@@ -141,45 +119,6 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
         else [],
         "has_paper": any(one.paper is not None for one in far),
     }
-
-
-def _line(group: Group, base: Group | None, here: Sequence[Group]) -> _Line:
-    longest = max((other.time_s.median for other in here if other.time_s), default=1.0)
-    most = max((other.total_j.median for other in here if other.total_j), default=1.0)
-    time = (("", 100 * group.time_s.median / longest, False),) if group.time_s else ()
-    energy = tuple(
-        (domain, 100 * group.domain_j[domain] / most, domain in group.estimated)
-        for domain in DOMAINS
-        if domain in group.domain_j
-    )
-    return _Line(
-        loader=group.loader,
-        time=_measure(group.time_s, seconds, base.time_s if base else None, time),
-        energy=_measure(group.total_j, joules, base.total_j if base else None, energy),
-        au=percent(group.au),
-        mb_per_s=UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s),
-        valid=group.valid,
-        planned=group.planned,
-        trusted=group.trusted,
-        measured=group.measured > 0,
-        estimated=bool(group.estimated),
-    )
-
-
-def _measure(
-    stat: Stat | None,
-    write: Callable[[float | None], str],
-    base: Stat | None,
-    parts: tuple[tuple[str, float, bool], ...],
-) -> _Measure:
-    spread = stat.spread if stat else None
-    return _Measure(
-        text=write(stat.median if stat else None),
-        spread=percent(spread) if spread is not None else "",
-        unsteady=spread is not None and spread >= SPREAD_LIMIT,
-        ratio=factor(compute_ratio(stat, base)),
-        parts=parts,
-    )
 
 
 def _inline_svg(figure: Drawn) -> Markup:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias, TypeVar
 
 import yaml
 from pydantic import AfterValidator, BaseModel, Field
 
+from harness.config import list_packaged
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, ResultsError
 from harness.results.files import refuse_damage
@@ -77,22 +77,13 @@ def parse_model(path: Path, model: type[S], stored: object) -> S:
 @lru_cache(maxsize=16)
 def read_paper(name: str) -> Paper:
     """Return a paper of conf/papers. Raises ResultsError where there is no such paper or its file is wrong."""
-    if name not in list_papers():
-        raise ResultsError(f"no paper {name!r} in conf/papers; expected one of {', '.join(list_papers())}")
-    path = _home() / f"{name}.yaml"
+    known = list_packaged("papers")
+    if name not in known:
+        raise ResultsError(f"no paper {name!r} in conf/papers; expected one of {', '.join(known)}")
+    path = known[name]
     with refuse_damage(path, _HELP):
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
     return parse_model(path, Paper, stored)
-
-
-@lru_cache(maxsize=1)
-def list_papers() -> tuple[str, ...]:
-    """Return the names of the papers of conf/papers."""
-    return tuple(sorted(path.stem for path in _home().glob("*.yaml")))
-
-
-def _home() -> Path:
-    return Path(str(files("conf") / "papers"))
 
 
 def find_published(path: str) -> Published:

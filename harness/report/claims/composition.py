@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
+from harness.report.measurements import read_stored, work
 from harness.results.reader import Results
 
-_SLOW_PERCENTILE: Final = 75.0
+_SLOW_QUANTILE: Final = 0.75
 """Above it a sample is slow (MinatoLoader, section 4.2)."""
 
 _Ints = npt.NDArray[np.int64]
-_Batches = list[_Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +47,23 @@ def measure_compositions(results: Results) -> Mapping[tuple[str, int], Compositi
     samples. A workload of which no loader reports them has no composition.
     """
     found: dict[tuple[str, int], Composition] = {}
+    times = work(results)
     for workload in results.workloads:
-        epochs: dict[tuple[str, int], _Batches] = {}
-        times: dict[int, list[float]] = {}
-        for cell in results.cells:
-            if cell.workload == workload and cell.state == "done":
-                _read(results.folder / "cells" / cell.cell_id / "batches.parquet", cell.cell_id, epochs, times)
-        if not times:
-            continue
-        usual = {sample: float(np.median(each)) for sample, each in times.items()}
-        limit = float(np.percentile(list(usual.values()), _SLOW_PERCENTILE))
-        slow = np.array([sample for sample, seconds in usual.items() if seconds > limit], np.int64)
-        found |= {key: measure_composition(batches, slow) for key, batches in epochs.items()}
+        usual = times[times["workload"] == workload].groupby("sample")["work_s"].median()
+        slow = usual.index[usual > usual.quantile(_SLOW_QUANTILE)].to_numpy(np.int64)
+        for cell in results.cells if len(usual) else ():
+            if cell.workload != workload or cell.state != "done":
+                continue
+            batches = read_stored(results.folder / "cells" / cell.cell_id / "batches.parquet")
+            for epoch, ids in () if batches is None else batches.groupby("epoch")["ids"]:
+                if full := [np.asarray(each, np.int64) for each in ids if len(each)]:
+                    found[cell.cell_id, int(str(epoch))] = measure_composition(full, slow)
     return found
 
 
-def measure_composition(batches: _Batches, slow: _Ints) -> Composition:
+def measure_composition(batches: Sequence[_Ints], slow: _Ints) -> Composition:
     """Return how the samples `slow` are spread, from the ids of an epoch's batches in order."""
     return Composition(
         np.array([np.isin(ids, slow).sum() for ids in batches], np.int64),
         np.array([len(ids) for ids in batches], np.int64),
     )
-
-
-def _read(path: Path, cell_id: str, epochs: dict[tuple[str, int], _Batches], times: dict[int, list[float]]) -> None:
-    if not path.exists():
-        return
-    table = pq.read_table(path)
-    for record in table.select([name for name in ("epoch", "ids", "work_s") if name in table.column_names]).to_pylist():
-        ids = np.array(record["ids"], np.int64)
-        if len(ids):
-            epochs.setdefault((cell_id, record["epoch"]), []).append(ids)
-        for sample, seconds in zip(record["ids"], record.get("work_s") or (), strict=False):
-            if seconds is not None:
-                times.setdefault(sample, []).append(seconds)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self, TypeAlias
 
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from harness.config import list_packaged
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, ResultsError
 from harness.report import papers
@@ -75,16 +75,10 @@ class Definition:
     """A known cause of a difference, which is reported where the claim fails."""
 
 
-@lru_cache(maxsize=4)
-def make_definitions(folder: Path | None = None) -> tuple[Definition, ...]:
-    """Return the claims of every paper; of the YAML files of a folder, by default the package's own."""
-    home = folder or list_packaged()
-    return tuple(one for path in sorted(home.glob("*.yaml")) for one in read_claims(path))
-
-
-def list_packaged() -> Path:
-    """Return the folder of this project's claims."""
-    return Path(str(files("conf") / "claims"))
+@lru_cache(maxsize=1)
+def make_definitions() -> tuple[Definition, ...]:
+    """Return the claims of every paper."""
+    return tuple(one for path in list_packaged("claims").values() for one in read_claims(path))
 
 
 def read_claims(path: Path) -> tuple[Definition, ...]:
@@ -93,7 +87,7 @@ def read_claims(path: Path) -> tuple[Definition, ...]:
         stored = yaml.safe_load(path.read_text(encoding="utf-8"))
     with _naming(str(path)):
         whole = parse(_File, stored)
-    values = whole.paper if whole.paper in papers.list_papers() else ""
+    values = whole.paper if whole.paper in list_packaged("papers") else ""
     source = papers.read_paper(values).citation if values else whole.paper
     found: list[Definition] = []
     for number, entry in enumerate(whole.claims, 1):

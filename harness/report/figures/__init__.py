@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from harness.config.validation import nearest
+from harness.config.validation import did_you_mean
 from harness.errors import HarnessError, Interrupted, ResultsError
 from harness.report.figures.captions import fill, run_words
 from harness.report.figures.definition import Figure, FigureTable, list_packaged, read_figure
@@ -116,11 +116,10 @@ def find_figure(name: str) -> _Source:
     except (ImportError, ValueError):  # of a package that is not there; of a name such as "a..b"
         found = None
     if found is None:
-        near = nearest(name, list_packaged())
-        meant = f" (did you mean {near}?)" if near else ""
+        known = list_packaged()
         raise ResultsError(
-            f"figures: no figure {name!r}{meant}; expected {', '.join(list_packaged())}, the path of a .yaml, "
-            "or the import path of a module with draw and caption"
+            f"figures: no figure {name!r}{did_you_mean(name, known)}; expected {', '.join(known)}, the path of a "
+            ".yaml, or the import path of a module with draw and caption"
         )
     module: _Source = import_module(name)
     return module

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -12,6 +11,7 @@ import yaml
 from jinja2 import Environment, TemplateSyntaxError
 from pydantic import AfterValidator, Field
 
+from harness import config
 from harness.config.validation import Section
 from harness.errors import ResultsError
 from harness.report.papers import find_published, find_values, parse_model
@@ -169,8 +169,7 @@ def list_packaged() -> Mapping[str, Path]:
 
     The folder is not named figures: Hydra would take `figures=[...]` on a command line for a choice in that group.
     """
-    home = Path(str(files("conf") / "figure"))
-    return {path.stem: path for path in sorted(home.glob("*.yaml"))}
+    return config.list_packaged("figure")
 
 
 def read_figure(path: Path) -> Figure:
