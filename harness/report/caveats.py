@@ -30,7 +30,7 @@ class Caveat:
 
     topic: str
     text: str
-    weakens: bool
+    weakens: bool = False
     """Whether it limits what the figures can show, as emulation and estimates do."""
 
 
@@ -73,9 +73,9 @@ def _accelerator(results: Results) -> Iterable[Caveat]:
         return
     if not results.emulated:
         if all(label.startswith("none:") for label in found):
-            yield Caveat("accelerator", "No training: batches are taken as fast as they come.", weakens=False)
+            yield Caveat("accelerator", "No training: batches are taken as fast as they come.")
         else:
-            yield Caveat("accelerator", f"Real training steps on {labels}.", weakens=False)
+            yield Caveat("accelerator", f"Real training steps on {labels}.")
         return
     names = [label.removeprefix("emulated:").strip() for label in found]
     assumed = [name.startswith("assumed") for name in names]
@@ -141,10 +141,10 @@ def _skipped(results: Results) -> Iterable[Caveat]:
 
 def _placement(results: Results) -> Iterable[Caveat]:
     if results.experiment.placement == "local":
-        yield Caveat("placement", "All samples lie on the compute node, whatever the link.", weakens=False)
+        yield Caveat("placement", "All samples lie on the compute node, whatever the link.")
     if results.experiment.placement == "sharded":
         text = "Each of two compute nodes has half of the samples, and reads the others over the link."
-        yield Caveat("placement", text, weakens=False)
+        yield Caveat("placement", text)
     if results.experiment.placement != "half":
         return
     far = next((cell.record.placement for cell in results.cells if cell.record), None)
@@ -155,7 +155,6 @@ def _placement(results: Results) -> Iterable[Caveat]:
             "placement",
             f"{here} of {total} samples lie on the compute node, the same for every loader; the rest "
             f"({megabytes(far.remote_bytes)}) comes over the link.",
-            weakens=False,
         )
 
 
@@ -168,7 +167,7 @@ def _ranks(results: Results) -> Iterable[Caveat]:
         told = "Nothing is trained, so no gradients are synchronised."
         if gradients is not None:
             told = f"Every step waits until {megabytes(gradients)} of gradients are all-reduced."
-        yield Caveat("ranks", f"{ranks} ranks on {where} share every epoch. {told}", weakens=False)
+        yield Caveat("ranks", f"{ranks} ranks on {where} share every epoch. {told}")
 
 
 def _memory(results: Results) -> Iterable[Caveat]:
@@ -177,9 +176,9 @@ def _memory(results: Results) -> Iterable[Caveat]:
         text = (
             f"The processes of a cell had {megabytes(limit_bytes)} of memory together, the page cache of what they read"
         )
-        yield Caveat("memory", f"{text} counted.", weakens=False)
+        yield Caveat("memory", f"{text} counted.")
     if results.experiment.testbed.cold == "cell":
-        yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find cached files.", weakens=False)
+        yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find cached files.")
 
 
 def _other_runs(results: Results) -> Iterable[Caveat]:
@@ -203,7 +202,7 @@ def _measured_again(results: Results) -> Iterable[Caveat]:
     if again:
         which = "1 cell was" if again == 1 else f"{again} cells were"
         text = f"{which} measured again because a rule refused its rows; cells/*.invalid-N has the earlier measurement."
-        yield Caveat("cells", text, weakens=False)
+        yield Caveat("cells", text)
 
 
 def _mounts(results: Results) -> Iterable[Caveat]:
@@ -211,7 +210,7 @@ def _mounts(results: Results) -> Iterable[Caveat]:
         cell.mount for cell in results.cells if cell.mount and not results.experiment.regimes[cell.regime].is_local
     }
     for mount in sorted(mount for mount in remote if mount != "local" and not mount.startswith("none")):
-        yield Caveat("mount", f"Remote files are read over {MOUNTS.get(mount, mount)}.", weakens=False)
+        yield Caveat("mount", f"Remote files are read over {MOUNTS.get(mount, mount)}.")
 
 
 def _link(results: Results) -> Iterable[Caveat]:
@@ -234,7 +233,7 @@ def _notes(results: Results) -> Iterable[Caveat]:
     # The settings of a sweep share their loader's notes.
     pairs = dict.fromkeys((find_base(results, cell.loader), note) for cell in results.cells for note in cell.notes)
     for loader, note in pairs:
-        yield Caveat(spell(loader), f"{note[:1].upper()}{note[1:].rstrip('.')}.", weakens=False)
+        yield Caveat(spell(loader), f"{note[:1].upper()}{note[1:].rstrip('.')}.")
 
 
 def link_cost(results: Results, cells: Iterable[CellResult]) -> LinkCost | None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from harness.config import list_packaged
 from harness.errors import ResultsError
-from harness.report.claims.definition import list_packaged, make_definitions, read_claims
+from harness.report.claims.definition import make_definitions, read_claims
 from harness.report.distance import read_paper_figure, sum_kj
 from harness.report.figures import check_figures
 
@@ -78,7 +79,7 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path: Path) -> None:
 def test_every_claim_of_the_papers_has_an_id_of_its_own_and_a_sentence() -> None:
     found = make_definitions()
     assert len({one.id for one in found}) == len(found)
-    assert {path.stem for path in list_packaged().glob("*.yaml")} == {"emlio", "minato", "spdl", "textbook"}
+    assert set(list_packaged("claims")) == {"emlio", "minato", "spdl", "textbook"}
     for one in found:
         assert one.claim.endswith(".") and one.id.startswith(one.figure), one.id
         assert one.bound.holds(one.bound.paper), one.id
@@ -86,7 +87,7 @@ def test_every_claim_of_the_papers_has_an_id_of_its_own_and_a_sentence() -> None
 
 def test_every_figure_of_which_claims_are_made_is_there() -> None:
     figures = {one.figure for one in make_definitions()}
-    drawn = {path.stem for path in (list_packaged().parent / "experiment").glob("*.yaml")}
+    drawn = set(list_packaged("experiment"))
     check_figures(figures & drawn)
     assert {f"minato_fig{name}" for name in ("1b", "3", "7", "8", "9", "10", "11", "12")} <= figures
 
