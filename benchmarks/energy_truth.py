@@ -10,7 +10,6 @@ seconds, and judges the share outside alone; `--only CASE` takes one case.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -29,14 +28,11 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from table import Line, show
+from bench import HERE, REPO, Line, make_parser, show
 
-REPO = Path(__file__).parents[1]
-sys.path.insert(0, str(REPO))
+from energymon import Agent, SqliteStore, Window, query
 
-from energymon import Agent, SqliteStore, Window, query  # noqa: E402 - the repository comes first
-
-HERE: Final = Path(__file__).parent / "truth"
+PROGRAMS: Final = HERE / "truth"
 NS: Final = 1_000_000_000
 RANGE_UJ: Final = 262_143_328_850
 SEED: Final = 12
@@ -95,6 +91,11 @@ class Rig:
     agent: Agent
     loads: Sequence[Load]
     windows: list[Measured] = field(default_factory=list)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send the agent a signal."""
+        assert self.agent.pid is not None
+        os.kill(self.agent.pid, number)
 
     def offset_ns(self) -> int:
         """Return the clock of the readings minus CLOCK_BOOTTIME."""
@@ -186,8 +187,10 @@ def build(folder: Path) -> tuple[Path, Path]:
     """Compile the programs; return RAPL's and the NVML library."""
     rapl, nvml = folder / "rapl", folder / "libnvidia-ml.so.1"
     common = ["cc", "-O2", "-Wall", "-Wextra", "-Wno-unused-function"]
-    subprocess.run([*common, "-o", rapl, HERE / "rapl.c"], check=True)
-    subprocess.run([*common, "-shared", "-fPIC", f"-Wl,-soname,{nvml.name}", "-o", nvml, HERE / "nvml.c"], check=True)
+    subprocess.run([*common, "-o", rapl, PROGRAMS / "rapl.c"], check=True)
+    subprocess.run(
+        [*common, "-shared", "-fPIC", f"-Wl,-soname,{nvml.name}", "-o", nvml, PROGRAMS / "nvml.c"], check=True
+    )
     return rapl, nvml
 
 
@@ -293,15 +296,27 @@ def now_ns() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
-def asked(rig: Rig, quick: bool, lengths_s: tuple[float, float] = (0.05, 2.0)) -> list[Measured]:
-    """Sample for some seconds, then ask for windows of them."""
+def sampled(rig: Rig, meanwhile: Callable[[], None]) -> tuple[int, int]:
+    """Sample for as long as something takes; return when it began and ended, CLOCK_BOOTTIME, once all is stored."""
     start_ns = now_ns()
-    time.sleep(3 if quick else 20)
+    meanwhile()
     end_ns = now_ns()
     time.sleep(1)
     rig.agent.flush()
     time.sleep(0.5)
-    return rig.ask(100 if quick else 1000, start_ns, end_ns, lengths_s)
+    return start_ns, end_ns
+
+
+def asked(
+    rig: Rig,
+    quick: bool,
+    lengths_s: tuple[float, float] = (0.05, 2.0),
+    meanwhile: Callable[[], None] | None = None,
+    **options: bool,
+) -> list[Measured]:
+    """Sample for some seconds, or for as long as something takes, then ask for windows of them."""
+    span_ns = sampled(rig, meanwhile or (lambda: time.sleep(3 if quick else 20)))
+    return rig.ask(100 if quick else 1000, *span_ns, lengths_s, **options)
 
 
 def rapl_case(**options: float) -> Callable[[Path, bool], list[Measured]]:
@@ -349,18 +364,16 @@ def hanging_case(hang_ms: float, late: bool) -> Callable[[Path, bool], list[Meas
 
     def run(folder: Path, quick: bool) -> list[Measured]:
         with boards(folder, interval_ms=100.0) as (rig, say):
-            start_ns = now_ns()
-            for _ in range(2 if quick else 4):
-                time.sleep(1.0)
-                say(hang_ms, late)
-                time.sleep(max(0.5, hang_ms / 1e3))
-                say()
-            time.sleep(1.5 + hang_ms / 1e3)
-            end_ns = now_ns()
-            time.sleep(1.0)
-            rig.agent.flush()
-            time.sleep(0.5)
-            return rig.ask(100 if quick else 1000, start_ns, end_ns, (0.2, 4.0))
+
+            def hang() -> None:
+                for _ in range(2 if quick else 4):
+                    time.sleep(1.0)
+                    say(hang_ms, late)
+                    time.sleep(max(0.5, hang_ms / 1e3))
+                    say()
+                time.sleep(1.5 + hang_ms / 1e3)
+
+            return asked(rig, quick, (0.2, 4.0), hang)
 
     return run
 
@@ -368,22 +381,18 @@ def hanging_case(hang_ms: float, late: bool) -> Callable[[Path, bool], list[Meas
 def stopped_case(folder: Path, quick: bool) -> list[Measured]:
     """Stop the agent for two seconds while it reads a board whose calls take 50 ms."""
     with boards(folder, interval_ms=100.0) as (rig, say):
-        start_ns = now_ns()
-        pid = rig.agent.pid
-        assert pid is not None
-        for _ in range(1 if quick else 4):
-            say(50.0, True)
-            time.sleep(1.03)
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(2)
-            os.kill(pid, signal.SIGCONT)
-            say()
-            time.sleep(1)
-        end_ns = now_ns()
-        time.sleep(1)
-        rig.agent.flush()
-        time.sleep(0.5)
-        return rig.ask(100 if quick else 1000, start_ns, end_ns, (0.2, 3.0))
+
+        def stop() -> None:
+            for _ in range(1 if quick else 4):
+                say(50.0, True)
+                time.sleep(1.03)
+                rig.signal(signal.SIGSTOP)
+                time.sleep(2)
+                rig.signal(signal.SIGCONT)
+                say()
+                time.sleep(1)
+
+        return asked(rig, quick, (0.2, 3.0), stop)
 
 
 def laptop_case(folder: Path, quick: bool) -> list[Measured]:
@@ -414,50 +423,37 @@ def step_case(folder: Path, quick: bool) -> list[Measured]:
         return boot_ns + utc_ns + next((by_ns for at_ns, by_ns in reversed(steps) if at_ns <= boot_ns), 0)
 
     with sockets(folder, update_ms=1.0, interval_ms=100.0, preload={"LD_PRELOAD": shim, "SHIFT_CLOCK": shift}) as rig:
-        start_ns = now_ns()
-        for by_s in (0, -30, -31, 0):
-            if by_s or steps:
-                set_clock(by_s * NS)
-            time.sleep(1.5 if quick else 9)
-        end_ns = now_ns()
-        time.sleep(1)
-        rig.agent.flush()
-        time.sleep(0.5)
-        count, lengths_s = (50, (0.05, 2.0)) if quick else (500, (0.05, 2.0))
-        found = rig.ask(count, start_ns, end_ns, lengths_s)
-        return found + rig.ask(count, start_ns, end_ns, lengths_s, wall=wall, may_be_unknown=True)
+
+        def step() -> None:
+            for by_s in (0, -30, -31, 0):
+                if by_s or steps:
+                    set_clock(by_s * NS)
+                time.sleep(1.5 if quick else 9)
+
+        windows = (50 if quick else 500, *sampled(rig, step), (0.05, 2.0))
+        return rig.ask(*windows) + rig.ask(*windows, wall=wall, may_be_unknown=True)
 
 
 def restart_case(folder: Path, quick: bool) -> list[Measured]:
     """Kill the agent now and then and start another one; every window across it has a figure."""
     with sockets(folder, update_ms=1.0, interval_ms=100.0, store=folder / "energy.sqlite") as rig:
-        start_ns = now_ns()
-        for _ in range(1 if quick else 4):
+
+        def restart() -> None:
+            for _ in range(1 if quick else 4):
+                time.sleep(1.5)
+                rig.signal(signal.SIGKILL)
+                time.sleep(0.5)
+                rig.agent.remove()
+                rig.agent.start()
             time.sleep(1.5)
-            pid = rig.agent.pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-            time.sleep(0.5)
-            rig.agent.remove()
-            rig.agent.start()
-        time.sleep(1.5)
-        end_ns = now_ns()
-        time.sleep(1)
-        rig.agent.flush()
-        time.sleep(0.5)
-        return rig.ask(100 if quick else 1000, start_ns, end_ns, (1.0, min(4.0, 0.8 * (end_ns - start_ns) / NS)))
+
+        return asked(rig, quick, (1.0, 2.8 if quick else 4.0), restart)
 
 
 def unreadable_case(folder: Path, quick: bool) -> list[Measured]:
     """Sample two sockets of three, of which one cannot be read."""
     with sockets(folder, update_ms=1.0, interval_ms=100.0, unreadable=1) as rig:
-        start_ns = now_ns()
-        time.sleep(2 if quick else 5)
-        end_ns = now_ns()
-        time.sleep(1)
-        rig.agent.flush()
-        time.sleep(0.5)
-        return rig.ask(100 if quick else 1000, start_ns, end_ns, (0.05, 1.5), may_be_unknown=True)
+        return asked(rig, quick, (0.05, 1.5), lambda: time.sleep(2 if quick else 5), may_be_unknown=True)
 
 
 CASES: Final = (
@@ -483,8 +479,7 @@ CASES: Final = (
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="100 windows a case instead of 1,000")
+    parser = make_parser(__doc__, "100 windows a case instead of 1,000")
     parser.add_argument("--only", choices=[case.name for case in CASES], help="one case")
     arguments = parser.parse_args()
     raw: dict[str, object] = {"load": os.getloadavg(), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -519,9 +514,9 @@ def main() -> int:
             asked_width = "" if case.asked_width is None else f"≤ {case.asked_width:.0%}"
             yield Line("  the bound over the energy, median and worst", asked_width, worst, is_met)
 
-    short = show(lines(), widths=(72, 8, 26))
+    short = show(lines(), (72, 8, 26))
     if not arguments.quick and arguments.only is None:
-        results = Path(__file__).parent / "results"
+        results = HERE / "results"
         results.mkdir(exist_ok=True)
         (results / "energy_truth.json").write_text(json.dumps(raw, separators=(",", ":")) + "\n")
     return min(short, 1)

@@ -8,7 +8,6 @@ verdict); exits 1 when one falls short. `--quick` sends a tenth.
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import os
 import subprocess
@@ -17,15 +16,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from table import Line, show
+from bench import REPO, Line, at_least, at_most, make_parser, show, status_kb
 
-REPO = Path(__file__).parents[1]
-sys.path.insert(0, str(REPO))
-
-from energymon import SqliteStore  # noqa: E402 - the repository comes first
-from energymon.influx.spool import Spool  # noqa: E402
-from energymon.influx.store import InfluxStore  # noqa: E402
-from tests.energymon.influx.server import Server, binary  # noqa: E402
+from energymon import SqliteStore
+from energymon.influx.spool import Spool
+from energymon.influx.store import InfluxStore
+from tests.energymon.influx.server import Server, binary
 
 T0 = 1_700_000_000_000_000_000
 STEP = 100_000_000
@@ -38,8 +34,7 @@ ASKED_MB = 200
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a hundred thousand tuples instead of a million")
+    parser = make_parser(__doc__, "a hundred thousand tuples instead of a million")
     tuples = 100_000 if parser.parse_args().quick else 1_000_000
     with tempfile.TemporaryDirectory(prefix="joulefeed-influxdb-") as name:
         folder = Path(name)
@@ -58,8 +53,8 @@ def main() -> int:
             server.kill()
     rate, bound = tuples / seconds, lines / 4 / bare_s
     lines = [
-        Line("tuples a second", f">= {ASKED_TUPLES_PER_S}", f"{rate:.0f}", rate >= ASKED_TUPLES_PER_S),
-        Line("memory of the sender, peak, MB", f"<= {ASKED_MB}", f"{peak_mb:.0f}", peak_mb <= ASKED_MB),
+        at_least("tuples a second", ASKED_TUPLES_PER_S, rate, f"{rate:.0f}"),
+        at_most("memory of the sender, peak, MB", ASKED_MB, peak_mb, f"{peak_mb:.0f}"),
         Line("last reading of the backlog is in the bucket", "yes", "yes" if arrived else "no", arrived),
         Line("readings a second", "", f"{3 * rate:.0f}"),
         Line("bound: a bare loop posting ready lines, tuples a second", "", f"{bound:.0f}"),
@@ -133,9 +128,7 @@ def drain(server: Server, path: Path) -> tuple[float, float]:
         stderr=subprocess.DEVNULL,
     )
     while sender.poll() is None:
-        status = Path(f"/proc/{sender.pid}/status").read_text()
-        if "VmHWM:" in status:
-            peak_kb = max(peak_kb, int(status.partition("VmHWM:")[2].split()[0]))
+        peak_kb = max(peak_kb, status_kb(sender.pid, "VmHWM"))
         time.sleep(0.05)
     seconds = (time.perf_counter_ns() - started) / 1e9
     if sender.returncode:

@@ -6,21 +6,15 @@ link that carries nothing else; `--quick` takes under 50 s.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import os
-import signal
 import statistics
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
-
-from table import Line, show
+from bench import Line, at_most, make_parser, namespaces, run, spread
 
 from harness.config.regime import Regime
 from harness.errors import TestbedError
@@ -71,27 +65,23 @@ class Bench:
 @contextlib.contextmanager
 def open_bench(kind: str) -> Iterator[Bench]:
     """Make the namespaces and the link, and remove them again."""
-    run_id = uuid.uuid4().hex[:8]
-    names = [f"jfb-{run_id}-{role}" for role in ("storage", "compute")]
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            subprocess.run(["ip", "netns", "add", name], check=True)
-            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-        storage, compute = (f"/run/netns/{name}" for name in names)
-        link = stack.enter_context(open_link(storage, compute, kind=kind))
-
-        server = stack.enter_context(ProbeServer(Node("storage", run_id, STORAGE_ADDRESS, namespace=storage)))
+    with (
+        namespaces("storage", "compute") as (storage, compute),
+        open_link(storage, compute, kind=kind) as link,
+        ProbeServer(Node("storage", Path(storage).name, STORAGE_ADDRESS, namespace=storage)) as server,
+    ):
+        print(f"link: {link.kind}")
         yield Bench(link, storage, compute, server)
 
 
-def spread(values: list[float], digits: int) -> str:
-    """Write the median and the range of repeats."""
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def measure(bench: Bench, repeats: int) -> Iterator[Line]:
+def measure(kind: str, repeats: int) -> Iterator[Line]:
     """Yield every demand as soon as it is judged."""
+    with open_bench(kind) as bench:
+        yield from judged(bench, repeats)
+
+
+def judged(bench: Bench, repeats: int) -> Iterator[Line]:
+    """Judge idle round trips, rates, loaded round trips, and dropped packets."""
     for rtt_ms in RTT_ASKED_MS:
         regime = Regime(name=f"rtt_{rtt_ms:g}ms", rtt_ms=rtt_ms, rate_gbit=IDLE_RATE_GBIT)
         bench.link.set(regime)
@@ -114,30 +104,18 @@ def measure(bench: Bench, repeats: int) -> Iterator[Line]:
             bench.link.set(regime)
             values = [bench.loaded(regime).rtt_ms_median for _ in range(max(1, repeats - 2))]
             limit = LOADED_FACTOR * rtt_ms
-            yield Line(
-                f"loaded RTT at {rate_gbit:g} Gbit/s, ms",
-                f"<= {limit:g}",
-                spread(values, 1),
-                statistics.median(values) <= limit,
-            )
+            what = f"loaded RTT at {rate_gbit:g} Gbit/s, ms"
+            yield at_most(what, limit, statistics.median(values), spread(values, 1), "g")
     drops = bench.link.counters().drops
     yield Line("packets dropped by a full queue", "0", str(drops), drops == 0)
 
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, under 50 s")
+    parser = make_parser(__doc__, "fewer repeats, under 50 s")
     parser.add_argument("--kind", choices=("auto", "netem", "relay"), default="auto", help="kind of link")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        with open_bench(options.kind) as bench:
-            print(f"link: {bench.link.kind}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-            return 1 if show(measure(bench, 3 if options.quick else 7)) else 0
-    except TestbedError as error:
-        print(f"benchmarks/link.py: {error}", file=sys.stderr)
-        return error.exit_status
+    return run(measure(options.kind, 3 if options.quick else 7))
 
 
 if __name__ == "__main__":

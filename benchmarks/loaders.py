@@ -7,9 +7,6 @@ the host come and go. Takes a quarter of an hour; `--quick` some five minutes.
 
 from __future__ import annotations
 
-import argparse
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -20,21 +17,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
-
+import psutil
+from bench import Line, at_least, at_most, make_parser, memory_folder, run, spread, status_kb
 from loaders_arms import BOUNDS, ENGINES
 from loaders_engines import Order, Turn
-from loaders_memory import worker_peak_mb
-from loaders_turns import REALISTIC_IMAGES, alternate, arms, cpu, measured, medians, realistic, spread
-from table import Line, show
+from loaders_turns import REALISTIC_IMAGES, Pair, alternate, arms, cpu, measured, medians, realistic
 
 from harness.datasets.coco import CocoLike
 from harness.datasets.imagenet_like import ImagenetLike
 from harness.datasets.kits19 import Kits19Like
 from harness.datasets.librispeech.generated import LibriSpeechLike
-from harness.errors import DatasetError
+from loaders import PyTorchLoader
 from loaders.base import Samples
+from loaders.pipelines.crop3d import RandomCrop
+from loaders.pipelines.segmentation import SegmentationPipeline
 
 WORKERS = 2
 """Processes or threads of every engine, alike."""
@@ -74,6 +70,12 @@ class Bench:
         return Order(arm, str(self.images), WORKERS)
 
 
+def compare(pairs: Sequence[Pair], ratio: Callable[[Turn, Turn], float]) -> tuple[float, str]:
+    """Return the median of the pairs' ratios, and it in words with the range."""
+    ratios = [ratio(*pair) for pair in pairs]
+    return median(ratios), spread(ratios)
+
+
 def quietly(*_: object) -> None:
     """Show no progress."""
 
@@ -86,17 +88,17 @@ def native(bench: Bench) -> Iterator[Line]:
             pairs = alternate(ours, bare, pairs=3 if bench.quick else 8, seconds=TURN_S)
             peers = alternate(ours, documented, pairs=1 if bench.quick else 2, seconds=TURN_S)
         bench.turns[engine] = [mine for mine, _ in pairs]
-        ratio, words = spread(pairs, realistic)
+        ratio, words = compare(pairs, realistic)
         rates = medians(pairs, lambda turn: turn.steady_per_s, ".0f")
         what = f"{engine}: ours over bare, epoch of {REALISTIC_IMAGES} images"
-        yield Line(what, f">= {NATIVE_LEAST}", f"{words} ({rates} images/s)", ratio >= NATIVE_LEAST)
+        yield at_least(what, NATIVE_LEAST, ratio, f"{words} ({rates} images/s)")
         starts = medians(pairs, lambda turn: turn.start_s, ".2f")
-        words = f"{spread(pairs, measured)[1]} ({starts} s to begin and end one)"
+        words = f"{compare(pairs, measured)[1]} ({starts} s to begin and end one)"
         yield Line(f"  epochs of {len(Samples.load(bench.images))} as they were run", "", words)
         costs = medians(pairs, lambda turn: 1e3 * turn.cpu_s_per_image, ".3f")
-        yield Line("  the same in CPU time per image", "", f"{spread(pairs, cpu)[1]} ({costs} ms)")
+        yield Line("  the same in CPU time per image", "", f"{compare(pairs, cpu)[1]} ({costs} ms)")
         rates = medians(peers, lambda turn: turn.images_per_s, ".0f")
-        words = f"{spread(peers, measured)[1]} ({rates} images/s)"
+        words = f"{compare(peers, measured)[1]} ({rates} images/s)"
         yield Line("  over the documentation's transforms, as run", "", words)
 
 
@@ -123,7 +125,17 @@ def memory(bench: Bench) -> Iterator[Line]:
     largest_mb = float(samples.sizes.max()) / 1e6
     held = (peak_mb - base_mb) / largest_mb
     words = f"{held:.2f} ({peak_mb - base_mb:.0f} MB beyond Python's; volumes {mean_mb:.0f}, up to {largest_mb:.0f} MB)"
-    yield Line("volumes in a worker's resident memory", f"<= {VOLUMES_PER_WORKER}", words, held <= VOLUMES_PER_WORKER)
+    yield at_most("volumes in a worker's resident memory", VOLUMES_PER_WORKER, held, words)
+
+
+def worker_peak_mb(samples: Samples, *, edge: int) -> float:
+    """Return the peak of resident memory, mapped files included, of the larger of two workers over two epochs, MB."""
+    pipeline = SegmentationPipeline(crop=RandomCrop(edge))
+    with PyTorchLoader(samples=samples, transform=pipeline, batch_size=2, seed=0, num_workers=2) as loader:
+        for epoch in range(2):
+            for _ in loader.epoch(epoch):
+                workers = [child.pid for child in psutil.Process().children()]
+        return max(status_kb(pid, "VmHWM") for pid in workers) * 1024 / 1e6
 
 
 def generators(bench: Bench) -> Iterator[Line]:
@@ -152,26 +164,14 @@ PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter turns and smaller sets")
-    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser = make_parser(__doc__, "shorter turns and smaller sets", PARTS)
     parser.add_argument("--engine", choices=ENGINES, action="append", help="only this engine; may be repeated")
     parser.add_argument("--cache", type=Path, help="folder in which the datasets stay (default: a temporary one)")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    # Datasets lie in memory: no disk is measured.
-    memory_folder = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="joulefeed-loaders-", dir=memory_folder if memory_folder.is_dir() else None
-    ) as temporary:
-        bench = Bench(Path(temporary), options.cache, options.engine or ENGINES, quick=options.quick)
-        print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-        try:
-            parts = (PARTS[name](bench) for name in options.only or PARTS)
-            return 1 if show(chain.from_iterable(parts), widths=(50, 10, 60)) else 0
-        except DatasetError as error:
-            print(f"benchmarks/loaders.py: {error}", file=sys.stderr)
-            return error.exit_status
+    with memory_folder("loaders") as temporary:
+        bench = Bench(temporary, options.cache, options.engine or ENGINES, quick=options.quick)
+        parts = (PARTS[name](bench) for name in options.only or PARTS)
+        return run(chain.from_iterable(parts), widths=(50, 10, 60))
 
 
 if __name__ == "__main__":

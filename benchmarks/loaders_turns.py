@@ -9,12 +9,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 
+from bench import HERE, PYTHONPATH
 from loaders_engines import Order, Turn
 
-HERE = Path(__file__).resolve().parent
 REALISTIC_IMAGES = 87_000
 """The 10 GB of ImageNet that the EMLIO paper trains on, at 115 kB an image."""
 _PATIENCE_S = 20
@@ -32,8 +31,7 @@ class Arm:
             [sys.executable, "-P", str(HERE / "loaders_engines.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            # In this order, for the script's folder has a file with the name of a package.
-            env={**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH},
             text=True,
         )
         self._say(json.dumps(asdict(order)))
@@ -92,13 +90,6 @@ def alternate(ours: Arm, other: Arm, *, pairs: int, seconds: float) -> list[Pair
         turns = {id(arm): arm.turn(seconds) for arm in (first, second)}
         found.append((turns[id(ours)], turns[id(other)]))
     return found
-
-
-def spread(pairs: Sequence[Pair], ratio: Callable[[Turn, Turn], float]) -> tuple[float, str]:
-    """Return the median of the pairs' ratios, and it in words with the range."""
-    ratios = [ratio(*pair) for pair in pairs]
-    middle = median(ratios)
-    return middle, f"{middle:.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def medians(pairs: Sequence[Pair], figure: Callable[[Turn], float], form: str) -> str:

@@ -7,7 +7,6 @@ of a quarter of an hour.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -22,12 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from processes import cpu_s, status_kb
-from table import Line, show
+from bench import REPO, Line, at_least, cpu_s, make_parser, show, status_kb
 
 from energymon import SqliteStore
 
-REPO = Path(__file__).parents[1]
 FIXTURE = REPO / "tests" / "energymon"
 BOARDS = 4
 DELTA_S = 0.1
@@ -77,9 +74,7 @@ class Found:
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one minute; ten minutes without a missed tick are not")
-    quick = parser.parse_args().quick
+    quick = make_parser(__doc__, "one minute; ten minutes without a missed tick are not").parse_args().quick
     seconds = 12.0 if quick else 30.0
     busy_s = 12.0 if quick else 600.0
     with tempfile.TemporaryDirectory(prefix="joulefeed-monitor-") as name, fixture(Path(name)) as options:
@@ -104,7 +99,7 @@ def main() -> int:
     ]
     ratio = fork_share / idle.core_share
     lines = [Line(what, asked, f"{measured:.3g}", measured <= bound) for what, asked, measured, bound in bounds]
-    short = show([*lines, Line(f"{fork}: its CPU over ours", ">= 10", f"{ratio:.3g}", ratio >= 10)])
+    short = show([*lines, at_least(f"{fork}: its CPU over ours", 10, ratio, f"{ratio:.3g}")])
     print(f"{fork}: {100 * fork_share:.2f} % of a core; bare Python loop, every 100 ms: {100 * woken(seconds):.3f} %")
     shares = ", ".join(f"{100 * share:.3f}" for share in bare)
     print(f"the same readings in a bare compiled loop, nothing stored, 100 and 10 ms idle, then busy: {shares} %")

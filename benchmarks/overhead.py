@@ -6,7 +6,6 @@ that need whole runs of wan30ms.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -17,14 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
 
 import pandas as pd
 import psutil
-from table import Line, show
+from bench import Line, at_least, at_most, make_parser, show
 
 from harness.cell.counters import CellCounters
 from harness.cell.epoch import measured_epoch, save_batches
@@ -42,9 +37,7 @@ BATCH_SIZE = 32
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="at most 50 s: without the runs of wan30ms")
-    quick = parser.parse_args().quick
+    quick = make_parser(__doc__, "at most 50 s: without the runs of wan30ms").parse_args().quick
     lines = [instrumented_epoch(seconds=28 if quick else 60)]
     if quick:
         print("wan30ms as a whole: not run with --quick")
@@ -143,29 +136,12 @@ def whole_runs() -> list[Line]:
         Line("wan30ms: disk, dataset and shards and two runs", "≤ 2 GB", f"{disk / 1e9:.2f} GB", disk <= 2e9),
         Line("wan30ms: first run, dataset made", "≤ 300 s", f"{first_s:.0f} s", first_s <= 300),
         Line("wan30ms: second run", "≤ 240 s", f"{second_s:.0f} s", second_s <= 240),
-        Line(
-            "wan30ms: rows of the second run that are valid",
-            "all",
-            f"{valid} of {len(rows)}",
-            valid == len(rows),
-        ),
+        Line("wan30ms: rows of the second run that are valid", "all", f"{valid} of {len(rows)}", valid == len(rows)),
         *(
-            Line(
-                f"{loader}: epoch at 30 ms / at 0.1 ms",
-                asked,
-                f"{slowdown[loader]:.2f}",
-                fine(slowdown[loader]),
-            )
-            for loader, asked, fine in SLOWDOWNS
+            judge(f"{loader}: epoch at 30 ms / at 0.1 ms", bound, slowdown[loader], f"{slowdown[loader]:.2f}")
+            for loader, judge, bound in (("streaming", at_most, 1.1), ("pytorch", at_least, 2), ("dali", at_least, 2))
         ),
     ]
-
-
-SLOWDOWNS: list[tuple[str, str, Callable[[Any], bool]]] = [
-    ("streaming", "≤ 1.10", lambda ratio: ratio <= 1.10),
-    ("pytorch", "≥ 2", lambda ratio: ratio >= 2),
-    ("dali", "≥ 2", lambda ratio: ratio >= 2),
-]
 
 
 def watched(argv: list[str]) -> tuple[float, int]:

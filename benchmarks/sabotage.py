@@ -7,7 +7,6 @@ there, and a run that a resume completes. Prints a line a scenario; exits 1 when
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -23,12 +22,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
-
 import pandas as pd
 import psutil
 import pyarrow.parquet as pq
+from bench import make_parser
 
 SAMPLES = 24
 LIMIT_S = 300
@@ -368,8 +365,7 @@ QUICK = ("cell_killed", "two_at_once", "latest_taken", "tiny_disk")
 
 def main() -> int:
     """Run the scenarios; 0 when none falls short."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="four scenarios, in two minutes")
+    parser = make_parser(__doc__, "four scenarios, in two minutes")
     parser.add_argument("--only", nargs="*", choices=SCENARIOS, help="these scenarios (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the damage (default: 0)")
     given = parser.parse_args()

@@ -11,22 +11,17 @@ measured, verdict) and exits 1 when one falls short. `--quick` takes some ten mi
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
 from statistics import median
 
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
-
+from bench import Line, at_least, at_most, make_parser, run, spread
 from sample_aware_columns import columns
 from sample_aware_cost import cost
 from sample_aware_epochs import WORKERS, Arm, Nap, bound_s, speech, unet
 from sample_aware_peers import CASES, peers
-from table import Line, show
 
 from loaders.pipelines.synthetic_load import LightStep
 
@@ -47,19 +42,13 @@ def bound(quick: bool) -> Iterator[Line]:
         set_s = bound_s(transforms, count, WORKERS)
         ours, theirs = Arm(True, transforms, count).epoch(), Arm(False, transforms, count).epoch()
         ratio = WORKERS * ours.seconds / ours.work_s
-        yield Line(
-            f"{name}: epoch over the bound",
-            f"<= {BOUND_MOST}",
-            f"{ratio:.3f} ({ours.seconds:.2f} s; over the steps' set times {ours.seconds / set_s:.3f}, "
-            f"PyTorch {theirs.seconds / set_s:.3f})",
-            ratio <= BOUND_MOST,
+        words = f"{ratio:.3f} ({ours.seconds:.2f} s; over the steps' set times {ours.seconds / set_s:.3f}, "
+        yield at_most(
+            f"{name}: epoch over the bound", BOUND_MOST, ratio, f"{words}PyTorch {theirs.seconds / set_s:.3f})"
         )
-        yield Line(
-            f"{name}: first batch over PyTorch's",
-            "<= 0.5",
-            f"{ours.first_s / theirs.first_s:.2f} ({1e3 * ours.first_s:.0f} and {1e3 * theirs.first_s:.0f} ms)",
-            ours.first_s <= theirs.first_s / 2,
-        )
+        first = ours.first_s / theirs.first_s
+        words = f"{first:.2f} ({1e3 * ours.first_s:.0f} and {1e3 * theirs.first_s:.0f} ms)"
+        yield at_most(f"{name}: first batch over PyTorch's", 0.5, first, words)
 
 
 def shares(quick: bool) -> Iterator[Line]:
@@ -78,13 +67,9 @@ def shares(quick: bool) -> Iterator[Line]:
         ratios = [one / other for one, other in pairs]
         seconds, other_s = (median(each) for each in zip(*pairs, strict=True))
         most = BEHIND_MOST if percent in (0, 100) else 1.0
-        yield Line(
-            f"{percent} % slow samples, times x {scale:g}: epoch over PyTorch's",
-            f"<= {most}",
-            f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}; {seconds:.2f} and {other_s:.2f} s, "
-            f"bound {bound_s(transforms, samples, WORKERS):.2f} s)",
-            median(ratios) <= most,
-        )
+        more = f"{seconds:.2f} and {other_s:.2f} s, bound {bound_s(transforms, samples, WORKERS):.2f} s"
+        what = f"{percent} % slow samples, times x {scale:g}: epoch over PyTorch's"
+        yield at_most(what, most, median(ratios), spread(ratios, more=more))
 
 
 def scaling(quick: bool) -> Iterator[Line]:
@@ -96,12 +81,8 @@ def scaling(quick: bool) -> Iterator[Line]:
         took_s = Arm(True, transforms, count, workers=workers).epoch().seconds
         each = count / took_s / workers
         alone = alone or each
-        yield Line(
-            f"{workers} workers: samples/s a worker over one's",
-            f">= {LINEAR_LEAST}",
-            f"{each / alone:.3f} ({count / took_s:.0f} samples/s)",
-            each >= LINEAR_LEAST * alone,
-        )
+        words = f"{each / alone:.3f} ({count / took_s:.0f} samples/s)"
+        yield at_least(f"{workers} workers: samples/s a worker over one's", LINEAR_LEAST, each / alone, words)
 
 
 PARTS: dict[str, Callable[[bool], Iterator[Line]]] = {
@@ -112,16 +93,12 @@ PARTS: dict[str, Callable[[bool], Iterator[Line]]] = {
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer samples")
-    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
-    options = parser.parse_args()
+    options = make_parser(__doc__, "fewer samples", PARTS).parse_args()
     # More workers than processors are meant: they sleep.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     warnings.filterwarnings("ignore", message="the dataset does all")
-    print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
     lines = chain.from_iterable(PARTS[name](options.quick) for name in options.only or PARTS)
-    return 1 if show(lines, widths=(58, 12, 78)) else 0
+    return run(lines, widths=(58, 12, 78))
 
 
 if __name__ == "__main__":

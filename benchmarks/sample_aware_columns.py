@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
+from bench import Line
 from sample_aware_epochs import WORKERS, Arm, speech, unet
-from table import Line
 
 MOST_WORKERS = 32
 """Of a GPU on the paper's machine: its workers may be as many as there are cores (section 4.3), 128 for 4 GPUs."""
@@ -38,11 +38,8 @@ def columns(quick: bool) -> Iterator[Line]:
         other_s, equal_s, grown_s = (median(each) for each in zip(*rounds, strict=True))
         first = median(one / two for one, two, _ in rounds)
         second = median(one / three for one, _, three in rounds)
-        yield Line(
-            f"{name}: PyTorch's epoch over ours, {WORKERS} workers each",
-            "",
-            f"{first:.2f} ({other_s:.2f} and {equal_s:.2f} s)",
-        )
+        words = f"{first:.2f} ({other_s:.2f} and {equal_s:.2f} s)"
+        yield Line(f"{name}: PyTorch's epoch over ours, {WORKERS} workers each", "", words)
         yield Line(
             f"{name}: the same with the scheduler on",
             "",

@@ -10,8 +10,7 @@ from typing import Any
 
 import psutil
 import torch
-from processes import cpu_s
-from table import Line
+from bench import Line, at_most, cpu_s
 from torch.utils.data import DataLoader, Dataset
 
 from loaders import SampleAwareDataLoader
@@ -57,18 +56,11 @@ def cost(quick: bool) -> Iterator[Line]:
             if number == 40:
                 break
         del loader
-    yield Line(
-        "CPU a sample of 602 kB, us",
-        f"<= {CPU_MOST_US}",
-        f"{cpu_us['ours']:.0f} (PyTorch {cpu_us['PyTorch']:.0f})",
-        cpu_us["ours"] <= CPU_MOST_US,
-    )
-    yield Line(
-        "memory with the same prefetch over PyTorch's",
-        "<= 1",
-        f"{peak_mb['ours'] / peak_mb['PyTorch']:.2f} ({peak_mb['ours']:.0f} and {peak_mb['PyTorch']:.0f} MB)",
-        peak_mb["ours"] <= peak_mb["PyTorch"],
-    )
+    words = f"{cpu_us['ours']:.0f} (PyTorch {cpu_us['PyTorch']:.0f})"
+    yield at_most("CPU a sample of 602 kB, us", CPU_MOST_US, cpu_us["ours"], words)
+    ratio = peak_mb["ours"] / peak_mb["PyTorch"]
+    words = f"{ratio:.2f} ({peak_mb['ours']:.0f} and {peak_mb['PyTorch']:.0f} MB)"
+    yield at_most("memory with the same prefetch over PyTorch's", 1, ratio, words)
 
 
 def resident_mb(pids: Sequence[int]) -> float:

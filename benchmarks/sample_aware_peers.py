@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from table import Line
+from bench import Line, spread
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -123,11 +123,11 @@ def peers(case: Case) -> Callable[[bool], Iterator[Line]]:
             ratios = [each[peer] / each[our] for each in rounds]
             other_s, our_s = (median(each[name] for each in rounds) for name in (peer, our))
             other_cpu_s, our_cpu_s = (median(each[name] for each in cpu) for name in (peer, our))
+            times = f"{other_s:.2f} and {our_s:.2f} s, bound {bound_s:.2f} s"
             yield Line(
                 f"{case.what}, {case.workers} workers: epoch of {peer} over {our}",
                 f"{'>' if ahead else '>='} {RATIO_LEAST:g}",
-                f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {other_s:.2f} and {our_s:.2f} s, "
-                f"bound {bound_s:.2f} s; CPU {other_cpu_s:.2f} and {our_cpu_s:.2f} s)",
+                spread(ratios, 2, f"{times}; CPU {other_cpu_s:.2f} and {our_cpu_s:.2f} s"),
                 median(ratios) > RATIO_LEAST if ahead else median(ratios) >= RATIO_LEAST,
             )
 

@@ -6,11 +6,8 @@ medians are compared, for neighbours on the host come and go. `--quick` takes so
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -19,14 +16,10 @@ from itertools import chain
 from pathlib import Path
 from statistics import median, quantiles
 
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
-
+from bench import Line, at_least, at_most, make_parser, memory_folder, run, spread
 from streaming_receiver import Received
 from streaming_rig import LOCAL, Keys, Rig, Shards, make_shards, open_rig, open_star, split
-from table import Line, show
 
-from harness.errors import TestbedError
 from harness.testbed.link import LinkKind
 from loaders.streaming.keys import make_keys
 
@@ -47,9 +40,9 @@ LOSS_FLOWS = 32
 class Bench:
     """Shards and links, made when they are first wanted."""
 
-    def __init__(self, temporary: Path, cache: Path | None, kind: LinkKind, *, quick: bool) -> None:
+    def __init__(self, temporary: Path, cache: Path | None, kind: LinkKind, stack: ExitStack, *, quick: bool) -> None:
         self.quick, self._temporary, self._folder, self._kind = quick, temporary, cache or temporary, kind
-        self._stack = ExitStack()
+        self._stack = stack
 
     @cached_property
     def rig(self) -> Rig:
@@ -86,20 +79,11 @@ class Bench:
         """An epoch of 5 s at 1 Gbit/s."""
         return make_shards(self._folder, SMALL, 625_000_000)
 
-    def close(self) -> None:
-        """Remove the links."""
-        self._stack.close()
-
 
 def window(rtt_ms: float, rate_gbit: float, batch_bytes: int) -> int:
     """Return how many batches under way fill the link: two a stream, the bytes on it, twice that in queues."""
     on_the_link = rate_gbit * 1e9 / 8 * rtt_ms / 1e3
     return min(256, 2 * STREAMS + round(3 * on_the_link / batch_bytes))
-
-
-def ratios(values: list[float], digits: int = 3) -> str:
-    """Write a median and the range."""
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def paired(values: Sequence[float], over: Sequence[float]) -> tuple[float, str]:
@@ -121,12 +105,8 @@ def goodput_cell(bench: Bench, rtt_ms: float, rate_gbit: float, asked: float) ->
             ours.append(rig.receive([daemon], streams=STREAMS, window=under_way, seconds=seconds, omit_s=omit_s).gbit)
             theirs.append(rig.iperf(flows=STREAMS, seconds=seconds, omit_s=omit_s).gbit)
     ratio = median(ours) / median(theirs)
-    return Line(
-        f"goodput over iperf3's, {rate_gbit:g} Gbit/s, {rtt_ms:g} ms",
-        f">= {asked:.2f}",
-        f"{ratio:.3f} ({median(ours):.3f} of {median(theirs):.3f} Gbit/s)",
-        ratio >= asked,
-    )
+    words = f"{ratio:.3f} ({median(ours):.3f} of {median(theirs):.3f} Gbit/s)"
+    return at_least(f"goodput over iperf3's, {rate_gbit:g} Gbit/s, {rtt_ms:g} ms", asked, ratio, words, ".2f")
 
 
 def goodput(bench: Bench) -> Iterator[Line]:
@@ -183,17 +163,15 @@ def loss(bench: Bench) -> Iterator[Line]:
         ours, theirs = median(lossy[loss_pct]), median(peers[loss_pct, flows, control])
         what = f"{where}, {loss_pct:g} % loss: bbr, auto over iperf3's {flows} {control}"
         measured = f"{ours / theirs:.3f} ({ours:.3f} of {theirs:.3f} Gbit/s)"
-        yield Line(
-            what, f">= {least:.2f}" if least else "", measured, None if least is None else ours / theirs >= least
-        )
+        yield at_least(what, least, ours / theirs, measured, ".2f")
     for flows in (LOSS_FLOWS, USUAL_STREAMS):
         measured = f"{median(peers[LOSS_PCT, flows, 'cubic']):.3f} Gbit/s"
         yield Line(f"{where}, {LOSS_PCT:g} % loss: iperf3's {flows} cubic", "", measured, None)
-    yield Line("link's relay under iperf3's 32 bbr, cores", "", ratios(relay_cores, 2), None)
+    yield Line("link's relay under iperf3's 32 bbr, cores", "", spread(relay_cores, 2), None)
     with_loss, without = median(epochs[LOSS_PCT]), median(epochs[0.0])
     what = f"epoch of 625 MB: {LOSS_PCT:g} % loss over none"
     measured = f"{with_loss / without:.3f} ({with_loss:.2f} of {without:.2f} s)"
-    yield Line(what, "<= 1.50", measured, with_loss <= 1.5 * without)
+    yield at_most(what, 1.5, with_loss / without, measured, ".2f")
 
 
 def distance(bench: Bench) -> Iterator[Line]:
@@ -211,7 +189,7 @@ def distance(bench: Bench) -> Iterator[Line]:
     for rtt_ms, most in ((30.0, 1.02), (150.0, 1.05)):
         ratio = median(got.seconds for got in seen[rtt_ms]) / near_s
         what = f"epoch of {near_s:.1f} s: {rtt_ms:g} ms over 0.1 ms"
-        yield Line(what, f"<= {most:.2f}", f"{ratio:.3f}", ratio <= most)
+        yield at_most(what, most, ratio, f"{ratio:.3f}", ".2f")
 
 
 def distance_cpu(bench: Bench) -> Iterator[Line]:
@@ -231,7 +209,7 @@ def distance_cpu(bench: Bench) -> Iterator[Line]:
             (ratio, words), (theirs_ratio, _) = (paired(by[30.0], by[0.1]) for by in (ours, theirs))
             measured = f"{words}; {median(ours[30.0]):.3f} s at 30 ms; iperf3 {theirs_ratio:.3f})"
             what = f"CPU per GB, 1 Gbit/s, {streams} streams: 30 over 0.1 ms"
-            yield Line(what, f"<= {most:.2f}" if most else "", measured, None if most is None else ratio <= most)
+            yield at_most(what, most, ratio, measured, ".2f")
 
 
 def cpu(bench: Bench) -> Iterator[Line]:
@@ -261,7 +239,7 @@ def cpu(bench: Bench) -> Iterator[Line]:
         ratio, words = paired(ours, theirs_s)
         what = f"CPU/GB over iperf3's, {streams} streams: {name}"
         measured = f"{words}; {median(ours):.3f} of {median(theirs_s):.3f} s, {median(speeds):.1f} GB/s)"
-        yield Line(what, f"<= {most}" if most else "", measured, None if most is None else ratio <= most)
+        yield at_most(what, most, ratio, measured)
 
 
 def figures(bench: Bench) -> Iterator[Line]:
@@ -296,20 +274,20 @@ def mixing(bench: Bench) -> Iterator[Line]:
     ratio, words = paired(seen[4096], seen[0])
     rates = " and ".join(f"{1 / median(by):,.0f}" for by in seen.values())
     measured = f"{words}; {rates} samples a CPU second)"
-    yield Line("CPU a sample of 1 kB: shuffle_window 4096 over 0", "<= 3.5", measured, ratio <= 3.5)
+    yield at_most("CPU a sample of 1 kB: shuffle_window 4096 over 0", 3.5, ratio, measured)
 
 
 def memory(bench: Bench) -> Iterator[Line]:
     """Watch the daemon's memory over epochs, and with a reader that asks and does not take."""
     with LOCAL.daemon(bench.small) as daemon:
         after = LOCAL.receive([daemon], streams=STREAMS, window=16, epochs=10).anonymous_mb
-    yield Line("daemon's memory over ten epochs, MB", f"<= {MEMORY_MB}", ratios(after, 0), max(after) <= MEMORY_MB)
+    yield at_most("daemon's memory over ten epochs, MB", MEMORY_MB, max(after), spread(after, 0))
     for wire in ("raw", "msgpack"):
         with LOCAL.daemon(bench.small) as daemon:
             orders = {"streams": STREAMS, "window": 256, "stop_reading": True, "seconds": 5.0, "wire": wire}
             (after_stop,) = LOCAL.receive([daemon], **orders).anonymous_mb
         what = f"daemon's memory, reader that stopped, {wire}, MB"
-        yield Line(what, f"<= {MEMORY_MB}", f"{after_stop:.0f}", after_stop <= MEMORY_MB)
+        yield at_most(what, MEMORY_MB, after_stop, f"{after_stop:.0f}")
 
 
 def daemons(bench: Bench) -> Iterator[Line]:
@@ -330,7 +308,7 @@ def daemons(bench: Bench) -> Iterator[Line]:
     for count in (2, 3):
         linear, theirs_linear = (median(by[count]) / median(by[1]) / count for by in (seen, theirs))
         measured = f"{linear:.3f} ({median(seen[count]):.3f} Gbit/s; iperf3 {theirs_linear:.3f})"
-        yield Line(f"{count} daemons, 1 Gbit/s each: of linear", ">= 0.95", measured, linear >= 0.95)
+        yield at_least(f"{count} daemons, 1 Gbit/s each: of linear", 0.95, linear, measured)
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
@@ -340,29 +318,16 @@ PARTS: dict[str, Callable[[Bench], Iterator[Line]]] = {
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer cells and repeats")
-    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
+    parser = make_parser(__doc__, "fewer cells and repeats", PARTS)
     parser.add_argument("--kind", choices=("auto", "netem", "relay"), default="auto", help="kind of link")
     parser.add_argument("--cache", type=Path, help="folder in which the shards stay (default: a temporary one)")
     options = parser.parse_args()
     if shutil.which("iperf3") is None:
         sys.exit("benchmarks/streaming.py: iperf3 is not installed: apt-get install iperf3")
-    # Shards lie in memory: no disk is measured, and nobody's dropping of caches.
-    memory_folder = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="joulefeed-streaming-", dir=memory_folder if memory_folder.is_dir() else None
-    ) as temporary:
-        bench = Bench(Path(temporary), options.cache, options.kind, quick=options.quick)
-        try:
-            print(f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}")
-            parts = (PARTS[name](bench) for name in options.only or PARTS)
-            return 1 if show(chain.from_iterable(parts)) else 0
-        except TestbedError as error:
-            print(f"benchmarks/streaming.py: {error}", file=sys.stderr)
-            return error.exit_status
-        finally:
-            bench.close()
+    # Shards lie in memory: nobody's dropping of caches is measured either.
+    with memory_folder("streaming") as temporary, ExitStack() as stack:
+        bench = Bench(temporary, options.cache, options.kind, stack, quick=options.quick)
+        return run(chain.from_iterable(PARTS[name](bench) for name in options.only or PARTS))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ rate with the flood and without it are taken in turns, and each pair makes a rat
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,13 +17,9 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
-
-from processes import status_kb
+from bench import HERE, Line, at_least, make_parser, memory_folder, run, status_kb
 from streaming_peers import Load
-from streaming_rig import HERE, LOCAL, Daemon, Keys, make_shards
-from table import Line, show
+from streaming_rig import LOCAL, Daemon, Keys, make_shards
 
 from loaders.streaming import health
 from loaders.streaming.daemon.store import ShardStore
@@ -92,7 +86,7 @@ def ratio_line(what: str, calm: Sequence[float], flooded: Sequence[float], more:
     """Compare the turns with a flood to those right before them."""
     ratio = median(value / other for value, other in zip(flooded, calm, strict=True))
     measured = f"{ratio:.2f} ({1e-6 * median(flooded):.0f} of {1e-6 * median(calm):.0f} MB/s; {more})"
-    return Line(what, ">= 0.5", measured, ratio >= 0.5)
+    return at_least(what, 0.5, ratio, measured)
 
 
 def descriptors(folder: Path, turns: int) -> Iterator[Line]:
@@ -146,17 +140,11 @@ PARTS = {each.__name__: each for each in (descriptors, fuzzing, busy)}
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer turns")
-    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; may be repeated")
-    options = parser.parse_args()
-    memory_folder = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="joulefeed-floods-", dir=memory_folder if memory_folder.is_dir() else None
-    ) as temporary:
+    options = make_parser(__doc__, "fewer turns", PARTS).parse_args()
+    with memory_folder("floods") as temporary:
         turns = 3 if options.quick else 7
-        parts = (PARTS[name](Path(temporary), turns) for name in options.only or PARTS)
-        return 1 if show(chain.from_iterable(parts), widths=(70, 8, 60)) else 0
+        parts = (PARTS[name](temporary, turns) for name in options.only or PARTS)
+        return run(chain.from_iterable(parts), widths=(70, 8, 60))
 
 
 if __name__ == "__main__":

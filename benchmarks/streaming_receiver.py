@@ -16,12 +16,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from processes import cpu_s, status_kb
+from bench import cpu_s, status_kb
 
 from loaders.streaming import RawBatch, StreamClient
 from loaders.streaming.planner import BatchPlan
-
-STOP_EVERY_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench import HERE, PYTHONPATH, namespaces
 from streaming_receiver import Orders, Received
 
 from harness.config.regime import Regime
@@ -27,7 +27,6 @@ from loaders.base import Samples
 from loaders.streaming.shards.convert import convert
 from loaders.streaming.shards.index import ShardSet, index_path, save_manifest
 
-HERE = Path(__file__).resolve().parent
 LOOPBACK = "127.0.0.1"
 IPERF_PORT = 5201
 PATIENCE_S = 180.0
@@ -89,8 +88,7 @@ class Place:
     def popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a process here; measured processes get a higher priority than others."""
         enter = ["nice", "-n", str(NICE), *(["nsenter", f"--net={self.namespace}", "--"] if self.namespace else [])]
-        # In this order, for the scripts' folder has a file with the name of a package.
-        environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}"}
+        environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
         return subprocess.Popen([*enter, *argv], text=True, env=environment, **options)
 
 
@@ -229,18 +227,6 @@ def _ended(process: subprocess.Popen[str]) -> tuple[str, float]:
     used_ns = int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[0])
     process.wait()
     return said, used_ns * 1e-9
-
-
-@contextlib.contextmanager
-def namespaces(*roles: str) -> Iterator[list[str]]:
-    """Make network namespaces and remove them again; yields their paths."""
-    run_id = uuid.uuid4().hex[:8]
-    with contextlib.ExitStack() as stack:
-        names = [f"jfb-{run_id}-{role}" for role in roles]
-        for name in names:
-            subprocess.run(["ip", "netns", "add", name], check=True)
-            stack.callback(subprocess.run, ["ip", "netns", "del", name], check=False)
-        yield [f"/run/netns/{name}" for name in names]
 
 
 @contextlib.contextmanager

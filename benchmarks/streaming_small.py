@@ -13,19 +13,14 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-# The folder has a loaders.py, which must not hide the package of that name: it is to be searched last.
-sys.path.append(sys.path.pop(0))
-
 import zmq
-from processes import cpu_s
+from bench import Line, at_least, cpu_s, make_parser, memory_folder, run
 from streaming_rig import LOCAL, make_shards
-from table import Line, show
 
 STREAMS, WINDOW = 2, 8
 SIZES = ((2_000, 256, 64_000_000, 0.5), (100_000, 32, 256_000_000, None), (2_000_000, 8, 256_000_000, None))
@@ -115,18 +110,14 @@ def sizes(folder: Path, turns: int, seconds: float) -> Iterator[Line]:
         rate, cost = (median(a[at] / b[at] for a, b in zip(ours, theirs, strict=True)) for at in (0, 1))
         ours_mb, theirs_mb = [1e-6 * median(one[0] for one in by) for by in (ours, theirs)]
         cpu = [median(one[1] for one in by) for by in (ours, theirs)]
-        yield Line(
-            f"records of {record / 1000:g} kB, batches of {batch}: rate over plain pyzmq's",
-            f">= {asked}" if asked else "",
-            f"{rate:.2f} ({ours_mb:.0f} of {theirs_mb:.0f} MB/s; CPU {cost:.2f}: {cpu[0]:.2f} of {cpu[1]:.2f} s/GB)",
-            rate >= asked if asked else None,
-        )
+        what = f"records of {record / 1000:g} kB, batches of {batch}: rate over plain pyzmq's"
+        words = f"{ours_mb:.0f} of {theirs_mb:.0f} MB/s; CPU {cost:.2f}: {cpu[0]:.2f} of {cpu[1]:.2f} s/GB"
+        yield at_least(what, asked, rate, f"{rate:.2f} ({words})")
 
 
 def main() -> int:
     """Measure and print; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter turns")
+    parser = make_parser(__doc__, "fewer and shorter turns")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -135,12 +126,9 @@ def main() -> int:
     if options.ask:
         print(json.dumps(ask(*json.loads(options.ask))))
         return 0
-    memory_folder = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="joulefeed-small-", dir=memory_folder if memory_folder.is_dir() else None
-    ) as temporary:
-        lines = sizes(Path(temporary), 3 if options.quick else 9, 1.0 if options.quick else 2.0)
-        return 1 if show(lines, widths=(66, 8, 60)) else 0
+    with memory_folder("small") as temporary:
+        lines = sizes(temporary, 3 if options.quick else 9, 1.0 if options.quick else 2.0)
+        return run(lines, widths=(66, 8, 60))
 
 
 if __name__ == "__main__":
