@@ -172,7 +172,9 @@ def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
             if bound.found is None:
                 yield _make_check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
             else:
-                yield _make_check(row, f"{bound.rule}_{when}", expected, f"{bound.found:.3g} {bound.unit}", bound.kept)
+                pair = f" between {probe.pair}" if probe and probe.pair and bound.rule == "rtt" else ""
+                actual = f"{bound.found:.3g} {bound.unit}{pair}"
+                yield _make_check(row, f"{bound.rule}_{when}", expected, actual, bound.kept)
     epoch = data.link.get_epoch(row.epoch)
     if regime.loss_pct == 0:
         yield _check_count(row, "no_drops", "0 packets dropped in the link's queue", epoch.drops, "dropped", (0, 0))

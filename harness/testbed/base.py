@@ -168,6 +168,8 @@ class ProbeResult:
     lost_to_compute: int | None = None
     packets_to_storage: int | None = None
     lost_to_storage: int | None = None
+    pair: str | None = None
+    """Between which hosts the round trip was measured; None where there is one pair of them."""
 
 
 class Testbed(ABC):

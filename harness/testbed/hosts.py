@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -25,7 +25,7 @@ from harness.testbed.link.hosts_link import HostsNetemLink, SocketLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
 from harness.testbed.mount import RemoteMounts
-from harness.testbed.probe import probe_nodes
+from harness.testbed.probe import probe_nodes, rtt_between
 
 BEAT_S: Final = 2.0
 CACHES_TIMEOUT_S: Final = 120.0
@@ -155,8 +155,28 @@ class HostsTestbed(Testbed):
             self.link.set(regime)
 
     def probe(self, regime: Regime) -> ProbeResult | None:
-        """Measure the idle link's round trip and rate, to the first storage node; None for a local regime."""
-        return None if regime.is_local else probe_nodes(self.compute, self.storage, regime)
+        """Measure the idle link's rate to the first storage node, and the round trips to each from each compute node.
+
+        The result has the round trip that is farthest from the regime's. None for a local regime.
+        """
+        if regime.is_local:
+            return None
+        found = probe_nodes(self.compute, self.storage, regime)
+        pairs = [(node, storage) for node in self.computes for storage in self.storages if node.host != storage.host]
+        if len(pairs) == 1:
+            return found
+        with ThreadPoolExecutor(len(pairs) - 1) as threads:
+            trips = [found, *threads.map(rtt_between, *zip(*pairs[1:], strict=True))]
+        named = zip(trips, pairs, strict=True)
+        worst, (node, storage) = max(named, key=lambda one: abs(one[0].rtt_ms_median - regime.rtt_ms))
+        return replace(
+            found,
+            rtt_ms_median=worst.rtt_ms_median,
+            rtt_ms_min=worst.rtt_ms_min,
+            rtt_ms_p99=worst.rtt_ms_p99,
+            rtt_samples=worst.rtt_samples,
+            pair=f"{node.host} – {storage.host}",
+        )
 
     @contextmanager
     def mount(

@@ -115,6 +115,12 @@ def probe_nodes(compute: Node, storage: Node, regime: Regime) -> ProbeResult:
         return probe(compute.run, storage.address, server.port, regime)
 
 
+def rtt_between(compute: Node, storage: Node) -> ProbeResult:
+    """Measure only the round trip between two nodes, with a server on the storage node; raises as `rtt_probe`."""
+    with ProbeServer(storage) as server:
+        return rtt_probe(compute.run, storage.address, server.port)
+
+
 def rtt_probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, seconds: float = 0.3) -> ProbeResult:
     """Measure only the idle link's round trip.
 

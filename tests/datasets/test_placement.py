@@ -104,3 +104,26 @@ def test_halves_differ_by_no_more_than_the_largest_shard(sizes):
     assert all(parts.values())
     assert abs(held[0] - held[1]) <= max(sizes)
     assert split(shards[::-1]) == parts
+
+
+@pytest.mark.parametrize(("kind", "remote"), [("remote", 1.0), ("half", 0.5)])
+def test_several_storage_nodes_share_what_is_remote(handle, tmp_path, kind, remote):
+    shards = open_shards(handle, tmp_path / "cache", quiet, 2 * HALF_SHARDS)
+    placed = place(kind, handle, shards, tmp_path / "cache", quiet, storages=2)
+    held = {part: ids(folder) for part, folder in placed.shards.items()}
+    assert sorted(number for part in held.values() for number in part) == list(range(90))
+    assert set(held) - {"compute"} == {"storage", "storage-2"}
+    total = handle.samples.sizes.sum()
+    for part in ("storage", "storage-2"):
+        assert handle.samples.sizes[held[part]].sum() / total == pytest.approx(remote / 2, abs=0.08)
+    seen = placed.seen_from("compute", handle.samples)
+    folders = {"compute": "local", "storage": "remote", "storage-2": "remote-2"}
+    for part, held_ids in held.items():
+        assert {seen.paths[number].partition("/")[0] for number in held_ids} == {folders[part]}
+    assert placed.describe()["storages"] == 2
+
+
+def test_each_of_several_storage_nodes_needs_a_shard(handle, tmp_path):
+    shards = open_shards(handle, tmp_path / "cache", quiet)
+    with pytest.raises(DatasetError, match="the dataset has one shard, expected at least 3"):
+        place("half", handle, shards, tmp_path / "cache", quiet, storages=2)

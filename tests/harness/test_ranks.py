@@ -14,14 +14,18 @@ import pytest
 from harness.cell.events import read_events
 from harness.cell.messages import CellSpec, RankSpec
 from harness.config.experiment import experiment_from
+from harness.config.regime import Regime
 from harness.config.specs import AcceleratorSpec, Component, DistributedSpec, Experiment, LoaderSpec
+from harness.config.validation import parse
 from harness.datasets.placement import PlacedData
 from harness.errors import CellError, ConfigError
 from harness.results.cells import RankEpoch
 from harness.run.cell_ranks import CellRanks
 from harness.run.components import check_components
+from harness.run.driver import hosts_of_run
 from harness.run.rank_files import join_batches, make_folders, rank_events, rank_nodes, rank_records, rank_spec
 from harness.testbed.base import Node
+from harness.testbed.inventory import Host, Inventory
 from loaders.base import Samples
 from tests.harness.test_config import composed
 
@@ -252,3 +256,44 @@ def test_a_spec_goes_to_a_rank_and_back():
     )
     assert CellSpec.from_json(spec.to_json()).ranks == place
     assert json.loads(spec.to_json())["ranks"]["port"] == 5
+
+
+def inventory(*groups):
+    """Hosts by their groups: "compute", "storage", or both."""
+    found = []
+    for number, roles in enumerate(groups, 1):
+        fields = {"name": f"h{number}", "roles": roles.split(), "ansible_host": f"10.0.0.{number}"}
+        found.append(parse(Host, fields, "hosts.yml"))
+    return Inventory("hosts.yml", tuple(found))
+
+
+@pytest.mark.parametrize(
+    ("groups", "placement", "world_size", "computes", "storages", "idle"),
+    [
+        (("compute", "compute", "storage", "storage"), "remote", 1, "h1", "h3 h4", "h2"),
+        (("compute", "compute", "storage", "storage"), "half", 3, "h1 h2", "h3 h4", ""),
+        (("compute", "compute", "storage", "storage"), "sharded", 2, "h1 h2", "h2", "h3 h4"),
+        (("compute storage", "compute storage"), "sharded", 2, "h1 h2", "h2", ""),
+        (("compute storage", "storage"), "remote", 1, "h1", "h2", ""),
+        (("compute storage", "compute storage"), "remote", 1, "h1", "h2", ""),
+    ],
+)
+def test_ranks_and_placement_decide_which_hosts_train_and_store(
+    groups, placement, world_size, computes, storages, idle
+):
+    spec = Experiment(name="x", placement=placement, distributed=DistributedSpec(world_size=world_size))
+    chosen = hosts_of_run(spec, inventory(*groups))
+    told = [" ".join(host.name for host in hosts) for hosts in (chosen.computes, chosen.storages, chosen.idle)]
+    assert told == [computes, storages, idle]
+
+
+def test_hosts_that_cannot_run_an_experiment_are_refused_before_anything_starts():
+    far = {"wan": Regime(name="wan", rtt_ms=30, rate_gbit=1)}
+    both = DistributedSpec(world_size=2)
+    with pytest.raises(ConfigError, match=r"placement=sharded .* the group has 3 \(h1, h2, h3\)"):
+        hosts_of_run(Experiment(name="x", placement="sharded", distributed=both), inventory(*["compute"] * 3))
+    with pytest.raises(ConfigError, match=r"host h1 both stores and computes, so regimes\.wan has no link"):
+        hosts_of_run(Experiment(name="x", regimes=far), inventory("compute storage"))
+    with pytest.raises(ConfigError, match=r"testbed\.memory_mb=512: ranks train on h1, h2"):
+        spec = Experiment(name="x", distributed=both, testbed={"memory_mb": 512})
+        hosts_of_run(spec, inventory("compute", "compute", "storage"))

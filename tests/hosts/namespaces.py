@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -238,6 +239,14 @@ def harness_testbed(hosts: Hosts, command: str, *options: str) -> str:
     done = subprocess.run(argv, cwd=REPO, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip().splitlines()[-1]
+
+
+def ansible_obstacles() -> list[str]:
+    """Return the same for hosts that playbooks set up."""
+    found = obstacles()
+    if not (REPO / ".venv-ansible/bin/ansible-playbook").exists() and shutil.which("ansible-playbook") is None:
+        found.append("Ansible is not installed: make ansible")
+    return found
 
 
 def obstacles() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -16,12 +15,10 @@ import pytest
 import yaml
 
 from harness.testbed.state import state_root
-from tests.hosts.namespaces import REPO, Hosts, harness_testbed, namespace_hosts, obstacles
+from tests.hosts.namespaces import REPO, Hosts, ansible_obstacles, harness_testbed, namespace_hosts
 from tests.hosts.snapshot import Snapshot, differences
 
-OBSTACLES = obstacles()
-if not (REPO / ".venv-ansible/bin/ansible-playbook").exists() and shutil.which("ansible-playbook") is None:
-    OBSTACLES.append("Ansible is not installed: make ansible")
+OBSTACLES = ansible_obstacles()
 pytestmark = [
     pytest.mark.process,
     pytest.mark.root,

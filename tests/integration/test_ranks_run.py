@@ -1,19 +1,27 @@
-"""A whole run of two ranks on two compute nodes, each of which has half of the data."""
+"""Whole runs of two ranks on two compute nodes, each of which has half of the data: on one machine, and on hosts."""
 
 import csv
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 
 import pyarrow.parquet as pq
 import pytest
+
+from tests.hosts.namespaces import REPO, Hosts, ansible_obstacles, harness_testbed, namespace_hosts
+from tests.hosts.snapshot import differences
 
 SAMPLES = 32
 SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=16"]
 # What else runs on this machine meanwhile is none of this test's matter.
 SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
 CHOSEN = ["+experiment=emlio_fig10_ddp", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "~loaders.dali"]
+SLOW = ["~loaders.pytorch", "accelerator.time_scale=100", "repeats=2", "warmup_samples=0", "figures=[]"]
+"""Two cells, in whose epochs there is time to end something."""
+OBSTACLES = ansible_obstacles()
 
 pytestmark = [
     pytest.mark.process,
@@ -22,21 +30,80 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The results of the run."""
+def test_two_namespaces_of_one_machine_share_each_epoch(tmp_path):
     where = [f"results_dir={tmp_path / 'results'}", f"cache_dir={tmp_path / 'cache'}"]
+    argv = [sys.executable, "-m", "harness", *CHOSEN, *SMALL, "~loaders.streaming", "figures=[]", *where]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=400, check=False)
+    folder = tmp_path / "results" / "latest"
+    assert folder.exists(), done.stderr
+    assert done.returncode in (0, 6), done.stderr + done.stdout
+    check_shares(folder, {"pytorch"})
+    check_rows_by_rank(folder)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with namespace_hosts(storage=2, compute=2, apart=True, disk_mb=1024) as made:
+        yield made
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(bool(OBSTACLES), reason=f"no namespace hosts here: {'; '.join(OBSTACLES)}")
+def test_site_yml_two_hosts_that_share_each_epoch_a_rank_that_dies_a_host_that_is_lost_and_teardown_yml(
+    hosts, tmp_path
+):
+    names = [machine.name for machine in hosts.machines]
+    before = {name: hosts.snapshot(name) for name in names}
+    where = ["testbed=ssh", f"testbed.inventory={hosts.inventory}", f"results_dir={tmp_path}"]
+    where += ["checks.clock_offset_ms=50", "checks.link_pause_ms=5000", "checks.link_held_pct=100"]
     done = subprocess.run(
-        [sys.executable, "-m", "harness", *CHOSEN, *SMALL, *where],
+        [sys.executable, "-m", "harness", *CHOSEN, *SMALL, *where, "testbed.keep=true"],
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
         check=False,
     )
-    found = tmp_path / "results" / "latest"
-    assert found.exists(), done.stderr
     assert done.returncode in (0, 6), done.stderr + done.stdout
-    return found
+    assert harness_testbed(hosts, "up").startswith("up: changed nothing")
+    check_shares(tmp_path / "latest", {"pytorch", "streaming"})
+    check_rows_by_rank(tmp_path / "latest")
+    check_joules_by_host(tmp_path / "latest")
+    assert (tmp_path / "latest" / "figures" / "emlio_fig10_ddp.png").stat().st_size > 10_000
+    claims = json.loads((tmp_path / "latest" / "claims.json").read_text())
+    assert {claim["id"] for claim in claims if "fig10" in claim["id"]}
+    check_faults(hosts, [*CHOSEN, *SMALL, *SLOW, *where], tmp_path / "latest")
+    harness_testbed(hosts, "down")
+    after = {name: hosts.snapshot(name) for name in names}
+    assert {name: differences(before[name], after[name]) for name in names} == {name: {} for name in names}
+
+
+def check_faults(hosts, overrides, folder):
+    """A rank that dies fails its cell, and a host that is lost ends the run; both are named."""
+    argv = [sys.executable, "-m", "tests.hosts.lead", *overrides]
+    run = subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        wait_for_epochs(hosts, 1)
+        hosts.run("compute2", "pkill", "-KILL", "-f", "harness[.]cell")
+        wait_for_epochs(hosts, 2)
+        hosts.stop("compute2")
+        output, _ = run.communicate(timeout=120)
+    finally:
+        run.kill()
+        hosts.start("compute2")
+    assert run.returncode == 4, output
+    cells = {cell["repeat"]: cell for cell in (json.loads(p.read_text()) for p in folder.glob("cells/*/cell.json"))}
+    assert [cells[number]["status"] for number in (1, 2)] == ["failed", "failed"], output
+    assert "rank 1 of 2 on compute2 (10.77.1.14): the cell's process on host compute2 exited" in cells[1]["failure"]
+    assert "host compute2 is lost" in cells[2]["failure"]
+
+
+def wait_for_epochs(hosts, cells):
+    """Wait until so many cells on the lead have begun an epoch."""
+    look = "cat /var/lib/joulefeed/results/2*/cells/*.partial/events.jsonl 2>/dev/null | grep -c epoch_start || true"
+    deadline = time.monotonic() + 300
+    while int(hosts.run("compute1", "sh", "-c", look) or 0) < cells:
+        assert time.monotonic() < deadline, f"no epoch of cell {cells} began"
+        time.sleep(0.2)
 
 
 def rows_of(path):
@@ -44,18 +111,10 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
-def test_two_nodes_share_each_epoch_with_a_row_for_each_rank_and_a_figure(folder):
-    check_shares(folder)
-    check_rows_by_rank(folder)
-    assert (folder / "figures" / "emlio_fig10_ddp.png").stat().st_size > 10_000
-    claims = json.loads((folder / "claims.json").read_text())
-    assert {claim["id"] for claim in claims if "fig10" in claim["id"]}
-
-
-def check_shares(folder):
+def check_shares(folder, loaders):
     """Every sample comes once over both ranks, and half of them come over the link."""
     rows = rows_of(folder / "epochs.csv")
-    assert {row["loader"] for row in rows} == {"pytorch", "streaming"}
+    assert {row["loader"] for row in rows} == loaders
     checks = json.loads((folder / "checks.json").read_text())
     verdicts = {(check["cell_id"], check["rule"]): check for check in checks}
     for row in rows:
@@ -83,3 +142,14 @@ def check_rows_by_rank(folder):
         assert max(float(rank["duration_s"]) for rank in own) <= float(row["duration_s"])
         assert all(float(rank["sync_s"]) > 0 for rank in own)
         assert row["stall_s"] == max((rank["stall_s"] for rank in own), key=float)
+
+
+def check_joules_by_host(folder):
+    """The joules are those of the two hosts that train; the two that only store have no part."""
+    assert {row["host"] for row in rows_of(folder / "ranks.csv")} == {"compute1", "compute2"}
+    for row in rows_of(folder / "epochs.csv"):
+        assert row["valid"] == "valid"
+        record = json.loads((folder / "cells" / row["cell_id"] / "cell.json").read_text())
+        assert [(host["host"], host["roles"]) for host in record["hosts"]] == [("compute2", ["compute", "storage"])]
+        assert float(row["total_j"]) == pytest.approx(float(row["compute_j"]))
+    assert (folder / "hosts" / "compute2" / "energy.sqlite").exists()
