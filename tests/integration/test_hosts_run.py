@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 
 import pytest
 
+from energymon.influx.dashboard import template
 from harness.testbed.inventory import LEAD_SSH_CONFIG
+from tests.energymon.influx.server import ORG, Server, binary
+from tests.energymon.influx.test_tuples import flux, paper_sum
 from tests.hosts.lead import connect_lead
 from tests.hosts.namespaces import REPO, namespace_hosts, obstacles
 
@@ -90,8 +94,47 @@ def wait_for_epoch(hosts):
     assert wait_until(lambda: hosts.run("compute1", "sh", "-c", look).strip() not in ("", "0"), 200)
 
 
-def test_a_daemon_and_a_mount_at_two_distances_give_valid_rows_with_the_joules_of_both_hosts(hosts, start, folder):
-    run = start("+regime@regimes.lan_0_1ms=lan_0_1ms", "regimes.lan_0_1ms.rate_gbit=1", "loaders.streaming.secure=true")
+@pytest.fixture
+def server(hosts, tmp_path):
+    """An InfluxDB server that all hosts reach."""
+    server = Server(binary(), tmp_path / "influxdb", address=f"10.76.{hosts.network}.1")
+    yield server
+    server.kill()
+
+
+def assert_on_server(server, run, found):
+    """Check that the server has the tuples of both hosts as rows have them, and what the dashboard's cells ask for."""
+    for row in found:
+        begin_ns, end_ns = (
+            round(datetime.fromisoformat(row[key]).timestamp() * 1e9) for key in ("start_utc", "end_utc")
+        )
+        joules = {"storage1": float(row["storage_j"]), "compute1": float(row["cpu_j"]) - float(row["storage_j"])}
+        field = "cpu_energy_estimate" if "cpu=estimate" in row["energy_source"] else "cpu_energy"
+        for node, expected in joules.items():
+            # Whole ticks: at each edge the joules of one are in or out.
+            tick_j = 3 * expected / (float(row["duration_s"]) / 0.1)
+            assert paper_sum(server, "first", node, field, begin_ns, end_ns) == pytest.approx(expected, abs=2 * tick_j)
+    _, dashboard = (one["spec"] for one in template("first"))
+    option = f'option v = {{timeRangeStart: -1h, timeRangeStop: now(), windowPeriod: 1s, joulefeed_run: "{run}"}}\n'
+    power, marks, joules, epochs = (
+        flux(server, "first", option + chart["queries"][0]["query"]) for chart in dashboard["charts"]
+    )
+    for cell in (power, joules):
+        assert {values["node_id"] for values in cell} == {"storage1", "compute1"}
+    assert sorted(values["_value"] for values in marks) == [0.0] * len(found) + [1.0] * len(found)
+    assert sorted(values["cell"] for values in epochs) == sorted(row["cell_id"] for row in found)
+
+
+def test_a_daemon_and_a_mount_at_two_distances_give_valid_rows_with_the_joules_of_both_hosts(
+    hosts, start, folder, server, tmp_path
+):
+    token = tmp_path / "token"
+    token.write_text(server.token)
+    run = start(
+        *("+regime@regimes.lan_0_1ms=lan_0_1ms", "regimes.lan_0_1ms.rate_gbit=1", "loaders.streaming.secure=true"),
+        *("store=influxdb", f"store.url={server.url}", f"store.org={ORG}", "store.bucket=first"),
+        f"store.token_file={token}",
+    )
     output, _ = run.communicate(timeout=380)
     assert run.returncode == 0, output
     found = rows(folder)
@@ -110,6 +153,7 @@ def test_a_daemon_and_a_mount_at_two_distances_give_valid_rows_with_the_joules_o
     provenance = json.loads((folder / "provenance.json").read_text())
     assert provenance["hosts"]["storage1"]["value"]["host"]["hostname"]["value"] == "storage1"
     assert (folder / "hosts" / "storage1" / "energy.sqlite").exists()
+    assert_on_server(server, folder.resolve().name, found)
     assert_nothing_left(hosts)
 
 

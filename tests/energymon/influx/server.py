@@ -30,22 +30,30 @@ def binary() -> Path:
 
 
 class Server:
-    """influxd on loopback with a token; it can be stopped, killed and started again on what it had."""
+    """influxd with a token, on loopback by default; it can be stopped, killed and started again on what it had."""
 
-    def __init__(self, program: Path, folder: Path, certificate: Path | None = None, key: Path | None = None) -> None:
+    def __init__(
+        self,
+        program: Path,
+        folder: Path,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        *,
+        address: str = "127.0.0.1",
+    ) -> None:
         self.folder = folder
         self.port = free_port()
         self.token = secrets.token_urlsafe(24)
         self.certificate = certificate
         scheme = "https" if certificate else "http"
-        self.url = f"{scheme}://localhost:{self.port}" if certificate else f"{scheme}://127.0.0.1:{self.port}"
+        self.url = f"{scheme}://localhost:{self.port}" if certificate else f"{scheme}://{address}:{self.port}"
         self._argv = [
             program,
             "run",
             f"--bolt-path={folder}/bolt",
             f"--sqlite-path={folder}/sqlite",
             f"--engine-path={folder}/engine",
-            f"--http-bind-address=127.0.0.1:{self.port}",
+            f"--http-bind-address={address}:{self.port}",
             "--reporting-disabled",
             "--log-level=error",
             *([f"--tls-cert={certificate}", f"--tls-key={key}"] if certificate else []),
