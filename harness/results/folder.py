@@ -7,6 +7,7 @@ import fcntl
 import os
 import platform
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,6 +55,15 @@ def make_folder(results_dir: Path, name: str) -> Path:
         except FileExistsError:  # another run of the same millisecond
             continue
         return folder
+
+
+def move_home(fresh: Path, home: Path) -> None:
+    """Rename a run's folder to `home` on the same disk; an older version there is removed. Raises OSError."""
+    old = fresh.with_suffix(".old")
+    if home.exists():
+        home.rename(old)
+    fresh.rename(home)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 class RunFolder:

@@ -19,7 +19,7 @@ from harness import errors
 from harness.config.specs import Experiment
 from harness.errors import CellError, HarnessError, Interrupted, TestbedError
 from harness.results.files import write_whole
-from harness.results.folder import RunFolder
+from harness.results.folder import RunFolder, move_home
 from harness.run.driver import Outcome, check, hosts_of_run, report_on
 from harness.run.host_energy import read_token
 from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
@@ -165,7 +165,8 @@ class _Lead:
                 said = cast(dict[str, Any], _read(line))
             except (ChildError, ValueError) as error:
                 words = self._child.stderr_lines(1) or str(error)
-                where = f"; what it measured stays in {self._folder} on it" if self._folder else ""
+                collect = f"python -m harness.testbed collect --inventory {self._inventory.source} brings it home"
+                where = f"; what it measured stays in {self._folder} on it; {collect}" if self._folder else ""
                 raise TestbedError(f"host {self._inventory.lead.name}, the lead: {words}{where}") from error
             if "call" in said:
                 replay(progress, said["call"], said["arguments"])
@@ -204,13 +205,7 @@ class _Lead:
         try:
             self._node.fetch(self._folder, fresh)
             write_whole(fresh / "config.yaml", OmegaConf.to_yaml(self._cfg, resolve=True).encode())
-            if home.exists():
-                old = fresh.with_suffix(".old")
-                home.rename(old)
-                fresh.rename(home)
-                shutil.rmtree(old)
-            else:
-                fresh.rename(home)
+            move_home(fresh, home)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         folder, self._folder = self._folder, None

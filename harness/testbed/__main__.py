@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from harness.errors import HarnessError, Interrupted
 from harness.system.signals import run_program
@@ -30,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
         command = commands.add_parser(name, help=does, description=does)
         command.add_argument("--inventory", required=True, metavar="FILE", help="Ansible's inventory, or slurm:")
         command.add_argument("--limit", default="", metavar="HOSTS", help="hosts or groups, separated by commas")
-        if name != "status":
+        if name == "collect":
+            command.add_argument("folder", nargs="?", default="results", help="where results go (results)")
+        elif name != "status":
             command.add_argument("--check", action="store_true", help="only say what would change")
     options = parser.parse_args(arguments)
     try:
@@ -45,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
 _PLAYBOOK_HELP = {
     "up": "make a testbed of the hosts of an inventory; a second time changes nothing",
     "status": "what up has made of the hosts, and which runs they have",
+    "collect": "bring home results that are still on the lead, and logs of all hosts; before down, which removes them",
     "down": "leave the hosts as they were; works from the inventory alone",
 }
 
@@ -59,10 +63,15 @@ def _play(options: argparse.Namespace) -> int:
     from harness.testbed.playbook import run_playbook
 
     inventory = Inventory.load(options.inventory)
-    name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}[options.command]
+    name = {"up": "site.yml", "status": "status.yml", "down": "teardown.yml"}.get(options.command, "")
     try:
         with ExitStack() as stack:
             progress = stack.enter_context(Progress(Console(stderr=True)))
+            if options.command == "collect":
+                from harness.run.collection import collect_hosts
+
+                print("\n".join(map(str, collect_hosts(inventory, Path(options.folder), progress, options.limit))))
+                return 0
             if options.command != "status":
                 is_whole_up = options.command == "up" and not options.limit
                 stack.enter_context(hosts_claimed(inventory, options.command, must_reach=is_whole_up))
@@ -70,7 +79,7 @@ def _play(options: argparse.Namespace) -> int:
             result = run_playbook(name, inventory, progress, limit=options.limit, check=check)
     except Interrupted as error:
         remedy = f"; python -m harness.testbed down --inventory {options.inventory} undoes it"
-        print(f"{error}{'' if options.command == 'status' else remedy}", file=sys.stderr)
+        print(f"{error}{'' if options.command in ('status', 'collect') else remedy}", file=sys.stderr)
         return error.exit_status
     if options.command == "status":
         for host, answers in sorted(result.answers.items()):

@@ -1,5 +1,7 @@
 """site.yml makes a testbed of bare hosts, a second time changes nothing, and teardown.yml leaves them as they were."""
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -173,6 +175,40 @@ def test_a_host_without_its_gpus_is_one_line_and_nothing_stays(hosts, play):
         play("site.yml", change=lambda everything: everything["hosts"]["storage1"].update(joulefeed_gpus=1))
     play("teardown.yml")
     assert_as_before(hosts, before)
+
+
+def test_what_a_run_left_on_hosts_comes_home_though_one_of_them_is_off(hosts, tmp_path):
+    made = tmp_path / "results" / "2026-01-01_smoke"
+    there = "/var/lib/joulefeed/results/2026-01-01_smoke"
+    files = f"echo results_dir: /gone >{there}/config.yaml; echo {{}} >{there}/plan.json; ln -s . {there}/../latest"
+    hosts.run("compute1", "sh", "-euc", f"mkdir -p {there}; {files}; mkdir {there}/../../influxdb")
+    hosts.run("compute1", "sh", "-euc", "echo words >/var/lib/joulefeed/influxdb/log")
+    before = {"compute1": hosts.snapshot("compute1")}
+    hosts.stop("storage1")
+    try:
+        argv = [
+            sys.executable,
+            "-m",
+            "harness.testbed",
+            "collect",
+            "--inventory",
+            str(hosts.inventory),
+            str(made.parent),
+        ]
+        environment = {**os.environ, "ANSIBLE_TIMEOUT": "5"}
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    finally:
+        hosts.start("storage1")
+    assert done.returncode == 4
+    line = done.stderr.strip().splitlines()[-1]
+    assert re.match(r"error: collect\.yml: storage1: Pack: .*(timed out|No route|refused)", line)
+    assert line.endswith(f"what came from other hosts: {made}")
+    assert made.samefile(made.parent / "latest")
+    assert f"results_dir: {made.parent}" in (made / "config.yaml").read_text()
+    assert (made / "hosts" / "compute1" / "influxdb.log").read_text() == "words\n"
+    assert "hostname" in (made / "hosts" / "compute1" / "provenance.json").read_text()
+    assert_as_before(hosts, before)
+    hosts.run("compute1", "rm", "-r", "/var/lib/joulefeed")
 
 
 def test_a_playbook_that_takes_too_long_is_ended(play):
