@@ -145,9 +145,11 @@ def _placement(results: Results) -> Iterable[Caveat]:
     if results.experiment.placement == "sharded":
         text = "Each of two compute nodes has half of the samples, and reads the others over the link."
         yield Caveat("placement", text)
+    far = next((cell.record.placement for cell in results.cells if cell.record), None)
+    if far and far.storages > 1:
+        yield Caveat("placement", f"{far.storages} storage hosts share what is remote.")
     if results.experiment.placement != "half":
         return
-    far = next((cell.record.placement for cell in results.cells if cell.record), None)
     total = next((row.samples for row in results.rows if row.samples), None)
     if far and total:
         here = total - far.remote_samples

@@ -48,7 +48,6 @@ from harness.run.energy_agent import EnergyAgent
 from harness.run.host_energy import HostAgents
 from harness.run.rank_files import (
     LOADER_EVENTS,
-    fetch_files,
     join_batches,
     make_folders,
     rank_events,
@@ -197,7 +196,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         watcher.phase("probing the link")
         outcome.after = context.probe(regime)
         outcome.clocks = clocks, context.hosts.clocks()
-        fetch_files(nodes, folders)
+        process.fetch_files()
     _save(context, cell, outcome, partial)
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")

@@ -23,6 +23,7 @@ from harness.testbed.base import Node
 
 _STACK_S = 2.0
 _EXIT_S = 10.0
+_WRITTEN_S = 60.0
 _LOOK_S = 1.0
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 
@@ -45,6 +46,13 @@ class CellProcess:
     def pid(self) -> int:
         """The cell's process id."""
         return self._child.pid
+
+    def wait_ended(self) -> None:
+        """Wait until a cell that is done has written all of its files. Raises CellError when it does not end."""
+        try:
+            self._child.process.wait(_WRITTEN_S)
+        except subprocess.TimeoutExpired as error:
+            raise CellError(f"the cell's process on host {self._node.host}: no end within {_WRITTEN_S:g} s") from error
 
     @property
     def status(self) -> int | None:

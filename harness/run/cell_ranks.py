@@ -16,6 +16,7 @@ from typing import Final, Self
 from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.run.cell_process import CellProcess, ProcessEnded
+from harness.run.rank_files import fetch_files
 from harness.testbed.base import Node
 from harness.testbed.connection import LOST
 
@@ -65,6 +66,13 @@ class CellRanks:
                 process.send(message)
             except CellError as error:
                 raise self._failure({rank: error}, lambda: None) from error
+
+    def fetch_files(self) -> None:
+        """Bring what ranks on other hosts, which are done, have written. Raises CellError or TestbedError."""
+        for process, node in zip(self._processes, self._nodes, strict=True):
+            if node.is_remote:
+                process.wait_ended()
+        fetch_files(self._nodes, [log.parent for log in self._logs])
 
     def receive(self, deadline: float, doing: str, check: Callable[[], None] = lambda: None) -> CellState:
         """Return the next state that all ranks have reached, or the progress of one; samples are those of all ranks.
