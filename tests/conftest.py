@@ -103,8 +103,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two workers a processor, for tests that start processes mostly wait for them; one for `--fast`. Six at most."""
-    return min(6, len(os.sched_getaffinity(0)) * (1 if config.getoption("--fast") else 2))
+    """One worker a processor for `--fast`, else two and one more, as tests mostly wait for processes; six at most."""
+    processors = len(os.sched_getaffinity(0))
+    return min(6, processors if config.getoption("--fast") else 2 * processors + 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -137,6 +137,11 @@ class AgentProcess:
         return child.pid if child is not None and child.is_alive else None
 
     @property
+    def sends(self) -> bool:
+        """Whether it sends its readings to a server."""
+        return any(option.startswith("--influxdb-url") for option in self.options)
+
+    @property
     def ready_s(self) -> float:
         """How long the agent may take until it is ready, s: the idle baseline that it records counts beside."""
         return _READY_S + _idle_s(self.options)
@@ -223,12 +228,12 @@ class AgentProcess:
             return bridged(store.readings(start_ns - margin_ns, end_ns + margin_ns), store.counters(), sessions)
 
     def mark_epochs(self, epochs: Iterable[EpochMark]) -> None:
-        """Have epochs sent with the readings, to be drawn beside them; an agent that was never ready sends none.
+        """Have epochs sent with the readings, to be drawn beside them; without a server or a reading there are none.
 
         Raises:
             StoreError: The store cannot be written.
         """
-        if self.description:
+        if self.description and self.sends:
             add_epochs(self.store, epochs)
 
     def events(self, start_ns: int, end_ns: int) -> list[Event]:
@@ -263,9 +268,8 @@ class AgentProcess:
         with self._changing:
             child, self._child = self._child, None
             if child is not None:
-                sends = any(option.startswith("--influxdb-url") for option in self.options)
                 # A sender that it left behind is in its group.
-                child.stop(eof_s=_STOP_S + _SEND_S if sends else _STOP_S, term_s=0)
+                child.stop(eof_s=_STOP_S + _SEND_S if self.sends else _STOP_S, term_s=0)
         if self._watcher is not None:
             self._watcher.join()
             self._watcher = None

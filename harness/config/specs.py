@@ -175,6 +175,11 @@ class EnergySpec(Section):
     cpu_tdp_w: NumberAboveZero | None = None
     cpu_idle_fraction: Annotated[Number, Field(le=1)] = 0.12
 
+    @property
+    def options(self) -> dict[str, object]:
+        """Options of `energymon run` for an estimate."""
+        return {"cpu-idle-fraction": self.cpu_idle_fraction, "cpu-tdp-w": self.cpu_tdp_w}
+
 
 class StoreSpec(Section):
     """Where energy readings go beside the results folder."""
@@ -186,6 +191,14 @@ class StoreSpec(Section):
     token_file: str | None = None
     ca: str | None = None
     spool_limit_mb: NumberAboveZero = 1024.0
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Options of `energymon run`, without the token: the agent reads it from its file or the environment."""
+        if self.kind != "influxdb":
+            return {}
+        named = {"url": self.url, "org": self.org, "bucket": self.bucket, "token-file": self.token_file, "ca": self.ca}
+        return {**{f"influxdb-{key}": value for key, value in named.items()}, "spool-limit-mb": self.spool_limit_mb}
 
 
 class Tolerances(Section):

@@ -11,9 +11,6 @@ from harness.errors import CellError, TestbedError
 from harness.system.disk import check_room
 from harness.system.process import run_environment
 
-_STORE_BYTES = 1_000_000
-"""Free space without which no store can be made."""
-
 
 class EnergyAgent(Agent):
     """Samples this host during a run, which goes on without it where no sensor is and nothing is to be estimated."""
@@ -22,21 +19,15 @@ class EnergyAgent(Agent):
         self, store: Path, spec: EnergySpec, send: StoreSpec, node: str, run_id: str, on_restart: Callable[[str], None]
     ) -> None:
         """Take the store in the run's folder, and what to sample; `on_restart` gets a line when the agent has died."""
-        self._run, self._note, self._sends = store.parent.name, on_restart, send.kind == "influxdb"
-        flags: dict[str, object] = {"cpu-idle-fraction": spec.cpu_idle_fraction, "cpu-tdp-w": spec.cpu_tdp_w}
-        flags |= {"run": self._run}
-        if self._sends:
-            # The agent reads the token from its file or the environment: it is no argument.
-            flags |= {"influxdb-url": send.url, "influxdb-org": send.org, "influxdb-bucket": send.bucket}
-            flags |= {"influxdb-token-file": send.token_file, "influxdb-ca": send.ca}
-            flags |= {"spool-limit-mb": send.spool_limit_mb}
+        self._run, self._note = store.parent.name, on_restart
+        given = {**spec.options, **send.options, "run": self._run}
         super().__init__(
             store,
             node=node,
             interval_ms=spec.interval_ms,
             estimate=spec.estimate,
             sensors=spec.sensors,
-            options=[f"--{flag}={value}" for flag, value in flags.items() if value is not None],
+            options=[f"--{flag}={value}" for flag, value in given.items() if value is not None],
             log=store.with_suffix(".log"),
             environment=run_environment(run_id),
             on_restart=on_restart,
@@ -49,13 +40,11 @@ class EnergyAgent(Agent):
         except NoSensorError:
             return  # no sensor, no joules: the run goes on without
         except AgentError as error:
-            check_room("results_dir", self.store.parent, _STORE_BYTES)
+            check_room("results_dir", self.store.parent)
             raise TestbedError(f"{error} (log: {self._log})") from error
 
     def mark(self, cell: str, loader: str, epochs: Mapping[int, tuple[int, int]]) -> None:
         """Have the server draw a cell's epochs: from when to when each was, ns of the readings' clock, by number."""
-        if not self._sends:
-            return
         try:
             self.mark_epochs(EpochMark(self.node, self._run, cell, loader, n, *span) for n, span in epochs.items())
         except StoreError as error:
@@ -65,5 +54,5 @@ class EnergyAgent(Agent):
     def require(self) -> None:
         """Raise CellError when the agent has died and cannot be started again, DiskError where the disk is full."""
         if self.failure is not None:
-            check_room("results_dir", self.store.parent, _STORE_BYTES)
+            check_room("results_dir", self.store.parent)
             raise CellError(f"the energy agent died and could not be started again: {self.failure}")

@@ -35,10 +35,10 @@ def check_writable(key: str, folder: Path) -> None:
         raise DiskError(
             f"{key}={folder}: {parent} cannot be written ({error.strerror}); choose a folder that can be written"
         ) from error
-    check_room(key, parent, _MIN_BYTES)
+    check_room(key, parent)
 
 
-def check_room(key: str, folder: Path, min_bytes: int) -> None:
+def check_room(key: str, folder: Path, min_bytes: int = _MIN_BYTES) -> None:
     """Raise DiskError naming `key` when the file system of `folder`, which need not exist yet, has less room."""
     free = free_bytes(folder)
     if free < min_bytes:

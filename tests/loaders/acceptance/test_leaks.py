@@ -17,10 +17,10 @@ from loaders import Loader
 
 pytestmark = pytest.mark.process
 
-EPOCHS = 16
+EPOCHS = 10
 """Of a span in which growth is measured."""
 SPANS = 3
-SETTLED = 8
+SETTLED = 6
 """Epochs after which engines, allocators and caches have what they keep."""
 
 

@@ -136,7 +136,7 @@ def test_a_sample_that_fails_is_left_out_and_told_where_that_is_declared(daemon,
         assert loader.stats().details["skipped_samples"] == 1
 
 
-@pytest.mark.parametrize(("decode", "timeout_s"), [("torch", 0.4), ("torch-process", 1.5)])
+@pytest.mark.parametrize(("decode", "timeout_s"), [("torch", 0.4), ("torch-process", 4.0)])
 def test_a_sample_that_hangs_is_named_in_time_and_the_loader_closes(
     daemon, own: ModuleType, decode: str, timeout_s: float
 ) -> None:

@@ -400,7 +400,9 @@ def _train(script: Path, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
 
 
-def test_the_readmes_script_trains_and_resumes(daemon, script: Path, tmp_path: Path) -> None:
+def test_the_readmes_script_trains_and_resumes_and_uses_keys(
+    daemon, start_daemon: Callable[..., Any], shards: Path, keys: Path, script: Path, tmp_path: Path
+) -> None:
     state = tmp_path / "checkpoint.pt"
     first = _train(script, daemon.endpoint, state)
     said = first.communicate(timeout=120)[0]
@@ -411,17 +413,10 @@ def test_the_readmes_script_trains_and_resumes(daemon, script: Path, tmp_path: P
     kept["data"]["epoch"] = 2
     kept["data"]["loader"] = {}
     torch.save(kept, state)
-    again = _train(script, daemon.endpoint, state)
+    keyed = start_daemon(shards, options=["--keys", str(keys / "daemon")])
+    again = _train(script, keyed.endpoint, state, keys / "client")
     assert re.fullmatch(r"epoch 2: loss \d+\.\d{3}\n", again.communicate(timeout=120)[0])
     assert again.returncode == 0
-
-
-def test_the_readmes_script_uses_keys(
-    start_daemon: Callable[..., Any], shards: Path, keys: Path, script: Path, tmp_path: Path
-) -> None:
-    daemon = start_daemon(shards, options=["--keys", str(keys / "daemon")])
-    process = _train(script, daemon.endpoint, tmp_path / "state", keys / "client")
-    assert process.communicate(timeout=120)[0].count("epoch") == 3 and process.returncode == 0
 
 
 def test_arguments_that_are_none_or_missing_are_named_where_the_dataset_is_made(daemon) -> None:
