@@ -18,23 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-__all__ = [
-    "HERE",
-    "PYTHONPATH",
-    "REPO",
-    "Line",
-    "at_least",
-    "at_most",
-    "cpu_s",
-    "make_parser",
-    "memory_folder",
-    "namespaces",
-    "run",
-    "show",
-    "spread",
-    "status_kb",
-]
-
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parent
 PYTHONPATH = f"{REPO}{os.pathsep}{HERE}"

@@ -12,8 +12,6 @@ from loaders_plain import Epoch, bare_spdl, documented_spdl, documented_spdl_io,
 
 from loaders.base import Samples
 
-__all__ = ["ARMS", "BOUNDS", "ENGINES"]
-
 ENGINES = ("pytorch", "dali", "spdl", "spdl_io")
 BOUNDS = ("reading", "fixed")
 

@@ -16,8 +16,6 @@ import numpy as np
 
 from loaders.base import Samples
 
-__all__ = ["Epoch", "bare_spdl", "documented_spdl", "documented_spdl_io", "plain_dali", "plain_pytorch"]
-
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE = 224
 

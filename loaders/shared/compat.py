@@ -12,32 +12,15 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import Any, Final, TypeVar, cast
 
-from torch._utils import ExceptionWrapper
+import torch._utils
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin_memory
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-__all__ = [
-    "DEATH_PREFIX",
-    "TIMEOUT_PREFIX",
-    "BaseIterator",
-    "ExceptionWrapper",
-    "InProcessIterator",
-    "batch_sampler_of",
-    "drop_iterator",
-    "end_iterator",
-    "end_pipeline",
-    "enter_worker",
-    "has_own_collations",
-    "iterator_workers",
-    "outside_worker",
-    "pin_memory",
-    "worker_seed",
-]
-
 T = TypeVar("T")
+ExceptionWrapper = torch._utils.ExceptionWrapper
 BaseIterator = _BaseDataLoaderIter
 InProcessIterator = _SingleProcessDataLoaderIter
 
