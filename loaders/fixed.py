@@ -48,8 +48,7 @@ class FixedBatchLoader(FileLoader):
         seed = self._options.seed
         items = [load_item(transform, self._samples, i, seed=seed, epoch=0) for i in range(size)]
         try:
-            data, labels, extra = transform.collate(items)
+            tensors = Tensors(*transform.collate(items))
         except Exception as error:
             raise SampleError(f"samples 0 to {size - 1} cannot be collated: {error}") from error
-        on_device = {name: tensor.to(self._device) for name, tensor in extra.items()}
-        return Tensors(data.to(self._device), labels.to(self._device), on_device)
+        return tensors.each(lambda tensor: tensor.to(self._device))

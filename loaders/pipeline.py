@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -67,6 +67,11 @@ class Tensors(NamedTuple):
     """What it is to answer."""
     extra: dict[str, torch.Tensor]
     """What else the workload's loss needs, by name; empty for classification."""
+
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tensors:
+        """Return what a change makes of each tensor."""
+        extra = {name: change(tensor) for name, tensor in self.extra.items()}
+        return Tensors(change(self.data), change(self.labels), extra)
 
 
 @runtime_checkable

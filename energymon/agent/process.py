@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import platform
@@ -413,49 +412,10 @@ def wait_until_read(store: Store, session: Session, end_ns: int, since_ns: int, 
 
 _living: WeakSet[AgentProcess] = WeakSet()
 _forgotten: list[Child] = []
-_lock = threading.Lock()
-_shared: AgentProcess | None = None
-_dead: list[AgentProcess] = []
-"""Agents of this process that were found dead: their windows can still be read."""
-
-
-def shared_agent() -> AgentProcess:
-    """Return the agent of this process, which is started when it is first asked for and again when it has died.
-
-    Raises:
-        NoSensorError: There is nothing to sample.
-        AgentError: It does not start for another reason.
-    """
-    global _shared  # noqa: PLW0603 - one a process is the point
-    with _lock:
-        if _shared is None or not _shared.alive:
-            fresh = AgentProcess()
-            fresh.start()
-            if _shared is None:
-                atexit.register(_stop_shared)
-            else:
-                _shared.end()
-                _dead.append(_shared)
-            _shared = fresh
-        return _shared
-
-
-def _stop_shared() -> None:
-    """At exit, after which nobody reads a window."""
-    if _shared is not None:
-        _shared.remove()
-    while _dead:
-        _dead.pop().remove()
 
 
 def _after_fork() -> None:
-    """In the child: agents are the parent's, and the thread that held the lock is not here."""
-    global _lock, _shared  # noqa: PLW0603
-    _lock = threading.Lock()
-    if _shared is not None:
-        atexit.unregister(_stop_shared)
-    _shared = None
-    _dead.clear()
+    """In the child: agents are the parent's."""
     for agent in list(_living):
         agent.forget()
     _living.clear()

@@ -15,7 +15,8 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Self, cast
 
 from energymon.agent.lifetime import is_alive
-from energymon.agent.process import AgentProcess, shared_agent, wait_until_read
+from energymon.agent.process import AgentProcess, wait_until_read
+from energymon.agent.shared import shared_agent
 from energymon.analysis.attribution import Component
 from energymon.analysis.integrate import Energy
 from energymon.analysis.query import WindowEnergy, query

@@ -132,13 +132,12 @@ def _transferred(tensors: Tensors, device: str) -> tuple[Tensors, float | None]:
     """Copy tensors to the device from page-locked memory, as the loaders do; None s where they stay where they are."""
     if device == "cpu":
         return tensors, None
-    pinned = [tensor.pin_memory() for tensor in (tensors.data, tensors.labels, *tensors.extra.values())]
+    pinned = tensors.each(torch.Tensor.pin_memory)
     torch.cuda.synchronize()
     began = time.perf_counter_ns()
-    data, labels, *extra = [tensor.to(device, non_blocking=True) for tensor in pinned]
+    moved = pinned.each(lambda tensor: tensor.to(device, non_blocking=True))
     torch.cuda.synchronize()
-    took = (time.perf_counter_ns() - began) * 1e-9
-    return Tensors(data, labels, dict(zip(tensors.extra, extra, strict=True))), took
+    return moved, (time.perf_counter_ns() - began) * 1e-9
 
 
 def _stage(name: str, warm: _Pass, cold: _Pass | None, batch_size: int) -> Stage:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Final
 
@@ -177,9 +177,6 @@ def measure_point(rig: Rig, workers: int, load: Load, compute: Compute, *, budge
             compute_cpu_s=compute.cpu_s,
             cores=rig.cores,
         ),
-        busy_cores=used.busy_cores,
-        host_busy=used.host_busy,
-        disk_busy=used.disk_busy,
-        disk_bytes_per_s=used.disk_bytes_per_s,
+        **asdict(used),
         load_s=float(np.mean(work_s)) if work_s else None,
     )

@@ -76,8 +76,7 @@ class Plan(ABC):
     def tensors(self, outputs: Sequence[torch.Tensor], collated: Tensors) -> Tensors:
         """Return the batch, on the outputs' device; `collated` is what the graph was fed of."""
         device = outputs[0].device
-        extra = {name: tensor.to(device) for name, tensor in collated.extra.items()}
-        return Tensors(outputs[0], collated.labels.to(device), extra)
+        return Tensors(outputs[0], collated.labels, collated.extra).each(lambda tensor: tensor.to(device))
 
 
 class PythonPlan(Plan):

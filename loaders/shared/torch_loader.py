@@ -211,15 +211,8 @@ class TorchBatches:
 
     def _batch(self, collated: Collated) -> Batch:
         ids, tensors, work_s = collated
-        device = self._device
-        return Batch(
-            ids,
-            tensors.data.to(device, non_blocking=True),
-            tensors.labels.to(device, non_blocking=True),
-            self._samples.encoded_bytes(ids),
-            {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.extra.items()},
-            work_s,
-        )
+        data, labels, extra = tensors.each(lambda tensor: tensor.to(self._device, non_blocking=True))
+        return Batch(ids, data, labels, self._samples.encoded_bytes(ids), extra, work_s)
 
 
 class TorchLoader(FileLoader):

@@ -18,6 +18,7 @@ import pytest
 
 from energymon import START, Event, Reading, SensorError, SqliteStore, StoreError, WindowError
 from energymon.agent import process as agent_process
+from energymon.agent import shared as own_agent
 from energymon.agent.lifetime import remove_abandoned
 from energymon.agent.window import Agent, Window
 from energymon.clock.monotonic import utc_text
@@ -60,10 +61,10 @@ def estimating(bare):
 @pytest.fixture
 def shared(monkeypatch, estimating):
     """Let the agent that this process starts by itself estimate; ends it."""
-    monkeypatch.setattr(agent_process, "AgentProcess", estimating)
+    monkeypatch.setattr(own_agent, "AgentProcess", estimating)
     yield
-    agent_process._stop_shared()
-    monkeypatch.setattr(agent_process, "_shared", None)
+    own_agent._stop_shared()
+    monkeypatch.setattr(own_agent, "_shared", None)
 
 
 def wait_for(condition, seconds=20.0):
@@ -313,7 +314,7 @@ def program(code, **environment):
     """Start a program that opens windows, its own agent estimating."""
     head = (
         "import functools, json, os, sys, time\n"
-        "from energymon.agent import process as agent_process\n"
+        "from energymon.agent import shared as agent_process\n"
         "from energymon.agent.window import Window\n"
         "agent_process.AgentProcess = functools.partial(\n"
         "    agent_process.AgentProcess, estimate='missing', interval_ms=20,\n"
@@ -409,7 +410,7 @@ def test_windows_that_ended_before_the_shared_agent_died_stay_readable(shared, t
     assert second._agent is not first._agent
     assert first.joules > 0
     assert second.joules > 0
-    agent_process._stop_shared()
+    own_agent._stop_shared()
     assert list(temporary_folder.iterdir()) == []
 
 

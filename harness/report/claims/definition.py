@@ -216,24 +216,16 @@ class _Entry(Section):
             style = "knee"
         elif self.combine == "spread":
             style = "percent"
+        as_written = ("id", "figure", "metric", "of", "over", "each", "needs", "settled", "peak", "because")
         return Definition(
-            id=self.id,
-            figure=self.figure,
+            **{name: getattr(self, name) for name in as_written},
             claim=self.text,
             source=f"{source}, {self.section}",
-            metric=self.metric,
-            of=self.of,
-            over=self.over,
-            each=self.each,
             combine=self.combine or "",
             bound=Bound(
                 self.bound, self._published(values), self.shown, **self.tolerance.model_dump(exclude_none=True)
             ),
             style=self.style or style,
-            needs=self.needs,
-            settled=self.settled,
-            peak=self.peak,
-            because=self.because,
         )
 
     def _published(self, values: str) -> float:

@@ -83,5 +83,4 @@ def _pin(tensors: Tensors, device: torch.device) -> Tensors:
     """Return a batch's tensors, in pinned memory where they are to go to a GPU."""
     if device.type != "cuda":
         return tensors
-    extra = {name: tensor.pin_memory() for name, tensor in tensors.extra.items()}
-    return Tensors(tensors.data.pin_memory(), tensors.labels.pin_memory(), extra)
+    return tensors.each(torch.Tensor.pin_memory)
