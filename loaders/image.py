@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
-from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, read_file
+from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform, UndecodableError
 
 ATTEMPTS: Final = 10
 """Crops tried before the central one is taken, as torchvision's RandomResizedCrop tries them."""
@@ -51,7 +51,7 @@ class Crop:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageTransform:
+class ImageTransform(FilePipeline):
     """Random resized crop, horizontal flip and normalisation, by default as ImageNet training has them."""
 
     size: int = 224
@@ -130,10 +130,6 @@ class ImageTransform:
     def transforms(self) -> tuple[Transform, ...]:
         """Crop, flip and normalisation as the steps of a pipeline."""
         return _RandomResizedCrop(self), _RandomHorizontalFlip(self), _Normalize(self)
-
-    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
-        """Return the encoded image."""
-        return read_file(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Image.Image, Target]:
         """Return the RGB image and its class."""

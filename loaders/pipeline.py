@@ -99,6 +99,16 @@ class Pipeline(Protocol):
         ...
 
 
+class FilePipeline:
+    """The part of pipelines whose samples are one file each."""
+
+    __slots__ = ()
+
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
+        """Return one sample's file, whole; raises OSError."""
+        return samples.read(sample_id)
+
+
 @dataclass(frozen=True)
 class WrappedPipeline:
     """A pipeline that does what another one does; a subclass replaces some of its parts."""
@@ -146,11 +156,6 @@ def stage_name(transform: object) -> str:
         transform = transform.func
     name = getattr(transform, "name", None) or getattr(transform, "__name__", type(transform).__name__)
     return "lambda" if name == "<lambda>" else str(name)
-
-
-def read_file(samples: SampleSource, sample_id: int) -> bytes | memoryview:
-    """Return one sample's file, whole; the `read` of pipelines whose samples are one file each."""
-    return samples.read(sample_id)
 
 
 def load_item(

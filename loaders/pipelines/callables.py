@@ -14,7 +14,17 @@ from loaders.base import SampleSource
 from loaders.errors import LoaderConfigError
 from loaders.image import decode
 from loaders.npy import load_npy
-from loaders.pipeline import Data, Item, Pipeline, Target, Tensors, Transform, UndecodableError, read_file, stage_name
+from loaders.pipeline import (
+    Data,
+    FilePipeline,
+    Item,
+    Pipeline,
+    Target,
+    Tensors,
+    Transform,
+    UndecodableError,
+    stage_name,
+)
 
 AnyTransform: TypeAlias = Pipeline | Callable[[Data], Data]
 """A pipeline, or a callable from a decoded sample to a tensor, array or number: torchvision's Compose, a function."""
@@ -35,7 +45,7 @@ def as_pipeline(transform: AnyTransform) -> Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class CallablePipeline:
+class CallablePipeline(FilePipeline):
     """Decodes a sample, calls a function with it, and stacks what comes of it.
 
     Images are RGB images of PIL, `.npy` files NumPy arrays. The labels are the samples', -1 where there is none. Random
@@ -53,10 +63,6 @@ class CallablePipeline:
     def transforms(self) -> tuple[Transform, ...]:
         """The callable as the only step."""
         return (_Call(self.of, self.name),)
-
-    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
-        """Return the sample's file."""
-        return read_file(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return the image or array, and the label; raises UndecodableError."""

@@ -13,7 +13,7 @@ from PIL import Image
 
 from loaders.base import SampleSource
 from loaders.image import decode
-from loaders.pipeline import Item, Target, Tensors, Transform, read_file
+from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform
 from loaders.pipelines.detection_transforms import Normalize, RandomHorizontalFlip, Resize, ToTensor
 
 _UNUSED: Final = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
@@ -25,7 +25,7 @@ CATEGORY_CLASSES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class DetectionPipeline:
+class DetectionPipeline(FilePipeline):
     """Resize, flip, tensor and normalisation of Table 1 (MinatoLoader), as torchvision's reference training has them.
 
     A sample's columns are `boxes` (x, y, width, height in pixels, of each thing), `categories` (COCO's numbers) and,
@@ -70,10 +70,6 @@ class DetectionPipeline:
             ToTensor(),
             Normalize(self.mean, self.std),
         )
-
-    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
-        """Return the encoded picture."""
-        return read_file(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Image.Image, Target]:
         """Return the RGB picture and its things.

@@ -12,7 +12,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from loaders.base import SampleSource
-from loaders.pipeline import Item, Target, Tensors, Transform, UndecodableError, read_file
+from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform, UndecodableError
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
 
 CHARACTERS: Final = " 'ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -29,7 +29,7 @@ FEATURES: Final[tuple[Transform, ...]] = (Pad(), SpecAugment(), FilterBank(), Fr
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechPipeline:
+class SpeechPipeline(FilePipeline):
     """Reads FLAC files with the transcripts of the dataset's column `transcript`.
 
     Batches have data float32 of shape (n, T, F), padded with zeros; labels int64 of shape (n, U), padded with the
@@ -43,10 +43,6 @@ class SpeechPipeline:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transforms", tuple(self.transforms))
-
-    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
-        """Return one sample's file."""
-        return read_file(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the waveform, float32 of shape (samples,) within -1 to 1, and the target.

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import default_collate
 
 from loaders.base import SampleSource
-from loaders.pipeline import Item, Target, Tensors, Transform, read_file
+from loaders.pipeline import FilePipeline, Item, Target, Tensors, Transform
 
 
 @dataclass(frozen=True, slots=True)
-class TimedPipeline:
+class TimedPipeline(FilePipeline):
     """Reads a sample's file, sleeps, and yields the file's length; for pipelines whose times are to be known exactly.
 
     Data are float32 of shape (n, 1), the files' lengths in MB; labels are int64 of shape (n,).
@@ -42,10 +42,6 @@ class TimedPipeline:
     def transforms(self) -> tuple[Transform, ...]:
         """The sleep."""
         return (_Sleep(self),)
-
-    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
-        """Return one sample's file."""
-        return read_file(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the file's length, and the sample's label."""

@@ -17,7 +17,7 @@ from spdl.io.utils import set_ffmpeg_log_level
 
 from loaders.base import SampleSource
 from loaders.image import ImageTransform, decode
-from loaders.pipeline import Data, Item, Target, Tensors, Transform, UndecodableError, read_file
+from loaders.pipeline import Data, FilePipeline, Item, Target, Tensors, Transform, UndecodableError
 
 _SCALE: Final = "bilinear+accurate_rnd+full_chroma_int+full_chroma_inp"
 _STRICT: Final = spdl.io.decode_config(decoder_options={"err_detect": "explode"})
@@ -34,7 +34,7 @@ set_ffmpeg_log_level(_FATAL)
 
 
 @dataclass(frozen=True, slots=True)
-class SpdlImages:
+class SpdlImages(FilePipeline):
     """The same crops as `of` draws; one filter graph makes them, without the interpreter's lock."""
 
     of: ImageTransform
@@ -47,10 +47,6 @@ class SpdlImages:
     def transforms(self) -> tuple[Transform, ...]:
         """Decoding, crop and flip as one step, for FFmpeg does them in one graph."""
         return (_DecodeAndCrop(self.of),)
-
-    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
-        """Return the encoded image."""
-        return read_file(samples, sample_id)
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[Data, Target]:
         """Return the image's packet, not decoded yet, or PIL's image; and its class. Raises UndecodableError."""

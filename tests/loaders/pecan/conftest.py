@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from loaders import Samples
-from loaders.pipeline import Item, Tensors, Transform, read_file
+from loaders.pipeline import Item, Tensors, Transform
 
 
 def _samples(root: Path, files: Sequence[tuple[str, bytes]], **columns: Any) -> Samples:
@@ -92,7 +92,7 @@ class Pipeline:
     transforms: tuple[Transform, ...]
 
     def read(self, samples: Samples, sample_id: int) -> bytes:
-        return read_file(samples, sample_id)
+        return samples.read(sample_id)
 
     def decode(self, encoded: bytes, samples: Samples, sample_id: int) -> tuple[torch.Tensor, dict[str, Any]]:
         return torch.full((len(encoded),), float(sample_id)), {}
