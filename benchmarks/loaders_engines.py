@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from loaders_arms import ARMS
-from loaders_plain import Epoch
+from loaders_arms import ARMS, Epoch
 
 from loaders.base import Samples
 
