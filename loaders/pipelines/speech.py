@@ -101,8 +101,3 @@ def label_of(transcript: str) -> torch.Tensor:
             f"its transcript has the character {error.args[0]!r} in {transcript[:40]!r}; "
             "expected upper-case letters, spaces and apostrophes"
         ) from None
-
-
-def text_of(labels: torch.Tensor) -> str:
-    """Return the transcript of labels, int64 of shape (n,), leaving out blanks."""
-    return "".join(CHARACTERS[label - 1] for label in labels.tolist() if label != BLANK)

@@ -20,11 +20,16 @@ from loaders.errors import SampleError
 from loaders.pipeline import Item, UndecodableError, load_item
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment, positions
 from loaders.pipelines.spectrum import Spectrum, hz_of_mel, mel_matrix, mel_of_hz
-from loaders.pipelines.speech import BLANK, CHARACTERS, FEATURES, SYMBOLS, SpeechPipeline, label_of, text_of
+from loaders.pipelines.speech import BLANK, CHARACTERS, FEATURES, SYMBOLS, SpeechPipeline, label_of
 from loaders.pipelines.synthetic_load import HeavyStep, LightStep, pass_time
 
 RATE = 16_000
 WORDS = ["A", "IT'S", "THE KING", "WHO CAME", "NO"]
+
+
+def text_of(labels):
+    """Return the transcript of labels, leaving out blanks."""
+    return "".join(CHARACTERS[label - 1] for label in labels.tolist() if label != BLANK)
 
 
 def wave(samples: int, seed: int = 0) -> torch.Tensor:
