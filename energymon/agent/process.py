@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from energymon.system.child import Child
 
 
-_READY_S: Final = 30.0
+_READY_S: Final = 120.0
 _STOP_S: Final = 5.0
 _SEND_S: Final = 20.0
 """What an agent that sends its readings to a server may take longer; it gives its sender 15 s."""

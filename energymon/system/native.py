@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 120.0
 _OPTIONS: Final = ("-O2", "-shared", "-fPIC")
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 

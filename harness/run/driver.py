@@ -33,7 +33,6 @@ from harness.results.provenance import Provenance, collect_provenance, describe_
 from harness.run.cell_driver import CellContext, run_cell
 from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
-from harness.run.dry_run import dry_run
 from harness.run.energy_agent import EnergyAgent
 from harness.run.host_data import open_data_on
 from harness.run.host_energy import HostAgents
@@ -350,6 +349,9 @@ def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None,
                 f"{near.content_hash}): expected the same files in {cache}, or in dataset.root"
             )
         if not others:
+            # Its loaders import torch, which a lead whose data is on other hosts can do without.
+            from harness.run.dry_run import dry_run
+
             dry_run(experiment, near, progress.follow)
         data = near
     skipped = [path for one in data.each for path in one.handle.skipped]

@@ -23,7 +23,6 @@ from harness.config.specs import Experiment
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.placement import PlacedData
 from harness.errors import DatasetError, HarnessError
-from harness.run.dry_run import dry_run
 from harness.run.run_datasets import OpenData, RunData, open_data
 from harness.testbed.base import Node
 from loaders.base import Samples
@@ -152,6 +151,9 @@ def main() -> int:
         experiment = Experiment.from_config(order["config"])
         data = open_data(experiment, Path(order["cache"]), progress, order["storages"])
         if order["is_first"]:
+            # It imports torch, which the lead's side of this module can do without.
+            from harness.run.dry_run import dry_run
+
             dry_run(experiment, data, progress)
         _store(data, Path(order["out"]))
     except HarnessError as error:

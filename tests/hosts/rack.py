@@ -13,6 +13,7 @@ router, because forwarding ends TCP's small queues, which keep the queue of the 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -214,7 +215,7 @@ class Rack:
         name = machine.name
         if name not in self._virtual:
             memory_mb = VIRTUAL_MEMORY_MB[machine.site]
-            self._virtual[name] = vm.VirtualMachine(vm.image(), self._folder / "disks" / name, memory_mb)
+            self._virtual[name] = vm.VirtualMachine(self._image(), self._folder / "disks" / name, memory_mb)
         identity = vm.Identity(
             name=name,
             address=machine.address(self.network),
@@ -230,11 +231,15 @@ class Rack:
         taps = []
         for kind, bridge in (("mgmt", "mgmt"), ("data", site(machine.site))):
             tap = f"{kind}{machine.number}"
-            taps.append(inside(str(path(bridge)), lambda tap=tap: vm.open_tap(tap)))
+            taps.append(inside(str(path(bridge)), lambda tap=tap: vm.open_tap(tap, has_header=self._image().has_kvm)))
             run("ip", "-n", bridge, "link", "set", tap, "master", "lan", "up")
         self._hosts[name] = self._virtual[name].start(taps[0], taps[1], identity)
         for descriptor in taps:
             os.close(descriptor)
+
+    @functools.cache  # noqa: B019 - there is one rack
+    def _image(self) -> vm.Image:
+        return vm.image()
 
     def _known(self) -> dict[str, str]:
         return {each.name: each.address(self.network) for each in self._plan.machines}

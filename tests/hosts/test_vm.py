@@ -1,14 +1,23 @@
-"""Hosts with a kernel, systemd and clock of their own: netem, NFS, chrony, site.yml and teardown.yml."""
+"""Hosts with a kernel, systemd and clock of their own: site.yml, a run over kernel NFS and netem, faults, teardown.yml.
+
+The tests are stages of one use of the hosts, in this order: a machine takes a minute to start and minutes to set up.
+"""
 
 from __future__ import annotations
 
+import csv
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tests.hosts import vm
-from tests.hosts.namespaces import Hosts, harness_testbed, namespace_hosts, obstacles
-from tests.hosts.snapshot import differences
+from tests.hosts.namespaces import REPO, Hosts, harness_testbed, namespace_hosts, obstacles
+from tests.hosts.snapshot import Snapshot, differences
 
 OBSTACLES = [*obstacles(), *vm.obstacles()]
 pytestmark = [
@@ -19,12 +28,30 @@ pytestmark = [
     pytest.mark.skipif(bool(OBSTACLES), reason=f"no virtual machines here: {'; '.join(OBSTACLES)}"),
 ]
 NAMES = ("storage1", "compute1")
+REBOOT_S = 300.0
+RUN = (
+    *("+experiment=smoke", "testbed=ssh", "testbed.keep=true", "~regimes.local", "+regime@regimes.wan_30ms=wan_30ms"),
+    # A machine of one CPU carries no 1 Gbit/s, and takes no tick of 100 ms while it decodes.
+    *("regimes.wan_30ms.rate_gbit=0.1", "energy.interval_ms=1000"),
+    *("~loaders.dali", "~loaders.streaming", "loaders.pytorch.num_workers=1", "accelerator=emulated"),
+    *("dataset.samples=24", "workloads.resnet50.batch_size=4", "warmup_samples=4", "repeats=2"),
+)
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     with namespace_hosts(virtual=True, delays=False) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def pristine(hosts: Hosts) -> dict[str, Snapshot]:
+    return snapshots(hosts)
+
+
+def snapshots(hosts: Hosts) -> dict[str, Snapshot]:
+    with ThreadPoolExecutor(len(NAMES)) as threads:
+        return dict(zip(NAMES, threads.map(hosts.snapshot, NAMES), strict=True))
 
 
 def test_machines_answer_and_have_netem_nfs_and_chrony(hosts):
@@ -36,11 +63,52 @@ def test_machines_answer_and_have_netem_nfs_and_chrony(hosts):
     hosts.run("compute1", "ip", "route", "get", hosts.data_address("storage1"))
 
 
-def test_a_second_up_changes_nothing_and_down_leaves_machines_as_they_were(hosts):
-    before = {name: hosts.snapshot(name) for name in NAMES}
+def test_a_clock_that_is_off_is_told_in_one_line(hosts, pristine):
+    hosts.run("storage1", "date", "--set=+2 seconds")
+    argv = [sys.executable, "-m", "harness.testbed", "doctor", "--inventory", str(hosts.inventory)]
+    told = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=300)
+    assert told.returncode == 1, told.stdout + told.stderr
+    rows = [line.split() for line in told.stdout.splitlines()]
+    clocks = {row[1]: row for row in rows if row[2:3] == ["clock"]}
+    assert clocks["storage1"][0] == "fail", told.stdout
+    assert 1900 < float(clocks["storage1"][3]) < 2500
+    assert clocks["compute1"][0] != "fail", told.stdout
+
+
+def test_up_sets_the_clock_and_a_second_one_changes_nothing(hosts, pristine):
     told = harness_testbed(hosts, "up")
     assert all(name in told for name in NAMES)
     assert harness_testbed(hosts, "up").startswith("up: changed nothing")
+    offset_s = float(hosts.run("storage1", "chronyc", "-c", "tracking").split(",")[4])
+    assert abs(offset_s) < 0.01
+
+
+def test_a_run_has_valid_rows_and_a_host_that_reboots_in_a_cell_fails_it_by_name(hosts, pristine, tmp_path):
+    run = [*RUN, f"testbed.inventory={hosts.inventory}", f"results_dir={tmp_path}", f"cache_dir={tmp_path}"]
+    argv = [sys.executable, "-m", "harness", *run]
+    said, boot = "", hosts.run("storage1", "cat", "/proc/sys/kernel/random/boot_id")
+    with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as controller:
+        for line in controller.stdout:
+            said += line
+            if "1/2" in line:
+                hosts.ssh("storage1", "sudo -n systemctl reboot")
+                break
+        said += controller.stdout.read()
+        status = controller.wait(600)
+    assert status, said
+    assert "Traceback" not in said
+    assert "host storage1 is lost" in said.splitlines()[-1], said
+    folder = (tmp_path / "latest").resolve()
+    (row,) = csv.DictReader((folder / "epochs.csv").read_text().splitlines())
+    assert row["valid"] == "valid", row["valid"]
+    assert row["mount"] == "nfs4"
+    deadline = time.monotonic() + REBOOT_S
+    while hosts.ssh("storage1", "cat /proc/sys/kernel/random/boot_id").stdout in ("", boot):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
+def test_down_leaves_machines_as_they_were(hosts, pristine):
     harness_testbed(hosts, "down")
-    after = {name: hosts.snapshot(name) for name in NAMES}
-    assert {name: differences(before[name], after[name]) for name in NAMES} == {name: {} for name in NAMES}
+    after = snapshots(hosts)
+    assert {name: differences(pristine[name], after[name]) for name in NAMES} == {name: {} for name in NAMES}

@@ -1,7 +1,9 @@
 """Virtual machines as hosts: a Debian image made once by debootstrap, and what starts a machine from it.
 
-The image has systemd, kernel modules for netem and NFS, chrony and the users of namespace hosts. The checkout and its
-interpreter are shared read-only over virtiofs. `python -m tests.hosts.vm` makes the image and prints its folder.
+The image has systemd, kernel modules for netem and NFS, chrony and the users of namespace hosts. QEMU runs it where KVM
+boots a kernel, and user-mode Linux elsewhere: programs run at this machine's speed in it, where an emulated CPU is 16
+times slower. The checkout and its interpreter are shared read-only. `python -m tests.hosts.vm` makes the image and
+prints its folder.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import inspect
 import os
+import select
 import shlex
 import shutil
 import socket
@@ -36,18 +39,19 @@ TOOLS = {
     "qemu-system-x86_64": "qemu-system-x86",
     "qemu-img": "qemu-utils",
     "mke2fs": "e2fsprogs",
+    "linux.uml": "user-mode-linux",
 }
+UML_MODULES = Path("/usr/lib/uml/modules")
 VIRTIOFSD = (Path("/usr/lib/qemu/virtiofsd"), Path("/usr/libexec/virtiofsd"))
 DISK = "6G"
 MOUNTS = ("unshare", "--mount", "--")
 """What debootstrap and package scripts mount goes with them."""
 KVM_PROBE_S = 20.0
-BOOT_S = 600.0
-STEADY = "no_timer_check panic=1"
-"""An emulated timer may be late on a busy machine; a kernel that panics all the same starts again."""
+BOOT_S = 300.0
+STOP_S = 20.0
 TUNSETIFF = 0x400454CA  # linux/if_tun.h
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
-# Each takes a second or more of an emulated CPU, and no test needs it.
+# Each takes a second or more, and no test needs it.
 MASKED = (
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -61,7 +65,9 @@ IDENTITY = """\
 #!/bin/sh
 set -eu
 mkdir -p /run/identity
-mount -o ro /dev/vdb /run/identity
+disk=/dev/vdb
+[ -b "$disk" ] || disk=/dev/ubdb
+mount -o ro "$disk" /run/identity
 . /run/identity/settings
 echo "$NAME" > /etc/hostname
 hostname "$NAME"
@@ -84,7 +90,11 @@ ip address add "$DATA_ADDRESS/24" dev data0
 ip link set data0 up
 ip route add 10.77.0.0/16 via "$GATEWAY"
 mkdir -p /run/shared
-mount -t virtiofs -o ro shared /run/shared
+if grep -qw hostfs /proc/filesystems; then
+  mount -t hostfs -o ro none /run/shared
+else
+  mount -t virtiofs -o ro shared /run/shared
+fi
 while read -r folder; do
   mkdir -p "$folder"
   mount --bind "/run/shared$folder" "$folder"
@@ -138,9 +148,9 @@ def image() -> Image:
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        recipe = "\n".join(
-            [RELEASE, *PACKAGES, IDENTITY, UNIT, *MASKED, DISK, *map(inspect.getsource, (_make, _configure))]
-        )
+        modules = sorted(each.name for each in UML_MODULES.iterdir())
+        makes = map(inspect.getsource, (_make, _configure))
+        recipe = "\n".join([RELEASE, *PACKAGES, *modules, IDENTITY, UNIT, *MASKED, DISK, *makes])
         marker = cache / "recipe"
         if not marker.exists() or marker.read_text() != recipe:
             marker.unlink(missing_ok=True)
@@ -174,7 +184,9 @@ def _link(root: Path, name: str) -> Path:
 
 
 def _configure(root: Path) -> None:
-    (root / "etc/fstab").write_text("/dev/vda / ext4 errors=remount-ro 0 1\n")
+    shutil.copytree(UML_MODULES, root / "lib/modules", dirs_exist_ok=True)
+    # The kernel mounts the root; its name is another one on each kind of machine.
+    (root / "etc/fstab").write_text("")
     script = root / "usr/local/sbin/identity"
     script.write_text(IDENTITY)
     script.chmod(0o755)
@@ -245,12 +257,10 @@ class VirtualMachine:
     Args:
         folder: folder of its disks and sockets, private to root.
         memory_mb: its memory.
-        cpus: its processors.
     """
 
-    def __init__(self, made: Image, folder: Path, memory_mb: int, cpus: int = 1) -> None:
-        self._image, self._folder = made, folder
-        self._memory_mb, self._cpus = memory_mb, cpus
+    def __init__(self, made: Image, folder: Path, memory_mb: int) -> None:
+        self._image, self._folder, self._memory_mb = made, folder, memory_mb
         self._stack = ExitStack()
 
     def prepare(self, identity: Identity) -> str:
@@ -278,8 +288,6 @@ class VirtualMachine:
             for name, text in files.items():
                 (key.parent / name).write_text(text)
             _run("mke2fs", "-q", "-t", "ext2", "-d", str(key.parent), str(folder / "identity.img"), "1M")
-            backing = ["-F", "raw", "-b", str(self._image.folder / "disk.img")]
-            _run("qemu-img", "create", "-q", "-f", "qcow2", *backing, str(folder / "disk.qcow2"))
             for each in identity.shared:
                 below = folder / "shared" / each.lstrip("/")
                 below.mkdir(parents=True)
@@ -296,12 +304,50 @@ class VirtualMachine:
             data_tap: of data0.
             identity: as `prepare` got it.
         """
+        folder = self._folder
+        run = self._qemu if self._image.has_kvm else self._uml
+        # All of its processes hold the other end open.
+        ended, alive = os.pipe()
+        self._stack.callback(_await_end, ended)
+        console = os.open(folder / "console.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            return self._stack.enter_context(
+                Child(
+                    run(mgmt_tap, data_tap, identity),
+                    stdin=subprocess.DEVNULL,
+                    stdout=console,
+                    stderr=folder / "machine.log",
+                    pass_fds=(mgmt_tap, data_tap, alive),
+                    killed_with_parent=True,
+                )
+            )
+        finally:
+            os.close(alive)
+            os.close(console)
+
+    def _uml(self, mgmt_tap: int, data_tap: int, identity: Identity) -> list[str]:
+        folder = self._folder
+        cards = ((mgmt_tap, identity.mgmt_card), (data_tap, identity.data_card))
+        return [
+            # Its processes are this machine's, and end with their namespace. It does not start as the first of them.
+            *("unshare", "--pid", "--fork", "--kill-child", "--", "setsid", "--fork", "--wait"),
+            *("linux.uml", f"mem={self._memory_mb}M", "root=/dev/ubda", "rw", f"hostfs={folder / 'shared'}"),
+            *(f"ubd0={folder / 'disk.cow'},{self._image.folder / 'disk.img'}", f"ubd1r={folder / 'identity.img'}"),
+            *(f"uml_dir={folder / 'uml'}", "umid=machine", "con=null", "con0=null,fd:1", "ssl=null"),
+            *(f"vec{n}:transport=fd,fd={tap},vec=0,mac={card}" for n, (tap, card) in enumerate(cards)),
+        ]
+
+    def _qemu(self, mgmt_tap: int, data_tap: int, identity: Identity) -> list[str]:
         folder, memory = self._folder, f"{self._memory_mb}M"
+        disk = folder / "disk.qcow2"
+        if not disk.exists():
+            backing = ["-F", "raw", "-b", str(self._image.folder / "disk.img")]
+            _run("qemu-img", "create", "-q", "-f", "qcow2", *backing, str(disk))
         sock = folder / "shared.sock"
         sock.unlink(missing_ok=True)
         virtiofsd = next(str(path) for path in VIRTIOFSD if path.exists())
         share = [virtiofsd, f"--socket-path={sock}", "-o", f"source={folder / 'shared'}", "-o", "cache=always"]
-        log = folder / "qemu.log"
+        log = folder / "virtiofsd.log"
         self._stack.enter_context(
             Child([*share, "-o", "sandbox=chroot"], stdin=subprocess.DEVNULL, stderr=log, killed_with_parent=True)
         )
@@ -310,42 +356,25 @@ class VirtualMachine:
             if time.monotonic() > deadline:
                 raise TestbedError(f"virtiofsd did not start: {log.read_text()[-300:]}")
             time.sleep(0.02)
-        accelerate = (
-            ["-accel", "kvm", "-cpu", "host"] if self._image.has_kvm else ["-accel", "tcg,thread=multi", "-cpu", "max"]
-        )
-        argv = [
-            *("qemu-system-x86_64", "-nodefaults", "-nographic", *accelerate),
-            *("-smp", str(self._cpus), "-m", memory),
+        cards = {"mgmt": (mgmt_tap, identity.mgmt_card), "data": (data_tap, identity.data_card)}
+        return [
+            *("qemu-system-x86_64", "-nodefaults", "-nographic", "-accel", "kvm", "-cpu", "host"),
+            *("-smp", "1", "-m", memory, "-serial", "stdio", "-device", "virtio-rng-pci"),
             *("-object", f"memory-backend-memfd,id=memory,size={memory},share=on", "-numa", "node,memdev=memory"),
             *("-kernel", str(self._image.folder / "vmlinuz"), "-initrd", str(self._image.folder / "initrd.img")),
-            *("-append", f"root=/dev/vda rw console=ttyS0 net.ifnames=0 {STEADY}"),
-            *("-drive", f"file={folder / 'disk.qcow2'},if=virtio,format=qcow2,cache=unsafe"),
+            *("-append", "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1"),
+            *("-drive", f"file={disk},if=virtio,format=qcow2,cache=unsafe"),
             *("-drive", f"file={folder / 'identity.img'},if=virtio,format=raw,readonly=on"),
-            *(
-                "-netdev",
-                f"tap,id=mgmt,fd={mgmt_tap}",
-                "-device",
-                f"virtio-net-pci,netdev=mgmt,mac={identity.mgmt_card}",
-            ),
-            *(
-                "-netdev",
-                f"tap,id=data,fd={data_tap}",
-                "-device",
-                f"virtio-net-pci,netdev=data,mac={identity.data_card}",
-            ),
             *("-chardev", f"socket,id=shared,path={sock}", "-device", "vhost-user-fs-pci,chardev=shared,tag=shared"),
-            *("-device", "virtio-rng-pci", "-serial", f"file:{folder / 'console.log'}"),
+            *(
+                part
+                for name, (tap, card) in cards.items()
+                for part in (
+                    *("-netdev", f"tap,id={name},fd={tap}"),
+                    *("-device", f"virtio-net-pci,netdev={name},mac={card}"),
+                )
+            ),
         ]
-        return self._stack.enter_context(
-            Child(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                pass_fds=(mgmt_tap, data_tap),
-                killed_with_parent=True,
-            )
-        )
 
     def stop(self) -> None:
         """Power it off at once."""
@@ -368,11 +397,18 @@ class VirtualMachine:
         raise TestbedError(f"virtual machine at {address} does not answer in {BOOT_S:g} s; its console says {told!r}")
 
 
-def open_tap(name: str) -> int:
+def open_tap(name: str, *, has_header: bool) -> int:
     """Make a TAP device in the calling thread's network namespace; it lives as long as the descriptor."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
-    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
+    flags = IFF_TAP | IFF_NO_PI | (IFF_VNET_HDR if has_header else 0)
+    fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
     return descriptor
+
+
+def _await_end(ended: int) -> None:
+    """Wait until nobody holds the other end of a pipe open."""
+    select.select((ended,), (), (), STOP_S)
+    os.close(ended)
 
 
 def _run(*argv: str) -> None:
