@@ -8,9 +8,15 @@ need qemu-system-x86_64 qemu-system-x86
 need qemu-img qemu-utils
 need mke2fs e2fsprogs
 need linux.uml user-mode-linux
-[ -n "$missing" ] || exit 0
+# With it debootstrap checks what it downloads; Debian has it anyway.
+[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
 if [ "$(id -u)" = 0 ]; then as_root=""; else as_root="sudo"; fi
-echo "test-vm: apt-get install -y --no-install-recommends$missing" >&2
-$as_root apt-get update -qq
-# shellcheck disable=SC2086
-DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends -qq $missing >/dev/null
+install() {
+  echo "test-vm: apt-get install -y --no-install-recommends$*" >&2
+  $as_root apt-get update -qq
+  # shellcheck disable=SC2086
+  DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y --no-install-recommends -qq $* >/dev/null
+}
+[ -z "$missing" ] || install "$missing"
+# Debian 12 has it in QEMU's own package, later releases in one by itself.
+[ -x /usr/lib/qemu/virtiofsd ] || [ -x /usr/libexec/virtiofsd ] || install " virtiofsd"
