@@ -161,7 +161,7 @@ def describe_host() -> dict[str, Field]:
     add("memory_gib", "/proc/meminfo", lambda: round(psutil.virtual_memory().total / 2**30, 1))
     add("governor", "cpufreq", lambda: (cpu / "cpu0/cpufreq/scaling_governor").read_text().strip())
     add("no_turbo", "intel_pstate", lambda: (cpu / "intel_pstate/no_turbo").read_text().strip())
-    add("frequency_mhz", "/proc/cpuinfo", lambda: round(psutil.cpu_freq().current))
+    add("frequency_mhz", "/proc/cpuinfo", _read_frequency_mhz)
     add("load_average", "getloadavg", lambda: list(os.getloadavg()))
     add("boot_time_utc", "/proc/stat", lambda: datetime.fromtimestamp(psutil.boot_time(), UTC).isoformat())
     add("virtual_machine", "systemd-detect-virt", lambda: _run_command(["systemd-detect-virt"]))
@@ -211,6 +211,12 @@ def _hash_code(root: Path, targets: Iterable[str]) -> str:
         if found is not None and found.origin is not None and Path(found.origin).is_file():
             digest.update(f"{module}\0".encode() + Path(found.origin).read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _read_frequency_mhz() -> int | None:
+    # Arm's /proc/cpuinfo, and some virtual machines', have none.
+    frequency = psutil.cpu_freq()
+    return None if frequency is None else round(frequency.current)
 
 
 def _read_cpu_model() -> str:
