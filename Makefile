@@ -49,10 +49,11 @@ setup: .venv/.ready ## system packages, uv, and the locked environment in .venv
 .venv/.ready: requirements.lock pyproject.toml playbooks/setup.sh
 	playbooks/setup.sh
 
-bench: setup       ## the benchmarks; QUICK=1 for the short form
+bench: setup ansible ## the benchmarks; QUICK=1 for the short form
 	playbooks/privileged.sh $(PYTHON) benchmarks/link.py $(if $(QUICK),--quick)
 	playbooks/privileged.sh $(PYTHON) benchmarks/overhead.py $(if $(QUICK),--quick)
 	playbooks/privileged.sh $(PYTHON) benchmarks/monitor.py $(if $(QUICK),--quick)
+	playbooks/privileged.sh $(PYTHON) benchmarks/hosts.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/energy_truth.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/influxdb.py $(if $(QUICK),--quick)
 	$(PYTHON) benchmarks/loaders.py $(if $(QUICK),--quick)
