@@ -20,6 +20,8 @@ _NOT_HASHED: Final = frozenset(
     {"resume", "resume_invalid", "results_dir", "cache_dir", "figures", "description", "cell_timeout_s", "checks"}
     | {"cell_stall_min", "resume_mixed", "store", "scale", "sizes"}
 )
+# How hosts are found and treated; what they are is compared by provenance.
+_NOT_MEASURED_BY: Final = frozenset({"inventory", "keep", "on_lost_host"})
 
 
 def experiment_from(cfg: DictConfig) -> Experiment:
@@ -55,6 +57,8 @@ def _measured(cfg: DictConfig) -> dict[str, object]:
     plain = {key: value for key, value in _plain(cfg).items() if key not in _NOT_HASHED}
     if plain.get("distributed") == DistributedSpec().model_dump():
         del plain["distributed"]
+    if isinstance(testbed := plain.get("testbed"), dict):
+        plain["testbed"] = {key: value for key, value in testbed.items() if key not in _NOT_MEASURED_BY}
     return plain
 
 

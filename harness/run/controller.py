@@ -60,7 +60,7 @@ def run_on_hosts(
         stack.enter_context(_set_up(inventory, progress, lambda: experiment.testbed.keep or lead.has_results))
         stack.enter_context(lead)
         try:
-            failed = lead.follow(progress)
+            failed = lead.follow(progress, on_folder)
         except BaseException:
             with signals_held():
                 lead.stop()
@@ -124,7 +124,7 @@ class _Lead:
         )
         try:
             if self._resumed is not None:
-                self._node.send(self._resumed.folder, HOSTS_RESULTS / self._resumed.folder.name)
+                self._send(self._resumed.folder)
             order = Order(
                 run_id=self._run_id,
                 argv=("-m", "harness.run.lead"),
@@ -152,8 +152,10 @@ class _Lead:
         """Whether the lead has results that are not at home; teardown.yml would remove them."""
         return self._folder is not None
 
-    def follow(self, progress: Progress) -> int:
+    def follow(self, progress: Progress, on_folder: Callable[[Path], None]) -> int:
         """Show what the lead does until it ends; returns how many cells failed.
+
+        The run can be resumed as soon as it has a folder, even where this process is killed.
 
         Raises HarnessError as the run on the lead does, TestbedError when the lead is lost.
         """
@@ -172,6 +174,13 @@ class _Lead:
                 replay(progress, said["call"], said["arguments"])
             elif "folder" in said:
                 self._folder = Path(said["folder"])
+                home = RunFolder(Path(self._cfg.results_dir) / self._folder.name)
+                if not home.plan.exists():
+                    home.cells.mkdir(parents=True)
+                    write_whole(home.config, self._config())
+                    write_whole(home.plan, said["plan"].encode())
+                    home.point_latest()
+                on_folder(home.folder)
             elif "error" in said:
                 kind = getattr(errors, said["kind"], TestbedError)
                 raise CellError(said["error"]) if kind is Interrupted else kind(said["error"])
@@ -204,7 +213,7 @@ class _Lead:
         fresh.mkdir()
         try:
             self._node.fetch(self._folder, fresh)
-            write_whole(fresh / "config.yaml", OmegaConf.to_yaml(self._cfg, resolve=True).encode())
+            write_whole(fresh / "config.yaml", self._config())
             move_home(fresh, home)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
@@ -213,6 +222,17 @@ class _Lead:
         if obstacle := RunFolder(home).point_latest():
             progress.note(obstacle)
         return home
+
+    def _send(self, folder: Path) -> None:
+        """Give the lead the folder of a run, unless it has more of that run: what a controller that died left there."""
+        there, fresh = HOSTS_RESULTS / folder.name, HOSTS_RESULTS / f".{folder.name}"
+        if not self._node.run(["sh", "-c", 'ls -d "$0" 2>/dev/null || true', str(there)]):
+            self._node.send(folder, fresh)
+            self._node.run(["mv", "-T", "--", str(fresh), str(there)])
+        self._folder = there
+
+    def _config(self) -> bytes:
+        return OmegaConf.to_yaml(self._cfg, resolve=True).encode()
 
     def _assignment(self) -> Assignment:
         cfg = OmegaConf.merge(self._cfg, {"results_dir": str(HOSTS_RESULTS), "cache_dir": str(HOSTS_DATA)})

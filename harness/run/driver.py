@@ -268,6 +268,7 @@ def _run_cells(
         try:
             if context.agent.restart_if_failed():
                 ledger.append("note", message="the energy agent was started again")
+            context.testbed.require()
             run_cell(context, cell, progress)
         except Interrupted as interrupt:
             _mark_failed(context, cell, ledger, "interrupted", str(interrupt))

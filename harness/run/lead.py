@@ -1,7 +1,7 @@
 """The run on the lead of several hosts: `python -m harness.run.lead`, which the controller starts over its supervisor.
 
 It reads an Assignment, a line of JSON. It writes lines of JSON: calls of the controller's Progress, the results folder
-as soon as it exists, and at the end how many cells failed, or the error that ended the run.
+and its plan as soon as they exist, and at the end how many cells failed, or the error that ended the run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config.specs import Experiment
 from harness.errors import HarnessError, Interrupted
 from harness.results.cells import Cell
+from harness.results.folder import RunFolder
 from harness.run.driver import Cluster, measure
 from harness.run.host_energy import TOKEN_VARIABLE
 from harness.run.progress import Progress
@@ -103,14 +104,16 @@ def main() -> int:
             cluster = Cluster(inventory, assignment.run_id, Path(assignment.ssh_config))
             with disk_errors(where):
                 progress = cast(Progress, _Relayed())
-                _, failed = measure(
-                    experiment, cfg, progress, assignment.command, lambda path: _say({"folder": str(path)}), cluster
-                )
+                _, failed = measure(experiment, cfg, progress, assignment.command, _say_folder, cluster)
     except (HarnessError, Interrupted) as error:
         _say({"error": str(error), "kind": type(error).__name__, "status": error.exit_status})
         return error.exit_status
     _say({"failed": failed})
     return 0
+
+
+def _say_folder(path: Path) -> None:
+    _say({"folder": str(path), "plan": RunFolder(path).plan.read_text()})
 
 
 def _say(message: Mapping[str, object]) -> None:

@@ -29,6 +29,8 @@ Facts = dict[str, Any]
 """Values of JSON, by name."""
 
 TIMEOUT_S = 5.0
+SUDO_S = 60.0
+"""It may ask servers of names, and a busy host takes a while."""
 LIFE_S = 600
 CLAIM_S = 60
 CLAIM = "\0joulefeed-testbed"
@@ -40,7 +42,7 @@ FLOW_S = 0.4
 CHUNK = bytes(1 << 18)
 
 
-def run(*argv: str) -> tuple[int, str]:
+def run(*argv: str, timeout_s: float = TIMEOUT_S) -> tuple[int, str]:
     """Return a command's status and output; 127 where it is not installed, 124 where it takes too long."""
     try:
         done = subprocess.run(
@@ -48,11 +50,11 @@ def run(*argv: str) -> tuple[int, str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return 124, f"no end within {TIMEOUT_S:g} s"
+        return 124, f"no end within {timeout_s:g} s"
     except OSError as error:
         return 127, str(error.strerror)
     return done.returncode, done.stdout.decode(errors="replace").strip()
@@ -80,13 +82,14 @@ def system() -> Facts:
 
 
 def basics(asked: Facts) -> Facts:
-    """Return what must be right before anything is changed here: rights, interfaces and the data address."""
+    """Return what must be right before anything is changed here: rights, room, interfaces and the data address."""
     address = asked.get("address")
     login = os.environ.get("SSH_CONNECTION", "").split()
-    status, words = (0, "root") if os.geteuid() == 0 else run("sudo", "-n", "true")
+    status, words = (0, "root") if os.geteuid() == 0 else run("sudo", "-n", "true", timeout_s=SUDO_S)
     return {
         "root": status == 0,
         "sudo": words,
+        "room": {folder: free_bytes(folder) for folder in ("/tmp", "/var/tmp", "/opt")},  # noqa: S108
         "interfaces": interfaces(),
         "address_is_local": None if address is None else is_local(address),
         "login_address": login[2] if len(login) == 4 else "",

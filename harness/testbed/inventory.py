@@ -5,12 +5,14 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
@@ -37,6 +39,7 @@ PLAYBOOKS: Final = (_PACKAGE.parent if _IS_CHECKOUT else _PACKAGE) / "playbooks"
 _READ_TIMEOUT_S: Final = 60.0
 _PREFIX: Final = "joulefeed_"
 _ANSIBLE_KEYS: Final = ("host", "port", "user", "connection", "ssh_private_key_file", "ssh_common_args")
+_SLIP: Final = 0.9
 _ADDRESS: Final = r"^[A-Za-z0-9:][A-Za-z0-9._:%-]*$"
 """An address or a host name; never an option of ssh."""
 _Variables = Mapping[str, Any]
@@ -85,6 +88,16 @@ class Host(Section):
     )
     """Control socket of a delay line that carries the data network in place of netem; None for netem."""
 
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        if set(address) <= set("0123456789."):
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise ValueError("an IP address or a host name") from None
+        return address
+
     @field_validator("data_address")
     @classmethod
     def _check_data_address(cls, address: str | None, info: ValidationInfo) -> str | None:
@@ -120,8 +133,9 @@ class Inventory:
                 variables that all of its hosts have.
 
         Raises:
-            ConfigError: the file, a host, a role or a variable is missing or wrong; the message names it.
-            TestbedError: Ansible is not installed, or there is no SLURM job.
+            ConfigError: the file, a host, a role or a variable is missing or wrong, or there is no SLURM job; the
+                message names it.
+            TestbedError: Ansible is not installed, or SLURM does not answer.
         """
         text = None
         if str(source).startswith(SLURM):
@@ -133,7 +147,7 @@ class Inventory:
                 listed = _list_hosts(file.name, name)
         else:
             path = Path(source).expanduser()
-            if not path.exists():
+            if not str(source) or not path.exists():
                 raise ConfigError(f"inventory {source}: no such file; see {PLAYBOOKS}/inventories for examples")
             name = str(path.absolute())
             listed = _list_hosts(name, str(source))
@@ -193,6 +207,8 @@ def ansible_environment() -> dict[str, str]:
         "ANSIBLE_CONFIG": str(PLAYBOOKS / "ansible.cfg"),
         # A file that is no inventory is an error, not an empty inventory.
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
+        # A group or a host that is there twice would lose what it has first.
+        "ANSIBLE_DUPLICATE_YAML_DICT_KEY": "error",
         # ansible-runner switches it off, whatever ansible.cfg says, unless the environment has it.
         "ANSIBLE_HOST_KEY_CHECKING": "true",
         "ANSIBLE_NOCOLOR": "true",
@@ -220,16 +236,19 @@ def _list_hosts(path: str, source: str) -> _Variables:
     except subprocess.TimeoutExpired:
         raise ConfigError(f"inventory {source}: ansible-inventory took more than {_READ_TIMEOUT_S:g} s") from None
     if done.returncode:
-        raise ConfigError(f"inventory {source}: Ansible cannot read it: {_reason(done.stderr)}")
+        raise ConfigError(f"inventory {source}: Ansible cannot read it: {_reason(done.stderr, path)}")
     listed: _Variables = json.loads(done.stdout)
     return listed
 
 
-def _reason(words: str) -> str:
-    """Return the telling line of Ansible's complaint."""
+def _reason(words: str, path: str) -> str:
+    """Return what the plugin for this kind of file says; Ansible tries all of them, and each complains."""
+    is_yaml = Path(path).suffix in {".yml", ".yaml", ".json"}
+    plugin = "script" if "'script' plugin" in words else "yaml" if is_yaml else "ini"
+    if found := re.search(rf"with '{plugin}' plugin: (.*?)\n\n(?:Failed to parse|<<<)", words, re.DOTALL):
+        return " ".join(found[1].partition(", got: <class")[0].split())
     lines = [line.strip() for line in words.splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("[ERROR]", "ERROR!", "[WARNING]"))]
-    return (telling or lines or ["no reason given"])[0]
+    return next((line for line in lines if line.startswith(("[ERROR]", "ERROR!"))), (lines or ["no reason given"])[-1])
 
 
 def _hosts(listed: _Variables, source: str) -> tuple[Host, ...]:
@@ -238,7 +257,9 @@ def _hosts(listed: _Variables, source: str) -> tuple[Host, ...]:
     members = {role: tuple(dict.fromkeys(_members(listed, role))) for role in ROLES}
     for role in ("storage", "compute"):
         if not members[role]:
-            raise ConfigError(f"inventory {source}: group {role} has no host: expected at least one")
+            near = get_close_matches(role, [group for group in listed if group not in ROLES], 1)
+            hint = f" (did you mean {role} by {near[0]}?)" if near else ""
+            raise ConfigError(f"inventory {source}: group {role} has no host: expected at least one{hint}")
     if len(members["tsdb"]) > 1:
         raise ConfigError(f"inventory {source}: group tsdb: expected one host, got {', '.join(members['tsdb'])}")
     everyone = tuple(dict.fromkeys([*_members(listed, "all"), *variables]))
@@ -267,9 +288,15 @@ def _members(listed: _Variables, group: str) -> Iterator[str]:
 def _host(name: str, roles: tuple[Role, ...], variables: _Variables, source: str) -> Host:
     known = {f"ansible_{key}" for key in _ANSIBLE_KEYS}
     section = {key: value for key, value in variables.items() if key in known or key.startswith(_PREFIX)}
+    for key in variables:
+        # Ansible has many variables of its own: only a slip of the pen is so near to one of these.
+        if key not in known and key.startswith("ansible_") and (near := get_close_matches(key, known, 1, _SLIP)):
+            raise ConfigError(f"inventory {source}: {name}.{key}: unknown key (did you mean {near[0]}?)")
     for key, value in section.items():
         if isinstance(value, str) and "{{" in value:
             raise ConfigError(f"inventory {source}: {name}.{key}={value!r}: expected a value, not a template")
+        if isinstance(value, dict) and "__ansible_vault" in value:
+            raise ConfigError(f"inventory {source}: {name}.{key}: expected a value, not one of Ansible's vault")
     connection = str(section.get("ansible_connection", "ssh")).removeprefix("ansible.builtin.")
     section["ansible_connection"] = "ssh" if connection == "smart" else connection
     if connection == "local":
@@ -323,7 +350,7 @@ def _slurm_inventory(variables_file: str) -> str:
     """
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
-        raise TestbedError("slurm: SLURM_JOB_NODELIST is not set: run this in a job, by salloc or sbatch")
+        raise ConfigError("slurm: SLURM_JOB_NODELIST is not set: run this in a job, by salloc or sbatch")
     try:
         done = subprocess.run(
             ["scontrol", "show", "hostnames", nodes],

@@ -26,12 +26,13 @@ Facts = Mapping[str, Any]
 """What `host_facts` found on a host."""
 Verdict = Literal["ok", "warn", "fail"]
 
-_FACTS_S: Final = 60.0
+_FACTS_S: Final = 120.0
 _PAIR_S: Final = 30.0
 _CLOCKS: Final = 11
 _OLDEST_PYTHON: Final = (3, 9)
 """The oldest that Ansible's modules run under."""
 _INSTALLED_BYTES: Final = 8_000_000_000
+_MIN_BYTES: Final = 100_000_000
 _RUN_BYTES: Final = 1_000_000_000
 _MODULES: Final = {"compute": ("nfsv4",), "storage": ("nfsd",)}
 _PORTS: Final = {"storage": {2049: "NFS"}, "tsdb": {8086: "InfluxDB"}}
@@ -125,7 +126,7 @@ def _examine(session: Session) -> list[Finding]:
 
 
 def find_obstacles(session: Session) -> list[Finding]:
-    """Connect, and return what is wrong with the connection, sudo and the data network's interface and address."""
+    """Connect, and return what is wrong with the connection, sudo, room, and the data interface and its address."""
     host = session.host
     try:
         session.start()
@@ -134,7 +135,18 @@ def find_obstacles(session: Session) -> list[Finding]:
         return [_unreachable(host, session.words() or str(error))]
     if "error" in facts:
         return [_unreachable(host, str(facts["error"]))]
-    return [finding for finding in (_sudo(host, facts), *_network(host, facts)) if finding.verdict == "fail"]
+    room = (
+        _row(
+            host,
+            "disk",
+            f"{free / 1e6:.0f} MB free in {folder}",
+            free >= _MIN_BYTES,
+            "free 100 MB there, to begin with",
+        )
+        for folder, free in facts["room"].items()
+    )
+    findings = (_sudo(host, facts), *room, *_network(host, facts))
+    return [finding for finding in findings if finding.verdict == "fail"]
 
 
 def _unreachable(host: Host, words: str) -> Finding:

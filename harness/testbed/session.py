@@ -17,7 +17,8 @@ from energymon.system.child import Child, ChildError
 if TYPE_CHECKING:
     from harness.testbed.inventory import Host
 
-START_S: Final = 30.0
+START_S: Final = 120.0
+"""A slow host takes a while to log in; one that is off is refused by ssh after `_CONNECT_S`."""
 _END_S: Final = 15.0
 """The next controller comes when the claim of this one has ended."""
 _CONNECT_S: Final = 10

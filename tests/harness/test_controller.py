@@ -1,10 +1,14 @@
-"""The controller of a run on several hosts: which error is told when more than one thing fails."""
+"""A run on several hosts: which error is raised when more than one thing fails, and when it goes on."""
+
+from types import SimpleNamespace
 
 import pytest
 
 from harness.errors import CellError, TestbedError
-from harness.run import controller
+from harness.results.cells import Cell
+from harness.run import controller, driver
 from harness.testbed import playbook
+from harness.testbed.hosts import HostLostError
 from harness.testbed.inventory import Inventory
 
 
@@ -53,3 +57,33 @@ def test_hosts_with_results_that_are_not_at_home_stay_as_they_are(played):
         raise CellError("the cell")
     assert played == ["site.yml"]
     assert notes == ["the hosts stay as they are; python -m harness.testbed down --inventory hosts.yml takes them back"]
+
+
+@pytest.mark.parametrize(("policy", "tried"), [("stop", 1), ("continue", 2)])
+def test_a_lost_host_ends_the_plan_or_fails_each_of_its_cells_by_policy(monkeypatch, policy, tried):
+    def require():
+        raise HostLostError("host storage1 is lost: its connection exited with status 255")
+
+    cells = [Cell(cell_id=name, loader="l", workload="w", regime="r", repeat=0, seed=0) for name in "ab"]
+    failed = []
+    context = SimpleNamespace(
+        run=SimpleNamespace(set_aside=lambda cell_id: None),
+        datasets={"w": SimpleNamespace(samples=1)},
+        agent=SimpleNamespace(restart_if_failed=lambda: False),
+        testbed=SimpleNamespace(require=require),
+        experiment=SimpleNamespace(testbed=SimpleNamespace(on_lost_host=policy)),
+    )
+    monkeypatch.setattr(driver, "_mark_failed", lambda context, cell, ledger, status, reason: failed.append(cell))
+    progress = SimpleNamespace(
+        start=lambda todo, done: None,
+        cell_started=lambda cell, samples: None,
+        cell_failed=lambda cell, reason: None,
+        stop=lambda: None,
+    )
+    ledger = SimpleNamespace(append=lambda *words, **more: None)
+    if policy == "stop":
+        with pytest.raises(TestbedError, match=r"^host storage1 is lost: .*; testbed\.on_lost_host=continue goes on"):
+            driver._run_cells(context, cells, ledger, progress, 0)
+    else:
+        assert set(driver._run_cells(context, cells, ledger, progress, 0)) == {"a", "b"}
+    assert failed == cells[:tried]

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from harness.errors import ConfigError, TestbedError
+from harness.errors import ConfigError
 from harness.testbed.inventory import PLAYBOOKS, Inventory, _hosts, _members
 
 pytestmark = [pytest.mark.process, pytest.mark.usefixtures("ansible")]
@@ -75,6 +75,10 @@ def test_group_vars_beside_the_inventory_count_and_secrets_stay_out(tmp_path):
     [
         ("all: [", "cannot read it"),
         ("", "group storage has no host"),
+        ("- storage: s\n", "cannot read it: YAML inventory has invalid structure, it should be a dictionary$"),
+        ("all:\n  hosts: {a: nonsense}\n", "cannot read it: Invalid data from file, expected dictionary and got: nons"),
+        ("$ANSIBLE_VAULT;1.1;AES256\n3862\n", "cannot read it: Attempting to decrypt but no vault secrets found"),
+        ("all:\n  hosts: {a: }\nall:\n  hosts: {b: }\n", "cannot read it: .*duplicate"),
         ("all:\n  hosts:\n    one:\n", "group storage has no host"),
     ],
 )
@@ -85,9 +89,18 @@ def test_a_file_that_is_no_inventory_is_refused(tmp_path, text, expected):
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere\.yml: no such file"):
-        Inventory.load(tmp_path / "nowhere.yml")
+def test_a_script_that_fails_is_named(tmp_path):
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\nexit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(ConfigError, match="cannot read it: Inventory script returned non-zero exit code 3"):
+        Inventory.load(script)
+
+
+@pytest.mark.parametrize("name", ["", "/nowhere/hosts.yml"])
+def test_a_file_that_is_not_there_is_named(name):
+    with pytest.raises(ConfigError, match=rf"^inventory {name}: no such file"):
+        Inventory.load(name)
 
 
 def test_the_first_host_of_group_compute_leads_wherever_it_stands():
@@ -107,6 +120,13 @@ def test_hosts_of_groups_in_a_group_have_its_role():
     [
         ("ansible_host", "-oProxyCommand=x", "s.ansible_host"),
         ("ansible_host", "two words", "s.ansible_host"),
+        ("ansible_host", "999.1.1.1", "s.ansible_host='999.1.1.1': expected an address"),
+        (
+            "ansible_host",
+            {"__ansible_vault": "$ANSIBLE"},
+            "s.ansible_host: expected a value, not one of Ansible's vault",
+        ),
+        ("ansible_hots", "192.0.2.3", "s.ansible_hots: unknown key (did you mean ansible_host?)"),
         ("ansible_port", 70000, "s.ansible_port=70000: expected a port"),
         ("ansible_port", "many", "s.ansible_port='many'"),
         ("ansible_user", "-l root", "s.ansible_user"),
@@ -135,6 +155,9 @@ def test_roles_are_checked():
     stray = listed()
     del stray["compute"]
     with pytest.raises(ConfigError, match="group compute has no host"):
+        _hosts(stray, "hosts.yml")
+    stray["computes"] = {"hosts": ["c"]}
+    with pytest.raises(ConfigError, match=r"group compute has no host: .*\(did you mean compute by computes\?\)"):
         _hosts(stray, "hosts.yml")
     stray = listed()
     stray["_meta"]["hostvars"]["stray"] = {}
@@ -183,5 +206,5 @@ def test_a_slurm_job_of_one_host_has_all_roles_there(slurm):
 
 def test_slurm_without_a_job_is_one_line(monkeypatch):
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
-    with pytest.raises(TestbedError, match="SLURM_JOB_NODELIST is not set"):
+    with pytest.raises(ConfigError, match="SLURM_JOB_NODELIST is not set"):
         Inventory.load("slurm:")
