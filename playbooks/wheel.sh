@@ -45,7 +45,12 @@ END
 elif [ -n "$uv" ]; then
   "$uv" build --quiet --wheel --out-dir "$new" . || fail "the wheel could not be built"
 else
-  python3 -m pip wheel --quiet --no-deps --wheel-dir "$new" . || fail "the wheel could not be built"
+  # Ansible's environment, which comes first on its PATH, may be without pip.
+  for python in .venv/bin/python python3 /usr/bin/python3 none; do
+    ! "$python" -m pip --version >/dev/null 2>&1 || break
+  done
+  [ "$python" != none ] || fail "uv or pip is needed to build the wheel: python3 -m pip install uv"
+  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$new" . || fail "the wheel could not be built"
 fi
 hash=$(sha256sum "$new"/*.whl | cut -d ' ' -f 1)
 rm -rf "${cache:?}/$hash"
