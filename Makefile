@@ -4,8 +4,9 @@ PYTHON := .venv/bin/python
 EXPERIMENT ?= wan30ms
 ARGS ?=
 TESTS ?= tests
-# tests/conftest.py says how many; tests wait for each other where their marker says so.
-WORKERS := -n logical --dist worksteal
+# tests/conftest.py says how many, and the order; tests wait for each other where their marker says so. The tests of a
+# file share what they run, so they have one worker.
+WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test test-fast test-vm gpu-smoke lint server tensorflow ansible setup bench lock clean
 

@@ -33,6 +33,8 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sp
 # They end at once. The first import of torch in a process looks for libraries with ldconfig, or else with a compiler.
 _QUICK = {"git", "nvidia-smi", "systemd-detect-virt", "cc", "gcc", "ldconfig", "ld"}
 _HERE = ("127.", "::1", "localhost")
+_MINUTES = ("tests/hosts/", "tests/integration/", "tests/testbed/test_playbook.py")
+"""Files that take minutes."""
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +117,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(item: pytest.Item) -> int:
     if item.get_closest_marker("serial"):
         return 0
-    return 1 if item.get_closest_marker("process") else 2
+    if item.get_closest_marker("process"):
+        return 1 if item.nodeid.startswith(_MINUTES) else 2
+    return 3
 
 
 def pytest_collection_finish() -> None:
