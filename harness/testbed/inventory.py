@@ -20,6 +20,7 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator
 
 import harness
+from energymon.system.child import Child
 from harness.config.validation import Section, parse
 from harness.errors import ConfigError, TestbedError
 
@@ -37,6 +38,7 @@ _IS_CHECKOUT: Final = not (_PACKAGE / "playbooks").is_dir()
 PLAYBOOKS: Final = (_PACKAGE.parent if _IS_CHECKOUT else _PACKAGE) / "playbooks"
 """Of a checkout, or those that a wheel has in the package."""
 _READ_TIMEOUT_S: Final = 60.0
+_MAX_WORDS: Final = 100
 _PREFIX: Final = "joulefeed_"
 _ANSIBLE_KEYS: Final = ("host", "port", "user", "connection", "ssh_private_key_file", "ssh_common_args")
 _SLIP: Final = 0.9
@@ -223,21 +225,17 @@ def ansible_environment() -> dict[str, str]:
 def _list_hosts(path: str, source: str) -> _Variables:
     """Return what `ansible-inventory --list` says of an inventory."""
     argv = [ansible_program("ansible-inventory"), "--list", "--inventory", path]
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_READ_TIMEOUT_S,
-            env=ansible_environment(),
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise ConfigError(f"inventory {source}: ansible-inventory took more than {_READ_TIMEOUT_S:g} s") from None
-    if done.returncode:
-        raise ConfigError(f"inventory {source}: Ansible cannot read it: {_reason(done.stderr, path)}")
-    listed: _Variables = json.loads(done.stdout)
+    # An inventory may be a program, which is ended with Ansible.
+    with Child(
+        argv, stdin=subprocess.DEVNULL, env=ansible_environment(), keep_stderr=True, killed_with_parent=True
+    ) as child:
+        output = child.finish(_READ_TIMEOUT_S)
+        if output is None:
+            raise ConfigError(f"inventory {source}: ansible-inventory took more than {_READ_TIMEOUT_S:g} s")
+        if child.process.returncode:
+            words = child.stderr_lines(_MAX_WORDS)
+            raise ConfigError(f"inventory {source}: Ansible cannot read it: {_reason(words, path)}")
+    listed: _Variables = json.loads(output)
     return listed
 
 
@@ -245,7 +243,7 @@ def _reason(words: str, path: str) -> str:
     """Return what the plugin for this kind of file says; Ansible tries all of them, and each complains."""
     is_yaml = Path(path).suffix in {".yml", ".yaml", ".json"}
     plugin = "script" if "'script' plugin" in words else "yaml" if is_yaml else "ini"
-    if found := re.search(rf"with '{plugin}' plugin: (.*?)\n\n(?:Failed to parse|<<<)", words, re.DOTALL):
+    if found := re.search(rf"with '{plugin}' plugin: (.*?)\n(?:Failed to parse|<<<)", words, re.DOTALL):
         return " ".join(found[1].partition(", got: <class")[0].split())
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     return next((line for line in lines if line.startswith(("[ERROR]", "ERROR!"))), (lines or ["no reason given"])[-1])

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 
 import pytest
 
@@ -95,6 +96,17 @@ def test_a_script_that_fails_is_named(tmp_path):
     script.chmod(0o755)
     with pytest.raises(ConfigError, match="cannot read it: Inventory script returned non-zero exit code 3"):
         Inventory.load(script)
+
+
+def test_a_script_that_does_not_end_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.testbed.inventory._READ_TIMEOUT_S", 1.0)
+    script = tmp_path / "hosts.sh"
+    script.write_text("#!/bin/sh\nsleep 1000\n")
+    script.chmod(0o755)
+    with pytest.raises(ConfigError, match="ansible-inventory took more than 1 s"):
+        Inventory.load(script)
+    running = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(script) not in running
 
 
 @pytest.mark.parametrize("name", ["", "/nowhere/hosts.yml"])
