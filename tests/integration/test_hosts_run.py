@@ -138,7 +138,7 @@ def assert_on_server(server, run, found):
     )
     for cell in (power, joules):
         assert {values["node_id"] for values in cell} == {"storage1", "compute1"}
-    assert sorted(values["_value"] for values in marks) == [0.0] * len(found) + [1.0] * len(found)
+    assert sorted(values["_value"] for values in marks) == [0.0] * 2 * len(found) + [1.0] * 2 * len(found)
     assert sorted(values["cell"] for values in epochs) == sorted(row["cell_id"] for row in found)
 
 
