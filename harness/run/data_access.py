@@ -146,7 +146,7 @@ def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitSta
         roots["local"] = stack.enter_context(testbed.mount(data.root, _HERE, node)).path
     # One folder whose parts lie on several nodes: what the samples' paths lead to lies behind a link for each.
     seen = node.folder / f"data-{uuid4().hex[:8]}"
-    links = [str(part) for name, path in roots.items() for part in (path, seen / name)]
+    links = [str(part) for name, path in roots.items() for part in (path.absolute(), seen / name)]
     node.run(["sh", "-euc", _LINK, str(seen), *links])
     stack.callback(_remove, node, seen)
     is_second = data.placed.kind == "sharded" and node != testbed.compute

@@ -35,7 +35,7 @@ def testbed():
 
 @pytest.fixture
 def data(tmp_path):
-    def make(kind):
+    def make(kind, storages=1):
         root = tmp_path / "tree"
         root.mkdir()
         for n in range(40):
@@ -43,7 +43,7 @@ def data(tmp_path):
         samples = Samples(root, tuple(f"{n}.jpg" for n in range(40)), np.zeros(40, np.int64), np.full(40, 1000))
         handle = DatasetHandle("tree", samples, (), "abc", {})
         shards = open_shards(handle, tmp_path / "cache", lambda *_: None, HALF_SHARDS)
-        placed = place(kind, handle, shards, tmp_path / "cache", lambda *_: None)
+        placed = place(kind, handle, shards, tmp_path / "cache", lambda *_: None, storages)
         samples.save(tmp_path / "samples.parquet")
         split = {"compute": tmp_path / "placement.parquet"} if placed.split else {}
         for role, path in split.items():
@@ -53,25 +53,42 @@ def data(tmp_path):
     return make
 
 
-@pytest.mark.parametrize("kind", ["remote", "half", "local"])
-def test_every_file_is_read_below_one_root_and_the_root_is_gone_afterwards(kind, data, testbed, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "storages", "folders"),
+    [
+        ("remote", 1, None),
+        ("half", 1, {"local", "remote"}),
+        ("local", 1, None),
+        ("remote", 2, {"remote", "remote-2"}),
+        ("half", 2, {"local", "remote", "remote-2"}),
+    ],
+)
+def test_every_file_is_read_below_one_root_and_the_root_is_gone_afterwards(
+    kind, storages, folders, data, testbed, tmp_path
+):
+    testbed.storages *= storages
     before = set(RunNames("reachtest", state_root()).folder.iterdir())
     with ExitStack() as stack:
-        (access,) = open_access(data(kind), testbed, FILES, LOCAL, stack, tmp_path).values()
+        (access,) = open_access(data(kind, storages), testbed, FILES, LOCAL, stack, tmp_path).values()
         seen = Samples.load(access.samples_file).at(access.root)
         assert [seen.path(n).read_bytes()[0] for n in range(40)] == list(range(40))
-        if kind == "half":
-            assert {path.parts[-2] for path in map(Path, seen.paths)} == {"local", "remote"}
+        if folders:
+            assert {path.parts[-2] for path in map(Path, seen.paths)} == folders
     assert set(RunNames("reachtest", state_root()).folder.iterdir()) <= before | {
         RunNames("reachtest", state_root()).folder / "tmp"
     }
     assert (tmp_path / "tree" / "39.jpg").exists()
 
 
-@pytest.mark.parametrize(("kind", "daemons"), [("remote", 1), ("half", 2), ("local", 1)])
-def test_every_node_that_has_samples_has_a_daemon_while_the_cell_lasts(kind, daemons, data, testbed, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "storages", "daemons"), [("remote", 1, 1), ("half", 1, 2), ("local", 1, 1), ("half", 2, 3)]
+)
+def test_every_node_that_has_samples_has_a_daemon_while_the_cell_lasts(
+    kind, storages, daemons, data, testbed, tmp_path
+):
+    testbed.storages *= storages
     with ExitStack() as stack:
-        (access,) = open_access(data(kind), testbed, STREAM, LOCAL, stack, tmp_path).values()
+        (access,) = open_access(data(kind, storages), testbed, STREAM, LOCAL, stack, tmp_path).values()
         assert len({daemon.endpoint for daemon in access.daemons}) == daemons
         assert [daemon.failure() for daemon in access.daemons] == [None] * daemons
         assert access.root is None

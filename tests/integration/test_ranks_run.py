@@ -71,14 +71,14 @@ def test_site_yml_two_hosts_that_share_each_epoch_a_rank_that_dies_a_host_that_i
     assert (tmp_path / "latest" / "figures" / "emlio_fig10_ddp.png").stat().st_size > 10_000
     claims = json.loads((tmp_path / "latest" / "claims.json").read_text())
     assert {claim["id"] for claim in claims if "fig10" in claim["id"]}
-    check_faults(hosts, [*CHOSEN, *SMALL, *SLOW, *where], tmp_path / "latest")
+    check_faults(hosts, [*CHOSEN, *SMALL, *SLOW, *where, "placement=remote"], tmp_path / "latest")
     harness_testbed(hosts, "down")
     after = {name: hosts.snapshot(name) for name in names}
     assert {name: differences(before[name], after[name]) for name in names} == {name: {} for name in names}
 
 
 def check_faults(hosts, overrides, folder):
-    """A rank that dies fails its cell, and a host that is lost ends the run; both are named."""
+    """A rank that dies fails its cell, and a host that is lost ends the run; both are named. Two hosts store here."""
     argv = [sys.executable, "-m", "tests.hosts.lead", *overrides]
     run = subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -95,6 +95,8 @@ def check_faults(hosts, overrides, folder):
     assert [cells[number]["status"] for number in (1, 2)] == ["failed", "failed"], output
     assert "rank 1 of 2 on compute2 (10.77.1.14): the cell's process on host compute2 exited" in cells[1]["failure"]
     assert "host compute2 is lost" in cells[2]["failure"]
+    logs = {path.name for path in folder.glob("cells/*/daemon*.log")}
+    assert logs == {"daemon-storage.log", "daemon-storage-2.log"}
 
 
 def wait_for_epochs(hosts, cells):
@@ -139,7 +141,8 @@ def check_rows_by_rank(folder):
         assert [rank["rank"] for rank in own] == ["0", "1"]
         assert len({rank["address"] for rank in own}) == 2
         assert sum(int(rank["samples"]) for rank in own) == SAMPLES
-        assert max(float(rank["duration_s"]) for rank in own) <= float(row["duration_s"])
+        # Ranks learn up to a round trip apart that all are ready.
+        assert max(float(rank["duration_s"]) for rank in own) <= float(row["duration_s"]) + 0.1
         assert all(float(rank["sync_s"]) > 0 for rank in own)
         assert row["stall_s"] == max((rank["stall_s"] for rank in own), key=float)
 
