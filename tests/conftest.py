@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 # What tests import are many objects that stay: looking for garbage among them would take a tenth of the collection.
@@ -105,9 +106,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker a processor for `--fast`, else two and one more, as tests mostly wait for processes; six at most."""
-    processors = len(os.sched_getaffinity(0))
-    return min(6, processors if config.getoption("--fast") else 2 * processors + 1)
+    """One worker a processor for `--fast`, else two and one more, as tests mostly wait for processes; six at most.
+
+    A worker and the processes of its tests take 2 GB.
+    """
+    processors, memory_gb = len(os.sched_getaffinity(0)), psutil.virtual_memory().total // 10**9
+    return max(1, min(6, memory_gb // 2, processors if config.getoption("--fast") else 2 * processors + 1))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -147,7 +147,7 @@ def test_a_message_without_end_does_not_fill_the_memory(guarded: object) -> None
     before = _anonymous(memory)
     most = 0
     frame = (b"\x03" + struct.pack(">Q", 30_000) + bytes(30_000)) * 30
-    with socket.create_connection(("127.0.0.1", guarded.port)) as peer:  # type: ignore[attr-defined]
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=60) as peer:  # type: ignore[attr-defined]
         try:
             peer.sendall(GREETING)
             peer.recv(64, socket.MSG_WAITALL)
@@ -157,6 +157,8 @@ def test_a_message_without_end_does_not_fill_the_memory(guarded: object) -> None
                 most = max(most, _anonymous(memory) - before)
         except ConnectionError:
             pass
+        except TimeoutError:
+            pytest.fail(f"the daemon neither reads nor ends the connection: {_report(guarded)}")
     assert most < 200 * MIB
     if not guarded.client_keys:  # type: ignore[attr-defined]
         deadline = time.monotonic() + 20
