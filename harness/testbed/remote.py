@@ -33,6 +33,8 @@ from harness.testbed.state import RunNames, state_root
 
 SILENCE_S: Final = 20.0
 """A host whose lease hears nothing for so long has lost its lead."""
+HOST_STATE: Final = Path("/var/lib/joulefeed")
+"""What site.yml makes on a host, and teardown.yml removes with all in it."""
 BEAT: Final = b"beat\n"
 STOP: Final = b"stop\n"
 _ASKED_S: Final = 60.0
@@ -129,6 +131,9 @@ def _command(order: Order) -> int:
         temporary = folder / "tmp"
         temporary.mkdir(mode=0o700, exist_ok=True)
         environment["TMPDIR"] = str(temporary)
+    if HOST_STATE.is_dir():
+        # What programs keep in a cache goes with it, too.
+        environment["XDG_CACHE_HOME"] = str(HOST_STATE / "cache")
     argv = [sys.executable, "-P", *order.argv] if order.is_python else order.argv
     try:
         child = Child(

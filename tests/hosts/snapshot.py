@@ -30,6 +30,11 @@ CHANGING = (
     "/run/boot_id",
     "/run/sshd.pid",
     "/var/lib/sudo/",
+    "/var/lib/systemd/random-seed",
+    "/var/lib/nfs/nfsdcld/",
+    # Folders of services that systemd has started, by a random name.
+    "/tmp/systemd-private-",
+    "/var/tmp/systemd-private-",
     "/etc/.pwd.lock",
     "/etc/passwd-",
     "/etc/shadow-",
@@ -41,8 +46,12 @@ CHANGING = (
 # Where a machine that is no overlay is compared.
 FOLDERS = ("/etc", "/home", "/root", "/opt", "/srv", "/tmp", "/usr/local", "/var")
 CHANGING_PROCESSES = ("sshd: ", "(sd-pam)", "/usr/bin/python3 -I -", "sudo ")
-# Counters and clocks that the kernel changes.
-CHANGING_SYSCTLS = ("kernel.random.", "fs.", "kernel.pty.nr", "kernel.ns_last_pid", "kernel.sched_domain", "dev.")
+# Counters and clocks that the kernel changes, and what it derives from free memory at each boot.
+CHANGING_SYSCTLS = (
+    *("kernel.random.", "fs.", "kernel.pty.nr", "kernel.ns_last_pid", "kernel.sched_domain", "dev."),
+    *("kernel.threads-max", "net.ipv4.inet_peer_threshold", "net.ipv4.tcp_mem", "net.ipv4.udp_mem"),
+    *("vm.min_free_kbytes", "vm.user_reserve_kbytes"),
+)
 
 
 def files(pairs: Iterator[tuple[Path, str]]) -> dict[str, str]:
@@ -126,7 +135,8 @@ def sysctls() -> dict[str, str]:
 
 def _mount(line: str) -> str:
     # An overlay that is mounted a second time tells more of its options.
-    return " ".join(line.split()[:4]).removesuffix(",uuid=on")
+    # The size of a tmpfs is a share of the memory, of which a boot finds more or less.
+    return re.sub(r",size=\d+k", "", " ".join(line.split()[:4])).removesuffix(",uuid=on")
 
 
 def output(*argv: str) -> list[str]:
