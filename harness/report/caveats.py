@@ -147,7 +147,7 @@ def _placement(results: Results) -> Iterable[Caveat]:
         yield Caveat("placement", text)
     far = next((cell.record.placement for cell in results.cells if cell.record), None)
     if far and far.storages > 1:
-        yield Caveat("placement", f"{far.storages} storage hosts share what is remote.")
+        yield Caveat("placement", f"{far.storages} storage hosts share the remote samples.")
     if results.experiment.placement != "half":
         return
     total = next((row.samples for row in results.rows if row.samples), None)
