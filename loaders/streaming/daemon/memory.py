@@ -96,6 +96,7 @@ class MemoryBound:
         self._counters.idle += len(idle)
 
     def _bound_unread(self, now: float, is_unexplained: bool) -> None:
+        began_s = time.thread_time()
         self._socket.count()
         self._has_paused = False
         for one in self._socket.connections:
@@ -112,7 +113,8 @@ class MemoryBound:
                 one.close()
                 self._count_shed(1, read_anonymous_bytes())
             self._has_paused |= one.is_paused
-        self._look_again_s = now + _LOOKING_SHARE * (time.monotonic() - now)
+        # By processor time: on a busy machine a paused peer must not wait for what others use.
+        self._look_again_s = now + _LOOKING_SHARE * (time.thread_time() - began_s)
 
     def _shed(self, now: float, found: int, over: int) -> None:
         """Close the connections with the most bytes; where none has many, those whose last request is the oldest."""
