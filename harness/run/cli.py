@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from harness.config import list_packaged
 from harness.config.command_line import Arguments, compose_config, expand, split
 from harness.config.hydra_errors import to_config_error
 from harness.config.sweep import Job
@@ -107,17 +108,20 @@ def main() -> int:
 
 
 def _usage() -> str:
-    conf = resources.files("conf")
-    experiments = []
-    for path in sorted(p.name for p in conf.joinpath("experiment").iterdir() if p.name.endswith(".yaml")):
-        about = yaml.safe_load(conf.joinpath("experiment", path).read_text()).get("description", "")
-        experiments.append(f"  {path.removesuffix('.yaml'):<14} {about}")
-    groups = []
-    for group in sorted(p.name for p in conf.iterdir() if p.is_dir() and not p.name.startswith("_")):
-        names = [p.name for p in conf.joinpath(group).iterdir() if p.name.endswith(".yaml")]
-        if group not in {"experiment", "claims", "figure", "papers"}:  # the last three are no part of a config
-            groups.append(f"  {group:<12} {', '.join(sorted(n.removesuffix('.yaml') for n in names))}")
-    return _USAGE.format(experiments="\n".join(experiments), groups="\n".join(groups))
+    experiments = {
+        name: yaml.safe_load(path.read_text()).get("description", "")
+        for name, path in list_packaged("experiment").items()
+    }
+    # The last three are no part of a config.
+    hidden = {"experiment", "claims", "figure", "papers"}
+    folders = sorted(p.name for p in resources.files("conf").iterdir() if p.is_dir() and not p.name.startswith("_"))
+    groups = {name: ", ".join(list_packaged(name)) for name in folders if name not in hidden}
+    return _USAGE.format(experiments=_columns(experiments), groups=_columns(groups))
+
+
+def _columns(texts: Mapping[str, str]) -> str:
+    width = max(map(len, texts))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in texts.items())
 
 
 def _run_hydra_main(arguments: Arguments, overrides: list[str]) -> int:
