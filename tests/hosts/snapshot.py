@@ -32,6 +32,8 @@ CHANGING = (
     "/var/lib/sudo/",
     "/var/lib/systemd/random-seed",
     "/var/lib/nfs/nfsdcld/",
+    # What the host's own chronyd writes whenever it ends.
+    "/var/lib/chrony/chrony.drift",
     # Folders of services that systemd has started, by a random name.
     "/tmp/systemd-private-",
     "/var/tmp/systemd-private-",
