@@ -106,12 +106,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One worker a processor for `--fast`, else two and one more, as tests mostly wait for processes; six at most.
+    """One worker a processor for `--fast`, else two, as many tests wait for processes; six at most.
 
     A worker and the processes of its tests take 2 GB.
     """
     processors, memory_gb = len(os.sched_getaffinity(0)), psutil.virtual_memory().total // 10**9
-    return max(1, min(6, memory_gb // 2, processors if config.getoption("--fast") else 2 * processors + 1))
+    return max(1, min(6, memory_gb // 2, processors if config.getoption("--fast") else 2 * processors))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -195,7 +195,7 @@ def test_what_a_run_left_on_hosts_comes_home_though_one_of_them_is_off(hosts, tm
             str(hosts.inventory),
             str(made.parent),
         ]
-        environment = {**os.environ, "ANSIBLE_TIMEOUT": "5"}
+        environment = {**os.environ, "ANSIBLE_SSH_ARGS": "-o ConnectTimeout=5 -o BatchMode=yes"}
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
     finally:
         hosts.start("storage1")
