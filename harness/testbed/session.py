@@ -13,19 +13,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from energymon.system.child import Child, ChildError
+from harness.testbed.connection import OPTIONS
 
 if TYPE_CHECKING:
     from harness.testbed.inventory import Host
 
 START_S: Final = 120.0
-"""A slow host takes a while to log in; one that is off is refused by ssh after `_CONNECT_S`."""
+"""A slow host takes a while to log in; one that is off is refused by ssh after `CONNECT_S`."""
 _END_S: Final = 15.0
 """The next controller comes when the claim of this one has ended."""
-_CONNECT_S: Final = 10
-_OPTIONS: Final = (
-    *("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no", "ControlPath=none", "LogLevel=ERROR"),
-    *(f"ConnectTimeout={_CONNECT_S}", "ServerAliveInterval=5", "ServerAliveCountMax=3"),
-)
+_OPTIONS: Final = (*OPTIONS, "UpdateHostKeys=no", "ControlPath=none")
 _BOOT: Final = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
 """Reads a program of the length that the first line says, and leaves the rest of standard input to it."""
 
