@@ -152,6 +152,9 @@ def test_a_message_without_end_does_not_fill_the_memory(guarded: object) -> None
             peer.sendall(GREETING)
             peer.recv(64, socket.MSG_WAITALL)
             peer.sendall(READY)
+            # ZeroMQ ends a connection that sends a message before it has had the other's READY.
+            if head := peer.recv(2, socket.MSG_WAITALL):
+                peer.recv(head[1], socket.MSG_WAITALL)
             for _ in range(600):
                 peer.sendall(frame)
                 most = max(most, _anonymous(memory) - before)
