@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -22,14 +23,19 @@ from harness.errors import TestbedError
 from tests.hosts.namespaces import Hosts, namespace_hosts
 
 SWITCHES = 10
-EXPERIMENT = ("+experiment=smoke", "~regimes.local", "~loaders.dali", "+regime@regimes.wan_30ms=wan_30ms")
-SIZE = ("regimes.wan_30ms.rate_gbit=1", "dataset.samples=256", "workloads.resnet50.batch_size=16", "figures=[]")
+EXPERIMENT = ("+experiment=smoke", "~regimes.local", "+regime@regimes.wan_30ms=wan_30ms", "~loaders.dali")
+SIZE = ("regimes.wan_30ms.rate_gbit=1", "workloads.resnet50.batch_size=16", "figures=[]")
+LOADERS = {
+    "pytorch": ("~loaders.streaming", "dataset.samples=256"),
+    "streaming": ("~loaders.pytorch", "dataset.samples=2048"),
+}
+"""Samples by loader: with these, an epoch of either takes seconds."""
 TIMEOUT_S = 900
 
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    options = make_parser(__doc__, "one turn of two epochs: three minutes", ("up", "epochs")).parse_args()
+    options = make_parser(__doc__, "one turn of two epochs of each loader: five minutes", ("up", "epochs")).parse_args()
     return run(_lines(options.only or ("up", "epochs"), turns=1 if options.quick else 4))
 
 
@@ -71,21 +77,22 @@ def _switch(hosts: Hosts, rtt_ms: float) -> float:
 
 def _epochs(hosts: Hosts, turns: int) -> Iterator[Line]:
     """Compare epochs on hosts, which are set up already, with those of one machine."""
-    arms = {
+    places = {
         "hosts": ("-m", "tests.hosts.lead", "testbed=ssh", f"testbed.inventory={hosts.inventory}"),
         "machine": ("-m", "harness", "testbed=netns", "testbed.link=relay"),
     }
     rows = []
     with tempfile.TemporaryDirectory(prefix="joulefeed-hosts-") as folder:
-        for turn in range(turns):
-            for arm in sorted(arms, reverse=bool(turn % 2)):
-                results = Path(folder) / arm
+        for turn, loader in product(range(turns), LOADERS):
+            for place in sorted(places, reverse=bool(turn % 2)):
+                results = Path(folder) / place
+                size = (*SIZE, *LOADERS[loader], f"results_dir={results}", f"cache_dir={folder}/cache")
                 # Rows that a busy machine makes invalid count as well: 6.
-                _timed([*arms[arm], *EXPERIMENT, *SIZE, f"results_dir={results}", f"cache_dir={folder}/cache"], (0, 6))
-                rows.append(pd.read_csv(results / "latest" / "epochs.csv").assign(arm=arm))
-    epochs = pd.concat(rows).set_index(["loader", "arm"])["duration_s"]
-    for loader in epochs.index.unique("loader"):
-        there, here = (epochs[loader, arm] for arm in ("hosts", "machine"))
+                _timed([*places[place], *EXPERIMENT, *size], (0, 6))
+                rows.append(pd.read_csv(results / "latest" / "epochs.csv").assign(place=place))
+    epochs = pd.concat(rows).set_index(["loader", "place"])["duration_s"]
+    for loader in LOADERS:
+        there, here = (epochs[loader, place] for place in places)
         ratio = there.median() / here.median()
         print(f"{loader}: an epoch on hosts {spread(there)} s, on one machine {spread(here)} s, {len(there)} of each")
         yield at_most(f"epoch of {loader} on hosts over one machine's", 1.01, ratio, f"{ratio:.3f}")
