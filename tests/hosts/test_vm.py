@@ -15,9 +15,18 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
 
 from tests.hosts import vm
-from tests.hosts.namespaces import REPO, Hosts, harness_testbed, namespace_hosts, obstacles
+from tests.hosts.namespaces import (
+    REPO,
+    Hosts,
+    harness_testbed,
+    make_shards,
+    namespace_hosts,
+    obstacles,
+    read_daemon_health,
+)
 from tests.hosts.snapshot import Snapshot, differences
 
 OBSTACLES = [*obstacles(), *vm.obstacles()]
@@ -38,7 +47,7 @@ RUN = (
     *("regimes.wan_30ms.rate_gbit=0.1", "energy.interval_ms=1000"),
     # What watches the link shares that CPU with what decodes; its kernel lets either run for several ticks of 10 ms.
     "checks.link_held_ms=40",
-    *("~loaders.dali", "~loaders.streaming", "loaders.pytorch.num_workers=1", "accelerator=emulated"),
+    *("~loaders.dali", "loaders.pytorch.num_workers=1", "accelerator=emulated"),
     *("dataset.samples=24", "workloads.resnet50.batch_size=4", "warmup_samples=4", "repeats=2"),
 )
 
@@ -51,6 +60,13 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def pristine(hosts: Hosts) -> dict[str, Snapshot]:
+    """Return what the machines have before `up`, which is told to start an energy agent and a streaming daemon too."""
+    inventory = hosts.describe()
+    # A tick a second, as in the run; the interpreter may be in root's home.
+    inventory["all"]["vars"] |= {"energymon_service": True, "energymon_interval_ms": 1000, "base_daemon_user": "root"}
+    inventory["all"]["vars"] |= {"energymon_options": "--estimate missing"}
+    inventory["all"]["vars"] |= {"streaming_root": str(make_shards(hosts, "storage1"))}
+    hosts.inventory.write_text(yaml.safe_dump(inventory, sort_keys=False))
     return snapshots(hosts)
 
 
@@ -87,6 +103,16 @@ def test_up_sets_the_clock(hosts, pristine):
     assert abs(offset_s) < 0.01
 
 
+def test_the_agent_and_the_daemon_are_units_that_start_with_the_machine(hosts, pristine):
+    units = {name: ["joulefeed-energymon"] for name in NAMES}
+    units["storage1"].append("joulefeed-streaming")
+    for name in NAMES:
+        for unit in units[name]:
+            shown = hosts.run(name, "systemctl", "show", unit, "-p", "ActiveState,UnitFileState,NRestarts", "--value")
+            assert sorted(shown.split()) == ["0", "active", "enabled"], unit
+    assert "uptime" in read_daemon_health(hosts)
+
+
 def test_a_run_goes_over_nfs_and_netem_and_a_host_that_reboots_in_a_cell_fails_it_by_name(hosts, pristine, tmp_path):
     run = [*RUN, f"testbed.inventory={hosts.inventory}", f"results_dir={tmp_path}", f"cache_dir={tmp_path}"]
     argv = [sys.executable, "-m", "harness", *run]
@@ -94,7 +120,7 @@ def test_a_run_goes_over_nfs_and_netem_and_a_host_that_reboots_in_a_cell_fails_i
     with subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as controller:
         for line in controller.stdout:
             said += line
-            if line.startswith("[1/2"):
+            if line.startswith("[2/4"):  # both loaders have a row
                 hosts.ssh("storage1", "sudo -n systemctl reboot")
                 break
         said += controller.stdout.read()
@@ -105,13 +131,16 @@ def test_a_run_goes_over_nfs_and_netem_and_a_host_that_reboots_in_a_cell_fails_i
     assert status == 4, said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("error: host storage1 is lost: "), said
-    (row,) = csv.DictReader((tmp_path / "latest" / "epochs.csv").read_text().splitlines())
-    broken = set(re.findall(r"(\w+) \(", row["valid"]))
-    assert not broken - DISTURBED, row["valid"]
-    record = json.loads(next((tmp_path / "latest" / "cells").glob("*-r1-*/cell.json")).read_text())
-    link = json.loads(next((tmp_path / "latest" / "cells").glob("*-r1-*/link.json")).read_text())
-    assert (record["mount"], link["kind"]) == ("nfs4", "netem")
-    assert record["hosts"][0]["clock_after"]["source"]
+    rows = list(csv.DictReader((tmp_path / "latest" / "epochs.csv").read_text().splitlines()))
+    assert {row["loader"] for row in rows} == {"pytorch", "streaming"}
+    for row in rows:
+        broken = set(re.findall(r"(\w+) \(", row["valid"]))
+        assert not broken - DISTURBED, row["valid"]
+        cell = tmp_path / "latest" / "cells" / row["cell_id"]
+        assert json.loads((cell / "link.json").read_text())["kind"] == "netem"
+        record = json.loads((cell / "cell.json").read_text())
+        assert record["mount"] == ("nfs4" if row["loader"] == "pytorch" else "none: streamed")
+        assert record["hosts"][0]["clock_after"]["source"]
     deadline = time.monotonic() + REBOOT_S
     while boot_of(hosts, "storage1") in ("", boot):
         assert time.monotonic() < deadline

@@ -15,7 +15,7 @@ import yaml
 from harness.errors import TestbedError
 from harness.testbed.inventory import Inventory
 from harness.testbed.playbook import run_playbook
-from tests.hosts.namespaces import namespace_hosts, obstacles
+from tests.hosts.namespaces import make_shards, namespace_hosts, obstacles, read_daemon_health
 
 pytestmark = [
     pytest.mark.process,
@@ -220,19 +220,13 @@ def test_services_that_the_inventory_asks_for_run_and_go(hosts, play, influxd):
     for name in HOSTS:
         command = [*hosts.enter(name), "sh", "-c", "cat >/usr/local/bin/influxd; chmod 755 /usr/local/bin/influxd"]
         subprocess.run(command, stdin=influxd.open("rb"), check=True)
-    make_shards = (
-        "import numpy, pathlib, subprocess, sys; folder = pathlib.Path('/srv/arrays'); folder.mkdir();"
-        "[numpy.save(folder / f'{i}.npy', numpy.zeros(9, 'f4')) for i in range(4)];"
-        "sys.exit(subprocess.call([sys.executable, '-m', 'loaders.streaming', 'convert', '--from', 'numpy',"
-        "'/srv/arrays', '--out', '/srv/shards']))"
-    )
-    hosts.run("storage1", sys.executable, "-c", make_shards)
+    shards = make_shards(hosts, "storage1")
     before = {name: hosts.snapshot(name) for name in HOSTS}
 
     def ask_for_services(everything):
         everything["vars"] |= {"energymon_service": True, "energymon_options": "--estimate missing"}
         # The tests' interpreter may be in root's home.
-        everything["vars"] |= {"streaming_root": "/srv/shards", "base_daemon_user": "root"}
+        everything["vars"] |= {"streaming_root": str(shards), "base_daemon_user": "root"}
         everything["children"]["tsdb"] = {"hosts": {"compute1": None}}
 
     seen = Progress()
@@ -248,13 +242,7 @@ def test_services_that_the_inventory_asks_for_run_and_go(hosts, play, influxd):
     )
     url = f"http://{hosts.address('compute1')}:8086"
     assert "'energy'" in hosts.run("storage1", sys.executable, "-c", ask, url, "/var/lib/joulefeed/influxdb.token")
-    health = [
-        "--endpoint",
-        f"tcp://{hosts.data_address('storage1')}:5557",
-        "--keys",
-        "/var/lib/joulefeed/keys/storage1",
-    ]
-    assert "uptime" in hosts.run("compute1", sys.executable, "-m", "loaders.streaming", "health", *health)
+    assert "uptime" in read_daemon_health(hosts)
     for name in HOSTS:
         assert "energymon run" in hosts.run(name, "ps", "-e", "-o", "args")
 
