@@ -34,8 +34,11 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sp
 # They end at once. The first import of torch in a process looks for libraries with ldconfig, or else with a compiler.
 _QUICK = {"git", "nvidia-smi", "systemd-detect-virt", "cc", "gcc", "ldconfig", "ld"}
 _HERE = ("127.", "::1", "localhost")
-_MINUTES = ("tests/hosts/", "tests/integration/", "tests/testbed/test_playbook.py")
-"""Files that take minutes."""
+_WAITING = (
+    *("tests/integration/test_hosts_run.py", "tests/integration/test_ranks_run.py", "tests/testbed/test_playbook.py"),
+    *("tests/integration/test_run.py", "tests/hosts/", "tests/integration/"),
+)
+"""Files whose tests wait for minutes, the longest first."""
 
 
 @pytest.fixture(scope="session")
@@ -115,15 +118,28 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_turn)
+    files = list(dict.fromkeys(_file_of(item) for item in items if item.get_closest_marker("process")))
+    waiting = sorted((file for file in files if file.startswith(_WAITING)), key=_waits)
+    places: dict[str, float] = {file: number for number, file in enumerate(one for one in files if one not in waiting)}
+    # Not until the end: what comes last is short.
+    places |= {file: number * 0.8 * len(places) / len(waiting) - 0.5 for number, file in enumerate(waiting)}
+    items.sort(key=lambda item: _turn(item, places))
 
 
-def _turn(item: pytest.Item) -> int:
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
+
+
+def _waits(file: str) -> int:
+    return next(number for number, prefix in enumerate(_WAITING) if file.startswith(prefix))
+
+
+def _turn(item: pytest.Item, places: dict[str, float]) -> tuple[int, float]:
     if item.get_closest_marker("serial"):
-        return 0
+        return 0, 0
     if item.get_closest_marker("process"):
-        return 1 if item.nodeid.startswith(_MINUTES) else 2
-    return 3
+        return 1, places[_file_of(item)]
+    return 2, 0
 
 
 def pytest_collection_finish() -> None:

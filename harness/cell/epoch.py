@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from energymon import Asker
 from harness.cell.counters import CellCounters
@@ -159,19 +158,22 @@ class EnergyReader:
 
 
 def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Sequence[float] | None = None) -> None:
-    """Write one row a batch: epoch, step, samples, bytes, wait_s, step_s, ids, loss, work_s (by sample), sync_s."""
-    table = pa.table(
-        {
-            "epoch": pa.array([epoch] * len(records), pa.int32()),
-            "step": pa.array(range(len(records)), pa.int32()),
-            "samples": pa.array([len(r.ids) for r in records], pa.int32()),
-            "bytes": pa.array([r.nbytes for r in records], pa.int64()),
-            "wait_s": pa.array([r.wait_ns / 1e9 for r in records], pa.float64()),
-            "step_s": pa.array([r.step_ns / 1e9 for r in records], pa.float64()),
-            "ids": pa.array([r.ids for r in records], pa.list_(pa.int64())),
-            "loss": pa.array(losses if losses is not None else pa.nulls(len(records)), pa.float64()),
-            "work_s": pa.array([r.work_s for r in records], pa.list_(pa.float64())),
-            "sync_s": pa.array([None if r.sync_ns is None else r.sync_ns / 1e9 for r in records], pa.float64()),
-        }
-    )
-    pq.write_table(table, path)
+    """Write a line of JSON a batch: epoch, step, samples, bytes, wait_s, step_s, ids, loss, work_s, sync_s.
+
+    Not Parquet: pyarrow imports pandas to make a table, which would be memory and time of the cell.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        for step, record in enumerate(records):
+            row = {
+                "epoch": epoch,
+                "step": step,
+                "samples": len(record.ids),
+                "bytes": record.nbytes,
+                "wait_s": record.wait_ns / 1e9,
+                "step_s": record.step_ns / 1e9,
+                "ids": record.ids.tolist(),
+                "loss": None if losses is None else losses[step],
+                "work_s": None if record.work_s is None else record.work_s.tolist(),
+                "sync_s": None if record.sync_ns is None else record.sync_ns / 1e9,
+            }
+            file.write(json.dumps(row) + "\n")

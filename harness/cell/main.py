@@ -163,7 +163,7 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
             if not records:
                 raise CellError(_why_no_batch(spec.loader.target, loader, epoch))
             epoch_losses = None if losses is None else [float(loss) for loss in losses[seen:]]
-            save_batches(records, epoch, spec.out / f"batches-{epoch:04d}.parquet", epoch_losses)
+            save_batches(records, epoch, spec.out / f"batches-{epoch:04d}.jsonl", epoch_losses)
             driver.send("epoch_done", epoch=epoch, samples=sum(len(r.ids) for r in records))
         stats = loader.stats()
         accelerator = AcceleratorRecord(

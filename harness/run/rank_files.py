@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +12,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from harness.cell.events import CellEvent, read_events
 from harness.cell.messages import CellSpec, RankSpec
@@ -28,7 +28,20 @@ LOADER_EVENTS: Final = "loader-events.jsonl"
 _EVENTS: Final = "events.jsonl"
 _SAMPLES: Final = "samples.parquet"
 _KEYS: Final = "keys"
-_BATCHES: Final = "batches-*.parquet"
+_COLUMNS: Final = [
+    ("epoch", pa.int32()),
+    ("step", pa.int32()),
+    ("samples", pa.int32()),
+    ("bytes", pa.int64()),
+    ("wait_s", pa.float64()),
+    ("step_s", pa.float64()),
+    ("ids", pa.list_(pa.int64())),
+    ("loss", pa.float64()),
+    ("work_s", pa.list_(pa.float64())),
+    ("sync_s", pa.float64()),
+]
+"""Columns of the batches; ids and work_s have an item a sample."""
+_BATCHES: Final = "batches-*.jsonl"
 
 
 def rank_nodes(testbed: Testbed, experiment: Experiment) -> list[Node]:
@@ -125,14 +138,14 @@ def rank_events(folder: Path, rank: int) -> list[CellEvent]:
 
 def join_batches(folders: Sequence[Path]) -> pa.Table:
     """Return the batches of a cell; of several ranks one after the other, with a column `rank`."""
-    tables = []
-    for rank, folder in enumerate(folders):
-        parts = [pq.read_table(path) for path in sorted(folder.glob(_BATCHES))]
-        table = pa.concat_tables(parts)
-        if len(folders) > 1:
-            table = table.append_column("rank", pa.array(np.full(len(table), rank), pa.int32()))
-        tables.append(table)
-    return pa.concat_tables(tables)
+    lines = [
+        {**json.loads(line), "rank": rank}
+        for rank, folder in enumerate(folders)
+        for path in sorted(folder.glob(_BATCHES))
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
+    columns = _COLUMNS if len(folders) == 1 else [*_COLUMNS, ("rank", pa.int32())]
+    return pa.Table.from_pylist(lines, pa.schema(columns))
 
 
 def temporary_files(folder: Path) -> Iterable[Path]:

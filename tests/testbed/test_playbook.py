@@ -90,30 +90,49 @@ def ssh_of_lead(hosts, *command, options=()):
     )
 
 
-def test_hosts_come_up_once_and_go_down_to_what_they_were(hosts, play):
+@pytest.fixture(scope="module")
+def influxd():
+    """The InfluxDB server, found or built."""
+    found = subprocess.run(["playbooks/influxdb.sh"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
+    return Path(found.stdout.strip())
+
+
+@pytest.fixture
+def ask_for_services(hosts, influxd):
+    """Have the inventory ask for an agent on both hosts, a daemon with shards to serve, and an InfluxDB server."""
+    for name in HOSTS:
+        command = [*hosts.enter(name), "sh", "-c", "cat >/usr/local/bin/influxd; chmod 755 /usr/local/bin/influxd"]
+        subprocess.run(command, stdin=influxd.open("rb"), check=True)
+    shards = make_shards(hosts, "storage1")
+
+    def change(everything):
+        everything["vars"] |= {"energymon_service": True, "energymon_options": "--estimate missing"}
+        # The tests' interpreter may be in root's home.
+        everything["vars"] |= {"streaming_root": str(shards), "base_daemon_user": "root"}
+        everything["children"]["tsdb"] = {"hosts": {"compute1": None}}
+
+    return change
+
+
+def test_hosts_and_their_services_come_up_once_and_go_down_to_what_they_were(hosts, play, ask_for_services):
     before = {name: hosts.snapshot(name) for name in HOSTS}
     seen = Progress()
 
-    checked = play("site.yml", check=True)
+    checked = play("site.yml", change=ask_for_services, check=True)
     assert all(checked.changed[name] for name in HOSTS)
     assert_as_before(hosts, before)
 
-    first = play("site.yml", progress=seen)
+    first = play("site.yml", change=ask_for_services, progress=seen)
     assert all(first.changed[name] for name in HOSTS)
     assert any(note.startswith("site.yml: storage1: base: Make the user: changed") for note in seen.notes)
     assert any(step.startswith("compute1: sysctl: ") for step in seen.steps)
     assert hosts.run("storage1", "sysctl", "-n", "net.ipv4.tcp_rmem").split() == ["4096", "131072", "67108864"]
+    assert_only_the_supervisor(hosts)
+    assert_services(hosts, first.log.read_text() + "".join(seen.notes))
 
-    # The lead's key starts the supervisor, whatever it is asked for, and nothing else.
-    answer = ssh_of_lead(hosts, "cat", "/etc/shadow")
-    assert "root:" not in answer.stdout
-    hosts.run("storage1", "sh", "-c", "printf '#!/bin/sh\\nid -u; echo supervisor\\n' >/opt/joulefeed/remote")
-    assert ssh_of_lead(hosts, "cat", "/etc/shadow").stdout == "0\nsupervisor\n"
-    assert "prohibited" in ssh_of_lead(hosts, options=("-W", "localhost:22")).stderr
-    refused = hosts.run("storage1", "su", "joulefeed", "-c", "sudo -n id || echo refused")
-    assert "refused" in refused and "uid=0" not in refused
-
-    mended = play("site.yml")
+    hosts.run("storage1", "rm", "/opt/joulefeed/remote")
+    mended = play("site.yml", change=ask_for_services)
     assert mended.changed["storage1"] == 1 and not mended.changed.get("compute1")
 
     status = play("status.yml")
@@ -135,7 +154,36 @@ def test_hosts_come_up_once_and_go_down_to_what_they_were(hosts, play):
     assert not any(play("teardown.yml").changed.values())
 
 
-def test_what_an_interrupted_task_leaves_is_taken_back(hosts):
+def assert_only_the_supervisor(hosts):
+    """Check that the lead's key starts the supervisor, whatever it is asked for, and nothing else."""
+    answer = ssh_of_lead(hosts, "cat", "/etc/shadow")
+    assert "root:" not in answer.stdout
+    hosts.run("storage1", "sh", "-c", "printf '#!/bin/sh\\nid -u; echo supervisor\\n' >/opt/joulefeed/remote")
+    assert ssh_of_lead(hosts, "cat", "/etc/shadow").stdout == "0\nsupervisor\n"
+    assert "prohibited" in ssh_of_lead(hosts, options=("-W", "localhost:22")).stderr
+    refused = hosts.run("storage1", "su", "joulefeed", "-c", "sudo -n id || echo refused")
+    assert "refused" in refused and "uid=0" not in refused
+
+
+def assert_services(hosts, told):
+    """Check that the services answer each other, and that the token is where it is needed and not in what was told."""
+    token = hosts.run("compute1", "cat", "/var/lib/joulefeed/influxdb.token")
+    assert len(token) > 40 and token == hosts.run("storage1", "cat", "/var/lib/joulefeed/influxdb.token")
+    assert token not in told + hosts.run("compute1", "ps", "-ef")
+    assert hosts.run("storage1", "stat", "-c", "%a", "/var/lib/joulefeed/influxdb.token") == "600\n"
+    ask = (
+        "import sys, influxdb_client as i\n"
+        "c = i.InfluxDBClient(sys.argv[1], open(sys.argv[2]).read(), org='joulefeed')\n"
+        "print([b.name for b in c.buckets_api().find_buckets().buckets])"
+    )
+    url = f"http://{hosts.address('compute1')}:8086"
+    assert "'energy'" in hosts.run("storage1", sys.executable, "-c", ask, url, "/var/lib/joulefeed/influxdb.token")
+    assert "uptime" in read_daemon_health(hosts)
+    for name in HOSTS:
+        assert "energymon run" in hosts.run(name, "ps", "-e", "-o", "args")
+
+
+def test_what_an_interrupted_task_and_one_that_refuses_leave_is_taken_back(hosts, play):
     before = {name: hosts.snapshot(name) for name in HOSTS}
 
     def command(name):
@@ -150,6 +198,9 @@ def test_what_an_interrupted_task_leaves_is_taken_back(hosts):
     assert up.returncode == 130
     assert words.strip().splitlines()[-1].startswith("interrupted by signal 2; ")
     assert hosts.run("storage1", "ls", "/var/lib/joulefeed")
+    reason = r"storage1: gpu: Refuse a host without its GPUs: joulefeed_gpus=1: nvidia-smi finds 0 .*NVIDIA driver"
+    with pytest.raises(TestbedError, match=reason):
+        play("site.yml", change=lambda everything: everything["hosts"]["storage1"].update(joulefeed_gpus=1))
     down = subprocess.run(command("down"), capture_output=True, text=True, check=False)
     assert down.returncode == 0, down.stderr
     assert down.stdout.startswith("down: changed ")
@@ -166,15 +217,6 @@ def test_a_host_that_refuses_is_one_line(play):
         )
     assert "\n" not in str(raised.value)
     assert len(seen.notes) == 1
-
-
-def test_a_host_without_its_gpus_is_one_line_and_nothing_stays(hosts, play):
-    before = {"storage1": hosts.snapshot("storage1")}
-    reason = r"storage1: gpu: Refuse a host without its GPUs: joulefeed_gpus=1: nvidia-smi finds 0 .*NVIDIA driver"
-    with pytest.raises(TestbedError, match=reason):
-        play("site.yml", change=lambda everything: everything["hosts"]["storage1"].update(joulefeed_gpus=1))
-    play("teardown.yml")
-    assert_as_before(hosts, before)
 
 
 def test_what_a_run_left_on_hosts_comes_home_though_one_of_them_is_off(hosts, tmp_path):
@@ -214,46 +256,3 @@ def test_what_a_run_left_on_hosts_comes_home_though_one_of_them_is_off(hosts, tm
 def test_a_playbook_that_takes_too_long_is_ended(play):
     with pytest.raises(TestbedError, match=r"status\.yml ran for more than 1 s"):
         play("status.yml", job_timeout_s=1)
-
-
-def test_services_that_the_inventory_asks_for_run_and_go(hosts, play, influxd):
-    for name in HOSTS:
-        command = [*hosts.enter(name), "sh", "-c", "cat >/usr/local/bin/influxd; chmod 755 /usr/local/bin/influxd"]
-        subprocess.run(command, stdin=influxd.open("rb"), check=True)
-    shards = make_shards(hosts, "storage1")
-    before = {name: hosts.snapshot(name) for name in HOSTS}
-
-    def ask_for_services(everything):
-        everything["vars"] |= {"energymon_service": True, "energymon_options": "--estimate missing"}
-        # The tests' interpreter may be in root's home.
-        everything["vars"] |= {"streaming_root": str(shards), "base_daemon_user": "root"}
-        everything["children"]["tsdb"] = {"hosts": {"compute1": None}}
-
-    seen = Progress()
-    result = play("site.yml", change=ask_for_services, progress=seen)
-    token = hosts.run("compute1", "cat", "/var/lib/joulefeed/influxdb.token")
-    assert len(token) > 40 and token == hosts.run("storage1", "cat", "/var/lib/joulefeed/influxdb.token")
-    assert token not in result.log.read_text() + "".join(seen.notes) + hosts.run("compute1", "ps", "-ef")
-    assert hosts.run("storage1", "stat", "-c", "%a", "/var/lib/joulefeed/influxdb.token") == "600\n"
-    ask = (
-        "import sys, influxdb_client as i\n"
-        "c = i.InfluxDBClient(sys.argv[1], open(sys.argv[2]).read(), org='joulefeed')\n"
-        "print([b.name for b in c.buckets_api().find_buckets().buckets])"
-    )
-    url = f"http://{hosts.address('compute1')}:8086"
-    assert "'energy'" in hosts.run("storage1", sys.executable, "-c", ask, url, "/var/lib/joulefeed/influxdb.token")
-    assert "uptime" in read_daemon_health(hosts)
-    for name in HOSTS:
-        assert "energymon run" in hosts.run(name, "ps", "-e", "-o", "args")
-
-    assert not any(play("site.yml", change=ask_for_services).changed.values())
-    play("teardown.yml")
-    assert_as_before(hosts, before)
-
-
-@pytest.fixture(scope="session")
-def influxd():
-    """The InfluxDB server, found or built."""
-    found = subprocess.run(["playbooks/influxdb.sh"], capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stderr[-2000:]
-    return Path(found.stdout.strip())
