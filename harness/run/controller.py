@@ -26,7 +26,7 @@ from harness.run.lead import HOSTS_DATA, HOSTS_RESULTS, Assignment, replay
 from harness.run.progress import Progress
 from harness.system.signals import signals_held
 from harness.testbed.claim import hosts_claimed
-from harness.testbed.connection import Connection, RemoteNode
+from harness.testbed.connection import LOST, Connection, RemoteNode
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.remote import BEAT, SILENCE_S, STOP, Order
 
@@ -166,10 +166,12 @@ class _Lead:
                     continue
                 said = cast(dict[str, Any], _read(line))
             except (ChildError, ValueError) as error:
-                words = self._child.stderr_lines(1) or str(error)
+                words = self._child.stderr_lines(1)
+                is_lost = not words and self._child.process.poll() == LOST
+                words = f" is lost: its connection {error}" if is_lost else f", the lead: {words or error}"
                 collect = f"python -m harness.testbed collect --inventory {self._inventory.source} brings it home"
                 where = f"; what it measured stays in {self._folder} on it; {collect}" if self._folder else ""
-                raise TestbedError(f"host {self._inventory.lead.name}, the lead: {words}{where}") from error
+                raise TestbedError(f"host {self._inventory.lead.name}{words}{where}") from error
             if "call" in said:
                 replay(progress, said["call"], said["arguments"])
             elif "folder" in said:

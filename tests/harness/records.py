@@ -2,8 +2,12 @@
 
 from dataclasses import asdict, replace
 
+import pyarrow.parquet as pq
+
+from harness.cell.epoch import save_batches
 from harness.results.cells import CellRecord, LinkRecord
 from harness.results.files import parse_value
+from harness.run.rank_files import join_batches
 
 PROBE = {"rtt_ms_median": 30.1, "rtt_ms_min": 30.0, "rtt_ms_p99": 30.4, "rtt_samples": 120, "rate_gbit": 0.98}
 
@@ -19,3 +23,9 @@ def change(data, *, cell=None, link=None, **parts):
         link=parse_value(LinkRecord, {**asdict(data.link), **(link or {})}),
         **parts,
     )
+
+
+def store_batches(records, epoch, folder, losses=None):
+    """Write the batches of an epoch as a cell and its driver do."""
+    save_batches(records, epoch, folder / f"batches-{epoch:04d}.jsonl", losses)
+    pq.write_table(join_batches([folder]), folder / "batches.parquet")

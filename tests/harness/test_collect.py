@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from energymon import save_readings
-from harness.cell.epoch import BatchRecord, save_batches
+from harness.cell.epoch import BatchRecord
 from harness.cell.events import save_events
 from harness.collect import collect, find_invalid_cells, main, read_cells
 from harness.config.specs import Tolerances
@@ -17,7 +17,7 @@ from harness.errors import ResultsError
 from harness.results.cell_folder import write_manifest
 from harness.results.files import write_json
 from harness.results.folder import RunFolder
-from tests.harness.records import change
+from tests.harness.records import change, store_batches
 
 LIMITS = {"checks": {"others_cpu_pct": 100, "others_cpus": 100}}
 
@@ -31,7 +31,7 @@ def write_cell(results, data, repeat, **changed):
     write_json(folder / "link.json", {})
     save_events(list(data.events), folder / "events.parquet")
     records = [BatchRecord(10**9, 10**9, 1000, ids, None) for ids in data.batches[1].ids.reshape(3, 2)]
-    save_batches(records, 1, folder / "batches.parquet")
+    store_batches(records, 1, folder)
     save_readings(list(data.readings), folder / "energy.parquet")
     return cell_id
 

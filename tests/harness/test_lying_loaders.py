@@ -8,7 +8,7 @@ import torch
 
 from energymon import save_readings
 from harness.cell.counters import CellCounters
-from harness.cell.epoch import measured_epoch, save_batches
+from harness.cell.epoch import measured_epoch
 from harness.cell.events import EventLog, read_events, save_events
 from harness.config.specs import Tolerances
 from harness.errors import CellError
@@ -19,6 +19,7 @@ from harness.results.epochs import make_epoch_rows
 from harness.results.files import parse_value, write_json
 from loaders.base import Batch, Samples
 from loaders.image import epoch_order
+from tests.harness.records import store_batches
 
 N, SIZE, EPOCHS = 96, 1000, 2
 LENIENT = Tolerances(others_cpu_pct=100, others_cpus=1000, steal_pct=100)
@@ -107,21 +108,12 @@ def stored_run(folder, loader, cell):
             records = measured_epoch(
                 loader, lambda batch: None, epoch, log, CellCounters(None, None), lambda done: None
             )
-            save_batches(records, epoch, out / "batches.parquet" if epoch == 1 else out / "more.parquet")
+            store_batches(records, epoch, out)
     save_events(read_events(out / "events.jsonl"), out / "events.parquet")
-    join(out)
     save_readings([], out / "energy.parquet")
     (out / "link.json").write_text("{}")
     write_json(out / "cell.json", parse_value(CellRecord, cell))
     return load_cell(out)
-
-
-def join(out):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    parts = [pq.read_table(out / name) for name in ("batches.parquet", "more.parquet")]
-    pq.write_table(pa.concat_tables(parts), out / "batches.parquet")
 
 
 @pytest.fixture

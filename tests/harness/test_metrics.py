@@ -7,13 +7,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from harness.cell.epoch import BatchRecord, save_batches
+from harness.cell.epoch import BatchRecord
 from harness.cell.resources import Resources
 from harness.results.cell_folder import read_batches
 from harness.results.epoch_row import make_schema
 from harness.results.epochs import make_epoch_rows
 from harness.results.metrics import EpochMetrics, make_epoch_metrics
-from tests.harness.records import change
+from tests.harness.records import change, store_batches
 
 S = 1_000_000_000
 START = 1_700_000_000 * S
@@ -92,7 +92,7 @@ def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored,
     path = tmp_path / "batches.parquet"
     work = [np.array([0.1, 0.2]), np.array([0.3])]
     records = [BatchRecord(S, S, 10, np.arange(len(w)), w) for w in work]
-    save_batches(records, 1, path, [2.5, 1.5])
+    store_batches(records, 1, tmp_path, [2.5, 1.5])
     found = read_batches(path)[1]
     assert found.loss.tolist() == [2.5, 1.5]
     assert found.work_s.tolist() == [0.1, 0.2, 0.3]
@@ -104,7 +104,7 @@ def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored,
 
 def test_an_engine_that_tells_no_times_and_a_step_without_a_loss_leave_them_unknown(stored, tmp_path):
     path = tmp_path / "batches.parquet"
-    save_batches([BatchRecord(S, S, 10, np.arange(2), None)], 1, path)
+    store_batches([BatchRecord(S, S, 10, np.arange(2), None)], 1, tmp_path)
     assert pq.read_schema(path).field("work_s").type == pa.list_(pa.float64())
     found = read_batches(path)[1]
     assert found.loss is None

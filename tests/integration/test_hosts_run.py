@@ -277,7 +277,7 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     assert_nothing_left(hosts)
 
 
-def test_ctrl_c_ends_the_run_in_order_and_brings_home_what_there_is(hosts, start, folder):
+def test_ctrl_c_brings_home_what_there_is_and_a_lead_that_is_lost_ends_the_run_by_name(hosts, start, folder):
     run = start(*SLOW)
     wait_for_epoch(hosts)
     run.send_signal(signal.SIGINT)
@@ -285,6 +285,19 @@ def test_ctrl_c_ends_the_run_in_order_and_brings_home_what_there_is(hosts, start
     assert run.returncode == 128 + signal.SIGINT, output
     assert "Go on with" in output
     assert [json.loads(path.read_text())["status"] for path in folder.glob("cells/*/cell.json")] == ["interrupted"]
+    assert_nothing_left(hosts)
+
+    run = start(*SLOW, "resume=latest")
+    try:
+        wait_for_epoch(hosts)
+        hosts.stop("compute1")
+        output, _ = run.communicate(timeout=120)
+        assert wait_until(lambda: not left_on(hosts, "storage1"), 30), left_on(hosts, "storage1")
+    finally:
+        hosts.start("compute1")
+        connect_lead(hosts)
+    assert run.returncode == 4, output
+    assert output.splitlines()[-1].startswith("error: host compute1 is lost: "), output
     assert_nothing_left(hosts)
 
 

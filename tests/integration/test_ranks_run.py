@@ -19,8 +19,8 @@ SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloa
 # What else runs on this machine meanwhile is none of this test's matter.
 SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
 CHOSEN = ["+experiment=emlio_fig10_ddp", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "~loaders.dali"]
-SLOW = ["~loaders.pytorch", "accelerator.time_scale=100", "repeats=2", "warmup_samples=0", "figures=[]"]
-"""Two cells, in whose epochs there is time to end something."""
+SLOW = ["~loaders.pytorch", "accelerator.time_scale=100", "repeats=3", "warmup_samples=0", "figures=[]"]
+"""Three cells, in whose epochs there is time to end something."""
 OBSTACLES = ansible_obstacles()
 
 pytestmark = [
@@ -78,13 +78,14 @@ def test_site_yml_two_hosts_that_share_each_epoch_a_rank_that_dies_a_host_that_i
 
 
 def check_faults(hosts, overrides, folder):
-    """A rank that dies fails its cell, and a host that is lost ends the run; both are named. Two hosts store here."""
+    """A rank that dies fails its cell, and a host that is lost ends the run; all are named. Two hosts store here."""
     argv = [sys.executable, "-m", "tests.hosts.lead", *overrides]
     run = subprocess.Popen(argv, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
-        wait_for_epochs(hosts, 1)
-        hosts.run("compute2", "pkill", "-KILL", "-f", "harness[.]cell")
-        wait_for_epochs(hosts, 2)
+        for number, host in enumerate(("compute2", "compute1"), 1):
+            wait_for_epochs(hosts, number)
+            hosts.run(host, "pkill", "-KILL", "-f", "harness[.]cell")
+        wait_for_epochs(hosts, 3)
         hosts.stop("compute2")
         output, _ = run.communicate(timeout=120)
     finally:
@@ -92,9 +93,10 @@ def check_faults(hosts, overrides, folder):
         hosts.start("compute2")
     assert run.returncode == 4, output
     cells = {cell["repeat"]: cell for cell in (json.loads(p.read_text()) for p in folder.glob("cells/*/cell.json"))}
-    assert [cells[number]["status"] for number in (1, 2)] == ["failed", "failed"], output
+    assert [cells[number]["status"] for number in (1, 2, 3)] == ["failed"] * 3, output
     assert "rank 1 of 2 on compute2 (10.77.1.14): the cell's process on host compute2 exited" in cells[1]["failure"]
-    assert "host compute2 is lost" in cells[2]["failure"]
+    assert "rank 0 of 2" in cells[2]["failure"]
+    assert "host compute2 is lost" in cells[3]["failure"]
     logs = {path.name for path in folder.glob("cells/*/daemon*.log")}
     assert logs == {"daemon-storage.log", "daemon-storage-2.log"}
 

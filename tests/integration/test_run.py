@@ -57,6 +57,21 @@ def run(command, **options):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **options)
 
 
+@pytest.fixture
+def run_here(monkeypatch, capfd):
+    """Run a command in this process, which has imported already what takes seconds to import."""
+
+    def call(command):
+        monkeypatch.setattr(sys, "argv", command[2:])
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # it is set, and unset again after the test
+        capfd.readouterr()
+        status = main()
+        told = capfd.readouterr()
+        return subprocess.CompletedProcess(command, status, told.out, told.err)
+
+    return call
+
+
 def rows(tmp_path):
     return rows_in(tmp_path / "results")
 
@@ -130,7 +145,9 @@ def test_a_run_yields_valid_rows_a_report_and_leaves_nothing(harness, tmp_path):
     assert len(alone) == 3 and all("beside1" in check["actual"] for check in alone)
 
 
-def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_another_environment(harness, tmp_path):
+def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_another_environment(
+    harness, run_here, tmp_path, monkeypatch
+):
     results = tmp_path / "results"
     process = subprocess.Popen(harness(*SLOW), stderr=subprocess.PIPE, text=True)
     wait_for_epoch(results, process, "*")
@@ -145,11 +162,11 @@ def test_a_run_outlives_the_death_of_a_worker_and_a_daemon_and_goes_on_in_anothe
     assert {r["loader"] for r in rows(tmp_path)} == {"dali"}
     (damaged,) = (results / "latest" / "cells").glob("dali-*")
     os.truncate(damaged / "batches.parquet", 100)
-    threads = {**os.environ, "OMP_NUM_THREADS": "3"}
-    refused = run(harness(*SLOW, "resume=latest"), env=threads)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    refused = run_here(harness(*SLOW, "resume=latest"))
     assert refused.returncode == 2
     assert "environment.OMP_NUM_THREADS: 3, was absent" in refused.stderr and "resume_mixed=true" in refused.stderr
-    done = run(harness(*SLOW, "resume=latest", "resume_mixed=true"), env=threads)
+    done = run_here(harness(*SLOW, "resume=latest", "resume_mixed=true"))
     assert done.returncode in (0, 6), done.stderr
     page = (results / "latest" / "report.html").read_text()
     assert "provenance-2.json" in page
@@ -302,21 +319,19 @@ def judge(status, said, message):
 
 
 @pytest.mark.parametrize("override", BAD)
-def test_bad_input_is_one_message_and_no_run(override, harness, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(sys, "argv", ["harness", *refused(harness(override), override)])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # it is set, and unset again after the test
-    judge(main(), capfd.readouterr().err, BAD[override])
+def test_bad_input_is_one_message_and_no_run(override, harness, run_here, tmp_path):
+    done = run_here(["", "", "harness", *refused(harness(override), override)])
+    judge(done.returncode, done.stderr, BAD[override])
     assert not list((tmp_path / "results").glob("2*"))
 
 
-def test_a_folder_of_a_run_that_is_alive_is_not_resumed(harness, tmp_path, monkeypatch, capfd):
+def test_a_folder_of_a_run_that_is_alive_is_not_resumed(harness, run_here, tmp_path):
     alive = RunFolder.create(tmp_path / "results", "smoke")
     write_json(alive.plan, {"cells": []})
     alive.point_latest()
-    monkeypatch.setattr(sys, "argv", harness("resume=latest")[2:])
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
     with alive.hold_lock():
-        judge(main(), capfd.readouterr().err, f"process {os.getpid()} on")
+        done = run_here(harness("resume=latest"))
+    judge(done.returncode, done.stderr, f"process {os.getpid()} on")
 
 
 def test_the_command_says_of_bad_input_what_its_function_does(harness, tmp_path):
@@ -326,25 +341,25 @@ def test_the_command_says_of_bad_input_what_its_function_does(harness, tmp_path)
     assert not list((tmp_path / "results").glob("2*"))
 
 
-def test_a_taken_port_fails_the_cell_with_the_port_and_no_other_config_resumes_the_run(harness):
+def test_a_taken_port_fails_the_cell_with_the_port_and_no_other_config_resumes_the_run(harness, run_here):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         only = [f"loaders.streaming.daemon.port={taken.getsockname()[1]}", "~loaders.dali", "~loaders.pytorch"]
-        done = run(harness(*only))
+        done = run_here(harness(*only))
     assert done.returncode == 3
     assert only[0].rpartition("=")[2] in done.stderr
-    done = run(harness(*only, "resume=latest", "seed=7"))
+    done = run_here(harness(*only, "resume=latest", "seed=7"))
     assert done.returncode == 2
     assert "seed: 7, was 0" in done.stderr
 
 
-def test_the_figure_of_a_sweep_is_one_yaml_beside_the_run(harness, tmp_path):
+def test_the_figure_of_a_sweep_is_one_yaml_beside_the_run(harness, run_here, tmp_path):
     docs = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
     figure = tmp_path / "memory_by_workers.yaml"
     figure.write_text(re.search(r"<!-- worked example: figure -->\n```yaml\n(.*?)```", docs, re.DOTALL)[1])
     only = ["~loaders.dali", "~loaders.streaming", "+loaders.pytorch.sweep={num_workers: [1, 2]}"]
-    done = run(harness(*only, f"figures=[{figure}]"))
+    done = run_here(harness(*only, f"figures=[{figure}]"))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "results" / "latest"
     text = (folder / "figures" / "memory_by_workers.svg").read_text()
@@ -353,9 +368,9 @@ def test_the_figure_of_a_sweep_is_one_yaml_beside_the_run(harness, tmp_path):
     assert {row["loader"] for row in rows(tmp_path)} == {"pytorch_num_workers_1", "pytorch_num_workers_2"}
 
 
-def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, tmp_path):
+def test_multirun_makes_a_results_folder_a_job_and_one_table(harness, run_here, tmp_path):
     only = ["~loaders.dali", "~loaders.streaming", "workload.batch_size=8,9999,16"]
-    done = run(harness("--multirun", *only))
+    done = run_here(harness("--multirun", *only))
     assert done.returncode == 2, done.stderr
     assert "workloads.resnet50.batch_size=9999" in done.stderr
     table = done.stdout[done.stdout.index("\njob ") :]
