@@ -160,7 +160,8 @@ class EnergyReader:
 def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Sequence[float] | None = None) -> None:
     """Write a line of JSON a batch: epoch, step, samples, bytes, wait_s, step_s, ids, loss, work_s, sync_s.
 
-    Not Parquet: pyarrow imports pandas to make a table, which would be memory and time of the cell.
+    Not Parquet: pyarrow imports pandas to make a table, which would be memory and time of the cell. A loader of a
+    user's own may bring NumPy's numbers, lists or tensors.
     """
     with path.open("w", encoding="utf-8") as file:
         for step, record in enumerate(records):
@@ -168,12 +169,12 @@ def save_batches(records: list[BatchRecord], epoch: int, path: Path, losses: Seq
                 "epoch": epoch,
                 "step": step,
                 "samples": len(record.ids),
-                "bytes": record.nbytes,
+                "bytes": int(record.nbytes),
                 "wait_s": record.wait_ns / 1e9,
                 "step_s": record.step_ns / 1e9,
-                "ids": record.ids.tolist(),
+                "ids": np.asarray(record.ids).tolist(),
                 "loss": None if losses is None else losses[step],
-                "work_s": None if record.work_s is None else record.work_s.tolist(),
+                "work_s": None if record.work_s is None else np.asarray(record.work_s).tolist(),
                 "sync_s": None if record.sync_ns is None else record.sync_ns / 1e9,
             }
             file.write(json.dumps(row) + "\n")

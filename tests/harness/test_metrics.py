@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from harness.cell.epoch import BatchRecord
 from harness.cell.resources import Resources
@@ -100,6 +101,15 @@ def test_losses_and_preprocessing_times_are_stored_a_batch_and_read_back(stored,
     assert (metrics.loss_first, metrics.loss_last, metrics.loss_mean) == (2.5, 1.5, 2.0)
     assert (metrics.work_p50_s, metrics.work_max_s) == (0.2, 0.3)
     assert metrics.work_mean_s == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("ids", [[3, 1], (3, 1), torch.tensor([3, 1]), np.array([3, 1], np.int32)])
+def test_ids_and_bytes_of_a_loader_of_ones_own_may_be_of_other_types(tmp_path, ids):
+    store_batches([BatchRecord(S, S, np.int64(10), ids, (0.1, 0.2))], 1, tmp_path)
+    found = read_batches(tmp_path / "batches.parquet")[1]
+    assert found.ids.tolist() == [3, 1]
+    assert found.nbytes.tolist() == [10]
+    assert found.work_s.tolist() == [0.1, 0.2]
 
 
 def test_an_engine_that_tells_no_times_and_a_step_without_a_loss_leave_them_unknown(stored, tmp_path):
