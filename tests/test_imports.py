@@ -50,7 +50,8 @@ def imported(module):
                 name if (name := f"{node.module}.{alias.name}") in MODULES else node.module for alias in node.names
             )
         for child in ast.iter_child_nodes(node):
-            visit(child)
+            if not isinstance(child, ast.expr):
+                visit(child)
 
     visit(parsed(module))
     return {name for name in found if name in MODULES and name != module}
