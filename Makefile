@@ -22,7 +22,7 @@ test: setup lint server tensorflow ansible ## set up, then lint and every test; 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
 	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest --fast $(WORKERS) $(TESTS) $(ARGS)
 
-test-vm: setup ansible ## several hosts as virtual machines: systemd, netem, NFS, chrony; 15 minutes at most
+test-vm: setup ansible ## several hosts as virtual machines: systemd, netem, NFS, chrony; a quarter of an hour
 	playbooks/vm.sh
 	playbooks/privileged.sh $(PYTHON) -m pytest -m vm --timeout 900 tests/hosts $(ARGS)
 

@@ -23,7 +23,7 @@ from harness.errors import TestbedError
 from tests.hosts.namespaces import Hosts, namespace_hosts
 
 SWITCHES = 10
-EXPERIMENT = ("+experiment=smoke", "~regimes.local", "+regime@regimes.wan_30ms=wan_30ms", "~loaders.dali")
+EXPERIMENT = ("+experiment=smoke", "~regimes.local", "~loaders.dali", "+regime@regimes.wan_30ms=wan_30ms")
 SIZE = ("workloads.resnet50.batch_size=16", "figures=[]")
 LOADERS = {
     "pytorch": ("~loaders.streaming", "dataset.samples=256", "regimes.wan_30ms.rate_gbit=1"),
@@ -86,9 +86,9 @@ def _epochs(hosts: Hosts, turns: int) -> Iterator[Line]:
         for turn, loader in product(range(turns), LOADERS):
             for place in sorted(places, reverse=bool(turn % 2)):
                 results = Path(folder) / place
-                size = (*SIZE, *LOADERS[loader], f"results_dir={results}", f"cache_dir={folder}/cache")
+                settings = (*SIZE, *LOADERS[loader], f"results_dir={results}", f"cache_dir={folder}/cache")
                 # Rows that a busy machine makes invalid count as well: 6.
-                _timed([*places[place], *EXPERIMENT, *size], (0, 6))
+                _timed([*places[place], *EXPERIMENT, *settings], (0, 6))
                 rows.append(pd.read_csv(results / "latest" / "epochs.csv").assign(place=place))
     epochs = pd.concat(rows).set_index(["loader", "place"])["duration_s"]
     for loader in LOADERS:

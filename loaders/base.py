@@ -115,7 +115,7 @@ class Samples:
     @classmethod
     def load(cls, path: Path) -> Samples:
         """Read what `save` wrote."""
-        # Neither read_table nor to_numpy: they import pandas: 0.4 s and 25 MB in every process that loads.
+        # Neither read_table nor to_numpy, which import pandas: 0.4 s and 25 MB in every process that loads.
         table = pq.ParquetFile(path).read()
         root = Path((table.schema.metadata or {})[b"root"].decode())
         return cls(

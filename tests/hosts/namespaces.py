@@ -239,25 +239,6 @@ def harness_testbed(hosts: Hosts, command: str, *options: str) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def make_shards(hosts: Hosts, host: str) -> Path:
-    """Make shards of a few records on a host and return their folder there."""
-    make = (
-        "import numpy, pathlib, subprocess, sys; folder = pathlib.Path('/srv/arrays'); folder.mkdir();"
-        "[numpy.save(folder / f'{i}.npy', numpy.zeros(9, 'f4')) for i in range(4)];"
-        "sys.exit(subprocess.call([sys.executable, '-m', 'loaders.streaming', 'convert', '--from', 'numpy',"
-        "'/srv/arrays', '--out', '/srv/shards']))"
-    )
-    hosts.run(host, sys.executable, "-c", make, timeout_s=120)
-    return Path("/srv/shards")
-
-
-def read_daemon_health(hosts: Hosts) -> str:
-    """Return what the streaming unit of storage1 tells compute1, which site.yml gave its keys."""
-    endpoint = f"tcp://{hosts.data_address('storage1')}:5557"
-    ask = ["-m", "loaders.streaming", "health", "--endpoint", endpoint, "--keys", "/var/lib/joulefeed/keys/storage1"]
-    return hosts.run("compute1", sys.executable, *ask)
-
-
 def ansible_obstacles() -> list[str]:
     """Return the same for hosts that playbooks set up."""
     found = obstacles()

@@ -18,15 +18,8 @@ import pytest
 import yaml
 
 from tests.hosts import vm
-from tests.hosts.namespaces import (
-    REPO,
-    Hosts,
-    harness_testbed,
-    make_shards,
-    namespace_hosts,
-    obstacles,
-    read_daemon_health,
-)
+from tests.hosts.namespaces import REPO, Hosts, harness_testbed, namespace_hosts, obstacles
+from tests.hosts.services import ask_for_daemons, make_shards, read_daemon_health
 from tests.hosts.snapshot import Snapshot, differences
 
 OBSTACLES = [*obstacles(), *vm.obstacles()]
@@ -60,12 +53,10 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture(scope="module")
 def pristine(hosts: Hosts) -> dict[str, Snapshot]:
-    """Return what the machines have before `up`, which is told to start an energy agent and a streaming daemon too."""
+    """Return what the machines have before `up`, which starts an energy agent and a streaming daemon too."""
     inventory = hosts.describe()
-    # A tick a second, as in the run; the interpreter may be in root's home.
-    inventory["all"]["vars"] |= {"energymon_service": True, "energymon_interval_ms": 1000, "base_daemon_user": "root"}
-    inventory["all"]["vars"] |= {"energymon_options": "--estimate missing"}
-    inventory["all"]["vars"] |= {"streaming_root": str(make_shards(hosts, "storage1"))}
+    ask_for_daemons(inventory, make_shards(hosts, "storage1"))
+    inventory["all"]["vars"]["energymon_interval_ms"] = 1000  # as in the run
     hosts.inventory.write_text(yaml.safe_dump(inventory, sort_keys=False))
     return snapshots(hosts)
 
