@@ -50,16 +50,8 @@ setup: .venv/.ready ## system packages, uv, and the locked environment in .venv
 .venv/.ready: requirements.lock pyproject.toml playbooks/setup.sh
 	playbooks/setup.sh
 
-bench: setup ansible ## the benchmarks; QUICK=1 for the short form
-	playbooks/privileged.sh $(PYTHON) benchmarks/link.py $(if $(QUICK),--quick)
-	playbooks/privileged.sh $(PYTHON) benchmarks/overhead.py $(if $(QUICK),--quick)
-	playbooks/privileged.sh $(PYTHON) benchmarks/monitor.py $(if $(QUICK),--quick)
-	playbooks/privileged.sh $(PYTHON) benchmarks/hosts.py $(if $(QUICK),--quick)
-	$(PYTHON) benchmarks/energy_truth.py $(if $(QUICK),--quick)
-	$(PYTHON) benchmarks/influxdb.py $(if $(QUICK),--quick)
-	$(PYTHON) benchmarks/loaders.py $(if $(QUICK),--quick)
-	$(PYTHON) benchmarks/sample_aware.py $(if $(QUICK),--quick)
-	playbooks/privileged.sh $(PYTHON) benchmarks/streaming.py $(if $(QUICK),--quick)
+bench: setup server ansible ## the benchmarks, and the tables of the docs; QUICK=1 for the short form, ARGS="--only link"
+	playbooks/privileged.sh $(PYTHON) benchmarks/run_all.py $(if $(QUICK),--quick) $(ARGS)
 
 lock:              ## resolve pyproject.toml again into requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \

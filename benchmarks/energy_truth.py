@@ -3,15 +3,13 @@
 C programs (truth/) drive RAPL's files and boards behind an NVML library of their own: square waves, whose joules are
 known at every instant. An agent samples them, and a thousand random windows of each case are compared with the truth:
 the share outside the bound, and the bound's width. Prints a line per demand (asked, measured, verdict); exits 1 when
-one falls short. The full run keeps each window's length, s, joules,
-bound and truth, J, in results/energy_truth.json. `--quick` takes 100 windows of a few
-seconds, and judges the share outside alone; `--only CASE` takes one case.
+one falls short. Of each window its length, s, and its joules, bound and truth, J, are kept. `--quick` takes 100 windows
+of a few seconds, and judges the share outside alone; `--only CASE` takes one case.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import random
@@ -25,10 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
-from bench import HERE, REPO, Line, make_parser, show
+from bench import HERE, REPO, Line, make_parser, run
 
 from energymon import Agent, SqliteStore, Window, query
 
@@ -479,47 +478,43 @@ CASES: Final = (
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    parser = make_parser(__doc__, "100 windows a case instead of 1,000")
-    parser.add_argument("--only", choices=[case.name for case in CASES], help="one case")
-    arguments = parser.parse_args()
-    raw: dict[str, object] = {"load": os.getloadavg(), "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    options = make_parser(__doc__, "100 windows a case instead of 1,000", [case.name for case in CASES]).parse_args()
+    return run({case.name: partial(measure, case, options.quick) for case in CASES}, options, (72, 8, 26))
 
-    def lines() -> Iterator[Line]:
-        for case in CASES:
-            if arguments.only not in (None, case.name):
-                continue
-            with tempfile.TemporaryDirectory(prefix="joulefeed-truth-") as name:
-                found = case.run(Path(name), arguments.quick)
-            raw[case.name] = [window.rounded() for window in found]
-            unknown, found = len(found), [window for window in found if window.is_known]
-            unknown -= len(found)
-            if case.is_unknown:
-                yield Line(f"{case.what}: with a figure", "0", f"{len(found)} of {len(found) + unknown}", not found)
-                continue
-            widths = [window.width for window in found]
-            worst = f"{statistics.median(widths):.2%} {max(widths):.2%}"
-            if any(window.error_j is None for window in found):
-                # It has no bound; it must not be wrong to one side only.
-                off = sum(w.joules - w.truth_j for w in found) / sum(w.truth_j for w in found)
-                is_met = None if arguments.quick else abs(off) <= ASKED_OFF
-                yield Line(f"{case.what}: off on the whole", f"± {ASKED_OFF:.0%}", f"{off:+.2%}", is_met)
-                yield Line("  the error over the energy, median and worst", "", worst)
-                continue
-            outside = sum(window.is_outside for window in found)
-            shown = f"{outside} of {len(found)}" + (f", {unknown} unknown" if unknown else "")
-            yield Line(f"{case.what}: outside the bound", "0", shown, outside == 0)
-            is_met = None
-            if case.asked_width is not None and not arguments.quick:
-                is_met = statistics.median(widths) <= case.asked_width
-            asked_width = "" if case.asked_width is None else f"≤ {case.asked_width:.0%}"
-            yield Line("  the bound over the energy, median and worst", asked_width, worst, is_met)
 
-    short = show(lines(), (72, 8, 26))
-    if not arguments.quick and arguments.only is None:
-        results = HERE / "results"
-        results.mkdir(exist_ok=True)
-        (results / "energy_truth.json").write_text(json.dumps(raw, separators=(",", ":")) + "\n")
-    return min(short, 1)
+def measure(case: Case, quick: bool) -> Iterator[Line]:
+    """Run a case and judge its windows."""
+    with tempfile.TemporaryDirectory(prefix="joulefeed-truth-") as name:
+        yield from judge(case, case.run(Path(name), quick), quick)
+
+
+def judge(case: Case, every: Sequence[Measured], quick: bool) -> Iterator[Line]:
+    """Judge the windows of a case."""
+    raw = {"length_joules_bound_truth_known": [window.rounded() for window in every]}
+    found = [window for window in every if window.is_known]
+    unknown = len(every) - len(found)
+    if case.is_unknown:
+        yield Line(f"{case.what}: with a figure", "0", f"{len(found)} of {len(every)}", not found, raw)
+        return
+    widths = [window.width for window in found]
+    worst = f"{statistics.median(widths):.2%} and {max(widths):.2%}"
+    if any(window.error_j is None for window in found):
+        # It has no bound; it must not be wrong to one side only.
+        off = sum(w.joules - w.truth_j for w in found) / sum(w.truth_j for w in found)
+        is_met = None if quick else abs(off) <= ASKED_OFF
+        asked = "" if quick else f"± {ASKED_OFF:.0%}"
+        yield Line(f"{case.what}: off on the whole", asked, f"{off:+.2%}", is_met, raw)
+        yield Line(f"  {case.name}: the error over the energy, median and worst", "", worst)
+        return
+    outside = sum(window.is_outside for window in found)
+    shown = f"{outside} of {len(found)}" + (f", {unknown} unknown" if unknown else "")
+    yield Line(f"{case.what}: outside the bound", "0", shown, outside == 0, raw)
+    is_met = None
+    if case.asked_width is not None and not quick:
+        is_met = statistics.median(widths) <= case.asked_width
+    asked_width = "" if case.asked_width is None or quick else f"<= {case.asked_width:.0%}"
+    what = f"  {case.name}: the bound over the energy, median and worst"
+    yield Line(what, asked_width, worst, is_met, {"value": statistics.median(widths)})
 
 
 if __name__ == "__main__":

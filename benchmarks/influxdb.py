@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from bench import REPO, Line, at_least, at_most, make_parser, show, status_kb
+from bench import REPO, Line, at_least, at_most, make_parser, run, status_kb
 
 from energymon import SqliteStore
 from energymon.influx.spool import Spool
@@ -34,15 +35,18 @@ ASKED_MB = 200
 
 def main() -> int:
     """Run the benchmark; 0 when every demand is met."""
-    parser = make_parser(__doc__, "a hundred thousand tuples instead of a million")
-    tuples = 100_000 if parser.parse_args().quick else 1_000_000
+    options = make_parser(__doc__, "a hundred thousand tuples instead of a million").parse_args()
+    return run({"drain": lambda: measure(100_000 if options.quick else 1_000_000)}, options)
+
+
+def measure(tuples: int) -> Iterator[Line]:
+    """Fill a store, drain it into a fresh server, and post the same lines by a bare loop."""
     with tempfile.TemporaryDirectory(prefix="joulefeed-influxdb-") as name:
         folder = Path(name)
         store = fill(folder / "energy.sqlite", tuples)
         some = fill(folder / "some.sqlite", min(tuples, BARE))
         server = Server(binary(), folder / "server")
         try:
-            load = os.getloadavg()[0]
             bare_s, lines = bare(server, some)
             seconds, peak_mb = drain(server, store)
             whole = InfluxStore(server.settings("first"))
@@ -52,16 +56,14 @@ def main() -> int:
         finally:
             server.kill()
     rate, bound = tuples / seconds, lines / 4 / bare_s
-    lines = [
-        at_least("tuples a second", ASKED_TUPLES_PER_S, rate, f"{rate:.0f}"),
-        at_most("memory of the sender, peak, MB", ASKED_MB, peak_mb, f"{peak_mb:.0f}"),
-        Line("last reading of the backlog is in the bucket", "yes", "yes" if arrived else "no", arrived),
-        Line("readings a second", "", f"{3 * rate:.0f}"),
-        Line("bound: a bare loop posting ready lines, tuples a second", "", f"{bound:.0f}"),
-        Line("sender / bound", "", f"{rate / bound:.2f}"),
-    ]
-    print(f"{tuples} tuples in {seconds:.1f} s; load average before: {load:.2f}")
-    return 1 if show(lines) else 0
+    words = f"{rate:.0f} ({tuples:,} in {seconds:.1f} s)"
+    yield at_least("tuples a second", ASKED_TUPLES_PER_S, rate, words, tuples=tuples, seconds=seconds)
+    yield at_most("memory of the sender, peak, MB", ASKED_MB, peak_mb, f"{peak_mb:.0f}")
+    yield Line("last reading of the backlog is in the bucket", "yes", "yes" if arrived else "no", arrived)
+    yield Line("readings a second", "", f"{3 * rate:.0f}")
+    raw = {"lines": lines, "seconds": bare_s}
+    yield Line("bound: a bare loop posting ready lines, tuples a second", "", f"{bound:.0f}", raw=raw)
+    yield Line("sender / bound", "", f"{rate / bound:.2f}")
 
 
 def fill(path: Path, tuples: int) -> Path:
@@ -74,7 +76,8 @@ def fill(path: Path, tuples: int) -> Path:
         db.executemany("INSERT INTO series (node, device, domain, source) VALUES ('node-1', ?, ?, ?)", SERIES)
         k = "WITH RECURSIVE t(k) AS (SELECT 0 UNION ALL SELECT k + 1 FROM t WHERE k < ? - 1)"
         db.execute(
-            f"{k} INSERT INTO readings SELECT {T0} + k * {STEP}, s.id, {T0} + k * {STEP} + 90000 + k % 7919,"
+            f"{k} INSERT INTO readings (tick_ns, series_id, t_ns, joules, flags)"
+            f" SELECT {T0} + k * {STEP}, s.id, {T0} + k * {STEP} + 90000 + k % 7919,"
             " k * 1.2345678 * s.id, '' FROM t, series s",
             (tuples,),
         )

@@ -70,44 +70,44 @@ def open_bench(kind: str) -> Iterator[Bench]:
         open_link(storage, compute, kind=kind) as link,
         ProbeServer(Node("storage", Path(storage).name, STORAGE_ADDRESS, namespace=storage)) as server,
     ):
-        print(f"link: {link.kind}")
         yield Bench(link, storage, compute, server)
 
 
 def measure(kind: str, repeats: int) -> Iterator[Line]:
     """Yield every demand as soon as it is judged."""
     with open_bench(kind) as bench:
+        yield Line("kind of link", "", bench.link.kind)
         yield from judged(bench, repeats)
 
 
 def judged(bench: Bench, repeats: int) -> Iterator[Line]:
     """Judge idle round trips, rates, loaded round trips, and dropped packets."""
+    yield Line("idle RTT without delay, ms", "", f"{bench.link.floor_ms:.3f}")
     for rtt_ms in RTT_ASKED_MS:
         regime = Regime(name=f"rtt_{rtt_ms:g}ms", rtt_ms=rtt_ms, rate_gbit=IDLE_RATE_GBIT)
         bench.link.set(regime)
         values = [bench.idle_rtt(regime).rtt_ms_median for _ in range(repeats)]
         allowed = max(RTT_TOLERANCE_MS, RTT_TOLERANCE * rtt_ms)
         met = abs(statistics.median(values) - rtt_ms) <= allowed
-        yield Line("idle RTT, ms", f"{rtt_ms:g} ± {allowed:.2g}", spread(values, 3), met)
+        yield Line("idle RTT, ms", f"{rtt_ms:g} ± {allowed:.2g}", spread(values, 3), met, {"rtt_ms": values})
     for rtt_ms in RATE_AT_RTT_MS:
         for rate_gbit in RATE_ASKED_GBIT:
             regime = Regime(name=f"rate_{rate_gbit:g}gbit", rtt_ms=rtt_ms, rate_gbit=rate_gbit)
             bench.link.set(regime)
             values = [bench.full(regime).rate_gbit or 0.0 for _ in range(repeats)]
             met = abs(statistics.median(values) / rate_gbit - 1) <= RATE_TOLERANCE
-            yield Line(
-                f"rate at {rtt_ms:g} ms, Gbit/s", f"{rate_gbit:g} ± {RATE_TOLERANCE:.0%}", spread(values, 3), met
-            )
+            asked = f"{rate_gbit:g} ± {RATE_TOLERANCE:.0%}"
+            yield Line(f"rate at {rtt_ms:g} ms, Gbit/s", asked, spread(values, 3), met, {"rate_gbit": values})
     for rtt_ms in LOADED_ASKED_MS:
         for rate_gbit in RATE_ASKED_GBIT:
             regime = Regime(name=f"loaded_{rtt_ms:g}ms", rtt_ms=rtt_ms, rate_gbit=rate_gbit)
             bench.link.set(regime)
             values = [bench.loaded(regime).rtt_ms_median for _ in range(max(1, repeats - 2))]
             limit = LOADED_FACTOR * rtt_ms
-            what = f"loaded RTT at {rate_gbit:g} Gbit/s, ms"
-            yield at_most(what, limit, statistics.median(values), spread(values, 1), "g")
+            what = f"RTT at {rtt_ms:g} ms, loaded with {rate_gbit:g} Gbit/s, ms"
+            yield at_most(what, limit, statistics.median(values), spread(values, 1), "g", rtt_ms=values)
     drops = bench.link.counters().drops
-    yield Line("packets dropped by a full queue", "0", str(drops), drops == 0)
+    yield Line("packets dropped by a full queue", "0", str(drops), drops == 0, {"drops": drops})
 
 
 def main() -> int:
@@ -115,7 +115,8 @@ def main() -> int:
     parser = make_parser(__doc__, "fewer repeats, under 50 s")
     parser.add_argument("--kind", choices=("auto", "netem", "relay"), default="auto", help="kind of link")
     options = parser.parse_args()
-    return run(measure(options.kind, 3 if options.quick else 7))
+    repeats = 3 if options.quick else 7
+    return run({"link": lambda: measure(options.kind, repeats)}, options)
 
 
 if __name__ == "__main__":

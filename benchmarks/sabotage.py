@@ -20,12 +20,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import psutil
 import pyarrow.parquet as pq
-from bench import make_parser
+from bench import Line, make_parser, run
 
 SAMPLES = 24
 LIMIT_S = 300
@@ -369,20 +370,24 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=SCENARIOS, help="these scenarios (default: all)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and the damage (default: 0)")
     given = parser.parse_args()
-    names = given.only or (QUICK if given.quick else tuple(SCENARIOS))
-    short = 0
+    if given.quick and not given.only:
+        given.only = list(QUICK)
     with tempfile.TemporaryDirectory(prefix="joulefeed-sabotage-") as folder:
-        for name in names:
-            if "disk" in name and os.geteuid() != 0:
-                print(f"{name:<16} not run: mounting a disk needs root", flush=True)
-                continue
-            began = time.monotonic()
-            stage = Stage(Path(folder) / name, Path(folder) / "cache", random.Random(f"{given.seed} {name}"))
-            SCENARIOS[name](stage)
-            short += bool(stage.faults)
-            verdict = "; ".join(stage.faults) or "as it should be"
-            print(f"{name:<16} {time.monotonic() - began:4.0f} s  {verdict}", flush=True)
-    return 1 if short else 0
+        parts = {name: partial(play, name, Path(folder), given.seed) for name in SCENARIOS}
+        return run(parts, given, widths=(16, 16, 40))
+
+
+def play(name: str, folder: Path, seed: int) -> Iterator[Line]:
+    """Play a scenario on a stage of its own."""
+    if "disk" in name and os.geteuid() != 0:
+        yield Line(name, "", "not run: mounting a disk needs root")
+        return
+    began = time.monotonic()
+    stage = Stage(folder / name, folder / "cache", random.Random(f"{seed} {name}"))
+    SCENARIOS[name](stage)
+    seconds, found = time.monotonic() - began, "; ".join(stage.faults) or "as it should be"
+    raw = {"faults": stage.faults, "seconds": seconds}
+    yield Line(name, "as it should be", f"{found} ({seconds:.0f} s)", not stage.faults, raw)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,13 @@
-"""Epochs over steps that sleep, through the sample-aware loader and through PyTorch's with as many workers."""
+"""Epochs over steps that sleep: the sample-aware loader, PyTorch's with as many workers, and bare processes.
+
+Sleeps are exact in all of them, as Linux allows: its default slack of 50 us a sleep would be a percent or more of a
+sample of four short steps, and real transforms have none.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +17,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from energymon.system.scheduling import exact_timers
 from loaders import SampleAwareDataLoader
 from loaders.pipelines.synthetic_load import HeavyStep, LightStep, TimedStep
 
 WORKERS = 12
 """As the paper has them (section 5.1)."""
 BATCH = 24
+_PATIENCE_S = 120
+"""For bare processes to start, and to end an epoch."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,8 @@ class Nap:
         """Return the index, after the time has passed."""
         seconds = self.step.seconds_for(index)
         if seconds > 0:
-            time.sleep(seconds)
+            with exact_timers():
+                time.sleep(seconds)
         return index
 
 
@@ -88,6 +98,40 @@ class Epoch:
     first_s: float
     work_s: float
     """That the transforms took in all workers, as they measured it; 0 where nobody did."""
+
+
+def bare_epoch_s(transforms: Sequence[Nap], count: int, workers: int = WORKERS) -> float:
+    """Return what an epoch takes bare processes that take the next sample from a counter and load nothing.
+
+    They share no more than that, so none waits while there is work.
+    """
+    context = multiprocessing.get_context("fork")
+    taken, gate = context.Value("q", 0), context.Barrier(workers + 1)
+    order = random.Random(0).sample(range(count), count)
+    arguments = (transforms, order, taken, gate)
+    processes = [context.Process(target=_take_samples, args=arguments, daemon=True) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    gate.wait(_PATIENCE_S)
+    began = time.perf_counter()
+    gate.wait(_PATIENCE_S)
+    took_s = time.perf_counter() - began
+    for process in processes:
+        process.join()
+    return took_s
+
+
+def _take_samples(transforms: Sequence[Nap], order: Sequence[int], taken: Any, gate: Any) -> None:
+    gate.wait(_PATIENCE_S)
+    while True:
+        with taken.get_lock():
+            number = taken.value
+            taken.value += 1
+        if number >= len(order):
+            break
+        for transform in transforms:
+            transform(order[number])
+    gate.wait(_PATIENCE_S)
 
 
 class Arm:

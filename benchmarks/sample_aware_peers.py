@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from bench import Line, spread
+from bench import Line, judge_ratios
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -124,12 +124,11 @@ def peers(case: Case) -> Callable[[bool], Iterator[Line]]:
             other_s, our_s = (median(each[name] for each in rounds) for name in (peer, our))
             other_cpu_s, our_cpu_s = (median(each[name] for each in cpu) for name in (peer, our))
             times = f"{other_s:.2f} and {our_s:.2f} s, bound {bound_s:.2f} s"
-            yield Line(
-                f"{case.what}, {case.workers} workers: epoch of {peer} over {our}",
-                f"{'>' if ahead else '>='} {RATIO_LEAST:g}",
-                spread(ratios, 2, f"{times}; CPU {other_cpu_s:.2f} and {our_cpu_s:.2f} s"),
-                median(ratios) > RATIO_LEAST if ahead else median(ratios) >= RATIO_LEAST,
-            )
+            what = f"{case.what}, {case.workers} workers: epoch of {peer} over {our}"
+            asked = f"{'>' if ahead else '>='} {RATIO_LEAST:g}"
+            words = f"{times}; CPU {other_cpu_s:.2f} and {our_cpu_s:.2f} s"
+            raw = {"seconds": rounds, "cpu_s": cpu} if (peer, our) == ("PyTorch", "ours") else {}
+            yield judge_ratios(what, asked, ratios, words, 2, **raw)
 
     return measure
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -86,7 +86,7 @@ def ratio_line(what: str, calm: Sequence[float], flooded: Sequence[float], more:
     """Compare the turns with a flood to those right before them."""
     ratio = median(value / other for value, other in zip(flooded, calm, strict=True))
     measured = f"{ratio:.2f} ({1e-6 * median(flooded):.0f} of {1e-6 * median(calm):.0f} MB/s; {more})"
-    return at_least(what, 0.5, ratio, measured)
+    return at_least(what, 0.5, ratio, measured, calm=calm, flooded=flooded)
 
 
 def descriptors(folder: Path, turns: int) -> Iterator[Line]:
@@ -132,7 +132,8 @@ def busy(folder: Path, turns: int) -> Iterator[Line]:
         ratio = median(one / other for one, other in zip(rates[count], rates[BUSY[0]], strict=True))
         measured = f"{ratio:.2f} ({median(rates[count]):.0f} answers/s; {starved[count]} starved, {most[count]:.0f} MB)"
         met = ratio >= 0.5 and not starved[count] and most[count] <= MEMORY_MB
-        yield Line(f"{count} busy connections over {BUSY[0]}, none starved", ">= 0.5", measured, met)
+        raw = {"answers_per_s": rates[count], "starved": starved[count], "mb": most[count]}
+        yield Line(f"{count} busy connections over {BUSY[0]}, none starved", ">= 0.5", measured, met, raw)
 
 
 PARTS = {each.__name__: each for each in (descriptors, fuzzing, busy)}
@@ -143,8 +144,8 @@ def main() -> int:
     options = make_parser(__doc__, "fewer turns", PARTS).parse_args()
     with memory_folder("floods") as temporary:
         turns = 3 if options.quick else 7
-        parts = (PARTS[name](temporary, turns) for name in options.only or PARTS)
-        return run(chain.from_iterable(parts), widths=(70, 8, 60))
+        parts = {name: partial(part, temporary, turns) for name, part in PARTS.items()}
+        return run(parts, options, widths=(70, 8, 60))
 
 
 if __name__ == "__main__":

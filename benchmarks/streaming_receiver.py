@@ -18,7 +18,7 @@ from typing import Literal
 
 from bench import cpu_s, status_kb
 
-from loaders.streaming import RawBatch, StreamClient
+from loaders.streaming import RawBatch, StreamClient, StreamingLoader
 from loaders.streaming.planner import BatchPlan
 
 
@@ -29,7 +29,7 @@ class Orders:
     endpoints: list[str]
     streams: int | Literal["auto"] = 8
     """Connections to every daemon."""
-    window: int = 16
+    window: int | Literal["auto"] = 16
     """Batches under way, for every daemon."""
     batch_size: int = 32
     slice_records: int = 8
@@ -41,6 +41,8 @@ class Orders:
     omit_s: float = 0.0
     """Bytes of these first seconds are not counted."""
     epochs: int = 1
+    step_ms: float = 0.0
+    """Decode the images of whole epochs in the loader, and wait so long with each batch."""
     verify: bool = False
     """Check both checksums of every record."""
     pids: list[int] = field(default_factory=list)
@@ -64,6 +66,8 @@ class Received:
     anonymous_mb: list[float]
     """Most memory of a daemon that is no file's, after every epoch."""
     samples: int
+    wait_s: list[float] = field(default_factory=list)
+    """Of the training loop for batches, by epoch."""
 
     @property
     def gbit(self) -> float:
@@ -121,10 +125,38 @@ def stop_reading(orders: Orders) -> Received:
         os.waitpid(child, 0)
 
 
+def train(orders: Orders) -> Received:
+    """Run whole epochs of the loader with a step that waits, as one on an accelerator does."""
+    with StreamingLoader(
+        endpoints=orders.endpoints,
+        batch_size=orders.batch_size,
+        seed=0,
+        streams=orders.streams,
+        prefetch_batches=orders.window,
+        slice_records=orders.slice_records,
+        warm_bytes=orders.warm_bytes,
+        verify=orders.verify,
+        keys=orders.keys,
+        epochs_ahead=0,
+    ) as loader:
+        times, waits = [], []
+        own, daemons = cpu_s([os.getpid()]), cpu_s(orders.pids)
+        for epoch in range(orders.epochs):
+            started, waited = time.perf_counter(), loader.stats().details["wait_s"]
+            for _ in loader.epoch(epoch):
+                time.sleep(orders.step_ms / 1e3)
+            times.append(time.perf_counter() - started)
+            waits.append(loader.stats().details["wait_s"] - waited)
+        own, daemons, stats = cpu_s([os.getpid()]) - own, cpu_s(orders.pids) - daemons, loader.stats()
+        return Received(sum(times), stats.bytes, own, daemons, times, [], stats.samples, waits)
+
+
 def receive(orders: Orders) -> Received:
     """Do one order."""
     if orders.stop_reading:
         return stop_reading(orders)
+    if orders.step_ms:
+        return train(orders)
     me = [os.getpid()]
     with StreamClient(
         orders.endpoints,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from bench import HERE, PYTHONPATH, namespaces
+from PIL import Image
 from streaming_receiver import Orders, Received
 
 from harness.config.regime import Regime
@@ -46,17 +48,34 @@ class Shards:
     nbytes: int
 
 
-def make_shards(folder: Path, sample_bytes: int, total_bytes: int, shards: int = SHARDS) -> Shards:
-    """Write so many shards of so many bytes in all; every sample's image is the same file, its record is not."""
+def make_jpeg(nbytes: int) -> bytes:
+    """Return a JPEG of about so many bytes; it is noise, so its side is small and its bytes are slow to decode."""
+    side = round((nbytes / 1.2) ** 0.5)
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)).save(
+        buffer, "JPEG", quality=95
+    )
+    return buffer.getvalue()
+
+
+def make_shards(
+    folder: Path, sample_bytes: int, total_bytes: int, shards: int = SHARDS, image: bytes | None = None
+) -> Shards:
+    """Write so many shards of so many bytes in all; every sample's image is the same file, its record is not.
+
+    The image is noise, or the given one.
+    """
     count = max(1, total_bytes // sample_bytes)
-    tree = folder / f"tree-{sample_bytes}"
+    tree = folder / f"tree-{sample_bytes}{'' if image is None else '-image'}"
     tree.mkdir(parents=True, exist_ok=True)
-    (tree / "image.bin").write_bytes(np.random.default_rng(0).bytes(sample_bytes))
+    image = np.random.default_rng(0).bytes(sample_bytes) if image is None else image
+    sample_bytes = len(image)
+    (tree / "image.bin").write_bytes(image)
     samples = Samples(tree, ("image.bin",) * count, np.zeros(count, np.int64), np.full(count, sample_bytes))
     # As many shards as two and three daemons can share evenly.
     shard_bytes = -(-count // shards) * (sample_bytes + RECORD_BYTES)
-    out = folder / f"shards-{sample_bytes}-{count}"
-    root = convert(samples, out, key=f"{sample_bytes}x{count}", shard_bytes=shard_bytes)
+    out = folder / f"shards-{tree.name}-{count}"
+    root = convert(samples, out, key=f"{tree.name}x{count}", shard_bytes=shard_bytes)
     for shard in root.glob("*.tfrecord"):
         shard.read_bytes()
     return Shards(root, sample_bytes, count * sample_bytes)

@@ -112,7 +112,7 @@ def sizes(folder: Path, turns: int, seconds: float) -> Iterator[Line]:
         cpu = [median(one[1] for one in by) for by in (ours, theirs)]
         what = f"records of {record / 1000:g} kB, batches of {batch}: rate over plain pyzmq's"
         words = f"{ours_mb:.0f} of {theirs_mb:.0f} MB/s; CPU {cost:.2f}: {cpu[0]:.2f} of {cpu[1]:.2f} s/GB"
-        yield at_least(what, asked, rate, f"{rate:.2f} ({words})")
+        yield at_least(what, asked, rate, f"{rate:.2f} ({words})", ours=ours, theirs=theirs)
 
 
 def main() -> int:
@@ -127,8 +127,8 @@ def main() -> int:
         print(json.dumps(ask(*json.loads(options.ask))))
         return 0
     with memory_folder("small") as temporary:
-        lines = sizes(temporary, 3 if options.quick else 9, 1.0 if options.quick else 2.0)
-        return run(lines, widths=(66, 8, 60))
+        turns, seconds = (3, 1.0) if options.quick else (9, 2.0)
+        return run({"sizes": lambda: sizes(temporary, turns, seconds)}, options, widths=(66, 8, 60))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.config.specs import Tolerances
 from harness.errors import INVALID_ROWS, CellError, HarnessError, ResultsError
 from harness.results.cell_folder import DamagedCell, load_cell
-from harness.results.checks import FAIL, PASS, WARN, Check, judge
+from harness.results.checks import FAIL, NOT_APPLICABLE, PASS, WARN, Check, judge
 from harness.results.epoch_row import EpochRow, write_rows
 from harness.results.epochs import CellData, make_epoch_rows
 from harness.results.files import write_json
@@ -46,7 +46,8 @@ def collect(run: RunFolder) -> Collected:
     of the folder cannot be read.
     """
     cells, damaged = read_cells(run, [cell.cell_id for cell in run.read_plan().cells])
-    rows, checks = judge(cells, _rows(cells), run.read_tolerances())
+    tolerances = run.read_tolerances()
+    rows, checks = judge(cells, _rows(cells, tolerances), tolerances)
     checks += _same_place(run, cells)
     expected = "every file of the cell is as it was when the cell ended"
     checks += [Check(cell_id, None, "whole_cell", expected, reason, FAIL) for cell_id, reason in damaged.items()]
@@ -59,8 +60,8 @@ def collect(run: RunFolder) -> Collected:
     return Collected(rows, checks, damaged)
 
 
-def _rows(cells: Iterable[CellData]) -> list[EpochRow]:
-    return [row for cell in cells for row in make_epoch_rows(cell)]
+def _rows(cells: Iterable[CellData], tolerances: Tolerances) -> list[EpochRow]:
+    return [row for cell in cells for row in make_epoch_rows(cell, tolerances.idle_cpu_pct / 100)]
 
 
 def _same_place(run: RunFolder, cells: Sequence[CellData]) -> list[Check]:
@@ -74,9 +75,10 @@ def _same_place(run: RunFolder, cells: Sequence[CellData]) -> list[Check]:
             found = [] if name == first else list_changes(run.read_session(first), run.read_session(name))
         except ResultsError as error:
             found = [str(error)]
-        checks.append(
-            Check(cell_id, None, "same_place", expected, "; ".join(found) or "it was", WARN if found else PASS)
-        )
+        actual, verdict = ("; ".join(found), WARN) if found else ("it was", PASS)
+        if not found and len(set(sessions.values())) == 1:
+            actual, verdict = "one session", NOT_APPLICABLE
+        checks.append(Check(cell_id, None, "same_place", expected, actual, verdict))
     return checks
 
 
@@ -94,7 +96,7 @@ def read_cells(run: RunFolder, cell_ids: Iterable[str]) -> tuple[list[CellData],
 
 def find_invalid_cells(cells: Sequence[CellData], tolerances: Tolerances) -> set[str]:
     """Return the ids of the cells with a row that a validity rule refuses."""
-    rows, _ = judge(cells, _rows(cells), tolerances)
+    rows, _ = judge(cells, _rows(cells, tolerances), tolerances)
     return {row.cell_id for row in rows if not row.is_valid}
 
 

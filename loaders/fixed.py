@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Unpack
+
+import numpy as np
 
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderError, SampleError
-from loaders.options import LoaderOptions
-from loaders.pipeline import Pipeline, Tensors, load_item
+from loaders.options import LoaderKeywords, LoaderOptions, takes_options
+from loaders.pipeline import Tensors, load_item
+from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.shared.file_loader import FileLoader
 
 
 class FixedBatchLoader(FileLoader):
     """Reads and transforms one batch when it is made, and yields it at every step of every epoch.
 
-    Batches have the ids and the byte counts of another loader's batches; their data are those of the first samples.
+    Batches have the ids and the byte counts of another loader's batches. Their data are of the samples whose files are
+    nearest the median size, so that a step on inputs of different sizes gets usual ones.
     """
 
     notes: tuple[str, ...] = (
@@ -22,15 +27,23 @@ class FixedBatchLoader(FileLoader):
         "those of the samples in whose place it stands",
     )
 
-    def __init__(
-        self, *, samples: Samples, transform: Pipeline, batch_size: int, seed: int, device: str = "cpu"
-    ) -> None:
-        """Make the batch; raise LoaderConfigError for an argument, SampleError for a sample that cannot be loaded."""
-        super().__init__(samples, LoaderOptions(batch_size, seed, device, rank=0, world_size=1))
-        size = min(batch_size, len(samples))
-        self._whole = self._load(transform, size)
-        rest = len(samples) % batch_size
-        self._last = self._load(transform, rest) if 0 < rest < size else self._whole
+    @takes_options(LoaderOptions)
+    def __init__(self, *, samples: Samples, transform: AnyTransform, **keywords: Unpack[LoaderKeywords]) -> None:
+        """Make the batch; raise LoaderConfigError for an argument, SampleError for a sample that cannot be loaded.
+
+        Args:
+            samples: the files.
+            transform: a pipeline, or a callable on the decoded sample.
+        """
+        super().__init__(samples, LoaderOptions(**keywords))
+        self._pipeline = as_pipeline(transform)
+        deviations = np.abs(samples.sizes - np.median(samples.sizes))
+        usual: list[int] = np.argsort(deviations, kind="stable").tolist()
+        batch_size = self._options.batch_size
+        size = min(batch_size, len(self))
+        self._whole = self._load(usual[:size])
+        rest = len(self) % batch_size
+        self._last = self._load(usual[:rest]) if 0 < rest < size else self._whole
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         order, size = self._share.order(epoch), self._options.batch_size
@@ -44,11 +57,11 @@ class FixedBatchLoader(FileLoader):
         """End the epoch that is under way."""
         self._closed = True
 
-    def _load(self, transform: Pipeline, size: int) -> Tensors:
+    def _load(self, ids: list[int]) -> Tensors:
         seed = self._options.seed
-        items = [load_item(transform, self._samples, i, seed=seed, epoch=0) for i in range(size)]
+        items = [load_item(self._pipeline, self._samples, i, seed=seed, epoch=0) for i in ids]
         try:
-            tensors = Tensors(*transform.collate(items))
+            tensors = Tensors(*self._pipeline.collate(items))
         except Exception as error:
-            raise SampleError(f"samples 0 to {size - 1} cannot be collated: {error}") from error
+            raise SampleError(f"samples {', '.join(map(str, ids))} cannot be collated: {error}") from error
         return tensors.each(lambda tensor: tensor.to(self._device))

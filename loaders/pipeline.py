@@ -162,12 +162,43 @@ def load_item(
     pipeline: Pipeline, samples: SampleSource, sample_id: int, *, seed: int, epoch: int, times: StageTimes | None = None
 ) -> Item:
     """Read, decode and transform one sample; raise SampleError naming it and the stage that failed."""
-    now = time.perf_counter_ns()
-    stage = "read"
+    return transform_item(
+        pipeline,
+        samples,
+        sample_id,
+        read_item(pipeline, samples, sample_id, times),
+        seed=seed,
+        epoch=epoch,
+        times=times,
+    )
+
+
+def read_item(pipeline: Pipeline, samples: SampleSource, sample_id: int, times: StageTimes | None = None) -> Data:
+    """Return one sample as it is stored; raise SampleError naming it."""
+    began = time.perf_counter_ns()
     try:
         encoded = pipeline.read(samples, sample_id)
-        now = times.add(stage, now) if times else now
-        stage = "decode"
+    except Exception as error:
+        raise sample_error(samples, sample_id, "read", error) from error
+    if times:
+        times.add("read", began)
+    return encoded
+
+
+def transform_item(
+    pipeline: Pipeline,
+    samples: SampleSource,
+    sample_id: int,
+    encoded: Data,
+    *,
+    seed: int,
+    epoch: int,
+    times: StageTimes | None = None,
+) -> Item:
+    """Decode and transform what `read_item` returned; raise SampleError naming the sample and the stage that failed."""
+    now = time.perf_counter_ns()
+    stage = "decode"
+    try:
         data, target = pipeline.decode(encoded, samples, sample_id)
         del encoded
         now = times.add(stage, now) if times else now

@@ -10,7 +10,7 @@ trap : INT TERM HUP
 echo "namespaces and mounts need root here: sudo $*" >&2
 sudo env "HOME=$HOME" "XDG_CACHE_HOME=${XDG_CACHE_HOME:-$HOME/.cache}" "PATH=$PATH" PYTHONDONTWRITEBYTECODE=1 "$@"
 status=$?
-for made in results "${XDG_CACHE_HOME:-$HOME/.cache}/joulefeed" .pytest_cache; do
+for made in results benchmarks/results "${XDG_CACHE_HOME:-$HOME/.cache}/joulefeed" .pytest_cache; do
   [ ! -e "$made" ] || sudo chown -R "$(id -u):$(id -g)" "$made"
 done
 exit "$status"

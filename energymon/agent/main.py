@@ -27,7 +27,7 @@ from energymon.clock.monotonic import NS, Clock, boot_id
 from energymon.clock.offsets import WALL
 from energymon.errors import ConfigError, EnergyError, NoSensorError, StoreError
 from energymon.influx.settings import InfluxSettings
-from energymon.reading import ClockOffset, Event
+from energymon.reading import Baseline, ClockOffset, Event
 from energymon.sampling.edges import Listener, follow_ups_ns, socket_path
 from energymon.sampling.monitor import Monitor
 from energymon.sampling.writer import Writer
@@ -44,6 +44,8 @@ _AHEAD_S: Final = 60.0
 """An agent waits for a store's latest tick to pass, but not for longer."""
 _LONG_LAG_S: Final = 1.0
 """An average over a second is not waited for."""
+_STORED_NS: Final = 10 * NS
+"""For how long a store that takes no records may delay an agent that is to have an idle baseline."""
 _FAILED: Final = 70
 
 
@@ -205,6 +207,9 @@ class _Agent:
         store.append([], news=[ClockOffset(stored_ns, config.node, WALL, self._clock.wall_ns, within_ns)])
         self._session = self._begin()
         self._waiting = True
+        self._baseline: list[Baseline] | None = None
+        self._cpu_then = (0, 0)
+        self._idle_cpu_util: float | None = None
         self._measuring: threading.Thread | None = None
 
     def run(self) -> int:
@@ -281,6 +286,7 @@ class _Agent:
             self._waiting = False
             if self._config.idle_s:
                 start_ns = self._clock.now_ns()
+                self._cpu_then = _cpu_ticks()
                 self._loop.later(self._config.idle_s, lambda: self._rest(start_ns))
             else:
                 self._say_ready()
@@ -319,16 +325,23 @@ class _Agent:
         margin_ns = _linger_ns(self._found) + self._config.interval_ns
         try:
             with SqliteStore.open(self._config.store) as store:
-                if store.last_tick_ns(self._config.node) < end_ns + margin_ns:
+                is_read = store.last_tick_ns(self._config.node) >= end_ns + margin_ns
+                if is_read and self._baseline is None:
+                    busy, total = (now - then for now, then in zip(_cpu_ticks(), self._cpu_then, strict=True))
+                    self._idle_cpu_util = busy / total if total > 0 else None
+                    self._baseline = self._measure_baseline(store, start_ns, end_ns, margin_ns)
+                    for found in self._baseline:
+                        self._writer.put(found)
+                is_stored = self._baseline is not None and set(self._baseline) <= set(store.baselines())
+                if not is_stored and self._clock.now_ns() < end_ns + margin_ns + _STORED_NS:
                     self._writer.flush()
                     self._loop.later(self._config.interval_ms / 1e3, lambda: self._rest(start_ns))
                     return
-                self._record_baseline(store, start_ns, end_ns, margin_ns)
         except EnergyError as error:
             self._writer.put(Event(self._clock.now_ns(), self._config.node, "no-baseline", str(error)))
         self._say_ready()
 
-    def _record_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> None:
+    def _measure_baseline(self, store: SqliteStore, start_ns: int, end_ns: int, margin_ns: int) -> list[Baseline]:
         from energymon.analysis.baseline import baseline_of
 
         # Counters are cumulative: the readings around the two edges suffice.
@@ -338,8 +351,7 @@ class _Agent:
             for reading in store.readings(at_ns - margin_ns, at_ns + margin_ns, self._config.node)
         }
         lags = channels_of(self._session.description, self._config.node).lags
-        for found in baseline_of(edges, start_ns, end_ns, self._config.interval_ns, lags=lags):
-            self._writer.put(found)
+        return baseline_of(edges, start_ns, end_ns, self._config.interval_ns, lags=lags)
 
     def _say_ready(self) -> None:
         ready = {
@@ -348,9 +360,17 @@ class _Agent:
             "session": self._session.name,
             "interval_ms": self._config.interval_ms,
             "priority": self._monitor.priority,
+            "idle_cpu_util": self._idle_cpu_util,
             **self._session.description,
         }
         _print(ready)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Return for how long the host's processors were busy, and all of their time, in ticks of the kernel."""
+    user, nice, system, idle, iowait, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    busy = user + nice + system + sum(rest)
+    return busy, busy + idle + iowait
 
 
 def _print(message: Mapping[str, object]) -> None:

@@ -322,13 +322,17 @@ class AgentProcess:
     def _log_path(self) -> Path | None:
         return self._log or (self._folder.path / "agent.log" if self._folder is not None else None)
 
-    def _launch(self) -> None:
-        """Start the process and wait until it is ready; raises as `start` does, and the process is ended then."""
+    def _launch(self, *more: str) -> None:
+        """Start the process, with `more` options, and wait until it is ready.
+
+        Raises as `start` does; the process is ended then.
+        """
         from energymon.system.child import Child, ChildError
 
         assert self._log_path is not None
         # -P: a module of the program's folder that has the name of one of Python's own is not for the agent.
-        argv = [sys.executable, "-P", "-m", "energymon", "run", "--until-eof", f"--store={self._store}", *self.options]
+        argv = [sys.executable, "-P", "-m", "energymon", "run", "--until-eof", f"--store={self._store}"]
+        argv += [*self.options, *more]
         environment = _environment(os.environ if self._environment is None else self._environment)
         child = self._child = Child(argv, env=environment, stderr=self._log_path)
         try:
@@ -370,7 +374,8 @@ class AgentProcess:
             if quick >= _MAX_QUICK:
                 log = f" (log: {self._log})" if self._log is not None else ""
                 raise AgentError(f"it died {quick} times within {_QUICK_S:g} s{log}")
-            self._launch()
+            # The host is at work now: what it draws is no baseline.
+            self._launch("--idle-s=0")
         except EnergyError as error:
             self.failure = error
             self._restarts.append(Event(died_ns, self.node, "agent-died", message))

@@ -131,7 +131,7 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
     from harness.workloads.accelerator import make_step
 
     step = make_step(workload, spec.accelerator.model_dump(), spec.seed, synchronised=ranks is not None)
-    counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid)
+    counters = CellCounters(spec.interface, spec.link_pid, spec.run_pid, spec.pids)
     with ExitStack() as stack:
         log = stack.enter_context(EventLog(spec.out / "events.jsonl"))
         log.add("cell_start", cell_id=spec.cell_id, pid=os.getpid())
@@ -146,7 +146,8 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
         losses = getattr(step, "losses", None)
         began = time.monotonic_ns()
         loader = stack.enter_context(make_loader(spec, workload, step.device, ranks=ranks))
-        log.add("loader_made", duration_ns=time.monotonic_ns() - began)
+        took = time.monotonic_ns() - began
+        log.add("loader_made", duration_ns=took, **counters.read())
         ranks = _agree(ranks, loader, spec, workload)
         # One reading bounds the epoch of all ranks.
         read = energy.read if ranks is None or ranks.rank == 0 else lambda: False
@@ -174,6 +175,7 @@ def _train(spec: CellSpec, driver: _Driver | _SpecFile, workload: Workload, rank
             busy_w=step.power.busy_w if step.power else None,
             idle_w=step.power.idle_w if step.power else None,
             power_citation=step.power.citation if step.power else None,
+            boards=[board] if (board := _board(step.device)) else [],
             gradient_bytes=step.gradient_bytes,
         )
         driver.send(

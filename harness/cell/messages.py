@@ -70,6 +70,8 @@ class CellSpec:
     """Process of the delay line. None where the kernel makes the link."""
     run_pid: int | None = None
     """The process that started all others of the run."""
+    pids: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Processes that serve the cell: of its `daemon`, its `mount` and the `monitor` of energy."""
     ranks: RankSpec | None = None
     """None for a cell of one process."""
 
@@ -97,6 +99,8 @@ class AcceleratorRecord:
     """Published power of an emulated board while a step runs. None where it is not known."""
     idle_w: float | None = None
     power_citation: str | None = None
+    boards: Sequence[str] | None = None
+    """UUIDs of the real boards that the cell's ranks used. None in folders of older runs."""
     gradient_bytes: int | None = None
     """Bytes of gradients that ranks all-reduce in a step. None with one rank, and where nothing is trained."""
 

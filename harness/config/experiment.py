@@ -22,6 +22,8 @@ _NOT_HASHED: Final = frozenset(
 )
 # How hosts are found and treated; what they are is compared by provenance.
 _NOT_MEASURED_BY: Final = frozenset({"inventory", "keep", "on_lost_host"})
+# What joules are compared with and multiplied by; the joules of an epoch are the same.
+ENERGY_BESIDE: Final = frozenset({"idle_s", "price_per_kwh", "gco2_per_kwh"})
 
 
 def experiment_from(cfg: DictConfig) -> Experiment:
@@ -59,6 +61,8 @@ def _measured(cfg: DictConfig) -> dict[str, object]:
         del plain["distributed"]
     if isinstance(testbed := plain.get("testbed"), dict):
         plain["testbed"] = {key: value for key, value in testbed.items() if key not in _NOT_MEASURED_BY}
+    if isinstance(energy := plain.get("energy"), dict):
+        plain["energy"] = {key: value for key, value in energy.items() if key not in ENERGY_BESIDE}
     return plain
 
 

@@ -91,8 +91,9 @@ class WorkloadSpec(Component):
 class LoaderSpec(Component):
     """A loader and how it reaches the data."""
 
-    reads: Literal["files", "stream"] = "files"
-    """'files': the tree, over the mount when remote; 'stream': batches from the daemon on the storage node."""
+    reads: Literal["files", "stream", "once"] = "files"
+    """'files': the tree, over the mount when remote; 'stream': batches from the daemon on the storage node; 'once': one
+    batch of the tree when it is made, and nothing in an epoch, which is the upper bound of all loaders."""
     daemon: Mapping[str, Any] = Field(default_factory=dict)
     """Arguments of the daemon of a loader that is streamed to."""
     secure: bool = False
@@ -174,11 +175,19 @@ class EnergySpec(Section):
     estimate: Literal["off", "missing"] = "missing"
     cpu_tdp_w: NumberAboveZero | None = None
     cpu_idle_fraction: Annotated[Number, Field(le=1)] = 0.12
+    idle_s: Annotated[Number, Field(le=3600, description="0 to 3600 s")] = 0.0
+    """For how long each host's idle power is measured when a run begins; 0 for no baseline."""
+    price_per_kwh: NumberAboveZero | None = None
+    gco2_per_kwh: NumberAboveZero | None = None
 
     @property
     def options(self) -> dict[str, object]:
-        """Options of `energymon run` for an estimate."""
-        return {"cpu-idle-fraction": self.cpu_idle_fraction, "cpu-tdp-w": self.cpu_tdp_w}
+        """Options of `energymon run` for an estimate, and for the idle baseline."""
+        return {
+            "cpu-idle-fraction": self.cpu_idle_fraction,
+            "cpu-tdp-w": self.cpu_tdp_w,
+            "idle-s": self.idle_s,
+        }
 
 
 class StoreSpec(Section):
@@ -204,8 +213,8 @@ class StoreSpec(Section):
 class Tolerances(Section):
     """What the validity checks allow."""
 
-    rtt_ms: Number = 0.2
-    rtt_pct: Number = 5.0
+    rtt_ms: Number = 0.1
+    rtt_pct: Number = 3.0
     rate_pct: Number = 10.0
     jitter_pct: Number = 10.0
     missed_ticks_pct: Number = 1.0
@@ -214,6 +223,7 @@ class Tolerances(Section):
     others_cpu_pct: Number = 10.0
     others_cpus: Number = 0.5
     steal_pct: Number = 5.0
+    idle_cpu_pct: Number = 10.0
     link_pause_ms: Number = 200.0
     link_held_ms: Number = 10.0
     link_held_pct: Number = 5.0
@@ -251,6 +261,8 @@ class Experiment(Section):
     cell_timeout_s: NumberAboveZero = 7200
     cell_stall_min: NumberAboveZero = 10
     figures: tuple[str, ...] = Field(default=(), strict=False, description="a list of names, such as [emlio_fig5]")
+    judged: bool = True
+    """Whether the papers' claims of `figures` are judged; false for runs too small to carry a verdict."""
     results_dir: str = Field(default="results", description="a folder")
     cache_dir: str = Field(default="", description="a folder")
     resume: str | None = None

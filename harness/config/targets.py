@@ -31,7 +31,7 @@ def check_arguments(where: str, target: str, given: Mapping[str, object]) -> Non
     for key, value in given.items():
         if key not in known:
             raise unknown_key(f"{where}.{key}", known, f"{target} takes no such key", "it takes")
-        _check_value(f"{where}.{key}", value, signature[key].default)
+        _check_value(f"{where}.{key}", value, signature[key])
 
 
 def check_parts(where: str, target: str, what: str, parts: Sequence[str]) -> None:
@@ -54,10 +54,13 @@ def check_parts(where: str, target: str, what: str, parts: Sequence[str]) -> Non
 _WORDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
-def _check_value(where: str, value: object, default: object) -> None:
+def _check_value(where: str, value: object, argument: inspect.Parameter) -> None:
     """Refuse a value of another type than an argument's default, where that is a plain one."""
+    default = argument.default
     if (expected := _WORDS.get(type(default))) is None:
         return
+    if isinstance(default, str) and type(value) in (int, float) and argument.annotation not in (str, "str"):
+        return  # a number beside a word such as auto: the class refuses those that it does not take
     try:
         TypeAdapter(type(default)).validate_python(value, strict=True)
     except ValidationError as error:

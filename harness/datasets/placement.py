@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from mmap import PROT_READ, mmap
 from pathlib import Path
@@ -182,8 +183,16 @@ def _link(shard: Path, folder: Path) -> Path:
     return folder / shard.name
 
 
-def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, min_shards: int = 1) -> Path:
+def open_shards(
+    handle: DatasetHandle,
+    cache: Path,
+    progress: Progress,
+    min_shards: int = 1,
+    converting: Callable[[int], AbstractContextManager[object]] = nullcontext,
+) -> Path:
     """Return the folder of a dataset's shards, about `min_shards` or more, converted unless they are there whole.
+
+    A conversion runs in the context that `converting` returns for its bytes.
 
     Raises DiskError when the cache cannot be written or lacks room, LoaderConfigError for a column that a record
     cannot hold, SampleError when a file changed.
@@ -202,7 +211,8 @@ def open_shards(handle: DatasetHandle, cache: Path, progress: Progress, min_shar
             progress(f"shards of {handle.name} have changed in the cache: converting it again", 1, 1)
             with storage_errors(out):
                 shutil.rmtree(out)
-        with storage_errors(out, needed):
+        is_whole = read_key(out) == key
+        with storage_errors(out, needed), nullcontext() if is_whole else converting(total):
             return convert(
                 handle.samples,
                 out,

@@ -71,9 +71,8 @@ def make_request(argv: Sequence[str]) -> Request:
     (workload,), (loader,) = experiment.workloads.values(), experiment.loaders.values()
     dataset = experiment.datasets[workload.key]
     if loader.reads != "files":
-        raise ConfigError(
-            f"loader={loader.key}: is fed by a daemon; expected a loader that reads files, such as pytorch"
-        )
+        why = "is fed by a daemon" if loader.reads == "stream" else "reads nothing in an epoch"
+        raise ConfigError(f"loader={loader.key}: {why}; expected a loader that reads files, such as pytorch")
     if experiment.accelerator.kind == "none":
         raise ConfigError("accelerator=none: has no step to compare loading with; expected auto, cuda, cpu, emulated")
     check_loader(loader)

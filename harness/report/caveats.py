@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import id_list
-from harness.report.labels import joules, megabytes, percent, spell
+from harness.report.labels import joules, megabytes, percent, seconds, significant, spell
 from harness.report.measurements import find_base
 from harness.report.summary import Group, Stat
-from harness.results.cells import CellResult, LinkEpoch
+from harness.results.cells import CellResult, EnergyRecord, HostRecord
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
+from harness.testbed.caches import MAPPED_STAY
 
 MOUNTS = {
     "nfs4": "kernel NFSv4, as in the paper",
@@ -41,8 +42,9 @@ class LinkCost:
     cpu_s: float
     """Median CPU time of the delay line in s; 0 for a link that the kernel makes."""
     joules: float | None
+    """Its CPU joules net of idle; None where they are not known."""
     share: float | None
-    """Median of the delay line's joules over the epoch's."""
+    """Median of the delay line's joules over all of the epoch's."""
     drops: int
     """Packets dropped in the delay queue, all epochs together."""
 
@@ -52,12 +54,15 @@ def list_caveats(results: Results, groups: Sequence[Group]) -> tuple[Caveat, ...
     found = [
         *_accelerator(results),
         *_energy(groups),
+        *_idle(results),
         *_skipped(results),
+        *_preparations(results),
         *_placement(results),
         *_ranks(results),
         *_memory(results),
         *_mounts(results),
         *_link(results),
+        *_mapped(results),
         *_other_runs(results),
         *_elsewhere(results),
         *_measured_again(results),
@@ -118,6 +123,25 @@ def _energy(groups: Sequence[Group]) -> Iterable[Caveat]:
     yield Caveat("energy", " ".join(parts), weakens=bool(estimated or absent))
 
 
+def _idle(results: Results) -> Iterable[Caveat]:
+    """Say from which idle power joules are net, or why they are not; of the last session."""
+    agents: list[EnergyRecord | HostRecord] = []
+    for cell in results.cells:
+        agents += [cell.record.energy, *cell.record.hosts] if cell.record else []
+    taken = {one.idle[0].node: one for one in agents if one.idle}
+    limit = results.experiment.checks.idle_cpu_pct / 100
+    for host, one in taken.items():
+        if one.idle_cpu_util is not None and one.idle_cpu_util > limit:
+            text = f"The CPUs of {host} were {percent(one.idle_cpu_util)} busy while its idle power was measured"
+            expected = f"expected at most {percent(limit)} (checks.idle_cpu_pct): joules net of idle are unknown."
+            yield Caveat("idle", f"{text}, {expected}", weakens=True)
+        else:
+            names = (of.domain if of.device == of.domain else f"{of.device} {of.domain}" for of in one.idle)
+            watts = ", ".join(f"{significant(of.watts)} W ({name})" for of, name in zip(one.idle, names, strict=True))
+            kind = ", an estimate" if all(of.error_w is None for of in one.idle) else ""
+            yield Caveat("idle", f"Before the run {host} drew {watts}{kind}; net joules are what an epoch drew beyond.")
+
+
 def _skipped(results: Results) -> Iterable[Caveat]:
     field = next(iter(results.sessions.values()), {}).get("dataset", {}).get("skipped")
     files = (field.get("value") if isinstance(field, dict) else None) or []
@@ -136,6 +160,27 @@ def _skipped(results: Results) -> Iterable[Caveat]:
             spell(loader),
             f"{many} skipped by policy (on_error=skip): {id_list(samples)}. The first: {samples[first].rstrip('.')}.",
             weakens=True,
+        )
+
+
+def _preparations(results: Results) -> Iterable[Caveat]:
+    """Say what converting to shards cost, and what that is an epoch of those who read them."""
+    streamed = {key for key, loader in results.experiment.loaders.items() if loader.reads == "stream"}
+    for one in results.preparations:
+        read = sum(row.loader in streamed and row.dataset == one.dataset for row in results.rows)
+        estimate = " (estimate)" if one.estimated else ""
+        energy = "" if one.joules is None else f", {joules(one.joules)}{estimate}"
+        cost = f"{seconds(one.seconds)}, {seconds(one.cpu_s)} of CPU{energy}"
+        sizes = f"{megabytes(one.raw_bytes)} of files are {megabytes(one.shard_bytes)} of shards"
+        parts = [(1, "over one epoch"), (read, f"over the {read} of this run"), (100, "over 100")]
+        shares = []
+        for count, over in dict(parts).items():
+            if count:
+                share = seconds(one.seconds / count)
+                share += "" if one.joules is None else f" and {joules(one.joules / count)}"
+                shares.append(f"{share} {over}")
+        yield Caveat(
+            "shards", f"Converting {one.dataset} took {cost}, once: {sizes}. To an epoch that adds {', '.join(shares)}."
         )
 
 
@@ -183,6 +228,13 @@ def _memory(results: Results) -> Iterable[Caveat]:
         yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find cached files.")
 
 
+def _mapped(results: Results) -> Iterable[Caveat]:
+    kept = {spell(cell.loader) for cell in results.cells if cell.record and MAPPED_STAY in cell.record.caches}
+    if kept:
+        text = f"Pages that processes map could not be dropped before epochs of {', '.join(sorted(kept))}"
+        yield Caveat("caches", f"{text}: those epochs read less from disk than others.", weakens=True)
+
+
 def _other_runs(results: Results) -> Iterable[Caveat]:
     crowded = [check for check in results.checks if check.rule == "alone" and check.verdict == "warn"]
     if crowded:
@@ -221,6 +273,9 @@ def _link(results: Results) -> Iterable[Caveat]:
     if not kinds or cost is None:
         return
     text = f"One machine plays both nodes; between them, {' and '.join(LINKS[kind] for kind in kinds)}."
+    floors = [cell.link.floor_ms for cell in results.cells if cell.link.floor_ms is not None]
+    if floors:
+        text += f" Without delay its round trip is {max(floors):.2g} ms."
     if cost.cpu_s > 0:
         text += f" Its own cost, part of the host's joules: {cost.cpu_s:.2f} s of CPU per epoch"
         if cost.joules is not None and cost.share is not None:
@@ -240,23 +295,20 @@ def _notes(results: Results) -> Iterable[Caveat]:
 
 def link_cost(results: Results, cells: Iterable[CellResult]) -> LinkCost | None:
     """Return what the link cost over the epochs of some cells; None without a link or a figure."""
-    totals = {(row.cell_id, row.epoch): row.total_j for row in results.rows}
-    pairs = [(cell.cell_id, epoch) for cell in cells for epoch in cell.link.epochs]
-    cpu = Stat.of(epoch.link_cpu_s for _, epoch in pairs)
+    ids = {cell.cell_id for cell in cells}
+    rows = [row for row in results.rows if row.cell_id in ids]
+    epochs = [epoch for cell in cells for epoch in cell.link.epochs]
+    cpu = Stat.of(epoch.link_cpu_s for epoch in epochs)
     if cpu is None:
         return None
-    energy = Stat.of(epoch.link_j for _, epoch in pairs)
-    share = Stat.of(_share(epoch, totals.get((cell_id, epoch.epoch))) for cell_id, epoch in pairs)
+    energy = Stat.of(row.link_j for row in rows)
+    share = Stat.of(row.link_j / row.total_j for row in rows if row.link_j is not None and row.total_j)
     return LinkCost(
         cpu_s=cpu.median,
         joules=energy.median if energy else None,
         share=share.median if share else None,
-        drops=sum(epoch.drops or 0 for _, epoch in pairs),
+        drops=sum(epoch.drops or 0 for epoch in epochs),
     )
-
-
-def _share(epoch: LinkEpoch, total_j: float | None) -> float | None:
-    return None if epoch.link_j is None or not total_j else epoch.link_j / total_j
 
 
 def _words(domains: Sequence[str]) -> str:

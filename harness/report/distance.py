@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, TypeVar
 
+from harness.report.intervals import Ratio
 from harness.report.papers import Tree, find_published, high, low, read_paper
 from harness.report.summary import Group, compute_ratio, find
 from harness.results.reader import Results
@@ -61,7 +62,7 @@ class Slowdown:
     regime: str
     near: str
     """The nearest regime, the one that counts as 1."""
-    ours: float | None
+    ours: Ratio | None
     """Ratio of the medians; None when either is missing."""
     paper: float | None
     """The same ratio of the paper's figure; None where the paper has no such loader or regime."""
@@ -100,10 +101,10 @@ def _figure_of(results: Results) -> str:
 
 
 def compare_distances(results: Results, groups: Sequence[Group], workload: str) -> tuple[Slowdown, ...]:
-    """Return the slowdowns of one workload, loader by loader, for every regime but the nearest."""
+    """Return the slowdowns of one workload, for every loader that reads and every regime but the nearest."""
     return tuple(
         _slowdown(results, groups, workload, loader, results.regimes[0], far)
-        for loader in results.loaders
+        for loader in results.readers
         for far in results.regimes[1:]
     )
 
@@ -118,7 +119,7 @@ def _slowdown(results: Results, groups: Sequence[Group], workload: str, loader: 
         loader,
         far,
         near,
-        ours=compute_ratio(at_far.time_s, at_near.time_s) if at_near and at_far else None,
+        ours=compute_ratio(at_far, at_near),
         paper=known[1] / known[0] if len(known) == 2 and known[0] and known[1] else None,
         trusted=bool(at_near and at_far and at_near.trusted and at_far.trusted),
     )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.report.distance import compare_distances
-from harness.report.labels import factor, joules, regime_labels, seconds, spell
+from harness.report.intervals import Ratio
+from harness.report.labels import factor, joules, ratio, regime_labels, seconds, span, spell
 from harness.report.summary import Group, find
 from harness.results.reader import Results
 
@@ -39,7 +40,7 @@ class Card:
 
 def write_headline(results: Results, groups: Sequence[Group]) -> str:
     """Return what the run found, in a sentence or two."""
-    measured = [group for group in groups if group.time_s]
+    measured = [group for group in groups if group.time_s and group.loader in results.readers]
     if not results.rows and any(cell.state == "done" for cell in results.cells):
         return "Cells ended, but there is no epochs.csv: the run ended before its rows were written."
     if not measured:
@@ -49,10 +50,12 @@ def write_headline(results: Results, groups: Sequence[Group]) -> str:
     if not any(group.trusted for group in measured):
         return "No epoch passed every validity rule: nothing below is a result."
     far = [one for one in compare_distances(results, groups, workload) if one.regime == results.regimes[-1]]
-    known = sorted((one.ours, one.loader) for one in far if one.ours is not None and one.trusted)
+    known = sorted(
+        ((one.ours, one.loader) for one in far if one.ours is not None and one.trusted), key=lambda pair: pair[0].value
+    )
     if known:
         way = _way(labels[far[0].near], labels[far[0].regime])
-        parts = [f"{factor(value).rstrip('×')} with {spell(loader)}" for value, loader in known]
+        parts = [f"{ratio(value).rstrip('×')} {_sureness(value)} with {spell(loader)}" for value, loader in known]
         return f"Going {way} multiplies the epoch time by {_join(parts)}."
     nearest = [group for group in measured if group.trusted and group.workload == workload]
     regime = nearest[0].regime
@@ -66,10 +69,10 @@ def write_headline(results: Results, groups: Sequence[Group]) -> str:
 
 
 def make_cards(results: Results, groups: Sequence[Group], workload: str) -> tuple[Card, ...]:
-    """Return a card per loader that has an epoch."""
+    """Return a card per loader that reads and has an epoch."""
     here = [group for group in groups if group.workload == workload and group.time_s]
     longest = max((group.time_s.median for group in here if group.time_s), default=1.0)
-    made = (_card(results, groups, workload, loader, longest) for loader in results.loaders)
+    made = (_card(results, groups, workload, loader, longest) for loader in results.readers)
     return tuple(card for card in made if card is not None)
 
 
@@ -85,8 +88,8 @@ def _card(results: Results, groups: Sequence[Group], workload: str, loader: str,
     figure, meaning = seconds(stat.median), f"per epoch {_place(labels[group.regime])}"
     for one in compare_distances(results, groups, workload):
         if one.loader == loader and one.regime == results.regimes[-1] and one.ours is not None:
-            figure = factor(one.ours)
-            meaning = f"epoch time {_way(labels[one.near], labels[one.regime])}"
+            figure = ratio(one.ours)
+            meaning = f"epoch time {_way(labels[one.near], labels[one.regime])} {_sureness(one.ours)}"
             if one.paper is not None:
                 meaning += f" (paper {factor(one.paper)})"
     ends = (group,) if len(known) == 1 else (group, last)
@@ -112,6 +115,13 @@ def _place(label: str) -> str:
 
 def _way(near: str, far: str) -> str:
     return f"from {'local files' if near == 'local' else _unbroken(near)} to {_unbroken(far)}"
+
+
+def _sureness(found: Ratio) -> str:
+    """Return how sure a ratio is, in brackets."""
+    if found.interval is None:
+        return "(one repeat)"
+    return f"(within noise, {span(found)})" if found.is_noise else f"({span(found)})"
 
 
 def _unbroken(quantity: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.config.regime import Regime
+from harness.report.intervals import Ratio
 from harness.results.reader import Results
 
 UNKNOWN = "–"
@@ -17,6 +18,7 @@ _SPELLING = {
     "mosaic": "MosaicML",
     "pecan": "Pecan",
     "nosql": "NoSQL",
+    "emlio": "EMLIO",
     "resnet50": "ResNet-50",
     "vgg19": "VGG-19",
     "unet3d": "UNet3D",
@@ -74,6 +76,18 @@ def factor(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return f"{value:.2f}×" if value < 9.995 else f"{value:.1f}×" if value < 99.95 else f"{value:.0f}×"
+
+
+def ratio(found: Ratio | None) -> str:
+    """Write the ratio of two groups, with ≈ before it where no difference was found."""
+    return UNKNOWN if found is None else f"{'≈' if found.is_noise else ''}{factor(found.value)}"
+
+
+def span(found: Ratio | None) -> str:
+    """Write the 95 % interval of a ratio; empty where it has none."""
+    if found is None or found.interval is None:
+        return ""
+    return f"{factor(found.interval.low).removesuffix('×')} to {factor(found.interval.high)}"
 
 
 def percent(share: float | None) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from harness.report.intervals import Ratio, compare_cells
 from harness.results.epoch_row import make_schema
 from harness.results.files import CELL, COLLECT, refuse_damage
 from harness.results.reader import Results
@@ -18,7 +19,7 @@ def epochs(results: Results) -> pd.DataFrame:
     """Return a row for every epoch that was measured, by order of loader and workload in the config.
 
     Columns: those of metrics.csv, `workload`, `regime`, `repeat`, `loader` (its key), `base` (the section that it comes
-    from), `setting` (the value of its sweep, NaN without one), `valid`, `duration_s`, `samples`, `bytes`,
+    from), `setting` (the value of its sweep, NaN without one), `valid`, `setup_s`, `duration_s`, `samples`, `bytes`,
     `samples_per_s`, `au`, `cpu_util`, `gpu_util`. A folder of a run from before metrics.csv has NaN in their place.
     """
     order = {key: place for place, key in enumerate(results.loaders)}
@@ -47,6 +48,12 @@ def mark_settled(frame: pd.DataFrame) -> pd.Series[bool]:
     """Return for every row of `epochs` whether it started no workers: it is not its cell's first, or the only one."""
     epoch = frame.groupby("cell_id")["epoch"]
     return (frame["epoch"] > epoch.transform("min")) | (epoch.transform("min") == epoch.transform("max"))
+
+
+def compare_frames(above: pd.DataFrame, below: pd.DataFrame, column: str = "duration_s") -> Ratio | None:
+    """Return the ratio of a column's medians, by cell; None where either frame has no value."""
+    first, second = (frame.dropna(subset=[column]).groupby("cell_id")[column] for frame in (above, below))
+    return compare_cells([list(cell) for _, cell in first], [list(cell) for _, cell in second])
 
 
 def work(results: Results) -> pd.DataFrame:
@@ -83,7 +90,7 @@ def find_base(results: Results, loader: str) -> str:
     return results.experiment.loaders[loader].base
 
 
-_NUMBERS = ["setting", "duration_s", "samples", "bytes", "samples_per_s", "au", "cpu_util", "gpu_util"]
+_NUMBERS = ["setting", "setup_s", "duration_s", "samples", "bytes", "samples_per_s", "au", "cpu_util", "gpu_util"]
 EPOCH_COLUMNS = ["cell_id", "epoch", "workload", "regime", "repeat", "loader", "base", "valid", *_NUMBERS]
 _WORK_COLUMNS = ["epoch", "sample", "work_s"]
 

@@ -14,24 +14,37 @@ from markupsafe import Markup, escape
 
 from harness.report.caveats import list_caveats
 from harness.report.claims import Claim
-from harness.report.distance import compare_distances
+from harness.report.costs import explain_costs, make_cost_table
+from harness.report.distance import Slowdown, compare_distances
 from harness.report.figures import BrokenFigure, Drawn
 from harness.report.figures.style import DOMAIN_COLOURS, FAINT, GRID, INK, MUTED, SURFACE
 from harness.report.findings import make_cards, write_headline
+from harness.report.joules import explain_joules, make_joule_table
 from harness.report.labels import (
     UNKNOWN,
     factor,
     joules,
     percent,
+    ratio,
     regime_labels,
     seconds,
     significant,
+    span,
     spell,
 )
 from harness.report.problems import list_problems
-from harness.report.summary import Group, Stat, compute_ratio, find, summarise
+from harness.report.summary import (
+    Group,
+    Stat,
+    choose_base,
+    compute_ratio,
+    describe_medians,
+    explain_noise,
+    find,
+    summarise,
+)
 from harness.results.cells import CellResult
-from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT
+from harness.results.epoch_row import DOMAINS, SPREAD_LIMIT, select_settled
 from harness.results.files import write_whole
 from harness.results.folder import format_resume_command
 from harness.results.provenance import Provenance
@@ -54,7 +67,7 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         lstrip_blocks=True,
     )
     environment.filters |= {"seconds": seconds, "joules": joules, "percent": percent, "factor": factor}
-    environment.filters |= {"significant": significant}
+    environment.filters |= {"significant": significant, "ratio": ratio, "span": span}
     groups = summarise(results)
     text = environment.get_template("report.html.j2").render(
         results=results,
@@ -82,6 +95,11 @@ def write_page(results: Results, claims: Sequence[Claim], figures: Sequence[Draw
         all_domains=DOMAINS,
         spread_limit=SPREAD_LIMIT,
         compute_ratio=compute_ratio,
+        read_joules=lambda row: row.total_j,
+        noise=explain_noise(groups),
+        medians=describe_medians(groups),
+        explain_costs=explain_costs,
+        explain_joules=explain_joules,
         spell=spell,
     )
     path = results.folder / "report.html"
@@ -94,7 +112,7 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
     labels = regime_labels(results)
     sections = []
     for regime in results.regimes:
-        base = find(here, workload, regime, results.streaming)
+        base = find(here, workload, regime, choose_base(results))
         there = [group for group in here if group.regime == regime]
         if there:
             rate = results.experiment.regimes[regime].rate_gbit
@@ -103,22 +121,25 @@ def _workload(results: Results, groups: Sequence[Group], workload: str) -> dict[
             sections.append((labels[regime], " · ".join(detail), base, there))
     far = compare_distances(results, groups, workload)
     return {
+        "costs": make_cost_table(results, groups, workload),
+        "joules": make_joule_table(results, groups, workload),
         "key": workload,
-        "cards": make_cards(results, groups, workload) if len(results.loaders) <= _MOST_CARDS else (),
+        "cards": make_cards(results, groups, workload) if len(results.readers) <= _MOST_CARDS else (),
         "sections": sections,
         "longest_s": max((group.time_s.median for group in here if group.time_s), default=1.0),
         "most_j": max((group.total_j.median for group in here if group.total_j), default=1.0),
-        "compared": results.streaming if len(results.loaders) > 1 else None,
+        "compared": choose_base(results),
         "near": labels[far[0].near] if far else "",
         "regimes": [labels[regime] for regime in results.regimes[1:]] if any(one.ours for one in far) else [],
-        "distance": [
-            (loader, [(factor(one.ours), factor(one.paper), one.trusted) for one in far if one.loader == loader])
-            for loader in results.loaders
-        ]
+        "distance": [(loader, [_slowdown(one) for one in far if one.loader == loader]) for loader in results.readers]
         if far
         else [],
         "has_paper": any(one.paper is not None for one in far),
     }
+
+
+def _slowdown(one: Slowdown) -> tuple[str, str, str, bool]:
+    return ratio(one.ours), span(one.ours), factor(one.paper), one.trusted
 
 
 def _inline_svg(figure: Drawn) -> Markup:
@@ -143,7 +164,7 @@ def _rules(results: Results) -> list[tuple[str, dict[str, int]]]:
 
 def _cell(results: Results, cell: CellResult) -> dict[str, object]:
     rows = [row for row in results.rows if row.cell_id == cell.cell_id]
-    stat = Stat.of(row.duration_s for row in rows)
+    stat = Stat.of(row.duration_s for row in select_settled(rows) or rows)
     verdicts = list(dict.fromkeys(row.valid for row in rows)) if cell.state == "done" else [cell.state]
     probes = (cell.link.before, cell.link.after)
     return {

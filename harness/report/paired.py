@@ -6,13 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Final
 
-_T_975: Final = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
-"""97.5 % quantiles of Student's t with 1 to 20 degrees of freedom (NIST/SEMATECH e-Handbook, 1.3.6.7.2)."""
+from harness.report.intervals import student_quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,5 @@ def compare_pairs(first: Mapping[int, float], second: Mapping[int, float]) -> Pa
         return None
     before = [first[seed] for seed in seeds]
     differences = [second[seed] - first[seed] for seed in seeds]
-    # Above the table the last entry is a little too wide, so no difference is found that is not there.
-    t = _T_975[min(len(seeds) - 1, len(_T_975)) - 1]
-    half_width = t * stdev(differences) / math.sqrt(len(seeds))
+    half_width = student_quantile(0.975, len(seeds) - 1) * stdev(differences) / math.sqrt(len(seeds))
     return Paired(len(seeds), fmean(before), stdev(before), fmean(differences), half_width)

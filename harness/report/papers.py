@@ -45,14 +45,22 @@ class Published(Section):
     """Machine or dataset."""
     workload: str = "resnet50"
     """Workload of a figure by distance."""
-    contradicts: str = ""
-    """The entry of the same paper that says something else of the same quantity."""
+    conflict: str | Mapping[str, str] = ""
+    """Where the paper contradicts itself: what else it says of the same quantity, in a sentence.
+
+    Or a sentence by the keys of the value that it is of, such as mask_rcnn/mean. Shown beside the value.
+    """
     stored: Annotated[object, AfterValidator(_tree)] = Field(default={}, alias="value")
 
     @property
     def value(self) -> Tree:
         """The values; empty where only the paper's plot has them."""
         return _tree(self.stored)
+
+    @property
+    def conflicts(self) -> Mapping[str, str]:
+        """Where the paper contradicts itself, by the keys of the value; of all values by an empty key."""
+        return self.conflict if isinstance(self.conflict, Mapping) else {"": self.conflict} if self.conflict else {}
 
 
 class Paper(Section):
@@ -105,6 +113,13 @@ def find_values(path: str) -> Tree:
             raise ResultsError(f"no published value {path!r}: expected {known} in place of {key!r}")
         found = found[key]
     return found
+
+
+def find_conflict(path: str) -> str:
+    """Return where the paper contradicts the value of a path, such as "minato/fig2/unet3d/high"; empty if nowhere."""
+    name, entry, *keys = path.split("/")
+    conflicts = find_published(f"{name}/{entry}").conflicts
+    return conflicts.get("/".join(keys)) or conflicts.get("", "")
 
 
 def find_table(path: str) -> Mapping[str, Tree]:

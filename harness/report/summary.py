@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
-from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread
+from harness.report.intervals import Ratio, compare_cells
+from harness.results.epoch_row import DOMAINS, EpochRow, compute_spread, select_settled
 from harness.results.reader import Results
+
+_MAX_COMPARED: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +59,13 @@ class Group:
     failed: int
     """Cells that failed, were interrupted or never ran."""
     rows: tuple[EpochRow, ...]
-    """The rows behind the figures: the valid ones, or where none is valid every measured one."""
+    """The rows behind the figures: the settled ones, of cells with one epoch that; the valid ones of them, or where
+    none is valid all."""
     time_s: Stat | None
+    first_s: Stat | None
+    """Duration of the cells' first epochs; None where these are the only ones."""
+    setup_s: Stat | None
+    """How long the loader took to be made."""
     total_j: Stat | None
     domain_j: dict[str, float]
     """Median joules by domain; a domain without a source is absent."""
@@ -70,7 +79,7 @@ class Group:
     @property
     def trusted(self) -> bool:
         """Whether the figures come from valid rows."""
-        return self.valid > 0
+        return any(row.is_valid for row in self.rows)
 
 
 def summarise(results: Results) -> tuple[Group, ...]:
@@ -90,9 +99,9 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> Group:
     key = (workload, regime, loader)
     cells = [cell for cell in results.cells if (cell.workload, cell.regime, cell.loader) == key]
     rows = [row for row in results.rows if (row.workload, row.regime, row.loader) == key]
-    measured = tuple(row for row in rows if row.duration_s is not None)
-    valid = tuple(row for row in measured if row.is_valid)
-    shown = valid or measured
+    settled = select_settled(rows)
+    first = [row for row in rows if row not in settled] if settled else []
+    shown = _trusted(settled or rows)
     domains = {domain: Stat.of(row.joules.get(domain) for row in shown) for domain in DOMAINS}
     return Group(
         workload=workload,
@@ -100,11 +109,13 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> Group:
         regime=regime,
         rtt_ms=results.experiment.regimes[regime].rtt_ms,
         planned=max(len(rows), len(cells) * results.experiment.epochs),
-        measured=len(measured),
-        valid=len(valid),
+        measured=len(rows),
+        valid=sum(row.is_valid for row in rows),
         failed=sum(cell.state != "done" for cell in cells),
         rows=shown,
         time_s=Stat.of(row.duration_s for row in shown),
+        first_s=Stat.of(row.duration_s for row in _trusted(first)),
+        setup_s=Stat.of(row.setup_s for row in _trusted(rows)),
         total_j=Stat.of(row.total_j for row in shown),
         domain_j={domain: stat.median for domain, stat in domains.items() if stat},
         estimated=frozenset().union(*(row.estimated for row in shown)),
@@ -112,6 +123,19 @@ def _group(results: Results, workload: str, regime: str, loader: str) -> Group:
         au=compute_median(shown, lambda row: row.au),
         mb_per_s=compute_median(shown, lambda row: row.mb_per_s),
     )
+
+
+def _trusted(rows: Iterable[EpochRow]) -> tuple[EpochRow, ...]:
+    every = tuple(rows)
+    return tuple(row for row in every if row.is_valid) or every
+
+
+def describe_medians(groups: Iterable[Group]) -> str:
+    """Return what the medians of groups are of."""
+    measured = [group for group in groups if group.measured]
+    if any(group.first_s for group in measured):
+        return "Medians per settled epoch: the first one of each cell is left out"
+    return "Medians per epoch: each cell has one, in which the loader also starts" if measured else "Medians per epoch"
 
 
 def compute_median(rows: Iterable[EpochRow], value: Callable[[EpochRow], float | None]) -> float | None:
@@ -126,6 +150,37 @@ def find(groups: Iterable[Group], workload: str, regime: str, loader: str | None
     return next((group for group in groups if (group.workload, group.regime, group.loader) == wanted), None)
 
 
-def compute_ratio(above: Stat | None, below: Stat | None) -> float | None:
-    """Return the ratio of two medians; None when either is unknown or the lower one is 0."""
-    return above.median / below.median if above and below and below.median else None
+def compute_ratio(
+    above: Group | None, below: Group | None, read: Callable[[EpochRow], float | None] = lambda row: row.duration_s
+) -> Ratio | None:
+    """Return the ratio of what `read` finds in two groups' rows; None when either is unknown or the lower one is 0."""
+    if above is None or below is None:
+        return None
+    found = compare_cells(_by_cell(above, read), _by_cell(below, read))
+    return replace(found, interval=None) if found is not None and above is below else found
+
+
+def _by_cell(group: Group, read: Callable[[EpochRow], float | None]) -> list[list[float]]:
+    cells: dict[str, list[float]] = {}
+    for row in group.rows:
+        if (value := read(row)) is not None:
+            cells.setdefault(row.cell_id, []).append(value)
+    return list(cells.values())
+
+
+def choose_base(results: Results) -> str | None:
+    """Return the loader with which the others are compared: one that is streamed to, or of a few the first.
+
+    None of one loader, and of many, such as those of a sweep.
+    """
+    readers = results.readers
+    if len(readers) < 2 or (results.streaming is None and len(readers) > _MAX_COMPARED):
+        return None
+    return results.streaming or readers[0]
+
+
+def explain_noise(groups: Iterable[Group]) -> str:
+    """Return how ratios that are a difference are distinguished from noise."""
+    if all(len({row.cell_id for row in group.rows}) < 2 for group in groups):
+        return "without an interval, for there is one repeat"
+    return "≈ where its 95 % interval over repeats holds 1: no difference was found"

@@ -12,24 +12,50 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.report.caveats import list_caveats
-from harness.report.claims import FAIL, NOT_CHECKED, PASS, Claim
+from harness.report.claims import FAIL, INCONCLUSIVE, NOT_CHECKED, PASS, Claim
+from harness.report.costs import explain_costs, make_cost_table
 from harness.report.distance import Slowdown, compare_distances
 from harness.report.figures import make_figure_tables
 from harness.report.figures.definition import FigureTable
-from harness.report.labels import UNKNOWN, factor, joules, percent, regime_labels, seconds, significant, spell
+from harness.report.intervals import Ratio
+from harness.report.joules import explain_joules, leave_last_column_out, make_joule_table
+from harness.report.labels import (
+    UNKNOWN,
+    factor,
+    joules,
+    percent,
+    ratio,
+    regime_labels,
+    seconds,
+    significant,
+    span,
+    spell,
+)
 from harness.report.problems import list_problems
 from harness.report.render import Report
-from harness.report.summary import Group, Stat, compute_ratio, find, summarise
+from harness.report.summary import (
+    Group,
+    Stat,
+    choose_base,
+    compute_ratio,
+    describe_medians,
+    explain_noise,
+    find,
+    summarise,
+)
 from harness.report.terminal import fits, make_list, make_plain_table, print_whole
 from harness.results.epoch_row import SPREAD_LIMIT
 from harness.results.reader import Results
 
-_RATIO, _SPREAD, _USE = "ratio", "spread", "utilisation and throughput"
-_COLUMNS = frozenset({_RATIO, _SPREAD, _USE})
+_RATIO, _INTERVAL, _SPREAD, _USE = "ratio", "95 %", "spread", "utilisation and throughput"
+_COLUMNS = frozenset({_RATIO, _INTERVAL, _SPREAD, _USE})
 """What the table of medians has beside the medians where there is room."""
 SHOWN_PROBLEMS = 12
+_MAX_COSTS = 24
+"""Rows of costs and joules; more of them, such as those of a sweep, are on the page alone."""
 
-_MARKS = {PASS: ("✓", "green"), FAIL: ("✗", "red")}
+_MARKS = {PASS: ("✓", "green"), FAIL: ("✗", "red"), INCONCLUSIVE: ("≈", "yellow")}
+_CLAIM_LEGEND = "✓ holds, ✗ does not, ≈ not decided. Below a number: its 95 % interval over repeats."
 _PROBLEM_STYLES = {"warning": "yellow", "not run": "dim"}
 
 
@@ -40,12 +66,20 @@ def print_table(report: Report, console: Console) -> None:
     console.print()
     console.print(_headline(results, groups))
     for workload in results.workloads:
-        console.print()
-        if len(results.workloads) > 1:
-            console.print(Text(spell(workload), "bold"))
-        columns = _columns(console, results, groups, workload)
-        print_whole(console, _medians(results, groups, workload, columns))
-        console.print(_legend(results, groups, columns))
+        _print_medians(console, results, groups, workload)
+        costs = make_cost_table(results, groups, workload)
+        if costs is not None and len(costs.rows) <= _MAX_COSTS:
+            console.print()
+            print_whole(console, _figure_table(costs))
+            if workload == results.workloads[-1]:
+                console.print(Text(explain_costs(costs), "dim"))
+        parts = make_joule_table(results, groups, workload)
+        if parts is not None and len(parts.rows) <= _MAX_COSTS:
+            while not fits(console, _figure_table(parts)) and len(parts.columns) > 2:
+                parts = leave_last_column_out(parts)
+            console.print()
+            print_whole(console, _figure_table(parts))
+            console.print(Text(explain_joules(parts), "dim"))
         found = compare_distances(results, groups, workload)
         if any(slowdown.ours is not None for slowdown in found):
             console.print()
@@ -62,6 +96,22 @@ def print_table(report: Report, console: Console) -> None:
             console.print(part)
 
 
+def print_medians(report: Report, console: Console) -> None:
+    """Print the medians of a run, and nothing else of it."""
+    groups = summarise(report.results)
+    for workload in report.results.workloads:
+        _print_medians(console, report.results, groups, workload)
+
+
+def _print_medians(console: Console, results: Results, groups: Sequence[Group], workload: str) -> None:
+    console.print()
+    if len(results.workloads) > 1:
+        console.print(Text(spell(workload), "bold"))
+    columns = _columns(console, results, groups, workload)
+    print_whole(console, _medians(results, groups, workload, columns))
+    console.print(_legend(results, groups, columns))
+
+
 def _headline(results: Results, groups: Sequence[Group]) -> Text:
     planned, valid = sum(group.planned for group in groups), sum(group.valid for group in groups)
     text = Text.assemble((results.name, "bold"), "  ", (_of(valid, planned), choose_style(valid, planned)))
@@ -73,37 +123,35 @@ def _headline(results: Results, groups: Sequence[Group]) -> Text:
 
 def _columns(console: Console, results: Results, groups: Sequence[Group], workload: str) -> frozenset[str]:
     """Return what the table of medians has room for."""
-    compared = results.streaming is not None and len(results.loaders) > 1
-    every = _COLUMNS if compared else _COLUMNS - {_RATIO}
-    choices = (every, every - {_USE}, every - {_USE, _SPREAD})
+    compared = choose_base(results) is not None
+    every = _COLUMNS if compared else _COLUMNS - {_RATIO, _INTERVAL}
+    choices = (every, every - {_USE}, every - {_INTERVAL, _USE}, every - {_INTERVAL, _USE, _SPREAD})
     roomy = (columns for columns in choices if fits(console, _medians(results, groups, workload, columns)))
     return next(roomy, frozenset())
 
 
 def _medians(results: Results, groups: Sequence[Group], workload: str, columns: frozenset[str]) -> Table:
     labels = regime_labels(results)
-    compared, wide = _RATIO in columns, _USE in columns
+    wide = _USE in columns
     spread = slice(None) if _SPREAD in columns else slice(1)
     all_estimated = _all_estimated(groups)
-    beside = [name for name in (_SPREAD, _RATIO) if name in columns]
+    beside = [name for name in (_SPREAD, _RATIO, _INTERVAL) if name in columns]
     energy = ("estimate" if all_estimated else "energy", *beside, *(("AU", "MB/s") if wide else ()))
     heads = ("regime", "loader", "epoch", *beside, *energy, "valid")
     table = make_plain_table(*heads, left=("regime", "loader"), gap=2 if wide else 1)
     for regime in results.regimes:
         here = [group for group in groups if (group.workload, group.regime) == (workload, regime)]
         for position, group in enumerate(here):
-            base = find(groups, workload, regime, results.streaming)
+            base = None if group.loader in results.bounds else find(groups, workload, regime, choose_base(results))
             cells: list[str | Text] = [
                 Text(spell(group.loader), "cyan" if group.loader == results.streaming else ""),
                 *_stat(group, group.time_s, seconds(_median(group.time_s)))[spread],
             ]
-            if compared:
-                cells.append(_ratio(group, base, compute_ratio(group.time_s, base.time_s if base else None)))
+            cells += _ratio(group, base, compute_ratio(group, base), columns)
             estimate = bool(group.estimated) and not all_estimated
             total = joules(_median(group.total_j)) + (" est." if estimate and group.total_j else "")
             cells += _stat(group, group.total_j, total)[spread]
-            if compared:
-                cells.append(_ratio(group, base, compute_ratio(group.total_j, base.total_j if base else None)))
+            cells += _ratio(group, base, compute_ratio(group, base, lambda row: row.total_j), columns)
             if wide:
                 cells += [percent(group.au), UNKNOWN if group.mb_per_s is None else significant(group.mb_per_s)]
             first = Text(labels[regime].replace(", ", ",\n"), "bold") if position == 0 else ""
@@ -122,9 +170,14 @@ def _stat(group: Group, stat: Stat | None, text: str) -> list[str | Text]:
     return [Text(text, style), Text(percent(spread), "yellow" if wide_spread and group.trusted else "dim")]
 
 
-def _ratio(group: Group, base: Group | None, value: float | None) -> Text:
+def _ratio(group: Group, base: Group | None, found: Ratio | None, columns: frozenset[str]) -> list[str | Text]:
     trusted = group.trusted and base is not None and base.trusted
-    return Text(factor(value), "" if trusted else "dim")
+    texts = {_RATIO: Text(ratio(found), _ratio_style(found, trusted)), _INTERVAL: Text(span(found), "dim")}
+    return [text for name, text in texts.items() if name in columns]
+
+
+def _ratio_style(found: Ratio | None, trusted: bool) -> str:
+    return "dim" if not trusted or found is None or found.is_noise else ""
 
 
 def _valid(group: Group) -> Text:
@@ -148,11 +201,11 @@ def _all_estimated(groups: Iterable[Group]) -> bool:
 
 def _legend(results: Results, groups: Sequence[Group], columns: frozenset[str]) -> Text:
     counts = [len(group.time_s.values) for group in groups if group.time_s]
-    parts = ["Medians per epoch"]
+    parts = [describe_medians(groups)]
     if _SPREAD in columns and any(count > 1 for count in counts):
         parts.append("spread: largest − smallest, of the median")
-    if _RATIO in columns and results.streaming is not None:
-        parts.append(f"ratio: to {spell(results.streaming)} in the same regime")
+    if _RATIO in columns and (base := choose_base(results)) is not None:
+        parts.append(f"ratio: to {spell(base)} in the same regime, {explain_noise(groups)}")
     if _all_estimated(groups):
         parts.append("estimate: joules that no sensor measured")
     if any(group.measured and not group.trusted for group in groups):
@@ -170,10 +223,10 @@ def _distance(results: Results, found: Sequence[Slowdown]) -> Table:
         table.add_column(labels[regime].replace(", ", ",\n"), justify="right", no_wrap=True)
         if has_paper:
             table.add_column("paper", justify="right", no_wrap=True, style="dim")
-    for loader in results.loaders:
+    for loader in results.readers:
         row: list[str | Text] = []
         for slowdown in (one for one in found if one.loader == loader):
-            row.append(Text(factor(slowdown.ours), "" if slowdown.trusted else "dim"))
+            row.append(Text(ratio(slowdown.ours), _ratio_style(slowdown.ours, slowdown.trusted)))
             if has_paper:
                 row.append(factor(slowdown.paper))
         table.add_row(spell(loader), *row)
@@ -201,12 +254,19 @@ def _print_claims(console: Console, claims: Sequence[Claim]) -> None:
         table.add_column("claims of the paper")
         table.add_column("here", justify="right", no_wrap=True)
         table.add_column("paper", justify="right", no_wrap=True, style="dim")
+        shown: set[str] = set()
         for claim in judged:
             mark, style = _MARKS[claim.verdict]
-            table.add_row(Text(mark, style), claim.claim, Text(claim.actual, style), claim.expected)
+            here = Text.assemble((claim.actual, style), (f"\n{claim.span or 'one repeat'}", "dim"))
+            sentence = Text(claim.claim)
+            if claim.conflict and claim.conflict not in shown:
+                shown.add(claim.conflict)
+                sentence.append(f"\nThe paper contradicts itself: {claim.conflict}", "dim")
+            table.add_row(Text(mark, style), sentence, here, claim.expected)
         print_whole(console, table)
+        console.print(Text(_CLAIM_LEGEND, "dim"))
     if skipped:
-        reasons = "; ".join(dict.fromkeys(claim.reason for claim in skipped))
+        reasons = "; ".join(dict.fromkeys(reason for claim in skipped for reason in claim.reason.split("; ")))
         which = "One claim of the paper is" if len(skipped) == 1 else f"{len(skipped)} claims of the paper are"
         console.print(Text(f"{which} not checked: {reasons}.", "dim"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from energymon import Event
+from energymon import Baseline, Event
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
@@ -90,6 +90,10 @@ class EnergyRecord:
     unreadable: Sequence[SensorRecord] = ()
     events: Sequence[Event] = ()
     """What the energy agent reported during the cell."""
+    idle: Sequence[Baseline] = ()
+    """What each series drew before the first cell of the session. Empty where no baseline was taken."""
+    idle_cpu_util: float | None = None
+    """Utilisation of the host's processors meanwhile, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,9 @@ class HostRecord:
     series: Sequence[SensorRecord] = ()
     unreadable: Sequence[SensorRecord] = ()
     events: Sequence[Event] = ()
+    idle: Sequence[Baseline] = ()
+    """As that of `EnergyRecord`."""
+    idle_cpu_util: float | None = None
     clock_before: HostClock
     clock_after: HostClock
 
@@ -159,6 +166,8 @@ class CellRecord:
     regime: Regime
     repeat: int
     seed: int = 0
+    reads: str = "files"
+    """How the loader reads: files, stream or once, as LoaderSpec has it. Cells of older runs have files for all."""
     status: str = "done"
     manifest: str = ""
     """Name of the file with the checksums of the cell's files."""
@@ -169,6 +178,8 @@ class CellRecord:
     mount: str = ""
     """How the compute node reached the files: nfs4, sshfs, local, or that they were streamed."""
     caches: str = ""
+    storage_reads: Mapping[int, int] = field(default_factory=dict)
+    """Bytes read from the disks of other hosts that store, by epoch; empty on one machine, or uncounted."""
     memory: MemoryRecord | None = None
     """None without a limit."""
     ranks: Sequence[RankRecord] = ()
@@ -189,6 +200,8 @@ class CellRecord:
     """Offset between the clocks of the nodes. 0.0 in cells of older runs, which had one clock."""
     hosts: Sequence[HostRecord] = ()
     """The other hosts of the cell; empty on one machine."""
+    host_cpu_s: Mapping[str, Mapping[int, Mapping[str, float]]] = field(default_factory=dict)
+    """Of several hosts: CPU seconds by host and epoch, `busy` of all processors and those by part of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +240,6 @@ class LinkEpoch:
     tx_bytes: int | None = None
     link_cpu_s: float | None = None
     """CPU time of the delay line."""
-    link_j: float | None = None
-    """The delay line's share of the host's joules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +248,8 @@ class LinkRecord:
 
     kind: str = "none"
     """relay, netem or none."""
+    floor_ms: float | None = None
+    """Round trip of the link without delay. None where it was not measured."""
     before: Probe | None = None
     after: Probe | None = None
     epochs: Sequence[LinkEpoch] = ()

@@ -19,7 +19,7 @@ from harness.config.regime import Regime
 from harness.config.specs import Tolerances
 from harness.results.cells import HostRecord
 from harness.results.disturbance import LinkPings, measure_others, summarize_pings
-from harness.results.epoch_row import EpochRow, compute_spread
+from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
 from harness.results.ranks import rank_rows
 from harness.testbed.base import ProbeResult
@@ -29,6 +29,19 @@ from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 PASS, WARN, FAIL, UNKNOWN, NOT_APPLICABLE = "pass", "warn", "fail", "unknown", "not applicable"
 ONE_CLOCK = "one clock"
 """What a cell stores of its clocks when both nodes are this machine."""
+READS_ONCE = "one batch, made before the epoch: nothing is read"
+NO_SENSOR = "no sensor"
+_OF_HOST = ("missed_ticks", "clock_offset")
+RULES = frozenset(
+    {
+        *("rtt_before", "rtt_after", "rate_before", "rate_after", "jitter_before", "jitter_after"),
+        *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
+        *("no_drops", "link_pause", "link_held", "pings_lost", "bytes_received", "local_bytes"),
+        *("exactly_once", "loader_bytes", "shuffled", "others_cpu", "steal", "alone", "spread"),
+        *("sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
+    }
+)
+"""Names of the rules; HOST stands for the name of another host."""
 CHANCE = 3.29
 """Standard errors of a normal distribution outside which lies one value in 1,000."""
 MEDIAN_ERROR = 1.2533
@@ -65,31 +78,49 @@ class LinkBound:
     allowed: float
     found: float | None
     unit: str
+    least: float = 0.0
+    """Lower bound beside the allowed deviation."""
 
     @property
     def kept(self) -> bool:
-        """Whether the probe found it within the allowed deviation."""
-        return self.found is not None and abs(self.found - self.asked) <= self.allowed
+        """Whether the probe found it within the bounds."""
+        return self.found is not None and abs(self.found - self.asked) <= self.allowed and self.found >= self.least
+
+    @property
+    def expected(self) -> str:
+        """The bounds in words."""
+        at_least = f", at least {self.least:.2g}" if self.least > self.asked - self.allowed else ""
+        return f"{self.asked:.4g} ± {self.allowed:.2g}{at_least} {self.unit}"
 
 
-def list_link_bounds(regime: Regime, probe: ProbeResult | None, tolerances: Tolerances) -> list[LinkBound]:
+def allowed_rtt_ms(regime: Regime, tolerances: Tolerances) -> float:
+    """Return by how much a round trip may differ from the regime's, ms."""
+    return max(tolerances.rtt_ms, regime.rtt_ms * tolerances.rtt_pct / 100)
+
+
+def list_link_bounds(
+    regime: Regime, probe: ProbeResult | None, tolerances: Tolerances, floor_ms: float | None = None
+) -> list[LinkBound]:
     """Return what a probe of a regime with a link must show: round trip, rate, and jitter and loss where asked for.
 
     Chance adds to the tolerance, as the samples are few: `CHANCE` standard errors of the median, the spread
-    or the count that was measured.
+    or the count that was measured. A link without delay, whose round trip is `floor_ms`, is never within the bounds of
+    a regime that is farther.
     """
     rate = regime.rate_gbit or 0.0
     rtt_ms, rate_gbit = (probe.rtt_ms_median, probe.rate_gbit) if probe else (None, None)
-    rtt_allowed = max(tolerances.rtt_ms, regime.rtt_ms * tolerances.rtt_pct / 100)
+    rtt_allowed = allowed_rtt_ms(regime, tolerances)
+    floor_ms = floor_ms if floor_ms is not None and floor_ms < regime.rtt_ms else 0.0
+    least_ms = (floor_ms + regime.rtt_ms) / 2
     if not regime.jitter_ms:
-        bounds = [LinkBound("rtt", regime.rtt_ms, rtt_allowed, rtt_ms, "ms")]
+        bounds = [LinkBound("rtt", regime.rtt_ms, rtt_allowed, rtt_ms, "ms", least_ms)]
     else:
         median_ms, jitter_ms = predict_jitter(regime)
         error = CHANCE / math.sqrt((probe.rtt_samples if probe else 0) or 1)
         rtt_allowed += error * MEDIAN_ERROR * math.sqrt(2) * jitter_ms
         jitter_allowed = jitter_ms * (tolerances.jitter_pct / 100 + error * SPREAD_ERROR)
         bounds = [
-            LinkBound("rtt", median_ms, rtt_allowed, rtt_ms, "ms"),
+            LinkBound("rtt", median_ms, rtt_allowed, rtt_ms, "ms", least_ms),
             LinkBound("jitter", jitter_ms, jitter_allowed, probe.jitter_ms if probe else None, "ms"),
         ]
     bounds.append(LinkBound("rate", rate, rate * tolerances.rate_pct / 100, rate_gbit, "Gbit/s"))
@@ -142,9 +173,7 @@ def judge(
 
 def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
     yield from _check_link(data, row, tolerances)
-    yield _check_exactly_once(data, row)
-    yield _check_loader_bytes(data, row)
-    yield _check_shuffled(data, row)
+    yield from _list_sample_checks(data, row)
     yield _check_missed_ticks(data, row, tolerances)
     for host in data.cell.hosts:
         yield _check_host_ticks(data, row, tolerances, host)
@@ -156,10 +185,21 @@ def _check_row(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterabl
     yield from _check_disturbance(data, row, tolerances)
 
 
-def _make_check(row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool) -> Check:
+def _list_sample_checks(data: CellData, row: EpochRow) -> Iterable[Check]:
+    """Judge what came and in which order; of a loader that reads nothing in an epoch, ids and bytes are no evidence."""
+    checks = [_check_exactly_once(data, row), _check_loader_bytes(data, row), _check_shuffled(data, row)]
+    received = [] if data.cell.regime.is_local else _check_bytes(data, row, data.link.get_epoch(row.epoch).rx_bytes)
+    for check in [*received, *checks]:
+        yield replace(check, actual=READS_ONCE, verdict=NOT_APPLICABLE) if data.cell.reads == "once" else check
+
+
+def _make_check(
+    row: EpochRow, rule: str, expected: str, actual: str, verdict: str | bool, host: str | None = None
+) -> Check:
+    assert (rule if host is None else f"{rule}_HOST") in RULES
     if isinstance(verdict, bool):
         verdict = PASS if verdict else FAIL
-    return Check(row.cell_id, row.epoch, rule, expected, actual, verdict)
+    return Check(row.cell_id, row.epoch, rule if host is None else f"{rule}_{host}", expected, actual, verdict)
 
 
 def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterable[Check]:
@@ -167,18 +207,16 @@ def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
     if regime.is_local:
         return
     for when, probe in (("before", data.link.before), ("after", data.link.after)):
-        for bound in list_link_bounds(regime, probe, tolerances):
-            expected = f"{bound.asked:.4g} ± {bound.allowed:.2g} {bound.unit}"
+        for bound in list_link_bounds(regime, probe, tolerances, data.link.floor_ms):
             if bound.found is None:
-                yield _make_check(row, f"{bound.rule}_{when}", expected, "not measured", UNKNOWN)
+                yield _make_check(row, f"{bound.rule}_{when}", bound.expected, "not measured", UNKNOWN)
             else:
                 pair = f" between {probe.pair}" if probe and probe.pair and bound.rule == "rtt" else ""
                 actual = f"{bound.found:.3g} {bound.unit}{pair}"
-                yield _make_check(row, f"{bound.rule}_{when}", expected, actual, bound.kept)
+                yield _make_check(row, f"{bound.rule}_{when}", bound.expected, actual, bound.kept)
     epoch = data.link.get_epoch(row.epoch)
     if regime.loss_pct == 0:
         yield _check_count(row, "no_drops", "0 packets dropped in the link's queue", epoch.drops, "dropped", (0, 0))
-    yield from _check_bytes(data, row, epoch.rx_bytes)
 
 
 def _check_bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:
@@ -190,7 +228,10 @@ def _check_bytes(data: CellData, row: EpochRow, received: int | None) -> Iterabl
     needed = row.bytes if placement.kind == "remote" else placement.remote_bytes
     share = "" if needed == row.bytes else f" of {row.bytes}"
     expected = f"≥ {needed}{share} bytes on the data interface (no hidden cache)"
-    yield _check_count(row, "bytes_received", expected, received, "bytes", (needed, math.inf))
+    if needed:
+        yield _check_count(row, "bytes_received", expected, received, "bytes", (needed, math.inf))
+    else:
+        yield _make_check(row, "bytes_received", expected, "no sample lies beyond the link", NOT_APPLICABLE)
     if share:
         most = needed + (row.bytes - needed) // 2
         expected = f"≤ {most} bytes on the data interface (what lies on the compute node stays there)"
@@ -219,6 +260,8 @@ def _check_bytes_by_node(data: CellData, row: EpochRow) -> Check:
     actual = ", ".join(f"{'unknown' if count is None else count} at {address}" for address, count in received.items())
     known = {address: count for address, count in received.items() if count is not None}
     verdict = UNKNOWN if len(known) < len(received) else all(known[one] >= count for one, count in needed.items())
+    if not any(needed.values()):
+        verdict = NOT_APPLICABLE
     return _make_check(
         row, "bytes_received", f"{expected} (samples that lie elsewhere, and gradients)", actual, verdict
     )
@@ -256,10 +299,12 @@ def _check_loader_bytes(data: CellData, row: EpochRow) -> Check:
 
 
 def _check_shuffled(data: CellData, row: EpochRow) -> Check:
-    """Judge whether the epoch's order is its own; few samples have it again by chance."""
+    """Judge whether the order is that of an earlier epoch, where there is one; few samples have it again by chance."""
     expected = "an order of samples that no earlier epoch of the cell had"
     ids = data.batches[row.epoch].ids
     earlier = [epoch for epoch in data.batches if epoch < row.epoch]
+    if not earlier:
+        return _make_check(row, "shuffled", expected, "the first epoch of the cell", NOT_APPLICABLE)
     same = [epoch for epoch in earlier if np.array_equal(data.batches[epoch].ids, ids)]
     if not same:
         return _make_check(row, "shuffled", expected, "its own", PASS)
@@ -278,9 +323,9 @@ def _check_missed_ticks(data: CellData, row: EpochRow, tolerances: Tolerances) -
 
 def _judge_ticks(has_series: bool, missed: int, due: int, tolerances: Tolerances) -> tuple[str, str | bool]:
     if not has_series:
-        return "no sensor, so no energy to judge", PASS
+        return NO_SENSOR, NOT_APPLICABLE
     if not due:
-        return "the epoch is shorter than a tick", PASS
+        return "no tick in the epoch", NOT_APPLICABLE
     share = 100 * missed / due
     # One tick missed in a short epoch is over the share, yet the counters are cumulative: allow a single one.
     return f"{missed} of {due} ticks ({share:.1f} %)", share < tolerances.missed_ticks_pct or missed <= 1
@@ -292,7 +337,7 @@ def _check_host_ticks(data: CellData, row: EpochRow, tolerances: Tolerances, hos
     span_ns = start["utc_ns"] + host.offset_ns, end["utc_ns"] + host.offset_ns
     found = missed_ticks(data.readings_of(host), series, *span_ns, round(host.interval_ms * 1e6))
     expected = f"< {tolerances.missed_ticks_pct:g} % of the ticks of host {host.host}"
-    return _make_check(row, f"missed_ticks_{host.host}", expected, *_judge_ticks(bool(series), *found, tolerances))
+    return _make_check(row, "missed_ticks", expected, *_judge_ticks(bool(series), *found, tolerances), host.host)
 
 
 def _check_host_clock(row: EpochRow, tolerances: Tolerances, host: HostRecord) -> Check:
@@ -303,21 +348,28 @@ def _check_host_clock(row: EpochRow, tolerances: Tolerances, host: HostRecord) -
         f"{when} {clock.offset_ms:+.3f} ± {clock.error_ms:.3f} ms ({clock.source})" for when, clock in measured
     )
     set_since = [event.message for event in host.events if event.kind == "clock-step"]
+    if not set_since and all(clock.source == ONE_CLOCK for _, clock in measured):
+        return _make_check(row, "clock_offset", expected, ONE_CLOCK, NOT_APPLICABLE, host.host)
     fine = not set_since and all(abs(clock.offset_ms) < tolerances.clock_offset_ms for _, clock in measured)
-    return _make_check(row, f"clock_offset_{host.host}", expected, "; ".join([*set_since, actual]), fine)
+    return _make_check(row, "clock_offset", expected, "; ".join([*set_since, actual]), fine, host.host)
 
 
 def _check_sensors(data: CellData, row: EpochRow) -> Check:
     """Warn of what leaves the row's joules unknown; its times are no worse for it."""
     unread = [f"{u.device} {u.domain} ({u.reason})" for u in data.cell.energy.unreadable]
     expected = "every part of the host that was found is read, or else its domain and the total are unknown"
+    if not unread and not data.cell.energy.series:
+        return _make_check(row, "sensors", expected, NO_SENSOR, NOT_APPLICABLE)
     return _warn(row, "sensors", expected, f"not readable: {'; '.join(unread)}" if unread else "", "none unreadable")
 
 
 def _check_agent(data: CellData, row: EpochRow) -> Check:
     """Warn of an agent that died: the row's joules are bridged by the counters, or empty."""
+    expected = "the energy agent samples throughout"
     died = [event.message for event in _list_energy_events(data, row) if event.kind in ("agent-died", "agent-back")]
-    return _warn(row, "energy_agent", "the energy agent samples throughout", "; ".join(died), "it did")
+    if not died and not data.cell.energy.series:
+        return _make_check(row, "energy_agent", expected, NO_SENSOR, NOT_APPLICABLE)
+    return _warn(row, "energy_agent", expected, "; ".join(died), "it did")
 
 
 def _warn(row: EpochRow, rule: str, expected: str, found: str, otherwise: str) -> Check:
@@ -384,6 +436,10 @@ def _check_pings(row: EpochRow, regime: Regime, seen: LinkPings | None, toleranc
             yield _make_check(row, rule, expected, "not watched: the run is from before it was", WARN)
         return
     many = f"{seen.sent} pings of {seen.due}"
+    if not seen.sent and seen.due <= 1:
+        for rule, expected in (("link_pause", paused), ("link_held", held)):
+            yield _make_check(row, rule, expected, "no ping in the epoch", NOT_APPLICABLE)
+        return
     if seen.sent < seen.due // 2:
         yield _make_check(row, "link_held", held, many, UNKNOWN)
         return
@@ -400,15 +456,17 @@ def _check_pings(row: EpochRow, regime: Regime, seen: LinkPings | None, toleranc
 
 
 def _check_spread(rows: Sequence[EpochRow], tolerances: Tolerances) -> Iterable[Check]:
-    groups: dict[tuple[str, str, str], list[EpochRow]] = defaultdict(list)
+    """Warn of rows that lie apart; the first epoch of a cell, which starts workers, is compared with first epochs."""
+    groups: dict[tuple[str, str, str, bool], list[EpochRow]] = defaultdict(list)
+    settled = set(select_settled(rows))
     for row in rows:
-        groups[row.loader, row.workload, row.regime].append(row)
+        groups[row.loader, row.workload, row.regime, row in settled].append(row)
     for group in groups.values():
         times = [row.duration_s for row in group]
         expected = f"(max - min) / median < {tolerances.spread_pct:g} % over the repeats"
         for row in group:
             if len(times) < 2:
-                yield _make_check(row, "spread", expected, "a single repeat", WARN)
+                yield _make_check(row, "spread", expected, "a single epoch of its kind", NOT_APPLICABLE)
                 continue
             percent = 100 * (compute_spread(times) or 0.0)
             verdict = PASS if percent < tolerances.spread_pct else WARN

@@ -6,12 +6,12 @@ or floats, each of them known or None.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import NoneType
-from typing import Final, TypeVar, get_args, get_type_hints
+from typing import Final, Protocol, TypeVar, get_args, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,8 +65,25 @@ class EpochRow:
     """The part of `total_j` of hosts that store and do not train. None on one machine."""
     energy_error_j: float | None
     """Bound of the error of `total_j`. None where it is not known, as for an estimate."""
+    net_j: float | None = None
+    """`total_j` without what the hosts draw idle; may be negative. None without a baseline of each part."""
+    stalled_j: float | None = None
+    """Joules of the accelerator while the step waited for batches. None where no board is measured or emulated."""
+    loader_j: float | None = None
+    """CPU joules net of idle of the cell and its workers, by CPU time; the following five are those of others. The six
+    add up to the CPU's. None for what has no process of its own."""
+    daemon_j: float | None = None
+    mount_j: float | None = None
+    link_j: float | None = None
+    """Of the delay line."""
+    monitor_j: float | None = None
+    """Of the energy agent."""
+    other_j: float | None = None
+    """Of the harness, the kernel and all other programs."""
     energy_source: str
     """Source by domain: cpu=rapl-powercap;gpu=nvml-counter. `estimate` is a source too."""
+    setup_s: float | None = None
+    """How long the loader took to be made, before the cell's first epoch. None in rows of its other epochs."""
     valid: str = ""
     """valid, or "invalid:" and the rules that refuse the row."""
 
@@ -91,6 +108,26 @@ class EpochRow:
     def estimated(self) -> frozenset[str]:
         """Domains whose joules are an estimate."""
         return frozenset(domain for domain, source in self.sources.items() if "estimate" in source)
+
+
+class _OfCell(Protocol):
+    @property
+    def cell_id(self) -> str: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+_OfCellT = TypeVar("_OfCellT", bound=_OfCell)
+
+
+def select_settled(rows: Iterable[_OfCellT]) -> tuple[_OfCellT, ...]:
+    """Return the rows of epochs before which their cell had another one, which started workers and filled queues.
+
+    A cell with one epoch has no settled one.
+    """
+    every = tuple(rows)
+    first = {row.cell_id: row.epoch for row in sorted(every, key=lambda row: row.epoch, reverse=True)}
+    return tuple(row for row in every if row.epoch > first[row.cell_id])
 
 
 def compute_spread(values: Collection[float]) -> float | None:

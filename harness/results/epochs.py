@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,16 @@ from energymon.analysis.attribution import add_up
 from harness.cell.events import CellEvent
 from harness.cell.messages import AcceleratorRecord
 from harness.cell.resources import Resources
+from harness.results.attributed import (
+    EMULATED,
+    Parts,
+    add_parts,
+    count_cpu_s,
+    divide_cpu_joules,
+    leave_busy_baselines_out,
+    make_emulated_idle,
+    measure_stalled_joules,
+)
 from harness.results.cells import CellRecord, EnergyRecord, HostRecord, LinkRecord, SensorRecord
 from harness.results.epoch_row import DOMAINS, EpochRow
 from harness.testbed.link.watch import Ping
@@ -113,8 +123,12 @@ def compute_utilisation(wait_s: npt.NDArray[np.float64], step_s: npt.NDArray[np.
     return compute / total if total > 0 else None
 
 
-def make_epoch_rows(data: CellData) -> list[EpochRow]:
-    """Return a row for every epoch that began and ended."""
+def make_epoch_rows(data: CellData, max_idle_util: float = 1.0) -> list[EpochRow]:
+    """Return a row for every epoch that began and ended.
+
+    A baseline is none where processors were busier than `max_idle_util` meanwhile, 0 to 1; default: any use will do.
+    """
+    data = replace(data, cell=leave_busy_baselines_out(data.cell, max_idle_util))
     edges = find_epoch_edges(data.events)
     return [_make_row(data, start, end, data.batches[epoch]) for epoch, (start, end) in edges.items()]
 
@@ -127,6 +141,12 @@ def find_epoch_edges(events: Iterable[CellEvent]) -> dict[int, tuple[CellEvent, 
             found[event["event"]][event["epoch"]] = event
     starts, ends = found["epoch_start"], found["epoch_end"]
     return {epoch: (starts[epoch], ends[epoch]) for epoch in sorted(starts.keys() & ends.keys())}
+
+
+def compute_setup_s(events: Iterable[CellEvent]) -> float | None:
+    """Return how long the loader took to be made, of several ranks the longest; None where it is not known."""
+    made = (event["duration_ns"] / 1e9 for event in events if event["event"] in ("loader_made", "rank.loader_made"))
+    return max(made, default=None)
 
 
 def to_readings_ns(event: CellEvent, energy: EnergyRecord) -> int:
@@ -148,19 +168,6 @@ def compute_gpu_util(data: CellData, start: CellEvent, end: CellEvent) -> float 
     return sum(known) / len(known) if known else None
 
 
-def attribute_link_joules(
-    readings: Sequence[Reading], start: CellEvent, end: CellEvent, energy: EnergyRecord
-) -> float | None:
-    """Return the link's share, by CPU time, of the host's CPU joules between two events; None when unknown."""
-    if start["link_cpu_s"] is None or end["link_cpu_s"] is None:
-        return None
-    busy_s = end["cpu_busy_s"] - start["cpu_busy_s"]
-    cpu_j = compute_epoch_energy(readings, start, end, energy).joules("cpu")
-    if cpu_j is None or busy_s <= 0:
-        return None
-    return cpu_j * float(min(1.0, (end["link_cpu_s"] - start["link_cpu_s"]) / busy_s))
-
-
 def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBatches) -> EpochRow:
     cell = data.cell
     duration_s = end["duration_ns"] / 1e9
@@ -169,7 +176,8 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
     given: dict[Domain, Sequence[Energy]] = {}
     if cell.accelerator.emulated:
         given["gpu"] = _estimate_published_energy(cell.accelerator, batches, duration_s)
-    lead = compute_epoch_energy(data.readings_of(None), start, end, cell.energy, given)
+    own = data.readings_of(None)
+    lead = compute_epoch_energy(own, start, end, cell.energy, given, cell.accelerator)
     others = {host.host: compute_host_energy(data.readings_of(host), start, end, host, cell) for host in cell.hosts}
     energy = _all_hosts(lead, list(others.values()))
     training = [lead, *(others[host.host] for host in cell.hosts if "compute" in host.roles)]
@@ -177,6 +185,10 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
     known = [c for c in energy if c.name != "total" and c.joules is not None]
     joules = {c.name: c.joules for c in energy}
     total = next((c for c in energy if c.name == "total"), None)
+    parts = divide_cpu_joules(lead, *count_cpu_s(data.events, start, end))
+    if cell.hosts:
+        parts = _divide_by_host(cell, lead, others, start["epoch"])
+    by_part: dict[str, Any] = {f"{name}_j": value for name, value in parts.items()}
     return EpochRow(
         cell_id=cell.cell_id,
         workload=cell.workload,
@@ -191,6 +203,7 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         start_utc=_format_utc(start["utc_ns"]),
         end_utc=_format_utc(end["utc_ns"]),
         duration_s=duration_s,
+        setup_s=compute_setup_s(data.events) if start["epoch"] == min(data.batches) else None,
         samples=samples,
         bytes=nbytes,
         samples_per_s=samples / duration_s,
@@ -209,8 +222,19 @@ def _make_row(data: CellData, start: CellEvent, end: CellEvent, batches: EpochBa
         compute_j=_sum_j(training) if cell.hosts else None,
         storage_j=_sum_j(storing) if cell.hosts else None,
         energy_error_j=total.error_j if total else None,
+        net_j=total.net_j if total else None,
+        stalled_j=_stalled_joules(data, own, lead, start, batches),
+        **by_part,
         energy_source=";".join(sorted(f"{c.name}={source}" for c in known for source in c.sources)),
     )
+
+
+def _divide_by_host(cell: CellRecord, lead: NodeEnergy, others: Mapping[str, NodeEnergy], epoch: int) -> Parts:
+    """Divide the net CPU joules of each host by the CPU time there."""
+    own = next((host for host in cell.host_cpu_s if host not in others), "")
+    used = {host: cell.host_cpu_s.get(host, {}).get(epoch, {}) for host in (own, *others)}
+    energies = {own: lead, **others}
+    return add_parts([divide_cpu_joules(energies[host], of.get("busy", 0.0), of) for host, of in used.items()])
 
 
 def compute_epoch_energy(
@@ -219,13 +243,24 @@ def compute_epoch_energy(
     end: CellEvent,
     energy: EnergyRecord,
     given: Mapping[Domain, Sequence[Energy]] = _NOTHING_GIVEN,
+    accelerator: AcceleratorRecord | None = None,
 ) -> NodeEnergy:
-    """Return what the host used between two events. `given` is that of `energy_of`.
+    """Return what the host used between two events. `given` is that of `energy_of`, of the `accelerator`.
 
     Raises WindowError when the end is before the start.
     """
-    span_ns = to_readings_ns(start, energy), to_readings_ns(end, energy)
-    return energy_of(readings, list_channels(readings, energy), *span_ns, round(energy.interval_ms * 1e6), given=given)
+    baselines = [*energy.idle]
+    if baselines and accelerator is not None:
+        baselines += make_emulated_idle(accelerator, (one.device for of in given.values() for one in of))
+    return energy_of(
+        readings,
+        list_channels(readings, energy),
+        to_readings_ns(start, energy),
+        to_readings_ns(end, energy),
+        round(energy.interval_ms * 1e6),
+        baselines=baselines or None,
+        given=given,
+    )
 
 
 def compute_host_energy(
@@ -243,6 +278,7 @@ def compute_host_energy(
         end["utc_ns"] + host.offset_ns,
         round(host.interval_ms * 1e6),
         clock_error_ns=host.clock_error_ns,
+        baselines=host.idle or None,
         given=given,
     )
 
@@ -282,7 +318,7 @@ def _estimate_published_energy(
         return []
     return [
         Energy(
-            node="compute",
+            node=EMULATED,
             device=accelerator.label if batches.rank is None else f"{accelerator.label}, rank {rank}",
             domain="gpu",
             source="estimate",
@@ -292,6 +328,23 @@ def _estimate_published_energy(
         )
         for rank, part in enumerate(batches.of_ranks())
     ]
+
+
+def _stalled_joules(
+    data: CellData, readings: Sequence[Reading], energy: NodeEnergy, start: CellEvent, batches: EpochBatches
+) -> float | None:
+    """Return the joules of the accelerator while steps waited for batches.
+
+    None where there is none, and for real boards of several ranks: whose board is whose is not known.
+    """
+    accelerator = data.cell.accelerator
+    if accelerator.emulated:
+        idle_w = accelerator.idle_w
+        return None if idle_w is None else idle_w * float(batches.wait_s.sum())
+    if accelerator.kind != "cuda" or batches.rank is not None:
+        return None
+    start_ns = to_readings_ns(start, data.cell.energy)
+    return measure_stalled_joules(energy, readings, start_ns, batches.wait_s, batches.step_s)
 
 
 def _drawn(busy_w: float, idle_w: float, busy_s: float, duration_s: float) -> float:

@@ -12,8 +12,16 @@ import numpy.typing as npt
 from harness.cell.events import CellEvent
 from harness.cell.skipped import skipped_by_epoch
 from harness.results.disturbance import measure_others, summarize_pings
-from harness.results.epochs import CellData, EpochBatches, compute_gpu_util, find_epoch_edges, select_rows
+from harness.results.epochs import (
+    CellData,
+    EpochBatches,
+    compute_gpu_util,
+    compute_setup_s,
+    find_epoch_edges,
+    select_rows,
+)
 from harness.results.ranks import RankRow, rank_edges, rank_rows
+from harness.testbed.caches import MAPPED_STAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +31,7 @@ class EpochMetrics:
     cell_id: str
     epoch: int
     loader_made_s: float | None
-    """Time to make the loader, once a cell; counted on its first epoch alone."""
+    """`setup_s` of epochs.csv, which older runs have here alone."""
     first_batch_s: float
     """From the epoch's start to its first batch."""
     batch_p50_s: float
@@ -78,6 +86,21 @@ class EpochMetrics:
     """Longest time that a rank waited for slower ones; None for one rank, and where no gradients are synchronised."""
     rank_samples_most: int | None = None
     """Samples of the rank that had most; None for one rank."""
+    cpu_user_s: float | None = None
+    """The part of `cell_cpu_s` in user mode. None in folders of runs from before the column, as are those below."""
+    cpu_system_s: float | None = None
+    """The part of `cell_cpu_s` in the kernel."""
+    early_cpu_s: float | None = None
+    """CPU seconds of the cell and its workers after set-up, or after the epoch before, until the epoch's start."""
+    early_rx_bytes: int | None = None
+    """Bytes received on the data interface meanwhile: a loader that prefetched would hide them from the epoch."""
+    storage_read_bytes: int | None = None
+    """Read from disks where the samples are stored: on one machine by the processes that read samples or serve them, on
+    other hosts by all programs. None where it is not counted."""
+    read_amplification: float | None = None
+    """`storage_read_bytes` over the bytes of the samples that came from there.
+
+    None where nothing was read from a disk that the kernel counts, or where caches were not dropped."""
 
 
 def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
@@ -85,7 +108,7 @@ def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
     edges = find_epoch_edges(data.events)
     skipped = skipped_by_epoch(data.events)
     ranks = rank_rows(data)
-    made = next((event["duration_ns"] / 1e9 for event in data.events if event["event"] == "loader_made"), None)
+    made = compute_setup_s(data.events)
     after = {event["epoch"]: event["pss_bytes"] for event in data.events if event["event"] == "memory"}
     return [
         _measure_epoch(
@@ -117,6 +140,7 @@ def _measure_epoch(
     p50, p95, p99 = np.percentile(batches.wait_s, (50, 95, 99))
     loss = [] if batches.loss is None else batches.loss.tolist()
     taken, link = measure_others(start, end), summarize_pings(data, start, end)
+    earlier = _find_earlier(data, start)
     carried = data.link.get_epoch(start["epoch"])
     return EpochMetrics(
         cell_id=data.cell.cell_id,
@@ -132,7 +156,13 @@ def _measure_epoch(
         loss_first=loss[0] if loss else None,
         loss_last=loss[-1] if loss else None,
         loss_mean=float(np.mean(loss)) if loss else None,
-        cell_cpu_s=_cell_cpu_s(data, start, end),
+        cell_cpu_s=_sum_ranks(data, start, end, "cell_cpu_s"),
+        cpu_user_s=_sum_ranks(data, start, end, "cell_user_s"),
+        cpu_system_s=_sum_ranks(data, start, end, "cell_system_s"),
+        early_cpu_s=_subtract(earlier, start, "cell_cpu_s"),
+        early_rx_bytes=_subtract(earlier, start, "rx_bytes"),
+        storage_read_bytes=_measure_storage_read(data, start, end),
+        read_amplification=_compute_amplification(data, start, end),
         pss_peak_bytes=_find_max([*(row.pss_bytes for row in seen), pss_after]),
         rss_peak_bytes=_find_max(row.rss_bytes for row in seen),
         disk_read_bytes=_subtract(start, end, "disk_read_bytes"),
@@ -153,11 +183,44 @@ def _measure_epoch(
     )
 
 
-def _cell_cpu_s(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
-    """Return the CPU seconds of all ranks; None where a cell of an older run did not count them."""
+def _find_earlier(data: CellData, start: CellEvent) -> CellEvent:
+    """Return the end of the epoch before, or of set-up; empty where an older run stored no counters with it."""
+    ends = [one for one in data.events if one["event"] in ("loader_made", "epoch_end")]
+    return max((one for one in ends if one["utc_ns"] <= start["utc_ns"]), key=lambda one: one["utc_ns"], default={})
+
+
+def _measure_storage_read(data: CellData, start: CellEvent, end: CellEvent) -> int | None:
+    """Return the bytes read from disks where the samples are stored."""
+    if data.cell.hosts and not _is_local(data):
+        return data.cell.storage_reads.get(start["epoch"])
+    if len({rank.host for rank in data.cell.ranks}) > 1:
+        return None
+    served = [_subtract(start, end, f"{part}_read_bytes") for part in ("daemon", "mount") if f"{part}_cpu_s" in start]
+    # What the cell reads itself is code, where all samples come from a daemon or a mount.
+    is_own = not served or _is_local(data) or data.cell.placement.kind != "remote"
+    own = [_sum_ranks(data, start, end, "cell_read_bytes")] if is_own else []
+    return None if None in (*served, *own) else int(sum((*served, *own)))
+
+
+def _is_local(data: CellData) -> bool:
+    """Whether all samples lie on the node that trains."""
+    return data.cell.regime.is_local or data.cell.placement.kind == "local"
+
+
+def _compute_amplification(data: CellData, start: CellEvent, end: CellEvent) -> float | None:
+    read, placement = _measure_storage_read(data, start, end), data.cell.placement
+    remote_alone = bool(data.cell.hosts) and not _is_local(data) and placement.kind == "half"
+    brought = placement.remote_bytes if remote_alone else data.count_bytes(start["epoch"])
+    was_cold = bool(data.cell.caches) and MAPPED_STAY not in data.cell.caches
+    told = bool(read and brought) and was_cold and data.cell.reads != "once"
+    return read / brought if read and told else None
+
+
+def _sum_ranks(data: CellData, start: CellEvent, end: CellEvent, counter: str) -> float | None:
+    """Return by how much a counter grew over all ranks; None where a cell of an older run did not read it."""
     edges = rank_edges(data.events)
     others = [edges[rank][start["epoch"]] for rank in edges if rank]
-    each = [_subtract(begin, stop, "cell_cpu_s") for begin, stop in [(start, end), *others]]
+    each = [_subtract(begin, stop, counter) for begin, stop in [(start, end), *others]]
     return None if None in each else float(sum(each))
 
 

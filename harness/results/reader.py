@@ -15,6 +15,7 @@ from harness.results.epoch_row import EpochRow, read_rows
 from harness.results.files import CELL, COLLECT, RUN, read_json, refuse_damage
 from harness.results.folder import RunFolder
 from harness.results.ledger import Entry, Ledger
+from harness.results.preparation import Preparation, read_preparations
 from harness.results.provenance import Provenance
 
 _STATES = {"started": "running", "done": "done", "failed": "failed", "interrupted": "interrupted"}
@@ -31,6 +32,8 @@ class Results:
     cells: Sequence[CellResult]
     rows: Sequence[EpochRow]
     checks: Sequence[Check]
+    preparations: Sequence[Preparation]
+    """What converting the run's datasets to shards cost, as far as it is known."""
     sessions: Mapping[str, Provenance]
     """Provenance of each session of the run, by file, the first session first."""
     started_utc: str
@@ -68,6 +71,16 @@ class Results:
         """Key of the loader that reads a stream, with which the others are compared. None without one."""
         streamed = [key for key, loader in self.experiment.loaders.items() if loader.reads == "stream"]
         return "streaming" if "streaming" in self.loaders else next(iter(streamed), None)
+
+    @cached_property
+    def bounds(self) -> tuple[str, ...]:
+        """Keys of the loaders that read nothing in an epoch: the upper bound of all others, and compared with none."""
+        return tuple(key for key, loader in self.experiment.loaders.items() if loader.reads == "once")
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Keys of the loaders that read, in the order of the config."""
+        return tuple(key for key in self.loaders if key not in self.bounds)
 
     @property
     def streams(self) -> int | None:
@@ -115,6 +128,7 @@ def read_results(folder: Path) -> Results:
         cells=_make_cells(paths, plan.cells, ledger, rows, checks),
         rows=rows,
         checks=checks,
+        preparations=read_preparations(folder),
         sessions=paths.read_sessions(),
         started_utc=min(instants, default=""),
         ended_utc=max(instants, default=""),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from energymon import Reading, save_readings
+from energymon import save_readings
 from harness.cell.events import CellEvent, read_events, read_timestamps, save_events
 from harness.cell.messages import CellSpec, CellState
 from harness.cell.resources import ResourceSampler
@@ -38,7 +38,7 @@ from harness.results.cells import (
     SensorRecord,
 )
 from harness.results.checks import ONE_CLOCK, list_link_bounds
-from harness.results.epochs import attribute_link_joules, find_epoch_edges, to_readings_ns
+from harness.results.epochs import find_epoch_edges, to_readings_ns
 from harness.results.files import parse_value, write_json
 from harness.results.folder import RunFolder
 from harness.run.cell_ranks import CellRanks
@@ -102,7 +102,8 @@ class CellContext:
         found = self.testbed.probe(regime)
         if found is None:
             return None
-        if all(bound.kept for bound in list_link_bounds(regime, found, self.experiment.checks)):
+        floor_ms = None if self.testbed.link is None else self.testbed.link.floor_ms
+        if all(bound.kept for bound in list_link_bounds(regime, found, self.experiment.checks, floor_ms)):
             return Probe(**asdict(found))
         # A neighbour on the host can spoil one probe. A wrong link is wrong twice. Both probes are stored.
         again = self.testbed.probe(regime)
@@ -124,12 +125,15 @@ class _Outcome:
     before: Probe | None = None
     after: Probe | None = None
     drops: dict[int, int | None] = field(default_factory=dict)
+    storage_reads: dict[int, int] = field(default_factory=dict)
+    """Bytes read from the disks of other hosts that store, by epoch."""
     pauses_s: dict[int, float | None] = field(default_factory=dict)
     """The delay line's longest pause, by epoch."""
     pings: Sequence[Ping] | None = None
     """Of the link. None where it was not watched."""
     done: CellState = field(default_factory=lambda: CellState(state=""))
     """The last message of the cell."""
+    host_cpu_s: dict[str, dict[int, Mapping[str, float]]] = field(default_factory=dict)
     sampler: Mapping[str, float] = field(default_factory=dict)
     memory: MemoryRecord | None = None
     clocks: tuple[Mapping[str, HostClock], Mapping[str, HostClock]] = ({}, {})
@@ -226,8 +230,21 @@ def _spec(context: CellContext, cell: Cell, outcome: _Outcome, rank: int) -> Cel
         interface=None if link is None else outcome.nodes[rank].interface,
         link_pid=None if link is None else link.pid,
         run_pid=os.getpid(),
+        pids=_pids(context, outcome),
         ranks=rank_spec(outcome.nodes, rank, experiment) if len(outcome.nodes) > 1 else None,
     )
+
+
+def _pids(context: CellContext, outcome: _Outcome) -> dict[str, list[int]]:
+    """Return the processes of this host that serve the cell, by what they do; of other hosts none can be counted."""
+    if context.hosts.sensors:
+        return {}
+    found = {
+        "daemon": [daemon.child.pid for daemon in outcome.daemons.values()],
+        "mount": sorted({pid for access in outcome.reached.values() for pid in access.pids}),
+        "monitor": [] if context.agent.pid is None else [context.agent.pid],
+    }
+    return {name: pids for name, pids in found.items() if pids}
 
 
 def _run_epochs(
@@ -240,6 +257,8 @@ def _run_epochs(
     watch: LinkWatch | None,
 ) -> None:
     epoch, before, doing = 0, None, "making its loader and warming up"
+    used: Mapping[str, Mapping[str, float]] = {}
+    read: int | None = None
     while True:
         state = process.receive(deadline, doing, context.hosts.require)
         context.agent.require()
@@ -249,12 +268,13 @@ def _run_epochs(
             case "ready":
                 epoch = state.epoch
                 if epoch == 1 or context.experiment.testbed.cold == "epoch":
-                    outcome.caches = context.testbed.drop_caches(outcome.access.source)
+                    outcome.caches = context.testbed.drop_caches(outcome.access.source, outcome.access.parts)
                 sampler.start(state.gpu)
                 if watch is not None:
                     watch.start()
-                before = context.link_counters()
+                before, read = context.link_counters(), context.testbed.storage_disk_bytes()
                 watcher.samples(epoch, 0)
+                used = context.hosts.count_cpu(context.agent)
                 doing = f"waiting for the first batches of epoch {epoch}"
                 process.send({"go": True})
             case "progress" if epoch == 0:
@@ -264,7 +284,12 @@ def _run_epochs(
                 watcher.samples(epoch, state.samples)
             case "epoch_done":
                 doing = f"ending epoch {epoch}"
-                after = context.link_counters()
+                for host, now in context.hosts.count_cpu(context.agent).items():
+                    grown = {part: now[part] - used[host][part] for part in now.keys() & used[host].keys()}
+                    outcome.host_cpu_s.setdefault(host, {})[epoch] = grown
+                after, now_read = context.link_counters(), context.testbed.storage_disk_bytes()
+                if read is not None and now_read is not None:
+                    outcome.storage_reads[epoch] = now_read - read
                 outcome.drops[epoch] = after.drops - before.drops if after and before else None
                 outcome.pauses_s[epoch] = after.pause_s if after else None
                 watcher.samples(epoch, state.samples)
@@ -290,6 +315,8 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         series=parse_value(tuple[SensorRecord, ...], context.agent.series),
         unreadable=parse_value(tuple[SensorRecord, ...], context.agent.unreadable),
         events=context.agent.events(*span_ns),
+        idle=context.agent.idle,
+        idle_cpu_util=context.agent.idle_cpu_util,
     )
     spans = {n: (to_readings_ns(start, energy), to_readings_ns(end, energy)) for n, (start, end) in edges.items()}
     context.agent.mark(cell.cell_id, cell.loader, spans)
@@ -304,20 +331,23 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
     link, regime = context.testbed.link, experiment.regimes[cell.regime]
     link_record = LinkRecord(
         kind="none" if regime.is_local or link is None else link.kind,
+        floor_ms=None if regime.is_local or link is None else link.floor_ms,
         before=outcome.before,
         after=outcome.after,
-        epochs=[_link_epoch(context, outcome, start, end, readings, energy) for start, end in edges.values()],
+        epochs=[_link_epoch(context, outcome, start, end) for start, end in edges.values()],
         notes=parse_value(tuple[str, ...], context.testbed.describe().get("notes", [])),
     )
     assert outcome.done.accelerator is not None
     record = CellRecord(
         **(asdict(cell) | {"regime": regime}),
+        reads=experiment.loaders[cell.loader].reads,
         manifest=MANIFEST,
         provenance=context.session,
         dataset=context.datasets[cell.workload],
         placement=parse_value(PlacementRecord, context.data[cell.workload].placed.describe()),
         mount=access.mount,
         caches=outcome.caches,
+        storage_reads=outcome.storage_reads,
         memory=outcome.memory,
         ranks=_rank_records(context, cell, outcome, batches),
         other_runs=sorted(outcome.other_runs),
@@ -330,6 +360,7 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         energy=energy,
         clock=ONE_CLOCK,
         hosts=hosts,
+        host_cpu_s=outcome.host_cpu_s,
     )
     write_json(partial / "link.json", link_record)
     write_json(partial / "cell.json", record)
@@ -349,14 +380,7 @@ def _rank_records(context: CellContext, cell: Cell, outcome: _Outcome, batches: 
     )
 
 
-def _link_epoch(
-    context: CellContext,
-    outcome: _Outcome,
-    start: CellEvent,
-    end: CellEvent,
-    readings: Sequence[Reading],
-    energy: EnergyRecord,
-) -> LinkEpoch:
+def _link_epoch(context: CellContext, outcome: _Outcome, start: CellEvent, end: CellEvent) -> LinkEpoch:
     # The packets that watch the link are not the loader's.
     pings = (0, 0)
     if outcome.pings is not None and context.testbed.link is not None:
@@ -373,7 +397,6 @@ def _link_epoch(
         rx_bytes=None if received is None else received - pings[0],
         tx_bytes=None if sent is None else sent - pings[1],
         link_cpu_s=growth("link_cpu_s"),
-        link_j=attribute_link_joules(readings, start, end, energy),
     )
 
 

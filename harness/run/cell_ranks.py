@@ -129,7 +129,12 @@ class CellRanks:
             raise CellError(f"the ranks are not in step ({found}); expected one state of all")
         stats = dict(states[0].stats)
         stats |= {key: sum(int(str(one.stats[key])) for one in states) for key in _SUMMED if key in stats}
-        return replace(states[0], samples=sum(one.samples for one in states), stats=stats)
+        accelerator = states[0].accelerator
+        if accelerator is not None:
+            boards = [board for one in states if one.accelerator for board in one.accelerator.boards or ()]
+            accelerator = replace(accelerator, boards=list(dict.fromkeys(boards)))
+        samples = sum(one.samples for one in states)
+        return replace(states[0], samples=samples, stats=stats, accelerator=accelerator)
 
     def _wait(self, timeout_s: float, but: Collection[int]) -> None:
         poller = select.poll()

@@ -57,6 +57,10 @@ class DataAccess:
     """The compute node's own first."""
     events: tuple[Path, ...] = ()
     """Files of the daemons' timestamps."""
+    parts: tuple[Path, ...] = ()
+    """Folders in which daemons find the files of `source`, where each node has some of them."""
+    pids: tuple[int, ...] = ()
+    """Processes of this host that serve the mount."""
 
 
 def open_access(
@@ -128,6 +132,7 @@ def _served(
             "none: streamed",
             data.shards,
             data.samples_file,
+            parts=tuple(data.placed.shards.values()) if data.placed.split else (),
             daemons=tuple(daemon for daemon, _ in served),
             events=tuple(times for _, times in served),
         )
@@ -139,8 +144,9 @@ def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitSta
     far = _HERE if data.placed.kind == "local" else regime
     storages = testbed.storages[: data.placed.storages]
     mounts = [stack.enter_context(testbed.mount(data.root, far, node, storage)) for storage in storages]
+    pids = tuple(pid for mount in mounts for pid in mount.pids)
     if not data.placed.split:
-        return DataAccess(mounts[0].kind, data.root, data.samples_file, mounts[0].path)
+        return DataAccess(mounts[0].kind, data.root, data.samples_file, mounts[0].path, pids=pids)
     roots = {numbered("remote", place): mount.path for place, mount in enumerate(mounts)}
     if data.placed.on_compute.any():
         roots["local"] = stack.enter_context(testbed.mount(data.root, _HERE, node)).path
@@ -151,7 +157,7 @@ def _mounted(data: DataOnNodes, testbed: Testbed, regime: Regime, stack: ExitSta
     stack.callback(_remove, node, seen)
     is_second = data.placed.kind == "sharded" and node != testbed.compute
     samples_file = data.split_samples_files["storage" if is_second else "compute"]
-    return DataAccess(mounts[0].kind, data.root, samples_file, seen)
+    return DataAccess(mounts[0].kind, data.root, samples_file, seen, pids=pids)
 
 
 def _remove(node: Node, seen: Path) -> None:

@@ -25,6 +25,8 @@ from harness.report import Rendered, Report, read_report, render
 from harness.report.figures import check_figures
 from harness.results.cell_folder import load_cell
 from harness.results.cells import Cell, FailedCell
+from harness.results.checks import allowed_rtt_ms
+from harness.results.epoch_row import select_settled
 from harness.results.epochs import make_epoch_rows
 from harness.results.files import write_json, write_whole
 from harness.results.folder import Plan, RunFolder
@@ -134,6 +136,7 @@ def measure(
             if todo:
                 progress.doing("starting the testbed and the energy agent")
                 testbed = testbed or stack.enter_context(_start_testbed(experiment))
+                _check_floor(experiment, testbed, progress)
                 agent = stack.enter_context(_start_agent(experiment, folder, testbed, ledger))
                 hosts = stack.enter_context(_start_host_agents(experiment, folder, testbed, progress))
                 record = collect_provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
@@ -218,6 +221,23 @@ def _start_testbed(experiment: Experiment) -> Testbed:
         caches=experiment.testbed.caches,
         congestion=experiment.testbed.congestion,
     )
+
+
+def _check_floor(experiment: Experiment, testbed: Testbed, progress: Progress) -> None:
+    """Note regimes that are nearer than the link without delay. Raises TestbedError for one that is out of reach."""
+    if testbed.link is None or (floor_ms := testbed.link.floor_ms) is None:
+        return
+    for name, regime in experiment.regimes.items():
+        if regime.is_local or floor_ms <= regime.rtt_ms:
+            continue
+        key, alone = f"regimes.{name}.rtt_ms={regime.rtt_ms:g}", f"the link without delay takes {floor_ms:.2g} ms"
+        most_ms = regime.rtt_ms + allowed_rtt_ms(regime, experiment.checks)
+        if floor_ms > most_ms:
+            raise TestbedError(
+                f"{key}: {alone}, expected at most {most_ms:.2g} ms: ask for {floor_ms:.2g} ms or more, or allow more "
+                "with checks.rtt_ms"
+            )
+        progress.note(f"{key}: {alone}, and no delay is added")
 
 
 def _start_agent(experiment: Experiment, folder: RunFolder, testbed: Testbed, ledger: Ledger) -> EnergyAgent:
@@ -311,6 +331,7 @@ def _summarise(folder: Path) -> tuple[str, str]:
     """Return what a cell measured, and what its loader skipped by policy, which may be empty."""
     data = load_cell(folder)
     rows = make_epoch_rows(data)
+    rows = list(select_settled(rows)) or rows
     text = f"{median(row.duration_s for row in rows):.3g} s"
     joules = [row.total_j for row in rows if row.total_j is not None]
     if joules:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
-from energymon import Agent, AgentError, EpochMark, NoSensorError, StoreError
+from energymon import Agent, AgentError, Baseline, EpochMark, NoSensorError, SqliteStore, StoreError
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError, TestbedError
 from harness.system.disk import check_room
@@ -19,7 +20,11 @@ class EnergyAgent(Agent):
         self, store: Path, spec: EnergySpec, send: StoreSpec, node: str, run_id: str, on_restart: Callable[[str], None]
     ) -> None:
         """Take the store in the run's folder, and what to sample; `on_restart` gets a line when the agent has died."""
-        self._run, self._note = store.parent.name, on_restart
+        self._run, self._note, self._takes_baseline = store.parent.name, on_restart, spec.idle_s > 0
+        self.idle: list[Baseline] = []
+        """What each series drew before the first cell; empty where no baseline was taken."""
+        self.idle_cpu_util: float | None = None
+        """Utilisation of the host's processors meanwhile, 0 to 1."""
         given = {**spec.options, **send.options, "run": self._run}
         super().__init__(
             store,
@@ -34,7 +39,10 @@ class EnergyAgent(Agent):
         )
 
     def start(self) -> None:
-        """Start it; raises DiskError where the disk is full, and TestbedError with what it says."""
+        """Start it, and take the idle baseline of this session.
+
+        Raises DiskError where the disk is full, and TestbedError with what it says.
+        """
         try:
             super().start()
         except NoSensorError:
@@ -42,6 +50,12 @@ class EnergyAgent(Agent):
         except AgentError as error:
             check_room("results_dir", self.store.parent)
             raise TestbedError(f"{error} (log: {self._log})") from error
+        if self._takes_baseline:
+            self.idle_cpu_util = cast(float | None, self.description.get("idle_cpu_util"))
+            with SqliteStore.open(self.store) as store:
+                # A resumed run has those of its earlier sessions too.
+                begin_ns = store.sessions()[-1].start_ns
+                self.idle = [one for one in store.baselines(self.node) if one.start_ns >= begin_ns]
 
     def mark(self, cell: str, loader: str, epochs: Mapping[int, tuple[int, int]]) -> None:
         """Have the server draw a cell's epochs: from when to when each was, ns of the readings' clock, by number."""

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
@@ -23,6 +24,7 @@ from harness.config.specs import Experiment
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.placement import PlacedData
 from harness.errors import DatasetError, HarnessError
+from harness.results.preparation import Preparation
 from harness.run.run_datasets import OpenData, RunData, open_data
 from harness.testbed.base import Node
 from loaders.base import Samples
@@ -121,6 +123,7 @@ def _store(data: RunData, folder: Path) -> None:
                 "shards": None if one.shards is None else str(one.shards),
                 "kind": one.placed.kind,
                 "placed": {part: str(path) for part, path in one.placed.shards.items()},
+                "preparation": None if one.preparation is None else asdict(one.preparation),
             }
         )
     (folder / _DATA).write_text(json.dumps(stored, default=str))
@@ -135,7 +138,8 @@ def _load(folder: Path) -> RunData:
         on_compute, several = np.load(folder / f"on_compute-{number}.npy"), folder / f"storage_of-{number}.npy"
         storage_of = np.load(several) if several.exists() else None
         placed = PlacedData(one["kind"], on_compute, samples.sizes, shards, storage_of)
-        data = OpenData(handle, placed, None if one["shards"] is None else Path(one["shards"]))
+        cost = None if one["preparation"] is None else Preparation(**one["preparation"])
+        data = OpenData(handle, placed, None if one["shards"] is None else Path(one["shards"]), cost)
         found |= dict.fromkeys(one["workloads"], data)
     return RunData(found)
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,7 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, cast
 
-from energymon import Event, Reading, SqliteStore
+import psutil
+
+from energymon import Baseline, Event, Reading, SqliteStore
 from energymon.clock.chrony import ntp_offset
 from energymon.clock.offsets import at_wall
 from energymon.system.child import Child, ChildError
@@ -29,6 +31,8 @@ from harness.results.cells import HostClock, HostRecord, SensorRecord
 from harness.results.clocks import Exchange, HostTime, clock_offset
 from harness.results.files import parse_value
 from harness.run.energy_agent import EnergyAgent
+from harness.system.process import processes_of_run
+from harness.system.procfs import cpu_s, family, host_cpu, kernel_threads
 from harness.testbed import Testbed
 
 _START_S: Final = 300.0
@@ -85,7 +89,7 @@ class HostAgents:
         # The agent takes the name of the run from its folder.
         self._there = Path(_FOLDER, folder.name)
         self._settings = {"energy": spec.model_dump(), "store": send.model_dump(), "token": read_token(send)}
-        self._interval_ms = spec.interval_ms
+        self._interval_ms, self._idle_s = spec.interval_ms, spec.idle_s
         self._agents: list[_HostAgent] = []
 
     @property
@@ -118,6 +122,16 @@ class HostAgents:
             found[agent.host] = clock_offset(exchanges, own, there)
         return found
 
+    def count_cpu(self, here: EnergyAgent) -> dict[str, dict[str, float]]:
+        """Return the CPU seconds of all hosts of the run, as `count_cpu` does; empty on one. Raises CellError.
+
+        `here` is the agent of this host.
+        """
+        if not self._agents:
+            return {}
+        found = {here.node: count_cpu(self._testbed.run_id, here.pid)}
+        return found | {agent.host: agent.ask(do="cpu")["cpu_s"] for agent in self._agents}
+
     def records(
         self, start_ns: int, end_ns: int, before: Mapping[str, HostClock], after: Mapping[str, HostClock]
     ) -> tuple[list[HostRecord], list[Reading]]:
@@ -139,6 +153,8 @@ class HostAgents:
                     series=parse_value(tuple[SensorRecord, ...], answer["series"]),
                     unreadable=parse_value(tuple[SensorRecord, ...], answer["unreadable"]),
                     events=[Event(**one) for one in answer["events"]],
+                    idle=[Baseline(**one) for one in answer["idle"]],
+                    idle_cpu_util=answer["idle_cpu_util"],
                     clock_before=before[agent.host],
                     clock_after=after[agent.host],
                 )
@@ -167,7 +183,7 @@ class HostAgents:
                     child.send(json.dumps(settings).encode() + b"\n")
             for host, child in started:
                 try:
-                    ready = child.ready(_START_S)
+                    ready = child.ready(_START_S + self._idle_s)
                 except ChildError as error:
                     raise TestbedError(f"host {host}: its energy agent {error}") from error
                 if "error" in ready:
@@ -194,6 +210,36 @@ class HostAgents:
 
         with ThreadPoolExecutor(max(1, len(self._agents))) as threads:
             list(threads.map(end, self._agents))
+
+
+def count_cpu(run_id: str, agent_pid: int | None) -> dict[str, float]:
+    """Return CPU seconds of this host's processors (`busy`), and of the run's processes here by what they do.
+
+    Those are the `loader` (cells and their workers), the `daemon`, the `mount` and the `monitor` of energy; what has no
+    process here is left out.
+    """
+    roots: dict[str, list[int]] = {"mount": [*kernel_threads("nfsd")]}
+    for pid in processes_of_run(run_id):
+        with suppress(psutil.Error):
+            if part := _part_of(psutil.Process(pid).cmdline()):
+                roots.setdefault(part, []).append(pid)
+    if agent_pid is not None:
+        roots["monitor"] = [agent_pid]
+    counted = {name: cpu_s({pid for root in pids for pid in family(root)}) for name, pids in roots.items() if pids}
+    host = host_cpu()
+    return {"busy": host.busy_s - host.steal_s, **counted}
+
+
+def _part_of(argv: Sequence[str]) -> str | None:
+    """Return what a process of the run does, from its command line; None for its helpers, such as an SSH client."""
+    names = [Path(argument).name for argument in argv]
+    if "ssh" in names[:1]:
+        return None
+    if "harness.cell" in argv:
+        return "loader"
+    if "-m" in argv and "serve" in argv:
+        return "daemon"
+    return "mount" if {"sshfs", "sshd"} & set(names) else None
 
 
 def read_token(send: StoreSpec) -> str | None:
@@ -224,20 +270,22 @@ def main() -> int:
         with agent:
             _say({"ready": True, "description": dict(agent.description)})
             for line in sys.stdin:
-                _say(_answer(agent, json.loads(line)))
+                _say(_answer(agent, settings["run_id"], json.loads(line)))
     except HarnessError as error:
         _say({"error": str(error)})
         return error.exit_status
     return 0
 
 
-def _answer(agent: EnergyAgent, command: Mapping[str, Any]) -> Mapping[str, object]:
+def _answer(agent: EnergyAgent, run_id: str, command: Mapping[str, Any]) -> Mapping[str, object]:
     now_ns = time.time_ns()
     if command["do"] == "clock":
         own = ntp_offset(agent.node, now_ns)
         told = None if own is None else {"source": own.peer, "offset_ns": own.offset_ns, "error_ns": own.error_ns}
         # Read again: the daemon takes a while to answer.
         return {"ntp": told, "utc_ns": time.time_ns()}
+    if command["do"] == "cpu":
+        return {"cpu_s": count_cpu(run_id, agent.pid)}
     try:
         agent.require()
         return _readings(agent, command["start_ns"], command["end_ns"])
@@ -257,6 +305,8 @@ def _readings(agent: EnergyAgent, start_utc_ns: int, end_utc_ns: int) -> Mapping
         "events": [asdict(event) for event in agent.events(start_ns, end_ns)],
         "series": agent.series,
         "unreadable": [dict(one) for one in agent.unreadable],
+        "idle": [asdict(one) for one in agent.idle],
+        "idle_cpu_util": agent.idle_cpu_util,
     }
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 from harness.config.specs import Component, Experiment
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle, Progress
+from harness.datasets.cache import storage_errors
 from harness.datasets.generate import GeneratedDataset
 from harness.datasets.placement import HALF_SHARDS, PlacedData, Role, is_cut, open_shards, place
 from harness.errors import ConfigError, DatasetError
 from harness.results.cells import DatasetRecord
+from harness.results.preparation import Preparation, store_preparations
+from harness.run.conversion import ConversionMeter
 from harness.run.daemon import Keys
 from harness.run.data_access import DataOnNodes
 from harness.system.disk import free_bytes, spelled
@@ -28,6 +31,8 @@ class OpenData:
     placed: PlacedData
     shards: Path | None
     """The folder of all its shards; None where nothing is streamed and nothing is cut in half."""
+    preparation: Preparation | None = None
+    """What converting it to shards cost; None where it was not, or where that is not known."""
 
     def describe(self) -> DatasetRecord:
         """Return what every cell on it stores."""
@@ -89,6 +94,7 @@ class RunData:
 
     def store(self, folder: Path, keys: Mapping[str, Keys]) -> dict[str, DataOnNodes]:
         """Write every dataset's samples into the run's folder; returns where the cells of each workload find theirs."""
+        store_preparations(folder, [data.preparation for data in self.each if data.preparation])
         several = len(self.each) > 1
         stored = {
             id(data): data.store(folder, f"-{data.handle.name}-{data.handle.content_hash[:8]}" if several else "", keys)
@@ -146,10 +152,14 @@ def _check_room(experiment: Experiment, cache: Path, storages: int) -> None:
 def _open(experiment: Experiment, component: Component, cache: Path, progress: Progress, storages: int) -> OpenData:
     handle: DatasetHandle = instantiate(component.target, component.params).open(cache, progress)
     cut = is_cut(experiment.placement, storages)
-    shards = None
+    shards = preparation = None
     if cut or experiment.streams:
+        meter = ConversionMeter(experiment.energy)
         try:
-            shards = open_shards(handle, cache, progress, HALF_SHARDS * storages if cut else 1)
+            shards = open_shards(handle, cache, progress, HALF_SHARDS * storages if cut else 1, meter.measure)
+            with storage_errors(shards):
+                preparation = meter.keep(handle, shards)
         except LoaderError as error:
             raise DatasetError(str(error)) from error
-    return OpenData(handle, place(experiment.placement, handle, shards, cache, progress, storages), shards)
+    placed = place(experiment.placement, handle, shards, cache, progress, storages)
+    return OpenData(handle, placed, shards, preparation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +55,20 @@ def disk_bytes() -> tuple[int, int] | None:
     psutil counts loop devices and stacked devices too, at twice the cost.
     """
     try:
-        lines = Path("/proc/diskstats").read_text().splitlines()
+        return sum_disks(Path("/proc/diskstats").read_text(), {one.name for one in Path("/sys/block").iterdir()})
     except OSError:
         return None
+
+
+def sum_disks(text: str, devices: Collection[str]) -> tuple[int, int] | None:
+    """Return bytes read from and written to a host's disks, from its /proc/diskstats and the names in its /sys/block.
+
+    None where it shows no disk.
+    """
     read, written, disks = 0, 0, 0
-    for fields in (line.split() for line in lines):
-        # A partition is no folder of its own there, and is counted in its disk.
-        if fields[2].startswith(_NOT_DISKS) or not Path("/sys/block", fields[2].replace("/", "!")).exists():
+    for fields in (line.split() for line in text.splitlines()):
+        # A partition is not in /sys/block, and is counted in its disk.
+        if fields[2].startswith(_NOT_DISKS) or fields[2].replace("/", "!") not in devices:
             continue
         disks += 1
         read += int(fields[5]) * _SECTOR_BYTES
@@ -103,23 +110,55 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def cpu_s(pids: Iterable[int]) -> float:
-    """Return CPU seconds of some processes, those of their children that were waited for included."""
-    total = 0.0
+def cpu_split(pids: Iterable[int]) -> tuple[float, float]:
+    """Return CPU seconds of some processes, in user mode and in the kernel for them.
+
+    Those of their children that were waited for are included.
+    """
+    user_s, system_s = 0.0, 0.0
     for pid in pids:
         with suppress(psutil.Error):
-            total += sum(psutil.Process(pid).cpu_times()[:4])
-    return total
+            times = psutil.Process(pid).cpu_times()
+            user_s += times.user + times.children_user
+            system_s += times.system + times.children_system
+    return user_s, system_s
+
+
+def cpu_s(pids: Iterable[int]) -> float:
+    """Return CPU seconds of some processes, those of their children that were waited for included."""
+    return sum(cpu_split(pids))
+
+
+def read_bytes(pids: Iterable[int]) -> int | None:
+    """Return bytes that some processes had read from disks, pages that they mapped included; None where unknown.
+
+    Those of their children that were waited for are included.
+    """
+    total, is_counted = 0, False
+    for pid in pids:
+        with suppress(OSError, IndexError, ValueError):
+            text = Path(f"/proc/{pid}/io").read_text().partition("\nread_bytes:")[2]
+            total, is_counted = total + int(text.split()[0]), True
+    return total if is_counted else None
 
 
 def kernel_cpu_s() -> float:
     """Return CPU seconds of the kernel's own threads; 0 where they cannot be seen, as in a container."""
+    return cpu_s(kernel_threads())
+
+
+def kernel_threads(name: str = "") -> tuple[int, ...]:
+    """Return the ids of the kernel's own threads, or of those of one name; none where they cannot be seen."""
+    if _comm(_KTHREADD) != "kthreadd":
+        return ()
+    return tuple(pid for pid in family(_KTHREADD) if not name or _comm(pid) == name)
+
+
+def _comm(pid: int) -> str:
     try:
-        if Path(f"/proc/{_KTHREADD}/comm").read_text() != "kthreadd\n":
-            return 0.0
+        return Path(f"/proc/{pid}/comm").read_text().removesuffix("\n")
     except OSError:
-        return 0.0
-    return cpu_s(family(_KTHREADD))
+        return ""
 
 
 def wait_s(pids: Iterable[int]) -> float | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from harness.errors import HarnessError, Interrupted
 from harness.system.signals import run_program
@@ -145,6 +146,7 @@ def examine() -> Iterator[Finding]:
     yield _device("link by relay", ["ip", "tuntap", "add", "jf0", "mode", "tun"], "tun")
     tbf = ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1gbit", "burst", "1mb", "limit", "1mb"]
     yield _device("rate cap by tbf", tbf, "sch_tbf")
+    yield _floor()
     yield _found("mount by NFSv4", nfs_obstacles(), "the papers' own kind of mount")
     yield _found("mount by sshfs", sshfs_obstacles(), "used where there is no NFS")
     dropping = (
@@ -154,6 +156,19 @@ def examine() -> Iterator[Finding]:
     )
     yield _found("cold caches by vm.drop_caches", dropping, "pages, directories and attributes are forgotten")
     yield _found("memory limit of a cell", memory_obstacles(), "testbed.memory_mb can be set")
+
+
+def _floor() -> Finding:
+    """Bring a link up and report its round trip without delay."""
+    from harness.testbed.netns import NetnsTestbed
+
+    ability = "round trip of the link itself"
+    try:
+        with NetnsTestbed(uuid4().hex[:8], "auto") as testbed:
+            use = "regimes that are nearer get no delay, and are refused beyond checks.rtt_ms"
+            return Finding(ability, True, f"{testbed.link.floor_ms:.2g} ms by {testbed.link.kind}: {use}")
+    except HarnessError as error:
+        return Finding(ability, False, str(error))
 
 
 def _found(ability: str, obstacles: Sequence[str], use: str) -> Finding:

@@ -148,6 +148,8 @@ class Mount:
 
     path: Path
     kind: Literal["nfs4", "sshfs", "local"]
+    pids: tuple[int, ...] = ()
+    """Processes and kernel threads of this host that serve it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,9 +234,16 @@ class Testbed(ABC):
         """Whether a host's clock is this machine's own; one machine has one clock."""
         return True
 
-    def drop_caches(self, root: Path) -> str:
-        """Forget what the kernel caches of the files under `root`; return how: vm.drop_caches or fadvise."""
-        return drop_caches(root, self._caches)
+    def drop_caches(self, root: Path, parts: Sequence[Path] = ()) -> str:
+        """Forget what the kernel caches of the files under `root`; return how, as `harness.testbed.caches` does.
+
+        `parts` are further folders with the same files.
+        """
+        return drop_caches(root, self._caches, [*self.compute.folder.glob("mount-*"), *parts])
+
+    def storage_disk_bytes(self) -> int | None:
+        """Return bytes read so far from the disks of the other hosts that store; None where there is no such host."""
+        return None
 
     def describe(self) -> dict[str, object]:
         """Describe the parts of the testbed, for a run's provenance."""

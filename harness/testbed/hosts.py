@@ -14,6 +14,7 @@ from typing import Final, Literal
 from energymon.clock.monotonic import boot_id
 from harness.config.regime import Regime
 from harness.errors import ConfigError, MountError, TestbedError
+from harness.system.procfs import sum_disks
 from harness.testbed.base import LOOPBACK, Mount, Node, ProbeResult, Testbed
 from harness.testbed.caches import Caches, drop_caches
 from harness.testbed.connection import Connection, Lease, RemoteNode
@@ -29,6 +30,7 @@ from harness.testbed.probe import probe_nodes, rtt_between
 
 BEAT_S: Final = 2.0
 CACHES_TIMEOUT_S: Final = 120.0
+DISKS_TIMEOUT_S: Final = 10.0
 
 
 class HostLostError(TestbedError):
@@ -197,20 +199,35 @@ class HostsTestbed(Testbed):
             finally:
                 self._seen.remove((node, mount.path))
 
-    def drop_caches(self, root: Path) -> str:
+    def drop_caches(self, root: Path, parts: Sequence[Path] = ()) -> str:
         """Have the kernels of all hosts forget what they cache of the files under `root`; return how."""
 
         def drop(node: RemoteNode) -> set[str]:
             seen = [str(point) for on, point in self._seen if on.host == node.host]
-            argv = [sys.executable, "-m", "harness.testbed.caches", self._caches, str(root), *seen]
+            argv = [sys.executable, "-m", "harness.testbed.caches", self._caches, *map(str, (root, *parts)), *seen]
             return set(node.run(argv, CACHES_TIMEOUT_S).splitlines())
 
         with ThreadPoolExecutor(max(1, len(self.remotes))) as threads:
             ways = set().union(*threads.map(drop, self.remotes))
         # A folder of the storage hosts need not be on this one.
-        here = [root] if root.is_dir() else []
+        here = [folder for folder in (root, *parts) if folder.is_dir()]
         here += [point for on, point in self._seen if on.host == self.compute.host]
         return " and ".join(sorted(ways | {drop_caches(one, self._caches) for one in here}, reverse=True))
+
+    def storage_disk_bytes(self) -> int | None:
+        """Return bytes read so far from the disks of the hosts that store and do not train; None where none shows any.
+
+        Raises TestbedError when a host does not answer.
+        """
+        training = {node.host for node in self.computes}
+        found = []
+        for node in self.storages:
+            if node.host not in training:
+                stats = node.run(["cat", "/proc/diskstats"], DISKS_TIMEOUT_S)
+                disks = sum_disks(stats, node.run(["ls", "/sys/block"], DISKS_TIMEOUT_S).split())
+                found.append(None if disks is None else disks[0])
+        known = [read for read in found if read is not None]
+        return sum(known) if known and len(known) == len(found) else None
 
     def describe(self) -> dict[str, object]:
         """Describe the parts of the testbed."""

@@ -61,9 +61,9 @@ class RemoteMounts:
                 yield Mount(point, self._mounter.kind)
             return
         point.mkdir()
-        with self._mounter.mount(root, point, regime):
+        with self._mounter.mount(root, point, regime) as pids:
             list_tree(self._compute, point)
-            yield Mount(point, self._mounter.kind)
+            yield Mount(point, self._mounter.kind, pids)
         point.rmdir()
 
     def describe(self) -> dict[str, object]:

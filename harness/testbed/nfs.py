@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from energymon.system.child import ChildError
 from harness.errors import MountError, TestbedError
+from harness.system.procfs import kernel_threads
 from harness.testbed.base import Node
 from harness.testbed.mount_table import detach, is_mounted, mounted_on
 from harness.testbed.unprivileged import outer_identity
@@ -114,14 +115,17 @@ class NfsMounter:
                 raise MountError(f"the kernel's NFS {role} does not load: see modprobe {module}")
 
     @contextmanager
-    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[None]:
+    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[tuple[int, ...]]:
         """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+
+        Yields the server's kernel threads. The client's work is done by the processes that read, and by threads of the
+        kernel that serve others too.
 
         Raises:
             MountError: the server does not start, or does not let the client in.
         """
         with self._server(root), _mounted(self._compute, f"{self._storage.address}:/", root, point, regime):
-            yield
+            yield kernel_threads("nfsd")
 
     def describe(self) -> dict[str, object]:
         """Describe the mount."""
@@ -163,14 +167,16 @@ class ExportMounter:
         self._storage, self._compute = storage, compute
 
     @contextmanager
-    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[None]:
+    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[tuple[int, ...]]:
         """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+
+        Yields no process: the server is another host's.
 
         Raises:
             MountError: the server does not export it to this host.
         """
         with _mounted(self._compute, f"{self._storage.address}:{root}", root, point, regime):
-            yield
+            yield ()
 
     def describe(self) -> dict[str, object]:
         """Describe the mount."""

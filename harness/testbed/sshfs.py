@@ -96,8 +96,10 @@ class SshfsMounter:
         self._is_locked = locked == "locked"
 
     @contextmanager
-    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[None]:
+    def mount(self, root: Path, point: Path, regime: Regime) -> Iterator[tuple[int, ...]]:
         """Mount `root` of the storage node at `point`, an empty directory, for as long as the context lasts.
+
+        Yields the processes of this host that serve it.
 
         Raises:
             MountError: the server does not start, or the mount does not come up.
@@ -105,12 +107,12 @@ class SshfsMounter:
         # Several mounters may have a server on the same host.
         port = next(_PORTS)
         timeout_s = CONNECT_BASE_S + CONNECT_ROUND_TRIPS * regime.rtt_ms / 1e3
-        with self._server(port):
+        with self._server(port) as server:
             config = self._client_config(port)
             argv = ["sshfs", "-f", "-F", str(config), "-o", _options(self.options()), f"storage:{root}", str(point)]
             if self._compute.is_remote:
                 with mounted_on(self._compute, argv, point, timeout_s):
-                    yield
+                    yield ()
                 return
             log_path = self._folder / f"sshfs-{port}.log"
             with self._compute.start(argv, stdout=subprocess.DEVNULL, stderr=log_path) as client:
@@ -118,7 +120,7 @@ class SshfsMounter:
                     if not wait_mounted(point, client.pid, timeout_s):
                         reason = client.stderr_lines(5) or f"not up in {timeout_s:g} s"
                         raise MountError(f"sshfs of {root} in regime {regime.name}: {reason}")
-                    yield
+                    yield (client.pid,) if self._storage.is_remote else (client.pid, server.pid)
                 finally:
                     # Without its mount the client ends by itself; the signal is for one that hangs.
                     if is_mounted(point):
@@ -151,7 +153,7 @@ class SshfsMounter:
         }
 
     @contextmanager
-    def _server(self, port: int) -> Iterator[None]:
+    def _server(self, port: int) -> Iterator[Child]:
         """Run an SSH server on the storage node that serves files, read-only, to the run's own key alone."""
         config = self._there / f"sshd_config-{port}"
         _write(self._storage, config, self._server_config(port))
@@ -165,7 +167,7 @@ class SshfsMounter:
         server = self._storage.start(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             _wait_listening(server, self._storage.address)
-            yield
+            yield server
         finally:
             # At SIGTERM the listener ends first and takes the process namespace, sessions included, with it.
             server.signal(signal.SIGTERM)

@@ -84,14 +84,17 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
     `accelerator` holds kind (auto, cuda, cpu, emulated or none) and, for an emulated one, model (a100 or h100),
     time_scale, by which its duration is multiplied, and seconds_per_sample: a number, or numbers by workload, that
     the user assumes in place of a published one. `seed` is that of the weights. `synchronised` is whether the process
-    is a rank of several, in a process group. Raises as choose_kind does.
+    is a rank of several, in a process group. A workload whose `trains` is false has no step: a real accelerator takes
+    its batches, and an emulated one idles. Raises as choose_kind does.
     """
-    kind = choose_kind(accelerator, workload.name)
+    kind, trains = choose_kind(accelerator, workload.name), getattr(workload, "trains", True)
     if kind == "emulated":
         from harness.workloads.emulated import EmulatedStep
 
         _, model, scale = _settings(accelerator)
         assumed = _assumed(accelerator, workload.name)
+        if not trains:
+            return EmulatedStep.idling(None if assumed is not None else model)
         if assumed is not None:
             step = EmulatedStep.assumed(assumed, scale)
         else:
@@ -101,7 +104,7 @@ def make_step(workload: Workload, accelerator: Mapping[str, object], seed: int, 
 
             step.synchronise(EmulatedGradients(workload))
         return step
-    if kind == "none":
+    if kind == "none" or not trains:
         from harness.workloads.emulated import NoStep
 
         return NoStep()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from harness.system.values import check_count
+from harness.system.values import check_choice, check_count
 from harness.workloads.base import check_labels
 
 if TYPE_CHECKING:
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
     from loaders.base import Batch
     from loaders.image import ImageTransform
+    from loaders.pipelines.timed import TimedPipeline
 
 
+STAGES: Final = ("read", "preprocess", "train")
+"""Of EMLIO's figure 1, each of which contains those before it."""
 _MIN_SIZE: Final = 32
 """The networks halve their input five times."""
 
@@ -29,8 +32,11 @@ class Classification(ABC):
     """Height and width of the crops in pixels."""
     num_classes: int = 1000
     name: str = "classification"
+    stage: str = "train"
+    """How far a sample goes: read, preprocess or train. The first two have no training step."""
 
     def __post_init__(self) -> None:
+        check_choice(f"workloads.{self.name}.stage", self.stage, STAGES)
         for key, minimum in (("batch_size", 1), ("image_size", _MIN_SIZE), ("num_classes", 2)):
             check_count(f"workloads.{self.name}.{key}", getattr(self, key), minimum=minimum)
 
@@ -40,11 +46,17 @@ class Classification(ABC):
         return self.image_size
 
     @property
-    def transform(self) -> ImageTransform:
-        """Random resized crop, flip and normalisation, as ImageNet training has them."""
-        from loaders.image import ImageTransform
+    def trains(self) -> bool:
+        """Whether batches are trained on."""
+        return self.stage == "train"
 
-        return ImageTransform(size=self.image_size)
+    @property
+    def transform(self) -> ImageTransform | TimedPipeline:
+        """Random resized crop, flip and normalisation, as ImageNet training has them; nothing in the stage `read`."""
+        from loaders.image import ImageTransform
+        from loaders.pipelines.timed import TimedPipeline
+
+        return TimedPipeline(0.0) if self.stage == "read" else ImageTransform(size=self.image_size)
 
     @abstractmethod
     def model(self) -> torch.nn.Module:

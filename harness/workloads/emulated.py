@@ -67,6 +67,13 @@ class EmulatedStep:
         seconds = seconds_per_sample * time_scale
         return cls(seconds, f"emulated: assumed {seconds:g} s a sample")
 
+    @classmethod
+    def idling(cls, model: str | None) -> Self:
+        """Make the step of an accelerator that takes batches and trains on none of them; None for an assumed one."""
+        if model is None:
+            return cls(0.0, "emulated: idle")
+        return cls(0.0, f"emulated: idle {MODELS[model]}", power=BOARDS.get(model))
+
     def __call__(self, batch: Batch) -> None:
         """Last n times the seconds per sample, n being the batch's samples."""
         self._step(round(len(batch) * self.seconds_per_sample * 1e9))

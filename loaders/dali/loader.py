@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any, Final, Literal, TypeAlias, Unpack
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from loaders.arguments import check_choice
+from loaders.arguments import as_number, check_choice
 from loaders.base import Batch, Samples
 from loaders.dali.detection import DetectionPlan
-from loaders.dali.epoch import READER_DEPTH, DaliEpoch
-from loaders.dali.external_source import DaliFedEpoch
+from loaders.dali.engine import DaliEngine
 from loaders.dali.failure import PipelineFailure, find_bad_sample
+from loaders.dali.images import ImagePlan
 from loaders.dali.plan import NoOperatorsError, Plan, PythonPlan
 from loaders.dali.segmentation import SegmentationPlan
-from loaders.dali.speech import SpeechPlan
+from loaders.dali.speech import SpeechPlan, scaled
 from loaders.errors import LoaderConfigError, SampleTimeoutError
 from loaders.image import ImageTransform
 from loaders.options import LoaderKeywords, LoaderOptions, takes_options
-from loaders.pipeline import Pipeline, Tensors
+from loaders.pipeline import Pipeline
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
@@ -39,20 +34,15 @@ _PLANS: Final[dict[type, Callable[[Any], Plan]]] = {
     DetectionPipeline: DetectionPlan,
     SpeechPipeline: SpeechPlan,
 }
-_IMAGE_NOTE: Final = (
-    "DALI's operators run every step; only the crop of an image is decoded, and resized in floating point: pixels "
-    "differ from PIL's by 0.2 of 255 grey levels on average"
-)
 
 
 class DaliLoader(ThreadedLoader):
-    """Reads files with DALI, in a pipeline that lives for one epoch.
+    """Reads files with DALI, in a pipeline that lives as long as the loader, or until an epoch is broken off.
 
-    It starts cold, as the other loaders' epochs do, reads every file of the epoch once and nothing beyond it. Images
-    are read with `readers.file`. Samples of the other workloads are read by threads of this loader, which run as Python
-    operators what DALI has none for, and draw all random numbers; DALI's own operators do the rest. All are on the GPU
-    ("mixed" where they decode pictures) where `device` is one. Of any other pipeline all steps are Python operators,
-    and DALI takes the batches in. `notes` says which steps run where.
+    An epoch reads every file once and nothing beyond it. Threads of this loader read samples, run as Python operators
+    what DALI has none for, and draw all random numbers; DALI's own operators do the rest, on the GPU ("mixed" where
+    they decode pictures) where `device` is one. Of any other pipeline all steps are Python operators, and DALI takes
+    the batches in. `notes` says which steps run where.
     """
 
     _name = "dali-loader"
@@ -63,114 +53,67 @@ class DaliLoader(ThreadedLoader):
         *,
         samples: Samples,
         transform: AnyTransform,
-        num_threads: int = 2,
+        num_threads: int = 4,
         prefetch_queue_depth: int = 2,
-        mmap: bool = True,
+        mmap: bool = False,
         operators: Operators = "native",
+        timed_step_scale: float = 1.0,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
         """Check the arguments; raise LoaderConfigError.
 
-        Of images, `sample_timeout_s` and on_error "skip" need operators "python": a read of DALI's own cannot be given
-        up, and its pipeline ends with the first file that fails. Of detection and speech, on_error "skip" makes all
-        operators Python's, as `notes` says.
+        Of images, on_error "skip" needs operators "python": DALI's pipeline ends with the first file that fails. Of
+        detection and speech, on_error "skip" makes all operators Python's, as `notes` says.
 
         Args:
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
-            num_threads: threads of DALI that run its operators; one more reads images, and as many of this loader run
-                Python operators and read everything else (default 2).
+            num_threads: threads that read and run Python operators, and as many of DALI's that run its own (default 4).
             prefetch_queue_depth: batches under way at once, in each of the two where both are at work (default 2).
-            mmap: whether image files are mapped into memory, so that the decoding threads fetch their pages, or copied
-                by the one reading thread (default True).
+            mmap: whether image files are mapped into memory, and not read (default False).
             operators: "native", DALI's own wherever there are any, or "python", by which threads run the whole of any
                 pipeline (default "native").
+            timed_step_scale: factor on the times of a SpeechPipeline's LightStep and HeavyStep, which stand for steps
+                that DALI may run faster than Python (default 1).
         """
         options = LoaderOptions(**keywords)
         super().__init__(samples, options, num_threads=num_threads, prefetch_queue_depth=(prefetch_queue_depth, 1))
-        self._transform = transform = as_pipeline(transform)
-        self._depth, self._mmap = prefetch_queue_depth, mmap
-        self._end: Callable[[], None] | None = None
-        self._plan: tuple[Plan, SampleProcessor] | None = None
-        self.notes: tuple[str, ...] = (_IMAGE_NOTE,)
-        plan = _plan_of(transform, operators, options)
-        if plan is not None:
-            self._plan = plan, SampleProcessor(samples, plan.ahead, options.seed, workers=num_threads, processes=False)
-            self.notes = (plan.note,)
+        if not as_number(timed_step_scale, 0):
+            raise LoaderConfigError(f"timed_step_scale={timed_step_scale!r}: expected a number above 0, such as 0.1")
+        transform = as_pipeline(transform)
+        notes: tuple[str, ...] = ()
+        if isinstance(transform, SpeechPipeline):
+            transform, notes = scaled(transform, timed_step_scale)
+        self._transform = transform
+        self._depth = prefetch_queue_depth
+        plan = _plan_of(transform, operators, options, mmap=mmap)
+        self.notes: tuple[str, ...] = (plan.note, *notes)
+        self._work = SampleProcessor(samples, plan.ahead, options.seed, workers=num_threads, processes=False)
+        self._engine = DaliEngine(
+            plan,
+            batch_size=options.batch_size,
+            num_threads=num_threads,
+            device=self._device,
+            prefetch_queue_depth=prefetch_queue_depth,
+        )
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
-        self._stop()
-        order = self._share.order(epoch)
-        return self._images(order, epoch) if self._plan is None else self._fed(*self._plan, order, epoch)
-
-    def _stop(self) -> None:
-        end, self._end = self._end, None
-        if end is not None:
-            end()
-
-    def _images(self, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
-        """Yield batches of images that DALI reads and decodes."""
-        assert isinstance(self._transform, ImageTransform)
-        if not len(order):
-            return
-        running = DaliEpoch(
-            self._samples,
-            order,
-            transform=self._transform,
-            options=self._options,
-            epoch=epoch,
-            device=self._device,
-            num_threads=self._num_threads,
-            prefetch_queue_depth=self._depth,
-            mmap=self._mmap,
-        )
-        self._end = running.close
-        try:
-            for start in range(0, len(order), self._options.batch_size):
-                yield self._next(running, order, start)
-        finally:
-            running.close()
-
-    def _next(self, running: DaliEpoch, order: npt.NDArray[np.int64], start: int) -> Batch:
-        try:
-            data, ids = running.next()
-        except RuntimeError as error:
-            failure = str(error)
-        else:
-            count = min(self._options.batch_size, len(order) - start)
-            ids, data = ids[:count], data[:count]
-            labels = torch.from_numpy(self._samples.labels[ids]).to(self._device)
-            return self._batch(ids, Tensors(data, labels, {}))
-        # Out of the handler, whose traceback would keep the pipeline and its threads alive.
-        running.close()
-        ends = [start + batch * self._options.batch_size for batch in range(1 + self._depth + READER_DEPTH + 1)]
-        batches = [order[first:beyond].tolist() for first, beyond in pairwise(ends)]
-        raise find_bad_sample(PipelineFailure(failure, batches), self._samples, self._transform)
-
-    def _fed(self, plan: Plan, work: SampleProcessor, order: npt.NDArray[np.int64], epoch: int) -> Iterator[Batch]:
-        """Yield batches of samples that this loader's threads read."""
+        engine = self._engine
+        engine.end()
         ahead = Prefetcher(
-            work,
-            order,
+            self._work,
+            self._share.order(epoch),
             epoch=epoch,
             options=self._options,
             depth=self._depth,
             threads=self._own_threads(),
             stages=self._stages,
         )
-        running = DaliFedEpoch(
-            ahead,
-            plan,
-            batch_size=self._options.batch_size,
-            num_threads=self._num_threads,
-            device=self._device,
-            prefetch_queue_depth=self._depth,
-        )
-        self._end = running.close
+        engine.begin(ahead)
         try:
             while True:
-                made = running.next()
-                self._skip(running.failed.take_new())
+                made = engine.next()
+                self._skip(engine.failed.take_new())
                 if made is None:
                     return
                 yield self._batch(*made)
@@ -180,12 +123,15 @@ class DaliLoader(ThreadedLoader):
         except PipelineFailure as error:
             failure = error
         finally:
-            running.close()
+            engine.end(ahead)
         raise find_bad_sample(failure, self._samples, self._transform)
 
+    def _stop(self) -> None:
+        self._engine.close()
 
-def _plan_of(pipeline: Pipeline, operators: Operators, options: LoaderOptions) -> Plan | None:
-    """Return how to run a pipeline that is fed from outside; None for images, which DALI reads by itself.
+
+def _plan_of(pipeline: Pipeline, operators: Operators, options: LoaderOptions, *, mmap: bool) -> Plan:
+    """Return how to run a pipeline.
 
     Raises LoaderConfigError for unknown operators, and for options that DALI's image pipeline cannot keep.
     """
@@ -197,12 +143,7 @@ def _plan_of(pipeline: Pipeline, operators: Operators, options: LoaderOptions) -
             raise LoaderConfigError(
                 "on_error=skip: DALI's image pipeline ends with a sample that fails; use raise, or operators=python"
             )
-        if options.sample_timeout_s is not None:
-            raise LoaderConfigError(
-                "sample_timeout_s: a read of DALI's image pipeline cannot be given up; use null, operators=python, or "
-                "another loader"
-            )
-        return None
+        return ImagePlan(pipeline, mmap=mmap)
     build = _PLANS.get(type(pipeline))
     if build is None:
         return PythonPlan(pipeline, f"there is no graph of DALI's operators for a {type(pipeline).__name__}")

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 else:
     DataNode = Any
 
-__all__ = ["DataNode", "Fed", "Feed", "NoOperatorsError", "Plan", "PythonPlan", "scalar"]
+__all__ = ["DataNode", "Fed", "Feed", "Inputs", "NoOperatorsError", "Plan", "PythonPlan", "scalar"]
 
 Feed: TypeAlias = Mapping[str, Sequence[npt.NDArray[np.generic]]]
 """What a batch feeds to DALI's external sources: arrays by the source's name, one a sample."""
+Inputs: TypeAlias = Sequence[tuple[str, tuple[np.dtype[Any], int]]]
+"""The external sources of a graph: names, and type and rank of a sample's array."""
 
 _NOT_MADE_YET = torch.empty(0)
 _TAKEN: Final = frozenset(
@@ -61,6 +63,8 @@ class Plan(ABC):
     """Whether Python runs every step, and DALI takes each batch as one sample."""
     conditional: bool = False
     """Whether the graph has conditionals (`if` of an input), by which some samples skip operators."""
+    inputs: Inputs = ()
+    """What the graph is fed; empty where only a batch shows it."""
     layouts: Mapping[str, str] = MappingProxyType({})
     """DALI's names of the inputs' dimensions, where an operator asks for them."""
 

@@ -1,4 +1,4 @@
-"""A pipeline that takes a given time for every sample, and does nothing to it."""
+"""A pipeline that reads samples and takes a given time for each, or none, and does nothing to it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class TimedPipeline(FilePipeline):
     """
 
     sample_s: float
-    """Seconds that every sample sleeps."""
+    """Seconds that every sample sleeps; 0 reads alone."""
     at_once: int | None = None
     """How many samples may sleep at a time in all workers together, as if they held a shared resource; None for all."""
     slots: Any = field(default=None, compare=False, repr=False)
     """Held while a sample sleeps; made here, and inherited by the workers."""
 
     def __post_init__(self) -> None:
-        if not self.sample_s > 0:
-            raise ValueError(f"transform.sample_s={self.sample_s}: expected seconds above 0")
+        if not self.sample_s >= 0:
+            raise ValueError(f"transform.sample_s={self.sample_s}: expected 0 seconds or more")
         if self.at_once is not None and self.at_once < 1:
             raise ValueError(f"transform.at_once={self.at_once}: expected 1 or more, or null for any number")
         if self.at_once is not None and self.slots is None:
@@ -40,8 +40,8 @@ class TimedPipeline(FilePipeline):
 
     @property
     def transforms(self) -> tuple[Transform, ...]:
-        """The sleep."""
-        return (_Sleep(self),)
+        """The sleep, if there is one."""
+        return (_Sleep(self),) if self.sample_s else ()
 
     def decode(self, encoded: bytes | memoryview, samples: SampleSource, sample_id: int) -> tuple[torch.Tensor, Target]:
         """Return the file's length, and the sample's label."""

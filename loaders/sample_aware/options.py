@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Final, Literal, TypedDict
 
@@ -23,7 +24,7 @@ class PolicyKeywords(TypedDict, total=False):
     slow_timeout_s: float | None
     warm_up: int
     min_workers: int | None
-    max_workers: int | None
+    max_workers: int | Literal["cores"] | None
     alpha: float
     beta: float
     theta_c: float
@@ -63,7 +64,8 @@ class PolicyOptions:
         warm_up: samples that are profiled (default 32).
         min_workers: fewest workers; with `max_workers` the scheduler changes their number; None for `num_workers`
             (default None).
-        max_workers: most workers; None for `num_workers` (default None).
+        max_workers: most workers; "cores" for as many as there are processors, and no fewer than `num_workers`; None
+            for `num_workers` (default None).
         alpha: workers that an empty queue of batches is worth, formula 2 of the paper (default 2.0).
         beta: workers that wholly busy processors are worth beyond `theta_c`, formula 2 (default 1.0).
         theta_c: utilisation of the processors above which workers are added, 0 to 1 (default 0.7).
@@ -73,7 +75,7 @@ class PolicyOptions:
     slow_timeout_s: float | None = None
     warm_up: int = 32
     min_workers: int | None = None
-    max_workers: int | None = None
+    max_workers: int | Literal["cores"] | None = None
     alpha: float = 2.0
     beta: float = 1.0
     theta_c: float = 0.7
@@ -94,7 +96,7 @@ class PolicyOptions:
         if self.max_workers is None and self.min_workers is None:
             return None
         low = workers if self.min_workers is None else self.min_workers
-        high = workers if self.max_workers is None else self.max_workers
+        high = self._max_workers(workers)
         scheduler = Scheduler(low, high, alpha=self.alpha, beta=self.beta, theta_c=self.theta_c)
         if not low <= workers <= high <= MAX_WORKERS:
             raise LoaderConfigError(
@@ -102,6 +104,11 @@ class PolicyOptions:
                 f"{MAX_WORKERS}"
             )
         return scheduler
+
+    def _max_workers(self, workers: int) -> int:
+        if self.max_workers == "cores":
+            return max(workers, min(len(os.sched_getaffinity(0)), MAX_WORKERS))
+        return workers if self.max_workers is None else check_whole("max_workers", self.max_workers, 1)
 
     def settings(
         self,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from loaders.base import SampleSource
 from loaders.errors import SampleError, SampleTimeoutError
-from loaders.pipeline import Item, Pipeline, StageTimes, Tensors, load_item
+from loaders.pipeline import Data, Item, Pipeline, StageTimes, Tensors, load_item, read_item, transform_item
 from loaders.shared.stall_monitor import Stalled, StallMonitor
 
 
@@ -35,6 +35,15 @@ class Failures(list[Failed]):
         new = self[self._taken :]
         self._taken += len(new)
         return new
+
+
+class Read(NamedTuple):
+    """A sample as it is stored."""
+
+    sample_id: int
+    encoded: Data
+    ns: int
+    """What reading took."""
 
 
 class Loaded(NamedTuple):
@@ -83,6 +92,35 @@ class SampleProcessor:
         finally:
             self.monitor.end(worker)
         return Loaded(item, time.perf_counter_ns() - began, times)
+
+    def read(self, worker: int, sample_id: int) -> Read:
+        """Read one sample; raise SampleError naming it. `transform` goes on with it, perhaps in another worker."""
+        began = time.perf_counter_ns()
+        self.monitor.begin(worker, sample_id)
+        try:
+            encoded = read_item(self._pipeline, self._samples, sample_id)
+        finally:
+            self.monitor.end(worker)
+        return Read(sample_id, encoded, time.perf_counter_ns() - began)
+
+    def transform(self, worker: int, epoch: int, read: Read) -> Loaded:
+        """Decode and transform a sample that was read; raise SampleError naming it and the stage."""
+        began = time.perf_counter_ns()
+        times = self.monitor.begin(worker, read.sample_id, stage="decode", took_ns=read.ns)
+        times.ns["read"] = read.ns
+        try:
+            item = transform_item(
+                self._pipeline,
+                self._samples,
+                read.sample_id,
+                read.encoded,
+                seed=self._seed,
+                epoch=epoch,
+                times=times,
+            )
+        finally:
+            self.monitor.end(worker)
+        return Loaded(item, read.ns + time.perf_counter_ns() - began, times)
 
     def collate(self, worker: int, loaded: Sequence[Loaded]) -> Collated:
         """Join samples; raise SampleError naming the one whose shape is wrong, or all of them."""

@@ -100,10 +100,13 @@ class StallMonitor:
         self._stages, self._memory = state
         self._table = WorkerTable(self._memory)
 
-    def begin(self, worker: int, sample_id: int, *, stage: str = "read") -> StageTimes:
-        """Note that a worker takes up a sample, or a batch that begins with it; return times that note its stages."""
+    def begin(self, worker: int, sample_id: int, *, stage: str = "read", took_ns: int = 0) -> StageTimes:
+        """Note that a worker takes up a sample, or a batch that begins with it; return times that note its stages.
+
+        `took_ns` is what the sample's stages before this one took.
+        """
         at = self._stages.index(stage)
-        self._table.begin(worker, 0, sample_id, at, time.monotonic_ns())
+        self._table.begin(worker, 0, sample_id, at, time.monotonic_ns() - took_ns)
         return _NotedTimes(self._table, worker, at)
 
     def end(self, worker: int) -> None:

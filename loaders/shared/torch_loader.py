@@ -53,6 +53,7 @@ class TorchKeywords(LoaderKeywords, total=False):
     prefetch_factor: int
     persistent_workers: bool
     pin_memory: bool | None
+    in_order: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,15 @@ class TorchOptions(LoaderOptions):
         prefetch_factor: batches that each worker keeps ready (default 2).
         persistent_workers: whether workers live as long as the loader, and not for one epoch (default True).
         pin_memory: whether batches are page-locked; None where `device` is a GPU (default None).
+        in_order: whether batches come in the epoch's order, and not in the order in which workers finish them
+            (default True).
     """
 
     num_workers: int = 4
     prefetch_factor: int = 2
     persistent_workers: bool = True
     pin_memory: bool | None = None
+    in_order: bool = True
 
     def __post_init__(self) -> None:
         super(TorchOptions, self).__post_init__()
@@ -125,6 +129,7 @@ class TorchBatches:
                 persistent_workers=options.persistent_workers and num_workers > 0,
                 pin_memory=device.type == "cuda" if options.pin_memory is None else options.pin_memory,
                 timeout=min(_MAX_POLL_S, timeout_s / _POLLS) if timeout_s else 0,
+                in_order=options.in_order,
             )
         self._iterator: Iterator[_Delivered] | None = None
         self._deaths = WorkerDeaths()

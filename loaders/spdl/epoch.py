@@ -1,13 +1,14 @@
-"""One epoch as a pipeline of SPDL's: samples are loaded in threads, aggregated and collated."""
+"""One epoch as a pipeline of SPDL's: samples are read, transformed, aggregated and collated, each a stage."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, NamedTuple
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from loaders.errors import LoaderError, SampleError
 from loaders.options import LoaderOptions
 from loaders.pipeline import Tensors
 from loaders.shared.device import DeviceTransfer, InTransfer
-from loaders.shared.processor import Failed, Failures, Loaded, SampleProcessor
+from loaders.shared.processor import Failed, Failures, Loaded, Read, SampleProcessor
 from loaders.shared.stage_table import StageTable
 from loaders.shared.threads import thread_number
 
@@ -26,6 +27,24 @@ _POLLS: Final = 4
 _MAX_POLL_S: Final = 1.0
 _STOP_S: Final = 10.0
 """SPDL's own limit for a pipeline that is stopped by the garbage collector."""
+
+
+OutputOrder: TypeAlias = Literal["completion", "input"]
+"""Whether a stage yields its outputs as they are done, or in the order of its inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """How the stages of a pipeline run: calls at a time of each, and the rest."""
+
+    read: int | None
+    """None where reading has no stage of its own."""
+    transform: int
+    """Of decoding and all transforms of a sample, and of reading where that has no stage of its own."""
+    collate: int
+    output_order: OutputOrder
+    buffer_size: int
+    """Batches kept ready."""
 
 
 class Made(NamedTuple):
@@ -47,8 +66,7 @@ class SpdlEpoch:
         epoch: int,
         options: LoaderOptions,
         threads: Executor,
-        concurrency: int,
-        buffer_size: int,
+        how: Stages,
         transfer: DeviceTransfer,
         stages: StageTable,
     ) -> None:
@@ -60,8 +78,7 @@ class SpdlEpoch:
             epoch: its number.
             options: the loader's; of these the batch size, the policy of errors and the limit of a sample's time.
             threads: the loader's own.
-            concurrency: samples that are loaded at a time.
-            buffer_size: batches kept ready.
+            how: how the stages run.
             transfer: copies batches to the device.
             stages: gets the times of every stage.
         """
@@ -72,20 +89,19 @@ class SpdlEpoch:
         self._collate_error: SampleError | None = None
         # SPDL drops what fails, up to a number of failures. It also counts the failures of all stages together.
         max_failures = 0 if self._on_error == "raise" else len(ids)
-        builder: Any = PipelineBuilder()
-        self._pipeline: Pipeline[Made] | None = (
-            builder.add_source(ids.tolist())
-            .pipe(
-                self._load,
-                name="load",
-                concurrency=concurrency,
-                executor=threads,
-                output_order="input",
-                max_failures=max_failures,
+        common = {"executor": threads, "output_order": how.output_order}
+        builder: Any = PipelineBuilder().add_source(ids.tolist())
+        if how.read is None:
+            builder.pipe(self._load, name="load", concurrency=how.transform, max_failures=max_failures, **common)
+        else:
+            builder.pipe(self._read, name="read", concurrency=how.read, max_failures=max_failures, **common)
+            builder.pipe(
+                self._transform, name="transform", concurrency=how.transform, max_failures=max_failures, **common
             )
-            .aggregate(options.batch_size)
-            .pipe(self._collate, name="collate", executor=threads, output_order="input", max_failures=0)
-            .add_sink(buffer_size)
+        self._pipeline: Pipeline[Made] | None = (
+            builder.aggregate(options.batch_size)
+            .pipe(self._collate, name="collate", concurrency=how.collate, max_failures=0, **common)
+            .add_sink(how.buffer_size)
             .build(
                 # The threads are the loader's own: SPDL's would keep the process from ending while one of them hangs.
                 num_threads=1,
@@ -144,13 +160,28 @@ class SpdlEpoch:
                 return None
 
     def _load(self, sample_id: int) -> Loaded:
-        try:
+        with self._noting_failure(sample_id):
             loaded = self._work.load(thread_number(), self._epoch, sample_id)
+        self._stages.add(loaded.times.seconds())
+        return loaded
+
+    def _read(self, sample_id: int) -> Read:
+        with self._noting_failure(sample_id):
+            return self._work.read(thread_number(), sample_id)
+
+    def _transform(self, read: Read) -> Loaded:
+        with self._noting_failure(read.sample_id):
+            loaded = self._work.transform(thread_number(), self._epoch, read)
+        self._stages.add(loaded.times.seconds())
+        return loaded
+
+    @contextmanager
+    def _noting_failure(self, sample_id: int) -> Iterator[None]:
+        try:
+            yield
         except SampleError as error:
             self.failed.append(Failed(sample_id, str(error)))
             raise
-        self._stages.add(loaded.times.seconds())
-        return loaded
 
     def _collate(self, loaded: list[Loaded]) -> Made:
         began = time.perf_counter_ns()

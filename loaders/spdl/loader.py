@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, Unpack
 
 from loaders.arguments import check_choice
 from loaders.base import Batch, Samples
@@ -15,13 +15,14 @@ from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.shared.device import DeviceTransfer
 from loaders.shared.file_loader import ThreadedLoader
 from loaders.shared.processor import SampleProcessor
-from loaders.spdl.epoch import SpdlEpoch
+from loaders.spdl.epoch import OutputOrder, SpdlEpoch, Stages
 
 if TYPE_CHECKING:
     from loaders.spdl.image import SpdlImages
 
 
 Decode: TypeAlias = Literal["pil", "spdl"]
+_COMPLETION_NOTE: Final = "batches are of the samples that were done first"
 
 
 class SpdlLoader(ThreadedLoader):
@@ -40,6 +41,10 @@ class SpdlLoader(ThreadedLoader):
         samples: Samples,
         transform: AnyTransform,
         num_threads: int = 4,
+        read_concurrency: int | None = None,
+        transform_concurrency: int | None = None,
+        collate_concurrency: int = 1,
+        output_order: OutputOrder = "completion",
         buffer_size: int = 3,
         decode: Decode = "pil",
         **keywords: Unpack[LoaderKeywords],
@@ -52,20 +57,44 @@ class SpdlLoader(ThreadedLoader):
         Args:
             samples: the files.
             transform: a pipeline, or a callable on the decoded sample.
-            num_threads: threads that load samples and collate (default 4).
+            num_threads: threads that run all stages (default 4).
+            read_concurrency: samples that are read at a time, in a stage of their own; None reads a sample in the stage
+                that decodes it, which takes less processor time (default None).
+            transform_concurrency: samples that are decoded and transformed at a time; None for `num_threads` (default
+                None).
+            collate_concurrency: batches that are collated at a time (default 1).
+            output_order: of every stage's outputs: "completion", first done, first out, or "input", in the epoch's own
+                order (default "completion").
             buffer_size: batches kept ready (default 3).
             decode: of images alone: "pil" as the other loaders, or "spdl", in which FFmpeg decodes, crops and resizes
                 (default "pil").
         """
         options = LoaderOptions(**keywords)
-        super().__init__(samples, options, num_threads=num_threads, buffer_size=(buffer_size, 1))
+        self._how = how = Stages(
+            read_concurrency,
+            num_threads if transform_concurrency is None else transform_concurrency,
+            collate_concurrency,
+            output_order,
+            buffer_size,
+        )
+        super().__init__(
+            samples,
+            options,
+            num_threads=num_threads,
+            read_concurrency=(1 if how.read is None else how.read, 1),
+            transform_concurrency=(how.transform, 1),
+            collate_concurrency=(how.collate, 1),
+            buffer_size=(buffer_size, 1),
+        )
+        check_choice("output_order", output_order, OutputOrder)
         transform = as_pipeline(transform)
         check_choice("decode", decode, Decode)
+        if output_order == "completion":
+            self.notes += (_COMPLETION_NOTE,)
         if decode == "spdl":
             transform = _decoded_by_spdl(transform)
-            self.notes = transform.notes
+            self.notes += transform.notes
         self._work = SampleProcessor(samples, transform, options.seed, workers=num_threads, processes=False)
-        self._buffer_size = buffer_size
         self._transfer = DeviceTransfer(self._device)
         self._running: SpdlEpoch | None = None
 
@@ -77,8 +106,7 @@ class SpdlLoader(ThreadedLoader):
             epoch=epoch,
             options=self._options,
             threads=self._own_threads(),
-            concurrency=self._num_threads,
-            buffer_size=self._buffer_size,
+            how=self._how,
             transfer=self._transfer,
             stages=self._stages,
         )

@@ -100,10 +100,8 @@ def _serve(arguments: argparse.Namespace) -> int:
             from loaders.streaming.timestamps import TimestampLogger
 
             events = TimestampLogger(options.events, daemon=options.listen) if options.events is not None else None
-            threads, no_auth = options.threads, options.no_auth
-            with Daemon(
-                store, host, listener, log=log, threads=threads, keys=keys, no_auth=no_auth, events=events
-            ) as daemon:
+            given = options.model_dump(include={"threads", "serializers", "high_water_mark", "no_auth"})
+            with Daemon(store, host, listener, log=log, keys=keys, events=events, **given) as daemon:
                 _log_start(daemon, store, host, options, buffer, is_restart=is_restart)
                 why = daemon.serve(until_eof=sys.stdin.fileno() if options.until_eof else None)
                 log("stopping", reason=why)
@@ -135,6 +133,8 @@ def _log_start(
         shards=len(store.catalog.shards),
         keys=options.keys is not None,
         threads=options.threads,
+        serializers=options.serializers,
+        high_water_mark=options.high_water_mark,
         send_buffer=buffer or "tuned by TCP",
         congestion=daemon.congestion,
         max_clients=daemon.max_connections,

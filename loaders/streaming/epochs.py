@@ -18,6 +18,7 @@ from loaders.streaming.planner import BatchPlan, EpochPlan
 from loaders.streaming.receiver.batch import BatchOrder, RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
+from loaders.streaming.receiver.growth import Prefetch
 from loaders.streaming.timestamps import TimestampLogger
 
 
@@ -122,9 +123,10 @@ class Fetching:
     """How batches are fetched."""
 
     client: StreamClient
-    window: int
+    window: Prefetch
     order: BatchOrder
-    step: int
+    step: float
+    pieces: int
     verify: bool
     events: TimestampLogger | None
     times: StageTimes
@@ -134,7 +136,12 @@ class Fetching:
     def start(self, schedule: Schedule) -> Fetch:
         """Start to fetch the planned batches."""
         return self.client.fetch_from(
-            schedule.pull, window=self.window, order=self.order, step=self.step, verify=self.verify
+            schedule.pull,
+            window=self.window,
+            order=self.order,
+            step=self.step,
+            pieces=self.pieces,
+            verify=self.verify,
         )
 
     def take(self, fetch: Fetch, *, wait: bool) -> RawBatch | None:
@@ -151,7 +158,8 @@ class Fetching:
 class Numbered(NamedTuple):
     """A batch of an epoch."""
 
-    number: int
+    planned: tuple[int, ...]
+    """Numbers of the planned batches that it is."""
     batch: Batch | RawBatch | None
     """None where every sample of it failed."""
     failed: Sequence[Failed] = ()
@@ -167,9 +175,9 @@ class Raw:
         self._fetch = fetching.start(schedule)
 
     def next(self) -> Numbered | None:
-        """Return the next batch with its number, None once it was stopped."""
+        """Return the next batch with its numbers, None once it was stopped."""
         raw = self._fetching.take(self._fetch, wait=True)
-        return None if raw is None else Numbered(raw.batch, raw)
+        return None if raw is None else Numbered(raw.planned, raw)
 
     def stop(self) -> None:
         """Drop the requests under way; may be called twice."""
@@ -183,18 +191,20 @@ class Decoded:
     def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, transfer: DeviceTransfer) -> None:
         self.schedule = schedule
         self._fetching, self._decoder, self._transfer = fetching, decoder, transfer
-        self._ready: Channel[tuple[int, InTransfer[Batch] | None, Sequence[Failed]]] = Channel(_READY_BATCHES)
+        self._ready: Channel[tuple[tuple[int, ...], InTransfer[Batch] | None, Sequence[Failed]]] = Channel(
+            _READY_BATCHES
+        )
         self._fetch = fetching.start(schedule)
         self._thread = threading.Thread(target=self._run, name="streaming-epoch", daemon=True)
         self._thread.start()
 
     def next(self) -> Numbered | None:
-        """Return the next batch with its number, None once it was stopped; raise what went wrong in the thread."""
+        """Return the next batch with its numbers, None once it was stopped; raise what went wrong in the thread."""
         item = self._ready.get()
         if item is None:
             return None
-        number, batch, failed = item
-        return Numbered(number, None if batch is None else batch.wait(), failed)
+        numbers, batch, failed = item
+        return Numbered(numbers, None if batch is None else batch.wait(), failed)
 
     def _run(self) -> None:
         error: BaseException | None = None
@@ -209,7 +219,7 @@ class Decoded:
 
     def _pump(self) -> None:
         decoder, times = self._decoder, self._fetching.times
-        numbers: deque[int] = deque()
+        numbers: deque[tuple[int, ...]] = deque()
         while True:
             while decoder.pending < LOOKAHEAD:
                 # With a batch in decoding there is work to do, so a batch that has not arrived can wait.
@@ -217,7 +227,7 @@ class Decoded:
                 if raw is None:
                     break
                 decoder.submit(raw)
-                numbers.append(raw.batch)
+                numbers.append(raw.planned)
             if decoder.pending:
                 began = time.perf_counter_ns()
                 batch, failed = decoder.collect()

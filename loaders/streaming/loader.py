@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import warnings
@@ -33,7 +34,7 @@ from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.connections import Endpoints
 from loaders.streaming.receiver.fetch import check_window
-from loaders.streaming.receiver.growth import Streams
+from loaders.streaming.receiver.growth import Prefetch, Streams
 from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
 
@@ -41,8 +42,8 @@ from loaders.streaming.timestamps import TimestampLogger
 class StreamingLoader(Closing):
     """Streams TFRecord slices from daemons over several connections and decodes them in the background.
 
-    Up to `prefetch_batches` batches are requested ahead of each daemon, which hides the distance: their bytes should
-    exceed the link's bandwidth-delay product. One thread at a time uses it.
+    Up to `prefetch_batches` batches are requested ahead of each daemon, which hides the distance. One thread at a time
+    uses it.
     """
 
     @takes_options(LoaderOptions)
@@ -54,8 +55,8 @@ class StreamingLoader(Closing):
         endpoints: Endpoints | None = None,
         keys: Path | str | None = None,
         streams: Streams = 2,
-        prefetch_batches: int = 8,
-        prefetch_step: int = 0,
+        prefetch_batches: Prefetch = "auto",
+        prefetch_step: float = 0,
         order: BatchOrder = "arrival",
         decode: Engine = "auto",
         num_threads: int = 2,
@@ -84,15 +85,18 @@ class StreamingLoader(Closing):
                 (default: `endpoint`).
             keys: The client's folder of keys, for daemons with keys (default: none).
             streams: Connections to each daemon; "auto" is 2, then 4 and up to 32 while goodput grows (default: 2).
-            prefetch_batches: Batches that are requested ahead of each daemon (default: 8).
-            prefetch_step: Requests at the start of an epoch, and more with each batch, until `prefetch_batches` is
-                reached; 0 requests all at once (default: 0).
-            order: "arrival", or "strict" for the order of the plan (default: "arrival").
+            prefetch_batches: Batches that are requested ahead of each daemon; "auto" is two a stream and twice the
+                bandwidth-delay product, which is learned (default: "auto").
+            prefetch_step: Requests at the start of an epoch, 1 or more, and more with each batch, until
+                `prefetch_batches` is reached: 0.25 asks for 5 with 4 taken; 0 requests all at once (default: 0).
+            order: "arrival", "sample" for batches of the runs that arrive first, whichever batch they were planned
+                for, or "strict" for the order of the plan (default: "arrival").
             decode: "dali" decodes images alone, "torch" and "torch-process" run any pipeline, "auto" takes the
                 fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
             num_threads: Threads that decode, or processes of "torch-process" (default: 2).
-            slice_records: Neighbouring records in a run; a batch is made of runs (default: as the daemons say that
-                their shards need, or 8 with a `shuffle_window`).
+            slice_records: Neighbouring records in a run; a batch is made of runs. 0 is EMLIO's plan: whole shards, and
+                batches from as many of them in turn as there are streams (default: as the daemons say that their
+                shards need, or 8 with a `shuffle_window`).
             shuffle_window: Records that are shuffled one by one within windows of so many, 0 for none (default: as
                 the daemons say, or 0 with `slice_records`).
             part: (i, n) takes every n-th batch of the rank from the i-th on, for one of n loaders (default: (0, 1)).
@@ -166,25 +170,52 @@ class StreamingLoader(Closing):
             self._close_helpers()
             raise
         close_at_exit(self)
+        self._stretches = 1 if slice_records != 0 or streams == "auto" else streams
+        self._settings |= self._know_order(slice_records, shuffle_window)
+        pieces = self._count_pieces()
+        self._piece_records = self._batch_size // pieces
         self._fetching = Fetching(
-            self._client, prefetch_batches, order, prefetch_step, verify, self._events, self._times
+            self._client, prefetch_batches, order, prefetch_step, pieces, verify, self._events, self._times
         )
-        self._settings["catalog"] = self._client.catalog.fingerprint
+        self._notes = tuple(self._describe(warm_bytes, wire))
+
+    def _know_order(self, slice_records: int | None, shuffle_window: int | None) -> StateDict:
+        """Return the settings of the order that depend on the data, or on other arguments."""
+        order: StateDict = {"catalog": self._client.catalog.fingerprint}
         if slice_records is None and shuffle_window is None:
             known = [mixing for mixing in self._client.mixings if mixing is not None]
-            self._settings["slice_records"] = min((each.slice_records for each in known), default=SLICE_RECORDS)
-            self._settings["shuffle_window"] = max((each.shuffle_window for each in known), default=SHUFFLE_WINDOW)
-        self._notes: tuple[str, ...] = (
-            self._describe_mixing(),
-            f"moves {warm_bytes / 2**20:.3g} MiB of padding before the first epoch to open its connections",
-            *(self._decoder.notes if self._decoder else ("yields encoded images, not decoded",)),
+            order["slice_records"] = min((each.slice_records for each in known), default=SLICE_RECORDS)
+            order["shuffle_window"] = max((each.shuffle_window for each in known), default=SHUFFLE_WINDOW)
+        elif slice_records == 0:
+            order["batch_size"] = self._batch_size
+        return order
+
+    def _count_pieces(self) -> int:
+        """Return into how many equal requests a batch is planned that is filled by sample: of at most a run each."""
+        run = self._settings["slice_records"] if self._order == "sample" else 0
+        return (
+            next(
+                n for n in range(1, self._batch_size + 1) if self._batch_size % n == 0 and self._batch_size // n <= run
+            )
+            if run
+            else 1
         )
+
+    def _describe(self, warm_bytes: int, wire: WireFormat) -> Iterator[str]:
+        """Yield the properties of this loader, for the report."""
+        yield self._describe_mixing()
+        if wire == "msgpack":
+            yield "receives every batch as one msgpack message, in which the daemon has copied its records"
+        if warm_bytes:
+            yield f"moves {warm_bytes / 2**20:.3g} MiB of padding before the first epoch to open its connections"
+        yield from self._decoder.notes if self._decoder else ("yields encoded images, not decoded",)
 
     def _describe_mixing(self) -> str:
         """Return how samples are shuffled and how well classes are mixed; warn where that is too little."""
         slices, window = self._settings["slice_records"], self._settings["shuffle_window"]
         within = f"records within windows of {window} of them, after " if window > 1 else ""
-        how = f"shuffles {within}runs of {slices} samples that are neighbours in the shards"
+        runs = f"runs of {slices} samples that are neighbours in the shards" if slices else "whole shards"
+        how = f"shuffles {within}{runs}"
         counted = [(each, None if each is None else each.classes(slices, window)) for each in self._client.mixings]
         figures = [(classes / each.shuffled, classes, each) for each, classes in counted if each and classes]
         # With daemons that hold different shards, a batch is of one daemon's part of a window.
@@ -205,7 +236,10 @@ class StreamingLoader(Closing):
     @property
     def notes(self) -> tuple[str, ...]:
         """The properties of this loader for the report, up to now."""
-        return (*self._notes, self._client.transport)
+        asked = (
+            f"; asks for {self._client.window.batches} batches ahead of each" if self._fetching.window == "auto" else ""
+        )
+        return (*self._notes, self._client.transport + asked)
 
     @staticmethod
     def check_transform(
@@ -246,10 +280,11 @@ class StreamingLoader(Closing):
         self._log("epoch_start", epoch)
         is_whole = False
         try:
-            for _ in range(len(planned)):
-                number, batch, failed = self._next(running)
-                checkpoint.delivered[planned.list_positions(number)] = True
-                ended = (*ended, number)
+            for _ in range(math.ceil(planned.records / self._batch_size)):
+                numbers, batch, failed = self._next(running)
+                for number in numbers:
+                    checkpoint.delivered[planned.list_positions(number)] = True
+                ended += numbers
                 for one in failed:
                     self._stats.skip(*one)
                 if batch is not None:
@@ -283,8 +318,8 @@ class StreamingLoader(Closing):
         self._resumed = False
         if resumed and checkpoint is not None and checkpoint.epoch == epoch:
             self._stop()
-            first = self._left(checkpoint)
-            first = self._client.group(first) if self._order == "arrival" else first
+            first = self._left(checkpoint, self._piece_records)
+            first = first if self._order == "strict" else self._client.group(first)
             first = first.select_part(*self._part)
             self._note(first, len(checkpoint.delivered), checkpoint.before)
         elif self._running and self.finished == epoch - 1:
@@ -307,16 +342,15 @@ class StreamingLoader(Closing):
         self._plan_under_way, self._given = plan, []
         self._checkpoint = Checkpoint.start(plan, records, before)
 
-    def _left(self, checkpoint: Checkpoint) -> EpochPlan:
+    def _left(self, checkpoint: Checkpoint, batch_size: int) -> EpochPlan:
         """Return the rest of a rank's epoch, in the order of its seed."""
-        everything = plan_epoch(
-            self._client.catalog.shard_records, **self._plan_arguments(checkpoint.epoch), done=checkpoint.before
-        )
+        arguments = self._plan_arguments(checkpoint.epoch) | {"batch_size": batch_size}
+        everything = plan_epoch(self._client.catalog.shard_records, **arguments, done=checkpoint.before)
         return checkpoint.left(everything)
 
     def _plan_arguments(self, epoch: int) -> StateDict:
         settings = {name: value for name, value in self._settings.items() if name != "catalog"}
-        return settings | {"batch_size": self._batch_size, "epoch": epoch}
+        return settings | {"batch_size": self._piece_records, "epoch": epoch, "stretches": self._stretches}
 
     def _plan(self, epoch: int) -> EpochPlan:
         return self._client.plan(order=self._order, **self._plan_arguments(epoch)).select_part(*self._part)
@@ -349,7 +383,7 @@ class StreamingLoader(Closing):
         start = self._read_state(state) if state else None
         if start is None or start.epoch != epoch:
             start = Checkpoint(epoch, np.zeros(len(self), np.bool_))
-        left = self._left(start)
+        left = self._left(start, self._batch_size)
         taken = check_whole("taken", taken, 0, len(left))
         delivered = start.delivered.copy()
         delivered[left.list_positions(left.number, taken)] = True

@@ -47,6 +47,18 @@ class DaemonOptions(BaseModel):
     threads: Annotated[int, Field(ge=1, le=64)] = Field(
         default=1, title="N", description="threads that move bytes, 1 to 64 (default: 1)"
     )
+    serializers: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0,
+        title="N",
+        description="threads that read and serialise answers to clients with wire=msgpack, up to 64; with 0 the thread "
+        "that takes requests does so (default: 0)",
+    )
+    high_water_mark: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None,
+        title="N",
+        description="most messages that wait to be sent on a connection, 1 to 1024, within 16 MiB of memory "
+        "(default: 4 MiB of messages)",
+    )
     bandwidth_gbit: float | None = Field(
         default=None,
         title="GBIT",

@@ -186,6 +186,16 @@ class EpochPlan(Sequence[BatchPlan]):
         """Return the plan without the places of the rank's sequence that `done` marks, numbered from `number`."""
         return EpochPlan(self.epoch, self._runs.exclude(done), self.batch_size, number=number)
 
+    def interleave(self, stretches: int) -> EpochPlan:
+        """Return the same batches, taken in turn from so many stretches of the plan of about equal length."""
+        if stretches == 1 or len(self) < 2:
+            return self
+        # Counted from the end: the last batch, which may be short, stays the last one.
+        stretch, place = np.divmod(np.arange(len(self))[::-1], math.ceil(len(self) / stretches))
+        order = np.lexsort((-stretch, -place)).tolist()
+        batches = [self._runs[int(self._bounds[index]) : int(self._bounds[index + 1])] for index in order]
+        return EpochPlan(self.epoch, concatenate_runs(batches), self.batch_size, number=self.number)
+
     def group(self, groups: Sequence[int]) -> EpochPlan:
         """Return the same records in batches of which all but the last few are of one group of shards each.
 
@@ -213,6 +223,7 @@ def plan_epoch(
     epoch: int,
     slice_records: int = 8,
     shuffle_window: int = 0,
+    stretches: int = 1,
     rank: int = 0,
     world_size: int = 1,
     remainder: Remainder | None = None,
@@ -225,6 +236,9 @@ def plan_epoch(
     within windows. Smaller slices and a window mix better and cost more frames. A rank with a share of n records gets
     ceil(n / batch_size) batches, of which only the last may be short.
 
+    Slices that are whole shards, with a stretch for each sending thread, are EMLIO's plan (section 4.2). It gives its
+    shuffled shards to the nodes in turn, which draws the same shares as consecutive ranges of shuffled shards.
+
     Raises LoaderConfigError for a number out of range.
 
     Args:
@@ -232,8 +246,9 @@ def plan_epoch(
         batch_size: Records of a batch.
         seed: Of the order of all epochs.
         epoch: Number of the epoch.
-        slice_records: Neighbouring records of a slice (default: 8).
+        slice_records: Neighbouring records of a slice; 0 for whole shards (default: 8).
         shuffle_window: Records of a window, 0 for no window (default: 0).
+        stretches: Equal stretches of the rank's share from which batches are taken in turn (default: 1).
         rank: Of this process (default: 0).
         world_size: Number of ranks that share the records (default: 1).
         remainder: What happens to records that cannot be shared equally: "uneven" gives some ranks one more, "drop"
@@ -243,13 +258,16 @@ def plan_epoch(
         done: Marks, by place in the epoch of all ranks, of delivered records: the ranks share the others in the same
             order (default: no record).
     """
-    batch_size, slice_records = check_whole("batch_size", batch_size, 1), check_whole("slice_records", slice_records, 1)
+    batch_size, slice_records = check_whole("batch_size", batch_size, 1), check_whole("slice_records", slice_records, 0)
     seed, epoch = check_whole("seed", seed, 0), check_whole("epoch", epoch, 0)
     shuffle_window = check_whole("shuffle_window", shuffle_window, 0)
     check_ranks(rank, world_size, remainder)
     limit = None if limit is None else check_whole("limit", limit, 1)
     random = np.random.default_rng((seed, epoch))
-    runs = _shuffle_slices(np.asarray(shard_records, np.int64), slice_records, random)
+    counts = np.asarray(shard_records, np.int64)
+    runs = (
+        _shuffle_slices(counts, slice_records, random) if slice_records else _shuffle_shards(counts, batch_size, random)
+    )
     if shuffle_window > 1:
         runs = runs.shuffle(shuffle_window, random)
     if done is not None:
@@ -257,7 +275,8 @@ def plan_epoch(
         runs = RecordRuns.of(runs.shard, runs.first, runs.records)
     shares = [runs.select(start, end) for start, end in _share(runs.total, rank, world_size, remainder, limit)]
     share = shares[0] if len(shares) == 1 else concatenate_runs(shares)
-    return EpochPlan(epoch, RecordRuns.of(share.shard, share.first, share.records), batch_size)
+    plan = EpochPlan(epoch, RecordRuns.of(share.shard, share.first, share.records), batch_size)
+    return plan.interleave(stretches)
 
 
 def _shuffle_slices(counts: npt.NDArray[np.int64], slice_records: int, random: np.random.Generator) -> RecordRuns:
@@ -270,6 +289,24 @@ def _shuffle_slices(counts: npt.NDArray[np.int64], slice_records: int, random: n
     first = np.where(index == 0, 0, shift[shard] + (index - 1) * slice_records)
     order = random.permutation(len(shard))
     return RecordRuns.of(shard[order], first[order], (end - first)[order])
+
+
+def _shuffle_shards(counts: npt.NDArray[np.int64], batch_size: int, random: np.random.Generator) -> RecordRuns:
+    """Shuffle the shards, and in each the batches into which it is cut from a random record on, past its end."""
+    shards = random.permutation(np.flatnonzero(counts))
+    pieces = -(-counts[shards] // batch_size)
+    shard, begin = np.repeat(shards, pieces), np.repeat(random.integers(0, counts[shards]), pieces)
+    into = batch_size * (np.arange(len(shard)) - np.repeat(np.cumsum(pieces) - pieces, pieces))
+    total = counts[shard]
+    records = np.minimum(batch_size, total - into)
+    # A short one stays the last of its shard, so that the others are whole batches of the plan.
+    keys = np.where(records < batch_size, 1.0, random.random(len(shard)))
+    order = np.lexsort((keys, np.repeat(np.arange(len(shards)), pieces)))
+    first = (begin + into) % total
+    to_end = np.minimum(records, total - first)
+    runs = np.stack(((shard, first, to_end), (shard, np.zeros_like(first), records - to_end)), axis=2)[:, order]
+    shard, first, records = runs.reshape(3, -1)
+    return RecordRuns.of(shard[records > 0], first[records > 0], records[records > 0])
 
 
 def count_share(total: int, *, rank: int, world_size: int, remainder: Remainder | None, limit: int | None) -> int:

@@ -2,18 +2,22 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing
 
 import pytest
 
-from energymon import joules
+from energymon import SqliteStore, joules
 from harness.cell.epoch import EnergyReader, measured_epoch
 from harness.cell.events import EventLog, read_events
 from harness.config.specs import EnergySpec, StoreSpec
 from harness.errors import CellError
 from harness.run.energy_agent import EnergyAgent
+from harness.run.host_energy import count_cpu
+from harness.system.process import run_environment
 from tests.energymon import trees
 
 pytestmark = pytest.mark.process
@@ -90,6 +94,22 @@ def test_an_agent_that_cannot_be_started_again_fails_the_cell_with_the_reason(ag
     assert not agent.restart_if_failed()
 
 
+def test_an_idle_baseline_is_of_the_start_of_a_session_and_not_of_an_agent_that_died(tree, tmp_path):
+    spec = EnergySpec(interval_ms=20, estimate="off", idle_s=0.3)
+    agent = EnergyAgent(tmp_path / "e.sqlite", spec, StoreSpec(), node="n", run_id="t", on_restart=lambda line: None)
+    agent.options += ["--sysfs", str(tree.root), "--nvml", str(tmp_path / "none.so")]
+    for session in (1, 2):
+        with agent:
+            idle = agent.idle
+            assert sum(one.watts for one in idle) == pytest.approx(151, rel=0.1)
+            assert 0 <= agent.idle_cpu_util <= 1
+            kill(agent)
+            agent.restart_if_failed()
+            assert agent.idle == idle
+        with SqliteStore.open(agent.store) as store:
+            assert len(store.baselines()) == session * len(idle), "a resumed run takes its own"
+
+
 def test_an_agent_that_is_stopped_is_not_started_again(agent):
     agent.stop()
     assert agent.pid is None
@@ -149,3 +169,25 @@ def test_the_sensors_are_read_at_the_edges_of_an_epoch_and_a_missing_agent_is_no
     for edge_ns in edges_ns:
         between = [r for r in readings if r.tick_ns % 20_000_000 and edge_ns - S < r.t_ns + r.late_ns <= edge_ns]
         assert {r.domain for r in between} == {"cpu", "dram"}
+
+
+def test_cpu_time_on_a_host_is_counted_by_what_the_processes_of_the_run_do():
+    work = "import sys; sum(range(2_000_000)); print(flush=True); sys.stdin.read()"
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", work, *argv],
+            env=run_environment(run_id),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for run_id, argv in (("ours1", ["-m", "loaders.streaming", "serve"]), ("other1", ["harness.cell"]))
+    ]
+    try:
+        assert all(process.stdout.readline() for process in started)
+        found = count_cpu("ours1", None)
+    finally:
+        for process in started:
+            process.communicate()
+    assert 0 < found["daemon"] < found["busy"]
+    assert "loader" not in found, "it is of another run"
+    assert "monitor" not in found

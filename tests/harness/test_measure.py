@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from energymon import Energy, best_sources
-from harness.results.epochs import attribute_link_joules, compute_utilisation, make_epoch_rows
+from harness.results.epochs import compute_utilisation, make_epoch_rows
 from tests.harness.records import change
 
 EMULATED = {"label": "emulated: A100", "emulated": True, "busy_w": 400.0, "idle_w": 50.0}
@@ -75,16 +75,10 @@ def test_a_lost_series_leaves_its_domain_and_the_total_unknown(stored):
     assert row.cpu_j is row.total_j is row.energy_error_j is None
 
 
-def test_a_part_that_was_never_read_leaves_its_domain_the_total_and_the_links_share_unknown(stored):
-    data = stored()
+def test_a_part_that_was_never_read_leaves_its_domain_and_the_total_unknown(stored):
     energy = {"unreadable": [{"device": "package-1", "domain": "cpu", "reason": "denied"}]}
-    lost = change(data, cell={"energy": energy})
-    (row,) = make_epoch_rows(lost)
+    (row,) = make_epoch_rows(change(stored(), cell={"energy": energy}))
     assert row.cpu_j is row.total_j is row.energy_error_j is None
-    start, end = data.events
-    start, end = {**start, "link_cpu_s": 0.0}, {**end, "link_cpu_s": 1.0}
-    assert attribute_link_joules(data.readings, start, end, data.cell.energy) > 0
-    assert attribute_link_joules(data.readings, start, end, lost.cell.energy) is None
 
 
 def test_an_idle_board_of_this_machine_does_not_pass_for_the_emulated_one(stored, readings):

@@ -70,6 +70,13 @@ def test_the_time_to_make_the_loader_is_counted_on_the_first_epoch_alone(stored)
         with_events(stored(), more=[made, *second]), batches={1: stored().batches[1], 2: stored().batches[1]}
     )
     assert [one.loader_made_s for one in make_epoch_metrics(data)] == [0.25, None]
+    assert [row.setup_s for row in make_epoch_rows(data)] == [0.25, None]
+
+
+def test_the_set_up_of_several_ranks_is_that_of_the_slowest(stored):
+    made = {"event": "loader_made", "utc_ns": START - S, "mono_ns": 0, "duration_ns": S // 4}
+    slower = made | {"event": "rank.loader_made", "rank": 1, "duration_ns": S}
+    assert make_epoch_rows(with_events(stored(), more=[made, slower]))[0].setup_s == 1.0
 
 
 def test_memory_is_the_most_that_was_seen_within_the_epoch_or_right_after_it(stored):
@@ -121,3 +128,57 @@ def test_an_engine_that_tells_no_times_and_a_step_without_a_loss_leave_them_unkn
     assert found.work_s is None
     (metrics,) = make_epoch_metrics(replace(stored(), batches={1: found}))
     assert metrics.work_p90_s is metrics.loss_last is metrics.steady_samples_per_s is None
+
+
+def test_cpu_time_is_split_into_user_mode_and_kernel_over_all_ranks(stored):
+    start, end = {"cell_cpu_s": 1.0, "cell_user_s": 0.75}, {"cell_cpu_s": 4.0, "cell_user_s": 2.75}
+    (found,) = make_epoch_metrics(with_events(stored(), start | {"cell_system_s": 0.25}, end | {"cell_system_s": 1.25}))
+    assert (found.cell_cpu_s, found.cpu_user_s, found.cpu_system_s) == (3.0, 2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"),
+    [
+        ({"caches": "vm.drop_caches"}, (6000, 2.0)),
+        ({"caches": ""}, (6000, None)),
+        ({"caches": "vm.drop_caches", "reads": "once"}, (6000, None)),
+    ],
+)
+def test_read_amplification_is_what_disks_read_over_the_samples_bytes(stored, cell, found):
+    data = change(with_events(stored(), {"cell_read_bytes": 100}, {"cell_read_bytes": 6100}), cell=cell)
+    assert data.count_bytes(1) == 3000
+    (metrics,) = make_epoch_metrics(data)
+    assert (metrics.storage_read_bytes, metrics.read_amplification) == found
+
+
+def test_disks_that_show_no_reads_leave_the_amplification_unknown(stored):
+    data = change(
+        with_events(stored(), {"cell_read_bytes": 100}, {"cell_read_bytes": 100}), cell={"caches": "vm.drop_caches"}
+    )
+    (metrics,) = make_epoch_metrics(data)
+    assert (metrics.storage_read_bytes, metrics.read_amplification) == (0, None)
+
+
+@pytest.mark.parametrize(("kind", "read"), [("remote", 6000), ("half", 7000), ("local", 7000)])
+def test_what_the_cell_reads_itself_counts_where_it_has_samples(stored, kind, read):
+    start = {"daemon_cpu_s": 0.0, "daemon_read_bytes": 500, "cell_read_bytes": 1}
+    end = {"daemon_cpu_s": 1.0, "daemon_read_bytes": 6500, "cell_read_bytes": 1001}
+    far = {"name": "wan_30ms", "rtt_ms": 30.0, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0}
+    data = change(with_events(stored(), start, end), cell={"regime": far, "placement": {"kind": kind}})
+    assert make_epoch_metrics(data)[0].storage_read_bytes == read
+
+
+def test_what_came_before_an_epoch_began_is_told(stored):
+    made = {
+        "event": "loader_made",
+        "utc_ns": START - S,
+        "mono_ns": 0,
+        "duration_ns": 1,
+        "rx_bytes": 40,
+        "cell_cpu_s": 1,
+    }
+    start = {"rx_bytes": 5040, "cell_cpu_s": 1.5}
+    (found,) = make_epoch_metrics(with_events(stored(), start, {"rx_bytes": 9000, "cell_cpu_s": 3.0}, more=[made]))
+    assert (found.early_rx_bytes, found.early_cpu_s) == (5000, 0.5)
+    (older,) = make_epoch_metrics(with_events(stored(), start))
+    assert (older.early_rx_bytes, older.early_cpu_s) == (None, None)

@@ -4,7 +4,7 @@ from collections import Counter
 
 from hydra import compose, initialize_config_module
 
-from harness.config.experiment import experiment_from
+from harness.config.experiment import config_hash, experiment_from
 from harness.run.plan import plan_cells
 
 
@@ -16,9 +16,10 @@ def experiment(*overrides):
 def test_every_combination_runs_once_in_every_repeat():
     cells = plan_cells(experiment("repeats=4"))
     counts = Counter((c.loader, c.workload, c.regime, c.repeat) for c in cells)
-    assert len(counts) == 3 * 1 * 2 * 4
+    assert len(counts) == 3 * 1 * 2 * 4 + 4
     assert set(counts.values()) == {1}
     assert [c.repeat for c in cells] == sorted(c.repeat for c in cells)
+    assert {c.regime for c in cells if c.loader == "fixed"} == {"lan_0_1ms"}
 
 
 def test_the_same_seed_gives_the_same_order_and_another_seed_another():
@@ -50,3 +51,11 @@ def test_a_cell_s_id_follows_where_the_data_lies():
     ids = [plan_cells(experiment(f"placement={kind}"))[0].cell_id for kind in ("remote", "half", "local")]
     assert len(set(ids)) == 3
     assert ids[0] == plan_cells(experiment())[0].cell_id
+
+
+def test_what_joules_are_compared_with_changes_no_cell_and_no_hash():
+    priced = ("energy.idle_s=9", "energy.price_per_kwh=0.3", "energy.gco2_per_kwh=400")
+    assert plan_cells(experiment(*priced)) == plan_cells(experiment())
+    with initialize_config_module("conf", version_base="1.3"):
+        hashes = {config_hash(compose("config", ["+experiment=wan30ms", *more])) for more in ((), priced)}
+    assert len(hashes) == 1

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from harness.cell.events import read_events
-from harness.cell.messages import CellSpec, RankSpec
+from harness.cell.messages import AcceleratorRecord, CellSpec, CellState, RankSpec
 from harness.config.experiment import experiment_from
 from harness.config.regime import Regime
 from harness.config.specs import AcceleratorSpec, Component, DistributedSpec, Experiment, LoaderSpec
@@ -119,6 +119,7 @@ def test_two_ranks_train_one_real_model_on_every_sample_once(tmp_path):
     assert [len(ran.of(rank)) for rank in (0, 1)] == [5, 4]
     assert not ran.batches["sync_s"].null_count
     assert state.accelerator.gradient_bytes == 4 * 2000
+    assert state.accelerator.boards == [], "a processor is no board"
     assert state.stats["samples"] == 2 * SAMPLES
     first, second = (read_events(folder / "events.jsonl") for folder in ran.folders)
     ends = [[event for event in events if event["event"] == "epoch_end"] for events in (first, second)]
@@ -185,9 +186,19 @@ def test_torchrun_runs_a_spec_without_the_harness(tmp_path):
     assert ran.ids(1) == list(range(SAMPLES))
 
 
+class Alone:
+    """A loader without a share of the samples."""
+
+    def __init__(self, *, samples, transform, batch_size, seed, device="cpu"):
+        raise NotImplementedError
+
+    epoch = stats = close = None
+
+
 def test_a_loader_that_cannot_read_a_share_is_refused_by_name():
-    cfg = composed("+experiment=smoke", "distributed.world_size=2", "+loader@loaders.fixed=fixed")
-    with pytest.raises(ConfigError, match=r"loaders\.fixed \(loaders\.fixed\.FixedBatchLoader\) .* rank, world_size"):
+    alone = "+loaders.alone={_target_: tests.harness.test_ranks.Alone}"
+    cfg = composed("+experiment=smoke", "distributed.world_size=2", alone)
+    with pytest.raises(ConfigError, match=r"loaders\.alone \(tests\.harness\.test_ranks\.Alone\) .* rank, world_size"):
         check_components(experiment_from(cfg))
 
 
@@ -297,3 +308,9 @@ def test_hosts_that_cannot_run_an_experiment_are_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=r"testbed\.memory_mb=512: ranks train on h1, h2"):
         spec = Experiment(name="x", distributed=both, testbed={"memory_mb": 512})
         hosts_of_run(spec, inventory("compute", "compute", "storage"))
+
+
+def test_boards_of_all_ranks_are_counted_once():
+    records = [AcceleratorRecord(kind="cuda", boards=boards) for boards in (["GPU-a"], ["GPU-b"], ["GPU-b"])]
+    states = [CellState(state="done", accelerator=record) for record in records]
+    assert CellRanks._together(states).accelerator.boards == ["GPU-a", "GPU-b"]

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pyarrow.parquet as pq
 import pytest
 
 from harness.cell.resources import ResourceSampler
-from harness.system.procfs import cpu_s, disk_bytes, family, nic_bytes, pss_bytes, rss_bytes
+from harness.system.procfs import cpu_s, disk_bytes, family, nic_bytes, pss_bytes, read_bytes, rss_bytes
+from harness.testbed.caches import drop_caches
 from tests.energymon.nvml import fake
 
 pytestmark = pytest.mark.process
@@ -68,6 +70,21 @@ def test_memory_and_cpu_of_workers_count_and_what_they_share_counts_once(cell):
     while cpu_s([cell.worker]) == before:
         time.sleep(0.01)
     assert cpu_s(pids) > before
+
+
+def test_bytes_read_from_a_disk_are_those_that_no_cache_had():
+    # A temporary folder may lie in memory, where nothing is read from a disk.
+    with TemporaryDirectory(dir=REPO) as folder:
+        file = Path(folder, "file")
+        file.write_bytes(os.urandom(4 << 20))
+        drop_caches(Path(folder), "tree")
+        before = read_bytes([os.getpid()])
+        file.read_bytes()
+        from_disk = read_bytes([os.getpid()]) - before
+        file.read_bytes()
+        again = read_bytes([os.getpid()]) - before - from_disk
+    assert from_disk >= 4 << 20 > again
+    assert read_bytes([]) is None
 
 
 def test_rows_are_written_with_what_the_cell_uses_over_time(cell, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from harness.cell.main import make_loader
 from harness.cell.messages import CellSpec
 from harness.config.specs import AcceleratorSpec, Component, LoaderSpec
-from harness.config.targets import instantiate
+from harness.config.targets import check_arguments, instantiate
 from harness.errors import ConfigError
 from harness.workloads.classification import Classification
 from harness.workloads.resnet50 import ResNet50
@@ -43,3 +43,9 @@ def test_what_classifiers_have_in_common_is_no_classifier():
     with pytest.raises(TypeError, match="abstract"):
         Classification(batch_size=1)
     assert ResNet50(batch_size=1).name == "resnet50"
+
+
+def test_an_argument_that_is_a_word_or_a_number_may_be_given_as_a_number():
+    check_arguments("loaders.streaming", "loaders.streaming.StreamingLoader", {"prefetch_batches": 3})
+    with pytest.raises(ConfigError, match=r"loaders\.streaming\.prefetch_batches=True: expected text"):
+        check_arguments("loaders.streaming", "loaders.streaming.StreamingLoader", {"prefetch_batches": True})

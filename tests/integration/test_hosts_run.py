@@ -31,6 +31,7 @@ pytestmark = [
 
 QUIET = ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "checks.link_pause_ms=5000"]
 QUIET += ["checks.link_held_pct=100", "checks.clock_offset_ms=50", "checks.rtt_pct=50", "checks.rtt_ms=5"]
+QUIET += ["checks.idle_cpu_pct=100"]
 SMALL = ["dataset.samples=48", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
 FAR = ["~regimes.local", "~loaders.dali", "+regime@regimes.wan_30ms=wan_30ms", "regimes.wan_30ms.rate_gbit=1"]
 SLOW = ["~loaders.pytorch", "accelerator.kind=emulated", "accelerator.time_scale=25"]
@@ -199,6 +200,10 @@ def test_a_daemon_and_a_mount_at_two_distances_give_valid_rows_with_the_joules_o
         assert row["valid"] == "valid"
         assert min(compute, storage) > 0
         assert total == pytest.approx(compute + storage)
+        assert float(row["net_j"]) < total, "each host has an idle baseline"
+        served = {"daemon"} if row["loader"] == "streaming" else {"mount"}
+        parts = ("loader", "daemon", "mount", "link", "monitor", "other")
+        assert {part for part in parts if row[f"{part}_j"]} == {"loader", "monitor", "other"} | served
     checks = json.loads((folder / "checks.json").read_text())
     by_rule = {check["rule"]: check for check in checks if check["rule"].endswith("storage1")}
     assert {check["verdict"] for check in by_rule.values()} == {"pass"}
@@ -259,9 +264,14 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     assert_nothing_left(hosts, 30)
     assert "done" not in statuses(folder)
 
-    # One cell is done on the lead, and is not measured again. The other one finds a clock that is wrong.
+    # One cell is done on the lead, and is not measured again. The other one finds a clock that is wrong, and an agent
+    # that stands still for a while.
     storage_ahead()
     run = start(*cells, "resume=latest")
+    wait_for_epoch(hosts)
+    hosts.run("storage1", "pkill", "-STOP", "-f", "energymon run")
+    time.sleep(1)
+    hosts.run("storage1", "pkill", "-CONT", "-f", "energymon run")
     output, _ = run.communicate(timeout=200)
     assert run.returncode == 6, output
     found = rows(folder)
@@ -273,6 +283,10 @@ def test_a_run_survives_a_lost_host_and_the_death_of_its_controller_and_tells_a_
     assert [check["cell_id"] for check in failed] == [second]
     assert [row["valid"] for row in found if row["cell_id"] == second] != ["valid"]
     assert "+2000." in failed[0]["actual"]
+    missed = [
+        check["cell_id"] for check in checks if check["rule"] == "missed_ticks_storage1" and check["verdict"] == "fail"
+    ]
+    assert missed == [second]
     assert not hosts.run("compute1", "sh", "-c", "ls -d /var/lib/joulefeed/results/2* 2>/dev/null || true")
     assert_nothing_left(hosts)
 

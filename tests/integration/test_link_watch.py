@@ -33,6 +33,8 @@ pytestmark = [
 
 REGIME = Regime(name="near", rtt_ms=10.0, rate_gbit=0.5)
 LOAD_S = 1.6
+FLOWING_BYTES = 1_000_000
+"""Only the flows send this much."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,9 @@ def under_load(link, namespaces, server, tmp_path):
         with LinkWatch(compute_node(namespaces), STORAGE_ADDRESS, tmp_path / "link.parquet") as watch:
             watch.start()
             loading.start()
-            time.sleep(0.8)
+            before, deadline = link.counters().bytes, time.monotonic() + 20
+            while link.counters().bytes - before < FLOWING_BYTES and time.monotonic() < deadline:
+                time.sleep(0.02)
             do()
             loading.join()
         end = {"utc_ns": time.time_ns()}

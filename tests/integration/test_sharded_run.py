@@ -18,7 +18,7 @@ from harness.testbed.state import state_root
 SAMPLES = 48
 SMALL = [f"dataset.samples={SAMPLES}", "repeats=1", "warmup_samples=8", "workloads.resnet50.batch_size=8", "figures=[]"]
 # What else runs on this machine meanwhile is none of this test's matter.
-SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100"]
+SMALL += ["checks.others_cpu_pct=100", "checks.others_cpus=1000", "checks.steal_pct=100", "energy.idle_s=0"]
 
 
 pytestmark = [
@@ -48,6 +48,7 @@ def finished(tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     where = [f"results_dir={root / 'results'}", f"cache_dir={root / 'cache'}"]
     overrides = ["+experiment=emlio_fig10", "~regimes.lan_0_1ms", "~regimes.wan_30ms", "loaders.streaming.secure=true"]
+    overrides += ["~loaders.fixed", "epochs=1"]
     command = [sys.executable, "-m", "harness", *SMALL, *where, *overrides]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         secrets = secrets_of(process)

@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[..., Any]] = {
         transform=TRANSFORM, num_workers=2, persistent_workers=False, **options
     ),
     "dali": lambda **options: DaliLoader(transform=TRANSFORM, **options),
-    "dali read": lambda **options: DaliLoader(transform=TRANSFORM, mmap=False, **options),
+    "dali mapped": lambda **options: DaliLoader(transform=TRANSFORM, mmap=True, **options),
     "spdl": lambda **options: SpdlLoader(transform=TRANSFORM, **options),
     "spdl decode": lambda **options: SpdlLoader(transform=TRANSFORM, decode="spdl", **options),
 }

@@ -1,5 +1,7 @@
 """The fixed batch: what another loader would count, with data that were loaded once."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -67,3 +69,23 @@ def test_a_closed_loader_gives_nothing_more(tmp_path):
     loader.close()
     with pytest.raises(LoaderError, match="closed"):
         next(epoch)
+
+
+def test_ranks_share_the_samples_as_those_of_other_loaders_do(tmp_path):
+    samples = make_tree(tmp_path, 11)
+    ids = []
+    for rank in range(2):
+        with make(samples, rank=rank, world_size=2, remainder="uneven") as loader:
+            batches = list(loader.epoch(1))
+            assert [len(batch.data) for batch in batches] == [len(batch.ids) for batch in batches]
+            ids += np.concatenate([batch.ids for batch in batches]).tolist()
+    assert sorted(ids) == list(range(11))
+
+
+def test_its_samples_are_those_of_usual_size(tmp_path):
+    samples = make_tree(tmp_path, 8)
+    (samples.root / samples.paths[0]).unlink()
+    sizes = samples.sizes.copy()
+    sizes[0] = 100 * sizes.max()
+    with make(replace(samples, sizes=sizes), batch_size=7) as loader:
+        assert [len(batch.data) for batch in loader.epoch(0)] == [7, 1]

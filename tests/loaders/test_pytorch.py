@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import multiprocessing.util
 import os
 import signal
@@ -10,12 +11,16 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from loaders import ImageTransform, LoaderConfigError, PyTorchLoader, Samples, WorkerError
+from loaders.base import SampleSource
+from loaders.pipeline import WrappedPipeline
 
 pytestmark = pytest.mark.process
 
@@ -109,6 +114,37 @@ def test_workers_die_with_their_parent_and_leave_nothing(
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not orphaned_memory()
     Path(temporary).rmdir()  # raises where something is left in it
+
+
+@dataclass(frozen=True)
+class LateFirst(WrappedPipeline):
+    """Images, of which one is ready only after an event."""
+
+    of: ImageTransform
+    sample_id: int
+    event: Any = field(default_factory=multiprocessing.Event)
+
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
+        if sample_id == self.sample_id:
+            assert self.event.wait(30)
+        return self.of.read(samples, sample_id)
+
+
+def test_without_order_a_late_batch_comes_after_those_that_are_ready(image_tree: Tree) -> None:
+    samples = image_tree(11)
+    with PyTorchLoader(samples=samples, transform=TRANSFORM, batch_size=2, seed=0, num_workers=0) as loader:
+        orders = [[int(k) for batch in loader.epoch(epoch) for k in batch.ids] for epoch in (0, 1)]
+    late = LateFirst(TRANSFORM, orders[0][0])
+    with PyTorchLoader(samples=samples, transform=late, batch_size=2, seed=0, num_workers=2, in_order=False) as loader:
+        epoch = loader.epoch(0)
+        got = [next(epoch)]
+        late.event.set()
+        got += epoch
+        assert late.sample_id not in got[0].ids
+        assert sorted(int(k) for batch in got for k in batch.ids) == sorted(orders[0])
+        assert {tuple(batch.ids) for batch in loader.epoch(1)} == {
+            tuple(orders[1][start : start + 2]) for start in range(0, 11, 2)
+        }
 
 
 def test_a_path_that_is_too_long_for_sockets_is_refused(image_tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,17 @@ import logging
 import multiprocessing
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from loaders import ImageTransform, SampleError, Samples, SpdlLoader
+from loaders import ImageTransform, LoaderConfigError, SampleError, Samples, SpdlLoader
+from loaders.base import SampleSource
+from loaders.image import epoch_order
+from loaders.pipeline import WrappedPipeline
 from loaders.shared.threads import DaemonThreads
 from loaders.spdl.image import is_cmyk_jpeg
 
@@ -18,16 +22,77 @@ TRANSFORM = ImageTransform(size=32)
 Tree = Callable[[int], Samples]
 
 
-def test_the_stats_tell_of_every_stage_and_queue(image_tree: Tree) -> None:
-    with SpdlLoader(samples=image_tree(12), transform=TRANSFORM, batch_size=4, seed=0) as loader:
+@pytest.mark.parametrize(
+    ("options", "stages"), [({}, ["load"]), ({"read_concurrency": 2}, ["read", "transform"])], ids=["one", "two"]
+)
+def test_the_stats_tell_of_every_stage_and_queue(image_tree: Tree, options: dict[str, int], stages: list[str]) -> None:
+    with SpdlLoader(samples=image_tree(12), transform=TRANSFORM, batch_size=4, seed=0, **options) as loader:
         list(loader.epoch(0))
         list(loader.epoch(1))
         figures = loader.stats().details
     for stage, count in {"read": 24, "decode": 24, "random_resized_crop": 24, "normalize": 24, "collate": 6}.items():
         assert figures[f"{stage}_count"] == count
         assert 0 < figures[f"{stage}_mean_s"] <= figures[f"{stage}_p99_s"] * 24
-    for queue in ("src", "load", "aggregate", "collate", "sink"):
+    for queue in ("src", *stages, "aggregate", "collate", "sink"):
         assert 0 <= figures[f"{queue}_queue_occupancy"] <= 1
+
+
+@dataclass(frozen=True)
+class Watched(WrappedPipeline):
+    """Images that are read one after the other and decoded two at a time, or it fails; one waits for an event."""
+
+    of: ImageTransform
+    late: int = -1
+    event: threading.Event = field(default_factory=threading.Event)
+    reading: threading.Lock = field(default_factory=threading.Lock)
+    pair: threading.Barrier | None = None
+
+    def read(self, samples: SampleSource, sample_id: int) -> bytes | memoryview:
+        assert self.reading.acquire(blocking=False) or self.pair is None
+        try:
+            return self.of.read(samples, sample_id)
+        finally:
+            if self.pair is not None:
+                self.reading.release()
+
+    def decode(self, encoded: Any, samples: SampleSource, sample_id: int) -> Any:
+        if self.pair is not None:
+            self.pair.wait(30)
+        if sample_id == self.late:
+            assert self.event.wait(30)
+        return self.of.decode(encoded, samples, sample_id)
+
+
+def test_each_stage_has_a_concurrency_of_its_own(image_tree: Tree) -> None:
+    one_by_one = Watched(TRANSFORM, pair=threading.Barrier(2))
+    with SpdlLoader(
+        samples=image_tree(12), transform=one_by_one, batch_size=4, seed=0, read_concurrency=1, transform_concurrency=2
+    ) as loader:
+        assert sorted(int(k) for batch in loader.epoch(0) for k in batch.ids) == list(range(12))
+
+
+@pytest.mark.parametrize("argument", ["read_concurrency", "transform_concurrency", "collate_concurrency"])
+def test_a_stage_without_a_call_is_refused_by_name(image_tree: Tree, argument: str) -> None:
+    with pytest.raises(LoaderConfigError, match=f"{argument}=0"):
+        SpdlLoader(samples=image_tree(2), transform=TRANSFORM, batch_size=1, seed=0, **{argument: 0})
+
+
+@pytest.mark.parametrize("order", ["completion", "input"])
+def test_a_late_sample_comes_after_those_that_are_done_unless_the_order_is_that_of_the_input(
+    image_tree: Tree, order: str
+) -> None:
+    samples, late = image_tree(12), int(epoch_order(12, seed=0, epoch=0)[0])
+    pipeline = Watched(TRANSFORM, late)
+    if order == "input":
+        pipeline.event.set()
+    with SpdlLoader(samples=samples, transform=pipeline, batch_size=4, seed=0, output_order=order) as loader:
+        assert bool(loader.notes) == (order == "completion")
+        epoch = loader.epoch(0)
+        got = [next(epoch)]
+        pipeline.event.set()
+        got += epoch
+    assert (late in got[0].ids) == (order == "input")
+    assert sorted(int(k) for batch in got for k in batch.ids) == list(range(12))
 
 
 def test_a_failure_is_raised_and_not_logged_as_well(image_tree: Tree, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,10 @@ TARGETS = {
     "pytorch": {"_target_": "loaders.pytorch.PyTorchLoader", "reads": "files", "num_workers": 4},
     "dali": {"_target_": "loaders.dali.DaliLoader", "reads": "files", "num_threads": 2},
     "streaming": {"_target_": "loaders.streaming.StreamingLoader", "reads": "stream", "streams": 2},
+    "fixed": {"_target_": "loaders.fixed.FixedBatchLoader", "reads": "once"},
 }
 # Seconds per epoch: a base and what each ms of RTT adds.
-EPOCH_S = {"pytorch": (1.9, 0.43), "dali": (1.7, 0.36), "streaming": (1.72, 0.0012)}
+EPOCH_S = {"pytorch": (1.9, 0.43), "dali": (1.7, 0.36), "streaming": (1.72, 0.0012), "fixed": (0.95, 0.0)}
 ESTIMATED = "cpu=estimate;gpu=estimate"
 MEASURED = "cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter"
 
@@ -150,10 +152,17 @@ class FolderBuilder:
                         "tx_bytes": 910_000,
                         "drops": 0,
                         "link_cpu_s": 0.31,
-                        "link_j": 1.7,
                     }
                 ],
             }
+
+    def settle(self, longer_s: float = 3.0, setup_s: float = 0.5) -> FolderBuilder:
+        """Give every cell an epoch before its own that took longer; returns the builder."""
+        self.config["epochs"] = 2
+        for cell_id, row in list(self.rows.items()):
+            self.rows[f"{cell_id} first"] = row | {"duration_s": row["duration_s"] + longer_s, "setup_s": setup_s}
+            self.rows[cell_id] = row | {"epoch": row["epoch"] + 1}
+        return self
 
     def _row(
         self, cell_id: str, loader: str, regime: str, repeat: int, duration_s: float, energy_source: str
@@ -329,7 +338,7 @@ class SweepBuilder:
         samples: int = 60,
     ) -> None:
         self.folder, self.epochs, self.samples = folder, epochs, samples
-        self.verdict = "valid"
+        self.verdict, self.repeats = "valid", 1
         self.accelerator = "none: no load"
         self.config: dict[str, Any] = {
             "name": figures[0].rpartition(".")[2],
@@ -350,12 +359,13 @@ class SweepBuilder:
     def write(self) -> Path:
         cells = []
         for workload in self.config["workloads"]:
-            for variant in Experiment.from_config(self.config, stored=True).loaders.values():
-                cell_id = f"{variant.key}-{workload}-local-r1"
+            variants = Experiment.from_config(self.config, stored=True).loaders.values()
+            for variant, repeat in product(variants, range(1, self.repeats + 1)):
+                cell_id = f"{variant.key}-{workload}-local-r{repeat}"
                 at = dict.fromkeys(("cell_id", "workload", "loader"), "")
                 at |= {"cell_id": cell_id, "workload": workload, "loader": variant.key}
-                cells.append({**at, "regime": "local", "repeat": 1})
-                self._cell(cell_id, at, float(next(iter(variant.setting.values()), 1)))
+                cells.append({**at, "regime": "local", "repeat": repeat})
+                self._cell(cell_id, at, repeat, float(next(iter(variant.setting.values()), 1)))
         self.folder.mkdir(parents=True)
         run = RunFolder(self.folder)
         write_config(run, self.config)
@@ -367,14 +377,14 @@ class SweepBuilder:
             self._stored(cell)
         return self.folder
 
-    def _cell(self, cell_id: str, at: Mapping[str, str], setting: float) -> None:
+    def _cell(self, cell_id: str, at: Mapping[str, str], repeat: int, setting: float) -> None:
         for epoch in range(1, self.epochs + 1):
             duration_s = 4.0 / setting + (1.0 if epoch == 1 else 0.0)
             row = {
                 "dataset": "tiny",
                 "regime": "local",
                 "rtt_ms": 0,
-                "repeat": 1,
+                "repeat": repeat,
                 "epoch": epoch,
                 "valid": self.verdict,
             }

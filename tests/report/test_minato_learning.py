@@ -63,9 +63,9 @@ def test_loss_and_slow_samples_of_both_loaders_stand_beside_the_paper_s(write: C
     assert "UNet3D" in text and "iteration" in text
     (table,) = make_figure_tables(results)
     ours, other = table.rows
-    assert ours == ("UNet3D, PyTorch", "1.00", "24.0 s", "0.250", "0", "0.500", "0.23", "8.0 h")
+    assert ours == ("UNet3D, PyTorch", "1.00", "24.0 s", "0", "0.500", "0.23", "8.0 h")
     assert other[:3] == ("UNet3D, sample-aware", "0.800", "24.0 s")
-    assert other[4:6] == ("1.73", "0")  # two batches of slow samples alone, all in the second half
+    assert other[3:5] == ("1.73", "0")  # two batches of slow samples alone, all in the second half
     assert "0.24 through sample-aware" in find_figure("minato_fig11").caption(results)
 
 
@@ -84,7 +84,7 @@ def test_a_difference_is_judged_over_the_seeds_that_both_arms_have() -> None:
     assert (noise.first_mean, noise.first_std) == (2.0, 1.0)
     # Differences 0.2, -0.1 and 0.05: mean 0.05, deviation 0.15, t(2) = 4.303.
     assert noise.difference == pytest.approx(0.05)
-    assert noise.half_width == pytest.approx(4.303 * 0.15 / np.sqrt(3))
+    assert noise.half_width == pytest.approx(4.303 * 0.15 / np.sqrt(3), rel=1e-3)
     more = compare_pairs({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.5, 2: 2.52, 3: 3.49})
     assert more is not None and not more.within_noise
     assert compare_pairs({1: 1.0}, {1: 1.0}) is None

@@ -2,6 +2,7 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import fields
 from html import unescape
 from importlib import import_module
 
@@ -11,6 +12,7 @@ from markupsafe import escape
 from harness.errors import BROKEN_FIGURE, ResultsError
 from harness.report import read_report, render
 from harness.report.__main__ import main
+from harness.report.claims import Claim
 from harness.report.figures import check_figures
 from harness.results.reader import read_results
 from tests.report.conftest import FolderBuilder
@@ -32,7 +34,7 @@ def test_everything_is_drawn_from_the_folder_and_listed(rendered):
     files = {str(path.relative_to(folder)) for path in drawn.files}
     assert files == {"claims.json", "figures/emlio_fig5.png", "figures/emlio_fig5.svg", "report.html"}
     claims = json.loads((folder / "claims.json").read_text())
-    assert set(claims[0]) == {"id", "claim", "source", "expected", "actual", "verdict", "reason"}
+    assert set(claims[0]) == {field.name for field in fields(Claim)}
 
 
 def test_drawing_again_replaces_what_was_drawn(rendered):

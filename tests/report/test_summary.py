@@ -55,7 +55,7 @@ def test_failed_cells_leave_a_group_without_figures(build):
 def test_slowdowns_stand_beside_the_paper_s(build):
     results = read_results(build(scatter=0.0).write())
     found = {one.loader: one for one in compare_distances(results, summarise(results), "resnet50")}
-    assert found["pytorch"].ours == pytest.approx((1.9 + 0.43 * 30) / (1.9 + 0.043), rel=1e-3)
+    assert found["pytorch"].ours.value == pytest.approx((1.9 + 0.43 * 30) / (1.9 + 0.043), rel=1e-3)
     assert found["pytorch"].paper == pytest.approx(4232.4 / 175.5)
     assert found["streaming"].paper == pytest.approx(156.2 / 156.6)
 
@@ -70,7 +70,7 @@ def test_a_regime_that_the_paper_lacks_has_no_paper_value(build):
 
 
 def test_a_ratio_to_nothing_is_unknown():
-    assert compute_ratio(Stat.of([1.0]), None) is None
+    assert compute_ratio(None, None) is None
 
 
 def test_an_invalid_row_is_told_with_what_was_expected_and_found(build):
@@ -111,3 +111,22 @@ def test_of_several_workloads_a_problem_names_its_own(build):
 )
 def test_quantities_are_written_with_three_digits_and_their_unit(written, expected):
     assert written == expected
+
+
+def test_settled_epochs_are_shown_with_the_first_and_the_set_up_beside_them(build):
+    once = find(summarise(read_results(build(scatter=0.0).write())), "resnet50", "wan_30ms", "dali")
+    results = read_results(build(scatter=0.0).settle().write())
+    group = find(summarise(results), "resnet50", "wan_30ms", "dali")
+    assert (once.first_s, once.setup_s) == (None, None)
+    assert (group.time_s.median, group.setup_s.median) == (once.time_s.median, 0.5)
+    assert group.first_s.median == pytest.approx(once.time_s.median + 3.0)
+    assert {row.epoch for row in group.rows} == {1}
+
+
+def test_a_valid_first_epoch_does_not_stand_for_invalid_settled_ones(build):
+    builder = build().settle()
+    for row in builder.rows.values():
+        if row["epoch"] == 1:
+            row["valid"] = "invalid: rtt_after"
+    group = find(summarise(read_results(builder.write())), "resnet50", "wan_30ms", "dali")
+    assert (group.trusted, group.valid, {row.epoch for row in group.rows}) == (False, 3, {1})

@@ -1,6 +1,5 @@
 """EMLIO's figure 9: which runs are held against it, what its text gives, and what is drawn and judged of it."""
 
-import json
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -52,13 +51,9 @@ def test_what_the_text_says_in_words_follows_from_its_numbers():
     assert all(least == greatest for least, greatest in totals)
 
 
-def test_the_figure_holds_the_papers_values_beside_ours_and_its_claims_are_judged(vgg19):
+def test_the_figure_holds_the_papers_values_beside_ours(vgg19):
     folder = vgg19()
     render(read_report(folder))
     text = " ".join(ET.parse(folder / "figures/emlio_fig9.svg").getroot().itertext())
     for words in ("141", "2100", "DRAM joules", "(paper 14.7×)"):
         assert words in text
-    claims = json.loads((folder / "claims.json").read_text())
-    told = {claim["claim"]: claim["verdict"] for claim in claims}
-    assert told["The streaming loader's epoch time varies by less than 5 % from 0.1 to 30 ms."] == "PASS"
-    assert told["DALI's epoch takes 15 times as long at 30 ms as at 0.1 ms."] == "FAIL"  # it takes 7

@@ -3,11 +3,14 @@
 import ctypes
 import mmap
 import os
+import subprocess
+import sys
+from subprocess import PIPE
 
 import pytest
 
 from harness.testbed import caches
-from harness.testbed.caches import drop_caches, how_dropped
+from harness.testbed.caches import MAPPED_STAY, drop_caches, how_dropped
 
 
 def _cached_pages(path) -> int:
@@ -70,3 +73,29 @@ def test_the_tree_alone_is_forgotten_when_that_is_asked_for(tmp_path):
     assert _cached_pages(tmp_path / "tree" / "file") < 64
     # Another program may drop all caches at any time; then this says nothing.
     assert _cached_pages(tmp_path / "beside" / "file") in (0, 64)
+
+
+MAPPER = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+    print(sum(mapped[::4096]), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("may", [True, False])
+def test_pages_that_a_process_maps_are_forgotten_too_or_said_to_stay(tmp_path, monkeypatch, may):
+    file = tmp_path / "shard"
+    file.write_bytes(os.urandom(64 * mmap.PAGESIZE))
+    os.sync()
+    if not may:
+        # As where the capability to advise other processes is missing: the call says so by -1.
+        monkeypatch.setattr(caches, "_PROCESS_MADVISE", -1)
+    with subprocess.Popen([sys.executable, "-c", MAPPER, file], stdin=PIPE, stdout=PIPE) as mapper:
+        mapper.stdout.readline()
+        how = drop_caches(tmp_path, "tree")
+        kept = _cached_pages(file)
+        mapper.stdin.close()
+    assert how in (("fadvise", f"fadvise, {MAPPED_STAY}") if may else (f"fadvise, {MAPPED_STAY}",))
+    assert (kept > 0) == (MAPPED_STAY in how)

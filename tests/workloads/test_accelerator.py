@@ -49,6 +49,24 @@ def test_cuda_without_a_gpu_names_the_key_and_the_alternatives():
         make_step(RESNET50, {"kind": "cuda"}, seed=0)
 
 
+@NO_GPU
+@pytest.mark.parametrize("stage", ["read", "preprocess"])
+def test_a_stage_without_training_leaves_an_emulated_board_idle_and_has_no_step(stage):
+    step = make_step(replace(RESNET50, stage=stage), {"kind": "auto"}, seed=0)
+    assert (step.label, step.emulated, step.seconds_per_sample) == ("emulated: idle A100", True, 0.0)
+    assert step.power == BOARDS["a100"]
+    assumed = make_step(replace(RESNET50, stage=stage), {"kind": "emulated", "seconds_per_sample": 0.1}, seed=0)
+    assert (assumed.label, assumed.power) == ("emulated: idle", None)
+    assert make_step(replace(RESNET50, stage=stage), {"kind": "cpu"}, seed=0).kind == "none"
+
+
+def test_an_unknown_stage_names_the_key_and_the_stages():
+    with pytest.raises(
+        ConfigError, match=r"workloads\.resnet50\.stage='look': expected one of read, preprocess, train"
+    ):
+        replace(RESNET50, stage="look")
+
+
 @pytest.mark.parametrize(("model", "per_sample_s"), [("a100", 0.435 / 400), ("h100", 0.224 / 400)])
 def test_an_emulated_step_takes_the_published_time_for_the_batch_that_it_gets(model, per_sample_s):
     step = make_step(RESNET50, {"kind": "emulated", "model": model}, seed=0)

@@ -1,4 +1,7 @@
-"""How slow samples are spread over the batches of an epoch, as figure 11 of the MinatoLoader paper looks at it."""
+"""What the batches of an epoch say: how slow samples are spread, whether they were reordered, and what samples cost.
+
+The first is what figure 11 of the MinatoLoader paper looks at, the last its table 2.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from harness.report.measurements import read_stored, work
+from harness.report.measurements import find_base, read_stored, work
+from harness.results.cells import CellResult
 from harness.results.reader import Results
 
 _SLOW_QUANTILE: Final = 0.75
@@ -27,7 +31,7 @@ class Composition:
 
     @property
     def figures(self) -> dict[str, float]:
-        """`slow_share`, `slow_batch_std` and `slow_first_half` (harness.report.claims.metrics)."""
+        """`slow_batch_std` and `slow_first_half` (harness.report.claims.metrics); `slow_share` is the mean by batch."""
         figures = {
             "slow_share": float((self.slow / self.samples).mean()),
             "slow_batch_std": float(self.slow[self.samples == self.samples.max()].std()),
@@ -52,13 +56,55 @@ def measure_compositions(results: Results) -> Mapping[tuple[str, int], Compositi
         usual = times[times["workload"] == workload].groupby("sample")["work_s"].median()
         slow = usual.index[usual > usual.quantile(_SLOW_QUANTILE)].to_numpy(np.int64)
         for cell in results.cells if len(usual) else ():
-            if cell.workload != workload or cell.state != "done":
-                continue
-            batches = read_stored(results.folder / "cells" / cell.cell_id / "batches.parquet")
-            for epoch, ids in () if batches is None else batches.groupby("epoch")["ids"]:
-                if full := [np.asarray(each, np.int64) for each in ids if len(each)]:
-                    found[cell.cell_id, int(str(epoch))] = measure_composition(full, slow)
+            if cell.workload == workload:
+                for epoch, batches in _read_batches(results, cell).items():
+                    found[cell.cell_id, epoch] = measure_composition(batches, slow)
     return found
+
+
+def measure_reordering(results: Results) -> Mapping[tuple[str, int], float]:
+    """Return the share of batches that have other samples than PyTorch's same batch, by (cell id, epoch).
+
+    Compared is the epoch of the same number through `pytorch`, of the cell's workload, regime and repeat, and so of
+    its seed. What has no such epoch, and PyTorch's own epochs, are left out.
+    """
+    cells = {cell.cell_id: cell for cell in results.cells}
+    plain = {
+        (cell.workload, cell.regime, cell.repeat): _read_batches(results, cell)
+        for cell in cells.values()
+        if find_base(results, cell.loader) == "pytorch"
+    }
+    found: dict[tuple[str, int], float] = {}
+    for cell in cells.values():
+        theirs = plain.get((cell.workload, cell.regime, cell.repeat), {})
+        if not theirs or find_base(results, cell.loader) == "pytorch":
+            continue
+        for epoch, batches in _read_batches(results, cell).items():
+            if len(theirs.get(epoch, ())) == len(batches):
+                pairs = zip(batches, theirs[epoch], strict=True)
+                found[cell.cell_id, epoch] = float(np.mean([set(one) != set(other) for one, other in pairs]))
+    return found
+
+
+def measure_work(results: Results) -> Mapping[tuple[str, int], Mapping[str, float]]:
+    """Return `work_mean_ms` and what else there is of the preprocessing times of an epoch, by (cell id, epoch)."""
+    found: dict[tuple[str, int], Mapping[str, float]] = {}
+    for (cell_id, epoch), times in work(results).groupby(["cell_id", "epoch"])["work_s"]:
+        ms = 1e3 * times.to_numpy(np.float64)
+        median, p75, p90 = np.percentile(ms, (50, 75, 90))
+        named = {"mean": ms.mean(), "median": median, "p75": p75, "p90": p90, "low": ms.min(), "high": ms.max()}
+        named["std"] = ms.std()
+        found[str(cell_id), int(str(epoch))] = {f"work_{name}_ms": float(value) for name, value in named.items()}
+    return found
+
+
+def _read_batches(results: Results, cell: CellResult) -> Mapping[int, Sequence[_Ints]]:
+    """Return the ids of a cell's batches, in order, by epoch; none of a cell that has not ended."""
+    done = cell.state == "done"
+    batches = read_stored(results.folder / "cells" / cell.cell_id / "batches.parquet") if done else None
+    groups = () if batches is None else batches.groupby("epoch")["ids"]
+    every = {int(str(epoch)): [np.asarray(each, np.int64) for each in ids if len(each)] for epoch, ids in groups}
+    return {epoch: full for epoch, full in every.items() if full}
 
 
 def measure_composition(batches: Sequence[_Ints], slow: _Ints) -> Composition:

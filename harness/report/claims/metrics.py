@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
 METRICS: Final[Mapping[str, str]] = {
     # epochs.csv
+    "setup_s": "s",
     "duration_s": "s",
     "stall_s": "s",
     "samples_per_s": "",
@@ -37,19 +39,43 @@ METRICS: Final[Mapping[str, str]] = {
     "until_first_batch_s": "s",
     "cpu_s_per_sample": "s",
     "ranks_wait_share": "share",
+    "cpu_system_share": "share",
     # batches.parquet
-    "slow_share": "share",
     "slow_batch_std": "",
     "slow_first_half": "share",
+    "reordered_share": "share",
+    "work_mean_ms": "ms",
+    "work_median_ms": "ms",
+    "work_p75_ms": "ms",
+    "work_p90_ms": "ms",
+    "work_low_ms": "ms",
+    "work_high_ms": "ms",
+    "work_std_ms": "ms",
 }
-"""Units: s, J, share (0 to 1), bytes; none for the rest.
+"""Units: s, J, share (0 to 1), bytes, ms; none for the rest.
 
 `busy_share` is the step's share of the epoch, the wait for the first batch included; `until_first_batch_s` counts from
 the making of the loader; `ranks_wait_share` is the share of the epoch in which a rank waited for slower ones, of the
-rank that waited most; `slow_share` is the mean over batches of the share of slow samples in each, `slow_batch_std`
-the deviation of their number, `slow_first_half` what share of the slow samples comes in the first half of the batches
-(harness.report.claims.composition says which samples are slow).
+rank that waited most; `cpu_system_share` is the system's share of the CPU time of the cell's processes;
+`slow_batch_std` is
+the deviation of the number of slow samples in a batch, `slow_first_half` what share of them comes in the first half of
+the batches (harness.report.claims.composition says which samples are slow), `reordered_share` the share of batches
+with other samples than PyTorch's DataLoader has in the same batch; `work_*_ms` are of the preprocessing of the epoch's
+samples: mean, median, percentiles, least, greatest and deviation.
 """
+
+BATCH_METRICS: Final = frozenset(
+    name for name in METRICS if name.startswith(("slow_", "work_")) or name == "reordered_share"
+)
+"""Those that are made of batches.parquet, which is read for them alone."""
+
+OF_SETUP: Final = frozenset({"setup_s", "loader_made_s", "until_first_batch_s"})
+"""Those that a cell has once, in its first epoch."""
 
 ENERGY: Final = frozenset(name for name, unit in METRICS.items() if unit == "J")
 """No claim of these is judged on an estimate, or where the accelerator is emulated."""
+
+
+def find_range(metric: str) -> tuple[float, float]:
+    """Return the least and the greatest value that a metric can have."""
+    return 0.0, 1.0 if METRICS[metric] == "share" else math.inf

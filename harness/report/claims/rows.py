@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from harness.report.claims.composition import measure_compositions
+from harness.cell.messages import AcceleratorRecord
+from harness.config import list_packaged
+from harness.report.claims.composition import measure_compositions, measure_reordering, measure_work
 from harness.report.claims.metrics import METRICS
 from harness.report.measurements import epochs
 from harness.results.reader import Results
@@ -19,8 +21,8 @@ class Row:
     cell_id: str
     epoch: int
     labels: Mapping[str, object]
-    """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, and the config's keys as
-    "loader.num_workers"."""
+    """What it is selected by: workload, loader, regime, rtt_ms (0 for local files), samples, ranks, the setting of a
+    sweep, and the config's keys as "loader.num_workers"."""
     key: str
     """The loader's key in the run: pytorch_num_workers_4."""
     values: Mapping[str, float]
@@ -31,23 +33,23 @@ class Row:
     """Domains whose joules are an estimate."""
     accelerator: str = ""
     """Its label; empty where it is unknown."""
-    devices: int = 1
+    devices: int = 0
+    """Real boards that its ranks used."""
 
 
-def make_claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, ...]:
-    """Return the rows of a results folder; `composed` with the figures of batches, for which every batch is read."""
-    accelerators = {cell.cell_id: cell.accelerator for cell in results.cells}
+def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Row, ...]:
+    """Return the rows of a results folder; of the metrics of batches, which are read for them, those of `metrics`."""
+    accelerators = {cell.cell_id: cell.record.accelerator for cell in results.cells if cell.record}
     stored = {(row.cell_id, row.epoch): row for row in results.rows}
-    batches = measure_compositions(results) if composed else {}
+    batches = _read_batches(results, metrics)
     found = []
     for record in epochs(results).to_dict("records"):
         key = (str(record["cell_id"]), int(record["epoch"]))
-        row = stored[key]
+        row, accelerator = stored[key], accelerators.get(key[0], AcceleratorRecord())
         known: dict[str, object] = {str(name): value for name, value in record.items()}
         known |= {"mb_per_s": row.mb_per_s, "stall_s": row.stall_s, "total_j": row.total_j}
-        known |= {f"{domain}_j": joules for domain, joules in row.joules.items()} | (
-            batches[key].figures if key in batches else {}
-        )
+        known |= {f"{domain}_j": joules for domain, joules in row.joules.items()}
+        known |= batches.get(key, {})
         found.append(
             Row(
                 *key,
@@ -56,10 +58,24 @@ def make_claim_rows(results: Results, *, composed: bool = False) -> tuple[Row, .
                 values=_values(known),
                 verdict=row.valid,
                 estimated=row.estimated,
-                accelerator=accelerators.get(row.cell_id, ""),
+                accelerator=accelerator.label,
+                devices=len(accelerator.boards or ()),
             )
         )
     return tuple(found)
+
+
+def _read_batches(results: Results, metrics: Collection[str]) -> Mapping[tuple[str, int], Mapping[str, float]]:
+    """Return the metrics of batches that are asked for, as far as they are known, by (cell id, epoch)."""
+    parts: list[Mapping[tuple[str, int], Mapping[str, float]]] = []
+    if any(name.startswith("slow_") for name in metrics):
+        parts.append({key: one.figures for key, one in measure_compositions(results).items()})
+    if "reordered_share" in metrics:
+        parts.append({key: {"reordered_share": share} for key, share in measure_reordering(results).items()})
+    if any(name.startswith("work_") for name in metrics):
+        parts.append(measure_work(results))
+    keys = {key for part in parts for key in part}
+    return {key: {name: value for part in parts for name, value in part.get(key, {}).items()} for key in keys}
 
 
 def _labels(results: Results, record: Mapping[str, object]) -> Mapping[str, object]:
@@ -72,7 +88,9 @@ def _labels(results: Results, record: Mapping[str, object]) -> Mapping[str, obje
         "dataset": experiment.datasets[workload].params,
     }
     settings = {f"{part}.{key}": value for part, section in sections.items() for key, value in section.items()}
-    streamed = results.streaming is not None and "streaming" not in results.loaders and loader == results.streaming
+    # A section of the user's own that reads the only stream stands for the streaming loader.
+    own = experiment.loaders[loader].base not in list_packaged("loader")
+    streamed = own and "streaming" not in results.loaders and loader == results.streaming
     return {
         **settings,
         "workload": workload,
@@ -81,6 +99,7 @@ def _labels(results: Results, record: Mapping[str, object]) -> Mapping[str, obje
         "rtt_ms": experiment.regimes[regime].rtt_ms,
         "samples": record["samples"],
         "ranks": record["ranks"],
+        "setting": None if math.isnan(float(str(record["setting"]))) else record["setting"],
     }
 
 
@@ -95,4 +114,7 @@ def _values(record: Mapping[str, object]) -> Mapping[str, float]:
         known["cpu_s_per_sample"] = known["cell_cpu_s"] / numbers["samples"]
     if known.get("duration_s") and "ranks_wait_s" in known:
         known["ranks_wait_share"] = known["ranks_wait_s"] / known["duration_s"]
+    user_s, system_s = (numbers.get(name) for name in ("cpu_user_s", "cpu_system_s"))
+    if user_s is not None and system_s is not None and user_s + system_s > 0:
+        known["cpu_system_share"] = system_s / (user_s + system_s)
     return known

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from itertools import product
 from typing import Any
 
 from harness.report.claims.definition import Definition, Values
+from harness.report.claims.metrics import METRICS
 from harness.report.claims.rows import Row
+from harness.report.intervals import Estimate, estimate
 from harness.report.labels import rtt, spell
+from harness.results.epoch_row import select_settled
 
 _RTT_SLACK = 0.05
 """Of a round trip, or ms where that is more: the probe may find it a little longer."""
@@ -21,11 +24,16 @@ class NotChecked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The median of a metric over the rows that were selected."""
+    """The rows that were selected, and the median of a metric over them."""
 
-    median: float
+    estimate: Estimate
     rows: tuple[Row, ...]
     name: str
+
+    @property
+    def median(self) -> float:
+        """The metric's median."""
+        return self.estimate.value
 
 
 def sample(definition: Definition, selection: Mapping[str, object], rows: Sequence[Row]) -> Sample:
@@ -34,24 +42,55 @@ def sample(definition: Definition, selection: Mapping[str, object], rows: Sequen
     there = [row for row in rows if _matches(row, selection)]
     if not there:
         raise NotChecked(_absent(selection, rows))
+    if definition.settled:
+        there = list(select_settled(there))
+        if not there:
+            raise NotChecked(f"no settled epoch of {name}: each cell has one epoch")
     valid = [row for row in there if row.verdict == "valid"]
     if not valid:
         raise NotChecked(f"no valid row of {name}: {there[0].verdict}")
-    known = [
-        row for row in (_settled(valid, there) if definition.settled else valid) if definition.metric in row.values
-    ]
+    known = [row for row in valid if definition.metric in row.values]
     if not known:
         raise NotChecked(f"{definition.metric} of {name} was not measured")
-    groups: dict[str, list[Row]] = {}
+    by_setting: dict[str, list[Row]] = {}
     for row in known:
-        groups.setdefault(row.key if definition.peak else "", []).append(row)
-    medians = {key: median(row.values[definition.metric] for row in group) for key, group in groups.items()}
-    best = max(medians, key=lambda key: medians[key])
-    return Sample(medians[best], tuple(groups[best]), spell(best) if definition.peak else name)
+        by_setting.setdefault(row.key if definition.peak else "", []).append(row)
+    # A share lies between 0 and 1, where its logarithm means nothing; a ratio of two shares is a ratio.
+    log = definition.over is not None or METRICS[definition.metric] != "share"
+    estimates = {key: estimate(group_cells(group, definition.metric), log=log) for key, group in by_setting.items()}
+    best = max(estimates, key=lambda key: estimates[key].value)
+    return Sample(estimates[best], tuple(by_setting[best]), spell(best) if definition.peak else name)
 
 
-def values_of(values: Values, selection: Mapping[str, object], rows: Sequence[Row]) -> tuple[Any, ...]:
-    """Return the values of the key that a claim runs over, in order; raises NotChecked where some are missing."""
+def group_cells(rows: Sequence[Row], metric: str) -> list[list[list[float]]]:
+    """Return a metric's values by loader, setting, workload and regime, and in each of these by cell."""
+    groups: dict[tuple[object, ...], dict[str, list[float]]] = {}
+    for row in rows:
+        place = (row.key, row.labels.get("workload"), row.labels.get("regime"))
+        groups.setdefault(place, {}).setdefault(row.cell_id, []).append(row.values[metric])
+    return [list(cells.values()) for cells in groups.values()]
+
+
+def choices(
+    definition: Definition, rows: Sequence[Row]
+) -> Iterator[tuple[object, Mapping[str, object], Mapping[str, object] | None]]:
+    """Yield each combination of the keys that a claim runs over: its name, and which rows it is `of` and `over`.
+
+    Raises NotChecked where values that the claim names are missing. The name of the values of one key is the value.
+    """
+    every = [_values_of(values, definition, rows) for values in definition.each]
+    for chosen in product(*every):
+        sides: dict[str, dict[str, object]] = {"of": {**definition.of}, "over": {**(definition.over or {})}}
+        for values, value in zip(definition.each, chosen, strict=True):
+            for side in sides if values.side == "both" else (values.side,):
+                sides[side][values.key] = value
+        name = chosen[0] if len(chosen) == 1 else ", ".join(str(value) for value in chosen)
+        yield name, sides["of"], None if definition.over is None else sides["over"]
+
+
+def _values_of(values: Values, definition: Definition, rows: Sequence[Row]) -> tuple[Any, ...]:
+    """Return the values of a key that a claim runs over, in order; raises NotChecked where some are missing."""
+    selection = (definition.over or {}) if values.side == "over" else definition.of
     if values.listed:
         return values.listed
     there = [row.labels.get(values.key) for row in rows if _matches(row, selection)]
@@ -78,7 +117,7 @@ def described(selection: Mapping[str, object]) -> str:
         value = selection[key]
         if key == "rtt_ms" and isinstance(value, int | float):
             parts.append("local files" if value == 0 else f"at {rtt(value)}")
-        elif "." in key or key in ("samples", "ranks"):
+        elif "." in key or key in ("samples", "ranks", "setting"):
             parts.append(f"{key.rpartition('.')[2]} {value}")
         else:
             parts.append(" or ".join(spell(str(one)) for one in (value if isinstance(value, list) else [value])))
@@ -91,14 +130,6 @@ def _absent(selection: Mapping[str, object], rows: Sequence[Row]) -> str:
         if key in selection and not any(_matches(row, {key: selection[key]}) for row in rows):
             return f"the run has no {described({key: selection[key]}).removeprefix('at ')}"
     return f"the run has no row of {described(selection)}"
-
-
-def _settled(rows: Sequence[Row], whole: Sequence[Row]) -> Sequence[Row]:
-    """Return the rows that are not their cell's first; all of them where there are no others."""
-    first: dict[str, int] = {}
-    for row in whole:
-        first[row.cell_id] = min(row.epoch, first.get(row.cell_id, row.epoch))
-    return [row for row in rows if row.epoch > first[row.cell_id]] or rows
 
 
 def _matches(row: Row, selection: Mapping[str, object]) -> bool:

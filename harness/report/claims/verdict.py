@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import median
 from typing import Any
 
 from harness.report.claims.definition import Definition
-from harness.report.claims.metrics import ENERGY, METRICS
+from harness.report.claims.metrics import ENERGY, METRICS, find_range
 from harness.report.claims.rows import Row
-from harness.report.claims.select import NotChecked, Sample, sample, values_of
-from harness.report.claims.words import STYLES, combined, written
+from harness.report.claims.select import NotChecked, Sample, choices, group_cells, sample
+from harness.report.claims.words import (
+    FAIL,
+    INCONCLUSIVE,
+    NOT_CHECKED,
+    STYLES,
+    Verdict,
+    combined,
+    write_interval,
+    written,
+)
+from harness.report.intervals import Estimate, Interval, combine, divide
 from harness.report.labels import percent
-from harness.results.epoch_row import SPREAD_LIMIT, compute_spread
-
-PASS = "PASS"  # noqa: S105
-FAIL = "FAIL"
-NOT_CHECKED = "NOT CHECKED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,73 +37,113 @@ class Claim:
     """The paper's value."""
     actual: str
     """Ours; empty where there is none, or where it rests on an estimate."""
-    verdict: str
-    """PASS, FAIL or NOT CHECKED."""
+    verdict: Verdict
     reason: str
     """Why it was not checked. Else the values that pass, those that were compared, and the known cause of a failure."""
+    conflict: str = ""
+    """Where the paper contradicts itself."""
+    value: float | None = None
+    """Ours as a number; None where `actual` is empty."""
+    interval: tuple[float, float] | None = None
+    """Its 95 % interval; None with one repeat, and where there is no value."""
+    span: str = ""
+    """The interval, written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """A claim's number, how sure it is, and what it was made from."""
+
+    value: float
+    interval: Interval | None
+    samples: tuple[Sample, ...]
+    told: str
+    """The medians behind it, in words."""
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for one in self.samples for row in one.rows]
+
+
+def refuse(definition: Definition, reason: str) -> Claim:
+    """Return a claim that is not checked."""
+    return _make_claim(definition)("", NOT_CHECKED, reason)
+
+
+def _make_claim(definition: Definition) -> partial[Claim]:
+    expected = definition.bound.expected(definition.style)
+    return partial(Claim, definition.id, definition.claim, definition.source, expected, conflict=definition.conflict)
 
 
 def evaluate(definition: Definition, rows: Sequence[Row]) -> Claim:
     """Judge one claim on the rows of a run."""
-    expected = definition.bound.expected(definition.style)
-
-    def claim(verdict: str, actual: str, reason: str) -> Claim:
-        return Claim(definition.id, definition.claim, definition.source, expected, actual, verdict, reason)
-
+    bound, style, claim = definition.bound, definition.style, _make_claim(definition)
     try:
-        value, used, told = _value(definition, rows)
+        found = _find(definition, rows)
     except NotChecked as missing:
-        return claim(NOT_CHECKED, "", str(missing))
-    if invented := _invented(definition, used):
-        return claim(NOT_CHECKED, "", invented)
-    actual = written(value, definition.style)
-    if lacking := _lacking(definition, used):
-        return claim(NOT_CHECKED, actual, lacking)
-    holds = definition.bound.holds(value)
-    reasons = [definition.bound.tolerance(definition.style), told, _unsteady(definition, used)]
-    if not holds and definition.because:
-        reasons.append(definition.because)
-    return claim(PASS if holds else FAIL, actual, "; ".join(reason for reason in reasons if reason))
+        return claim("", NOT_CHECKED, str(missing))
+    if invented := _invented(definition, found.rows):
+        return claim("", NOT_CHECKED, invented)
+    claim = partial(claim, written(found.value, style), value=found.value)
+    if found.interval is not None:
+        ends, span = (found.interval.low, found.interval.high), write_interval(found.interval, style)
+        claim = partial(claim, interval=ends, span=span)
+    if lacking := _lacking(definition, found):
+        return claim(NOT_CHECKED, lacking)
+    if found.interval is None:
+        return claim(INCONCLUSIVE, _join(["one repeat has no interval", bound.tolerance(style), found.told]))
+    verdict = bound.judge(found.interval)
+    reasons = [bound.tolerance(style), f"95 % interval {span}", found.told]
+    return claim(verdict, _join([*reasons, definition.because if verdict == FAIL else ""]))
 
 
-def _value(definition: Definition, rows: Sequence[Row]) -> tuple[float, list[Row], str]:
-    """Return the claim's number, the rows that it was made from, and the medians behind it in words."""
-    if definition.each is None:
-        return _one(definition, {}, rows)
-    key = definition.each.key
-    found: dict[Any, float] = {}
-    used: list[Row] = []
-    for value in values_of(definition.each, definition.of, rows):
-        found[value], behind, _ = _one(definition, {key: value}, rows)
-        used += behind
+def _join(reasons: Iterable[str]) -> str:
+    return "; ".join(reason for reason in reasons if reason)
+
+
+def _find(definition: Definition, rows: Sequence[Row]) -> _Finding:
+    if not definition.each:
+        part, samples, told = _compare(definition, definition.of, definition.over, rows)
+        return _Finding(part.value, _within_range(definition, part.interval), samples, told)
+    parts: dict[Any, Estimate] = {}
+    used: list[Sample] = []
+    for value, of, over in choices(definition, rows):
+        parts[value], samples, _ = _compare(definition, of, over, rows)
+        used += samples
+    number = partial(combined, definition.combine)
+    medians = {value: part.value for value, part in parts.items()}
+    if definition.combine in ("spread", "growth") and min(medians.values()) <= 0:
+        raise NotChecked(f"{definition.metric} is 0 or less, and no {definition.combine} can be taken")
     style = "factor" if definition.over is not None else STYLES[METRICS[definition.metric]]
-    told = ", ".join(f"{written(each, style)} at {value}" for value, each in found.items())
-    return combined(definition.combine, found), used, told
+    told = ", ".join(f"{written(each, style)} at {value}" for value, each in medians.items())
+    interval = combine(definition.combine, parts, number)
+    return _Finding(number(medians), _within_range(definition, interval), tuple(used), told)
 
 
-def _one(definition: Definition, fixed: Mapping[str, object], rows: Sequence[Row]) -> tuple[float, list[Row], str]:
-    above = sample(definition, {**definition.of, **fixed}, rows)
-    if definition.over is None:
-        return above.median, list(above.rows), ""
-    below = sample(definition, {**definition.over, **fixed}, rows)
+def _compare(
+    definition: Definition, of: Mapping[str, object], over: Mapping[str, object] | None, rows: Sequence[Row]
+) -> tuple[Estimate, tuple[Sample, ...], str]:
+    """Return a median, or the ratio of two, the samples behind it, and these in words."""
+    above = sample(definition, of, rows)
+    if over is None:
+        return above.estimate, (above,), ""
+    below = sample(definition, over, rows)
     if not below.median:
         raise NotChecked(f"{definition.metric} of {below.name} is 0, and no ratio can be taken")
     told = f"{_told(definition, above)} to {_told(definition, below)}"
-    return above.median / below.median, [*above.rows, *below.rows], told
+    return divide(above.estimate, below.estimate), (above, below), told
+
+
+def _within_range(definition: Definition, interval: Interval | None) -> Interval | None:
+    """Return an interval without values that the metric cannot have."""
+    if interval is None or definition.over is not None or definition.combine in ("knee", "spread"):
+        return interval
+    least, greatest = find_range(definition.metric)
+    return Interval(max(interval.low, least), min(interval.high, greatest))
 
 
 def _told(definition: Definition, one: Sample) -> str:
     return f"{written(one.median, STYLES[METRICS[definition.metric]])} ({one.name})"
-
-
-def _unsteady(definition: Definition, rows: Sequence[Row]) -> str:
-    """Return how far the rows of one loader, workload and regime lie apart, where that is too far to trust a median."""
-    groups: dict[tuple[str, ...], list[float]] = {}
-    for row in rows:
-        place = (row.key, *(str(row.labels.get(key)) for key in ("workload", "regime")))
-        groups.setdefault(place, []).append(row.values[definition.metric])
-    widest = max(compute_spread(each) or 0.0 for each in groups.values())
-    return f"the rows of a median lie up to {percent(widest)} apart" if widest >= SPREAD_LIMIT else ""
 
 
 def _invented(definition: Definition, rows: Sequence[Row]) -> str:
@@ -113,18 +160,46 @@ def _invented(definition: Definition, rows: Sequence[Row]) -> str:
     return "" if all(whole <= row.values.keys() for row in rows) else "no joules of CPU and GPU"
 
 
-def _lacking(definition: Definition, rows: Sequence[Row]) -> str:
+def _lacking(definition: Definition, found: _Finding) -> str:
     """Return what the run would have to have for the claim to be judged."""
-    found = []
-    if definition.needs.accelerator != "any":
+    needs, rows, lacking = definition.needs, found.rows, []
+    if needs.accelerator != "any":
         labels = dict.fromkeys(row.accelerator for row in rows)
         if not all(labels):
-            found.append("the accelerator is not known")
+            lacking.append("the accelerator is not known")
         elif any(label.startswith("none") for label in labels):
-            found.append("there is no accelerator")
-        elif definition.needs.accelerator == "real" and any(label.startswith("emulated") for label in labels):
-            found.append("the accelerator is emulated")
-    devices = min(row.devices for row in rows)
-    if devices < definition.needs.devices:
-        found.append(f"{devices} of the {definition.needs.devices} devices that the claim is of")
-    return "; ".join(found)
+            lacking.append("there is no accelerator")
+        elif needs.accelerator == "real" and any(label.startswith("emulated") for label in labels):
+            lacking.append("the accelerator is emulated")
+        elif needs.accelerator == "published" and any("assumed" in label for label in labels):
+            lacking.append("the step's length is assumed")
+    lacking += _unordered(definition, rows)
+    if needs.devices > 1 and (devices := min(row.devices for row in rows)) < needs.devices:
+        lacking.append(f"{devices} of the {needs.devices} devices that the claim is of")
+    if (samples := min(_count(row.labels.get("samples")) for row in rows)) < needs.samples:
+        lacking.append(f"an epoch of {samples} samples, where the claim needs {needs.samples}")
+    shortest = min(median(row.values.get("duration_s", 0.0) for row in one.rows) for one in found.samples)
+    if shortest < needs.epoch_s:
+        lacking.append(f"an epoch shorter than {needs.epoch_s:g} s")
+    groups = [cells for one in found.samples for cells in group_cells(one.rows, definition.metric)]
+    if definition.settled and (epochs := min(len(cell) for cells in groups for cell in cells)) < needs.settled:
+        lacking.append(f"{epochs} settled epochs a cell, where the claim needs {needs.settled}")
+    if (repeats := min(map(len, groups))) < needs.repeats:
+        lacking.append(f"{repeats} repeats, where the claim needs {needs.repeats}")
+    return "; ".join(lacking)
+
+
+def _count(samples: object) -> int:
+    return int(samples) if isinstance(samples, int | float) else 0
+
+
+def _unordered(definition: Definition, rows: Sequence[Row]) -> list[str]:
+    """Return that too few batches have other samples than PyTorch's, where a claim on reordering needs such batches."""
+    if not definition.needs.reordered:
+        return []
+    shares = [row.values["reordered_share"] for row in rows if "reordered_share" in row.values]
+    if not shares:
+        return ["which batches were reordered is not known"]
+    share = median(shares)
+    enough = share >= definition.needs.reordered
+    return [] if enough else [f"{percent(share)} of the batches have other samples than PyTorch's"]

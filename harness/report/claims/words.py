@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from harness.report.intervals import Interval
 from harness.report.labels import factor, joules, megabytes, percent, seconds, significant
 
-Style = Literal["factor", "less", "percent", "seconds", "joules", "megabytes", "knee", "number"]
+Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE", "NOT CHECKED"]
+PASS: Final = "PASS"  # noqa: S105
+FAIL: Final = "FAIL"
+INCONCLUSIVE: Final = "INCONCLUSIVE"
+"""The interval holds values that pass and values that fail, or there is none."""
+NOT_CHECKED: Final = "NOT CHECKED"
+
+Style = Literal["factor", "less", "percent", "seconds", "milliseconds", "joules", "megabytes", "knee", "number"]
 STYLES: Final[Mapping[str, Style]] = {
     "s": "seconds",
+    "ms": "milliseconds",
     "J": "joules",
     "share": "percent",
     "bytes": "megabytes",
@@ -28,13 +38,15 @@ class Bound:
     """What the paper's number is to ours, and how far ours may be off."""
 
     kind: str
-    """at_least, at_most or within."""
+    """above, below, at_least, at_most or within; above and below are strict. equal: no difference is found."""
     paper: float
     shown: str = ""
     """The paper's number in its own words, where they say more."""
     relative: float = 0.0
     absolute: float = 0.0
     factor: float = 1.0
+    until: float | None = None
+    """The upper end of a range that the paper gives in place of a number."""
 
     @property
     def low(self) -> float:
@@ -44,22 +56,56 @@ class Bound:
     @property
     def high(self) -> float:
         """The greatest value that passes, where there is one."""
-        return self.paper * (1 + self.relative) * self.factor + self.absolute
+        return (self.until or self.paper) * (1 + self.relative) * self.factor + self.absolute
 
     def holds(self, value: float) -> bool:
         """Return whether a value passes."""
         # A value that equals the bound passes, however its last bit was rounded.
         slack = 1e-9 * max(1.0, abs(self.paper))
-        above = value >= self.low - slack
-        below = value <= self.high + slack
+        match self.kind:
+            case "above":
+                return value > self.paper + slack
+            case "below":
+                return value < self.paper - slack
+            case "equal":
+                return abs(value - self.paper) <= slack
+        above, below = value >= self.low - slack, value <= self.high + slack
         return {"at_least": above, "at_most": below, "within": above and below}[self.kind]
+
+    def misses(self, interval: Interval) -> bool:
+        """Return whether no value of an interval passes."""
+        slack = 1e-9 * max(1.0, abs(self.paper))
+        match self.kind:
+            case "above":
+                return interval.high <= self.paper + slack
+            case "below":
+                return interval.low >= self.paper - slack
+            case "equal":
+                return not interval.holds(self.paper)
+        under, over = interval.high < self.low - slack, interval.low > self.high + slack
+        return {"at_least": under, "at_most": over, "within": under or over}[self.kind]
+
+    def judge(self, interval: Interval) -> Verdict:
+        """Return PASS where every value of an interval passes, FAIL where none does, else INCONCLUSIVE.
+
+        `equal` is about the interval itself: PASS where it holds the value, for no difference is found then.
+        """
+        if self.misses(interval):
+            return FAIL
+        whole = self.kind == "equal" or (self.holds(interval.low) and self.holds(interval.high))
+        return PASS if whole else INCONCLUSIVE
 
     def expected(self, style: Style) -> str:
         """Write the paper's number."""
         # The less a ratio is, the more of a saving it is written as.
-        low, high = ("≤ ", "≥ ") if style == "less" else ("≥ ", "≤ ")
-        sign = {"at_least": low, "at_most": high, "within": ""}[self.kind]
-        return self.shown or sign + written(self.paper, style)
+        low, high, above, below = ("≤ ", "≥ ", "< ", "> ") if style == "less" else ("≥ ", "≤ ", "> ", "< ")
+        sign = {"at_least": low, "at_most": high, "above": above, "below": below}.get(self.kind, "")
+        return self.shown or sign + self.number(style)
+
+    def number(self, style: Style) -> str:
+        """Write the paper's number without what it is to ours."""
+        ends = dict.fromkeys(_write_published(end, style) for end in (self.paper, self.until or self.paper))
+        return " to ".join(ends)
 
     def tolerance(self, style: Style) -> str:
         """Write what passes."""
@@ -68,12 +114,19 @@ class Bound:
         if self.kind == "within":
             first, last = (high, low) if saving else (low, high)
             return f"passes at {first}" if first == last else f"passes from {first} to {last}"
+        if self.kind == "equal":
+            return f"passes where the interval holds {low}"
+        if self.kind in ("above", "below"):
+            return f"passes {'above' if (self.kind == 'above') != saving else 'below'} {low}"
         edge = low if self.kind == "at_least" else high
         return f"passes from {edge} on" if (self.kind == "at_least") != saving else f"passes up to {edge}"
 
 
 def combined(how: str, values: Mapping[Any, float]) -> float:
-    """Make one number of several, by the value of the key that they are of; spread is (greatest - least) / least."""
+    """Make one number of several, by the value of the key that they are of.
+
+    spread is (greatest - least) / least, growth the value at the greatest key over that at the least.
+    """
     known: Sequence[float] = list(values.values())
     if how == "least":
         return min(known)
@@ -83,6 +136,8 @@ def combined(how: str, values: Mapping[Any, float]) -> float:
         return statistics.fmean(known)
     if how == "spread":
         return (max(known) - min(known)) / min(known)
+    if how == "growth":
+        return values[max(values)] / values[min(values)]
     return find_knee(values)
 
 
@@ -98,8 +153,26 @@ def written(value: float, style: Style) -> str:
         return significant(value) if value != round(value) else f"{value:g}"
     if style == "less":
         return f"{percent(1 - value)} less" if value <= 1 else f"{percent(value - 1)} more"
+    if style == "milliseconds":
+        return f"{significant(value)} ms"
     if style == "knee":
         return f"knee at {value:g}"
     return {"factor": factor, "percent": percent, "seconds": seconds, "joules": joules, "megabytes": megabytes}[style](
         value
     )
+
+
+def write_interval(interval: Interval, style: Style) -> str:
+    """Write the ends of an interval, of a saving the lesser one first."""
+    ends = (interval.high, interval.low) if style == "less" else (interval.low, interval.high)
+    first, last = (written(end, style) for end in ends)
+    return first if first == last else f"{first} to {last}"
+
+
+def _write_published(value: float, style: Style) -> str:
+    """Write a number of a paper with its own digits, or with three where it is a ratio of two."""
+    unit = {"factor": "×", "percent": " %", "milliseconds": " ms"}.get(style)
+    if unit is None:
+        return written(value, style)
+    number = 100 * value if style == "percent" else value
+    return f"{number:g}{unit}" if math.isclose(number, round(number, 2), rel_tol=1e-9) else f"{number:.3g}{unit}"

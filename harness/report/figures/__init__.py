@@ -22,6 +22,7 @@ from harness.config.validation import did_you_mean
 from harness.errors import HarnessError, Interrupted, ResultsError
 from harness.report.figures.captions import fill, run_words
 from harness.report.figures.definition import Figure, FigureTable, list_packaged, read_figure
+from harness.report.papers import find_published
 from harness.results.reader import Results
 
 if TYPE_CHECKING:
@@ -92,7 +93,11 @@ class _FromYaml:
         return picture
 
     def caption(self, results: Results) -> str:
-        return fill(self.spec.caption, self._words(results))
+        parts = [fill(self.spec.caption, self._words(results))]
+        parts += ["One repeat: no ratio has an interval."] if results.experiment.repeats == 1 else []
+        entry = "/".join(self.spec.values.split("/")[:2])
+        conflicts = list(find_published(entry).conflicts.values()) if entry else []
+        return " ".join([*parts, "The paper contradicts itself:", *conflicts] if conflicts else parts)
 
     def table(self, results: Results) -> FigureTable | None:
         table: FigureTable | None = getattr(self._plotter, "table", lambda *_: None)(self.spec, results)

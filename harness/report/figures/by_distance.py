@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import fill as wrap
+from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
@@ -18,13 +20,15 @@ from harness.report.distance import PaperFigure, Slowdown, compare_distances, re
 from harness.report.figures.definition import ByDistance
 from harness.report.figures.marks import make_sheet, write_note
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, ESTIMATE_HATCH, FAINT, GRID, INK, MUTED, SURFACE
-from harness.report.labels import factor, megabytes, regime_labels, rtt, significant, spell
+from harness.report.labels import factor, megabytes, ratio, regime_labels, rtt, significant, spell
 from harness.report.papers import Tree, low
 from harness.report.summary import Group, compute_median, find, summarise
 from harness.results.epoch_row import DOMAINS
 from harness.results.reader import Results
 
 _TOP_INCHES = 5.7
+_TITLE_CHARACTERS = 10.0
+"""That fit into an inch of a panel."""
 _LONG_TITLE = 62
 """Characters above which a title would run into that of the paper's panel."""
 _DENSE_SLOTS = 9
@@ -35,6 +39,10 @@ _BAR = 0.74
 _STEEP = 0.12
 """A rise to the next point, as a share of the axis, that would run through a label centred above its start."""
 _DASHED = (0, (4, 2))
+_FIRST: Final[Mapping[str, Any]] = {"linestyle": "none", "marker": "x", "markersize": 5, "color": MUTED, "zorder": 2}
+"""Marks of cells' first epochs."""
+_BOUND: Final[Mapping[str, Any]] = {"linestyle": _DASHED, "linewidth": 1.0, "color": MUTED, "zorder": 1}
+"""The line of an epoch that reads nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +88,8 @@ def words(spec: ByDistance, results: Results) -> Mapping[str, str]:
     marks = []
     if published.epoch_s:
         reading = f"Left, this run: above, {above} Right, what the text of the paper gives: {published.citation}."
+    if any(group.first_s for group in groups):
+        marks.append("Crosses are first epochs, which are in no median and no ratio.")
     if any(group.estimated for group in groups):
         marks.append("Hatched joules are estimates, not measurements.")
     if any(group.measured and not group.trusted for group in groups):
@@ -93,7 +103,7 @@ def _our_slots(results: Results, groups: Sequence[Group], workload: str) -> Sequ
     labels = regime_labels(results)
     return _placed(
         _Slot(loader, labels[regime].replace(", ", "\n"), group=find(groups, workload, regime, loader))
-        for loader in results.loaders
+        for loader in results.readers or results.loaders
         for regime in results.regimes
     )
 
@@ -141,6 +151,9 @@ def _draw_panels(
         height_ratios=[1.0, 1.25],
     )
     _our_times(axes[0][0], ours, dense=dense)
+    bounds = [group.time_s.median for group in here if group.loader in results.bounds and group.time_s]
+    if bounds and results.readers:
+        axes[0][0].axhline(min(bounds), **_BOUND)
     _our_joules(axes[1][0], ours, dense=dense)
     title = f"{results.name}: {_conditions(results, here, published)}"
     if paper and len(title) > _LONG_TITLE:
@@ -149,7 +162,9 @@ def _draw_panels(
     if paper:
         _paper_times(axes[0][1], paper, published, dense=dense)
         _paper_joules(axes[1][1], paper, published, dense=dense)
-        axes[0][1].set_title(f"EMLIO paper: {published.conditions}", pad=24, color=MUTED)
+        widths = [right - left for left, right in limits]
+        characters = int(_TITLE_CHARACTERS * top.figure.get_figwidth() * widths[1] / sum(widths))
+        axes[0][1].set_title(wrap(f"EMLIO paper: {published.conditions}", characters), pad=24, color=MUTED)
     elif not published.epoch_s:
         text = f"EMLIO paper, {published.name}: its text gives no numbers"
         axes[0][0].set_title(text, loc="right", pad=24, color=MUTED, fontweight="normal", fontsize=8.5)
@@ -165,7 +180,7 @@ def _draw_panels(
         ticks = [slot.label.replace(" ", "\n") if dense else slot.label for slot in slots]
         axes[1][column].set_xticks([slot.x for slot in slots], ticks)
         axes[1][column].set_xlim(*limits[column])
-    handles = _legend_handles(here, {domain for slot in paper for domain in _bars(_energy(published, slot))})
+    handles = _legend_handles(here, bounds, {domain for slot in paper for domain in _bars(_energy(published, slot))})
     top.legend(handles=handles, loc="outside lower center", ncols=6, handlelength=1.7, columnspacing=1.8)
 
 
@@ -200,9 +215,12 @@ def _short(accelerator: str) -> str:
 
 def _our_times(axes: Axes, slots: Sequence[_Slot], *, dense: bool) -> None:
     known = [(slot, slot.group, slot.group.time_s) for slot in slots if slot.group and slot.group.time_s]
-    top = 1.22 * max(stat.values[-1] for _, _, stat in known)
+    firsts = [(slot.x, group.first_s.values) for slot, group, _ in known if group.first_s]
+    top = 1.22 * max([stat.values[-1] for _, _, stat in known] + [values[-1] for _, values in firsts])
     axes.set_ylim(0, top)
     axes.set_ylabel("seconds per epoch")
+    for x, values in firsts:
+        axes.plot([x] * len(values), values, **_FIRST)
     medians = {slot: stat.median for slot, _, stat in known}
     _draw_lines(axes, medians, color=INK)
     for slot, group, stat in known:
@@ -219,7 +237,7 @@ def _our_times(axes: Axes, slots: Sequence[_Slot], *, dense: bool) -> None:
             zorder=4,
         )
         text = significant(stat.median) + ("" if dense else " s")
-        _above(axes, slot.x, stat.values[-1], text, valid=group.trusted, aside=_rises(slot, medians, top))
+        write_above(axes, slot.x, stat.values[-1], text, valid=group.trusted, aside=_rises(slot, medians, top))
     _say_absent(axes, slots)
 
 
@@ -240,11 +258,11 @@ def _our_joules(axes: Axes, slots: Sequence[_Slot], *, dense: bool) -> None:
     axes.set_ylim(0, top)
     axes.yaxis.set_major_formatter(_unit(unit, scale))
     for slot, group, stat in known:
-        _stack(axes, slot.x, group.domain_j, group.estimated, faded=not group.trusted)
+        draw_stack(axes, slot.x, group.domain_j, group.estimated, faded=not group.trusted)
         if group.error_j is not None:
             axes.errorbar(slot.x, stat.median, yerr=group.error_j, color=INK, capsize=2.5, linewidth=1)
         text = significant(stat.median / scale) + ("" if dense else f" {unit}")
-        _above(axes, slot.x, stat.median + (group.error_j or 0.0), text, valid=group.trusted)
+        write_above(axes, slot.x, stat.median + (group.error_j or 0.0), text, valid=group.trusted)
     _say_absent(axes, slots)
 
 
@@ -256,7 +274,7 @@ def _say_absent(axes: Axes, slots: Sequence[_Slot]) -> None:
     """Write where a cell gave no epoch; an empty place would pass for 0."""
     for slot in slots:
         if slot.group is None or slot.group.time_s is None:
-            _above(axes, slot.x, 0, "failed" if slot.group and slot.group.failed else "not run", colour=BAD)
+            write_above(axes, slot.x, 0, "failed" if slot.group and slot.group.failed else "not run", colour=BAD)
 
 
 def _say_empty(axes: Axes, text: str) -> None:
@@ -271,7 +289,7 @@ def _paper_times(axes: Axes, slots: Sequence[_Slot], published: PaperFigure, *, 
     _draw_lines(axes, times, color=MUTED, linestyle=_DASHED, marker="D", markersize=4.4, markerfacecolor=SURFACE)
     for slot, time in times.items():
         text = significant(time) + ("" if dense else " s")
-        _above(axes, slot.x, time, text, colour=MUTED, aside=_rises(slot, times, top))
+        write_above(axes, slot.x, time, text, colour=MUTED, aside=_rises(slot, times, top))
 
 
 def _paper_joules(axes: Axes, slots: Sequence[_Slot], published: PaperFigure, *, dense: bool) -> None:
@@ -283,17 +301,17 @@ def _paper_joules(axes: Axes, slots: Sequence[_Slot], published: PaperFigure, *,
     axes.yaxis.set_major_formatter(_unit("kJ"))
     for slot, energy in known.items():
         least, greatest = sum_kj(energy)
-        _stack(axes, slot.x, _bars(energy), frozenset())
+        draw_stack(axes, slot.x, _bars(energy), frozenset())
         text = significant(least)
         if greatest > least:
             text = f"{least:.0f}–{greatest:.0f}"
             axes.errorbar(slot.x, least, yerr=[[0.0], [greatest - least]], color=INK, capsize=2.5, linewidth=1)
-        _above(axes, slot.x, greatest, text + ("" if dense else " kJ"), colour=MUTED)
+        write_above(axes, slot.x, greatest, text + ("" if dense else " kJ"), colour=MUTED)
     for loader in _loaders(slots):
         silent = [slot.x for slot in slots if slot.loader == loader and slot not in known]
         if silent:
             text = "not in the text" if len(silent) > 1 else "not in\nthe text"
-            _above(axes, sum(silent) / len(silent), 0, text, colour=MUTED)
+            write_above(axes, sum(silent) / len(silent), 0, text, colour=MUTED)
 
 
 def _energy(published: PaperFigure, slot: _Slot) -> Mapping[str, Tree]:
@@ -307,7 +325,7 @@ def _bars(energy: Mapping[str, Tree]) -> dict[str, float]:
     return {domain: low(one) for domain, one in energy.items() if domain != "dram" or least == greatest}
 
 
-def _above(
+def write_above(
     axes: Axes, x: float, y: float, text: str, *, valid: bool = True, colour: str = INK, aside: bool = False
 ) -> None:
     """Write a value above a mark; to the left of a rising line when `aside`; marked † when not valid."""
@@ -321,7 +339,15 @@ def _rises(slot: _Slot, values: Mapping[_Slot, float], top: float) -> bool:
     return bool(following) and values[min(following, key=lambda other: other.x)] - values[slot] > _STEEP * top
 
 
-def _stack(axes: Axes, x: float, parts: Mapping[str, float], estimated: frozenset[str], *, faded: bool = False) -> None:
+def draw_stack(
+    axes: Axes,
+    x: float,
+    parts: Mapping[str, float],
+    estimated: frozenset[str],
+    *,
+    faded: bool = False,
+    width: float = _BAR,
+) -> None:
     """Draw one bar of joules stacked by domain; estimated domains are hatched."""
     base = 0.0
     for domain in DOMAINS:
@@ -330,7 +356,7 @@ def _stack(axes: Axes, x: float, parts: Mapping[str, float], estimated: frozense
         axes.bar(
             x,
             parts[domain],
-            _BAR,
+            width,
             bottom=base,
             color=DOMAIN_COLOURS[domain],
             hatch=ESTIMATE_HATCH if domain in estimated else None,
@@ -341,8 +367,8 @@ def _stack(axes: Axes, x: float, parts: Mapping[str, float], estimated: frozense
         base += parts[domain]
 
 
-def _legend_handles(groups: Sequence[Group], paper: Collection[str]) -> list[Patch | Line2D]:
-    """Return the legend's entries for what the groups hold, and for the domains of a paper's bars beside them."""
+def _legend_handles(groups: Sequence[Group], bounds: Sequence[float], paper: Collection[str]) -> list[Patch | Line2D]:
+    """Return the legend's entries for what the groups hold, their bounds and the domains of a paper's bars."""
     handles: list[Patch | Line2D] = [
         Patch(facecolor=DOMAIN_COLOURS[domain], label=f"{domain.upper()} joules")
         for domain in DOMAINS
@@ -352,6 +378,10 @@ def _legend_handles(groups: Sequence[Group], paper: Collection[str]) -> list[Pat
         label = "hatched: estimate, not measured"
         handles.append(Patch(facecolor=FAINT, edgecolor=SURFACE, hatch=ESTIMATE_HATCH, label=label))
     handles.append(Line2D([], [], color=INK, marker="o", markersize=4.5, linewidth=1.4, label="epoch time"))
+    if any(group.first_s for group in groups):
+        handles.append(Line2D([], [], label="first epoch", **_FIRST))
+    if bounds:
+        handles.append(Line2D([], [], label=f"fixed batch, the bound: {significant(min(bounds))} s", **_BOUND))
     if any(not group.trusted for group in groups):
         handles.append(_dot(INK, "o", label="† no valid row", markerfacecolor=SURFACE))
     return handles
@@ -367,7 +397,8 @@ def _draw_slowdowns(axes: Axes, results: Results, far: Sequence[Slowdown]) -> No
     near = labels[far[0].near]
     nearest = "on local files" if near == "local" else f"at {near}"
     axes.set_title(f"Slowdown: epoch time against the same loader {nearest}", pad=9)
-    _factor_axis(axes, [value for one in far for value in (one.ours, one.paper) if value is not None])
+    ours = [one.ours.value for one in far if one.ours is not None]
+    _factor_axis(axes, [*ours, *(one.paper for one in far if one.paper is not None)])
     places: list[float] = []
     for one in far:
         last = far[len(places) - 1].loader if places else one.loader
@@ -398,13 +429,13 @@ def _factor_axis(axes: Axes, values: Sequence[float]) -> None:
 def _draw_slowdown(axes: Axes, y: float, one: Slowdown) -> None:
     if one.ours is None:
         return
-    text = factor(one.ours)
+    ours, text = one.ours.value, ratio(one.ours)
     if one.paper is not None:
-        axes.plot([one.ours, one.paper], [y, y], color=FAINT, linewidth=1.6, zorder=2)
+        axes.plot([ours, one.paper], [y, y], color=FAINT, linewidth=1.6, zorder=2)
         axes.plot(one.paper, y, "D", markersize=6, markerfacecolor=SURFACE, markeredgecolor=MUTED, zorder=3)
         text += f"  (paper {factor(one.paper)})"
     face = INK if one.trusted else SURFACE
-    axes.plot(one.ours, y, "o", markersize=7, markerfacecolor=face, markeredgecolor=INK, zorder=4)
+    axes.plot(ours, y, "o", markersize=7, markerfacecolor=face, markeredgecolor=INK, zorder=4)
     style = {"va": "center", "fontsize": 8.5, "color": INK if one.trusted else BAD}
-    end = (max(one.ours, one.paper or 0.0), y)
+    end = (max(ours, one.paper or 0.0), y)
     write_note(axes, text if one.trusted else f"{text} †", end, (9, 0), coordinates="data", **style)

@@ -81,11 +81,13 @@ class ByDistance(Figure):
 class OverTime(Figure):
     """A measure over the seconds of training."""
 
-    panels: Literal["stack", "grid", "metrics", "lines"]
-    """One below the other by workload and loader, a grid of both, loaders by metric, or a line a loader."""
+    panels: Literal["stack", "grid", "metrics", "lines", "memory"]
+    """One below the other by workload and loader, a grid of both, loaders by metric, or a line a loader: of throughput,
+    or of memory."""
     table: Mapping[str, str]
-    """Heads and what stands below them: loader, time, mb_per_s, accelerator, cpu, disk_read, correlation, lead, or the
-    id of a paper's value with its unit; `mean` before it is for the row over all workloads."""
+    """Heads and what stands below them: loader, time, mb_per_s, accelerator, cpu, disk_read, memory, memory_growth,
+    gpu_memory, correlation, lead, or the id of a paper's value with its unit; `mean` before it is for the row over all
+    workloads."""
     only: str = ""
     """The workload/loader that the paper's value is of."""
     paper_row: Sequence[str] = ()
@@ -150,6 +152,13 @@ class Textbook(Figure):
     panels: Literal["output", "exercise"]
 
 
+class Stages(Figure):
+    """Seconds and joules of the stages of training, and the share that those before the last have."""
+
+    stages: Sequence[str] = Field(min_length=2)
+    """Workloads, each of which contains those before it."""
+
+
 BY_DISTANCE: Final = "by_distance"
 _FAMILIES: Final[Mapping[str, type[Figure]]] = {
     BY_DISTANCE: ByDistance,
@@ -158,6 +167,7 @@ _FAMILIES: Final[Mapping[str, type[Figure]]] = {
     "learning": Learning,
     "distribution": Distribution,
     "textbook": Textbook,
+    "stages": Stages,
     "minato_fig3": Figure,
     "minato_fig12": Figure,
 }

@@ -102,13 +102,13 @@ def _table_of_iterations(spec: Learning, results: Results) -> FigureTable | None
                 f"{spell(str(workload))}, {spell(str(base))}",
                 UNKNOWN if last.isna().all() else significant(float(last.mean())),
                 seconds(float(here.groupby("cell_id")["at_s"].max().median())),
-                *(_known(figures, name) for name in ("slow_share", "slow_batch_std", "slow_first_half")),
+                *(_known(figures, name) for name in ("slow_batch_std", "slow_first_half")),
                 UNKNOWN if share is None else f"{share:g}",
                 UNKNOWN if time_s is None else f"{time_s / 3600:.1f} h",
             )
         )
     columns = (
-        *("Workload and loader", "loss, last epoch", "training", "slow share", "deviation over batches"),
+        *("Workload and loader", "loss, last epoch", "training", "deviation of slow samples over batches"),
         *("of the slow in the first half", "slow share in the paper", "training there"),
     )
     return FigureTable(columns, tuple(rows)) if rows else None
@@ -124,6 +124,8 @@ def _spread(results: Results) -> _Spread:
     every = measure_compositions(results)
     found: dict[tuple[str, str], list[Composition]] = {}
     for cell in results.cells:
+        if cell.loader in results.bounds:
+            continue
         epochs = sorted((epoch, one) for (cell_id, epoch), one in every.items() if cell_id == cell.cell_id)
         found.setdefault((cell.workload, find_base(results, cell.loader)), []).extend(one for _, one in epochs)
     return found
@@ -308,6 +310,8 @@ def _steps(results: Results) -> pd.DataFrame:
     """
     parts = []
     for cell in results.cells:
+        if cell.loader in results.bounds:
+            continue
         batches = (
             read_stored(results.folder / "cells" / cell.cell_id / "batches.parquet") if cell.state == "done" else None
         )

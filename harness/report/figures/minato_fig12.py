@@ -20,8 +20,8 @@ from harness.report.figures.marks import (
     write_value,
 )
 from harness.report.figures.style import FAINT, INK, MUTED, choose_colour
-from harness.report.labels import UNKNOWN, factor, seconds, spell
-from harness.report.measurements import epochs, mark_settled, trusted, work
+from harness.report.labels import UNKNOWN, factor, ratio, seconds, spell
+from harness.report.measurements import compare_frames, epochs, mark_settled, trusted, work
 from harness.report.papers import low
 from harness.results.reader import Results
 
@@ -35,7 +35,7 @@ def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
     frame = _by_share(results)
     if frame.empty:
         return None
-    figure = make_sheet((11.0, 4.4), {"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.1}, heading)
+    figure = make_sheet((12.5, 4.6), {"w_pad": 0.12, "h_pad": 0.1, "wspace": 0.1}, heading)
     left, right = figure.subplots(1, 2)
     draw_sweep(left, frame, "duration_s")
     left.set_title("Time of an epoch", pad=9)
@@ -56,13 +56,19 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
     shares = [float(share) for share in sorted(frame["setting"].unique())]
     by_base = frame.groupby("base", sort=False)
     by_loader: dict[str, Mapping[float, float]] = {}
+    bases = {spell(str(base)): str(base) for base, _ in by_base}
     by_loader |= {spell(str(base)): compute_medians(part, "duration_s") for base, part in by_base}
     by_loader["no worker ever waits"] = _bounds_s(results)
     rows = [(f"{name}, seconds", *(seconds(times.get(at)) for at in shares)) for name, times in by_loader.items()]
     theirs = by_loader.pop(spell(_BASELINE), {})
     for name, times in by_loader.items():
-        ratios = {at: theirs[at] / times[at] for at in shares if at in theirs and at in times}
-        rows.append((f"{spell(_BASELINE)} over {name}", *(factor(ratios.get(at)) for at in shares)))
+        head = f"{spell(_BASELINE)} over {name}"
+        if name in bases:
+            parts = [(_at(frame, _BASELINE, at), _at(frame, bases[name], at)) for at in shares]
+            rows.append((head, *(ratio(compare_frames(*part)) for part in parts)))
+        else:
+            bounds = {at: theirs[at] / times[at] for at in shares if at in theirs and at in times}
+            rows.append((head, *(factor(bounds.get(at)) for at in shares)))
     rows = [row for row in rows if set(row[1:]) != {UNKNOWN}]
     return FigureTable(("Time of an epoch", *(f"{at:g} % slow" for at in shares)), tuple(rows))
 
@@ -72,7 +78,7 @@ def _by_share(results: Results) -> pd.DataFrame:
     workloads = results.experiment.workloads.items()
     shares = {key: 100 * float(one.params["heavy_share"]) for key, one in workloads if "heavy_share" in one.params}
     frame = trusted(epochs(results))
-    frame = frame[mark_settled(frame) & frame["workload"].isin(list(shares))]
+    frame = frame[mark_settled(frame) & frame["workload"].isin(list(shares)) & ~frame["loader"].isin(results.bounds)]
     return frame.assign(setting=frame["workload"].map(shares).astype("float64"))
 
 
@@ -89,6 +95,10 @@ def _bounds_s(results: Results) -> Mapping[float, float]:
     return {float(at): float(total_s) / workers for at, total_s in totals.items()}  # type: ignore[arg-type]
 
 
+def _at(frame: pd.DataFrame, base: str, setting: float) -> pd.DataFrame:
+    return frame[(frame["base"] == base) & (frame["setting"] == setting)]
+
+
 def _draw_factors(axes: Axes, frame: pd.DataFrame, bounds_s: Mapping[float, float], paper: float) -> None:
     axes.set_title("Times as fast as PyTorch's DataLoader", pad=9)
     axes.set_ylabel("PyTorch's time over the loader's")
@@ -103,11 +113,12 @@ def _draw_factors(axes: Axes, frame: pd.DataFrame, bounds_s: Mapping[float, floa
     most = {at: theirs[at] / bound_s for at, bound_s in sorted(bounds_s.items()) if at in theirs}
     label = "no worker ever waits: the most that as many workers can reach"
     axes.plot(list(most), list(most.values()), color=INK, linewidth=1.2, linestyle=(0, (6, 3)), label=label)
-    for at, ratio in compute_medians(others[others["base"] == _OURS], "factor").items():
-        write_value(axes, at, max(ratio, most.get(at, 0.0)), factor(ratio), size=8.5, colour=choose_colour(_OURS))
+    for at, median in compute_medians(others[others["base"] == _OURS], "factor").items():
+        text = ratio(compare_frames(_at(frame, _BASELINE, at), _at(frame, _OURS, at)))
+        write_value(axes, at, max(median, most.get(at, 0.0)), text, size=8.5, colour=choose_colour(_OURS))
     axes.plot(_BETWEEN, [paper] * 2, color=FAINT, linewidth=2.2)
     text, place = f"paper: MinatoLoader, which adds workers, up to {paper:g}×", (sum(_BETWEEN) / 2, paper)
     write_note(axes, text, place, (0, -5), coordinates="data", ha="center", va="top", fontsize=8.5, color=MUTED)
     axes.set_ylim(0, max(axes.get_ylim()[1], 1.15 * paper))
     if most:
-        axes.legend(loc="lower left")
+        axes.figure.legend(loc="outside lower right")

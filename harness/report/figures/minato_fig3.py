@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from harness.report.figures.definition import Figure, FigureTable
 from harness.report.figures.marks import make_sheet, say, write_note, write_right_title
 from harness.report.figures.style import BAD, FAINT, INK, MUTED, SURFACE, choose_colour
-from harness.report.figures.timeline import Timeline, make_timelines
-from harness.report.labels import UNKNOWN, factor, percent, seconds, spell
-from harness.report.measurements import epochs, mark_settled, read_stored, trusted, work
+from harness.report.figures.timeline import Timeline, list_readers, make_timelines
+from harness.report.labels import UNKNOWN, factor, percent, ratio, seconds, spell
+from harness.report.measurements import compare_frames, epochs, mark_settled, read_stored, trusted, work
 from harness.report.papers import find_table as published_table
 from harness.report.papers import low
 from harness.results.reader import Results
@@ -30,7 +30,7 @@ _SLOWEST = 0.75
 def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
     """Draw accelerator and CPU over time a loader, epoch times, and files by size and time; None without epochs."""
     workload = next(iter(results.workloads), "")
-    over_time, frame = make_timelines(results, workload), _settled(results, workload)
+    over_time, frame = list_readers(make_timelines(results, workload)), _settled(results, workload)
     if not over_time or frame.empty:
         return None
     size = (11.0, 1.2 + 1.35 * len(over_time))
@@ -46,7 +46,7 @@ def draw(spec: Figure, results: Results, heading: str) -> Picture | None:
 def table(spec: Figure, results: Results) -> FigureTable | None:
     """Return epoch time, use of the accelerator and its fluctuation, and CPU use, by loader."""
     workload = next(iter(results.workloads), "")
-    over_time, frame = make_timelines(results, workload), _settled(results, workload)
+    over_time, frame = list_readers(make_timelines(results, workload)), _settled(results, workload)
     if not over_time or frame.empty:
         return None
     times = frame.groupby("base", sort=False)["duration_s"].median()
@@ -55,14 +55,14 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
     rows, published = [], published_table(spec.values)
     for base, one in over_time.items():
         busy = one.mean(one.accelerator_util)
-        ratio = None if not busy or not theirs_busy else busy / theirs_busy
+        busier = None if not busy or not theirs_busy else busy / theirs_busy
         rows.append(
             (
                 _name(base),
                 seconds(float(times[base])) if base in times else UNKNOWN,
-                factor(float(times[_BASELINE] / times[base])) if {base, _BASELINE} <= set(times.index) else UNKNOWN,
+                ratio(compare_frames(frame[frame["base"] == _BASELINE], frame[frame["base"] == base])),
                 percent(busy),
-                factor(ratio),
+                factor(busier),
                 factor(low(published[base]) if base in published else None),
                 percent(_fluctuation(one)),
                 percent(one.mean(one.cpu_util)),
@@ -75,7 +75,7 @@ def table(spec: Figure, results: Results) -> FigureTable | None:
 
 def _settled(results: Results, workload: str) -> pd.DataFrame:
     frame = trusted(epochs(results))
-    return frame[(frame["workload"] == workload) & mark_settled(frame)]
+    return frame[(frame["workload"] == workload) & mark_settled(frame) & ~frame["loader"].isin(results.bounds)]
 
 
 def _name(base: str) -> str:
@@ -132,7 +132,7 @@ def _draw_epochs(axes: Axes, frame: pd.DataFrame) -> None:
         axes.scatter(part["duration_s"], [place] * len(part), s=12, c=face, edgecolors=INK, linewidths=0.7, zorder=3)
         text = seconds(float(medians[base]))
         if base != _BASELINE and _BASELINE in bases:
-            text += f", {factor(float(medians[_BASELINE] / medians[base]))}"
+            text += f", {ratio(compare_frames(frame[frame['base'] == _BASELINE], part))}"
         valid = bool(part["valid"].any())
         style = {"va": "center", "fontsize": 8.5, "color": INK if valid else BAD}
         end = (float(part["duration_s"].max()), place)
@@ -170,8 +170,8 @@ def _draw_sizes(axes: Axes, samples: pd.DataFrame) -> None:
     found, by_chance = float(taken[slow].mean()) if slow.any() else 0.0, float(taken.mean())
     correlation = float(samples["kb"].corr(samples["ms"]))
     axes.set_xlabel(
-        f"file (kB)\ncorrelation {correlation:.2f}; of the slowest quarter {percent(found)} have\n"
-        f"a file of the largest quarter, {percent(by_chance)} by chance"
+        f"file (kB)\ncorrelation {correlation:.2f}\n{percent(found)} of the slowest quarter of samples\n"
+        f"have a file of the largest, {percent(by_chance)} by chance"
     )
     axes.set_ylabel("preprocessing (ms)")
     axes.set_ylim(0, 1.05 * float(samples["ms"].max()))

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from harness.report.figures.definition import FigureTable, OverTime
 from harness.report.figures.marks import make_sheet, write_right_title, write_under_title
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, choose_colour
-from harness.report.figures.timeline import Timeline, make_timelines, window_s
+from harness.report.figures.timeline import Timeline, list_readers, make_timelines, window_s
 from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, significant, spell
 from harness.report.papers import Tree, find_values, high, low
 from harness.results.reader import Results
@@ -32,7 +32,9 @@ _Found = Mapping[str, Mapping[str, Timeline]]
 def draw(spec: OverTime, results: Results, heading: str) -> Figure | None:
     """Draw the figure; None when no epoch was measured."""
     found = _found(spec, results)
-    arrange = {"stack": _stack, "grid": _grid, "metrics": _metrics, "lines": _lines}[spec.panels]
+    if spec.panels not in ("lines", "memory"):
+        found = {workload: list_readers(here) for workload, here in found.items() if list_readers(here)}
+    arrange = {"stack": _stack, "grid": _grid, "metrics": _metrics, "lines": _lines, "memory": _memory}[spec.panels]
     return arrange(spec, found, heading) if found else None
 
 
@@ -101,9 +103,9 @@ def _grid(_spec: OverTime, found: _Found, heading: str) -> Figure:
             one = here[loader]
             _draw_use(axes, one)
             axes.set_xlim(0, longest)
-            axes.set_title(spell(loader) if place == 0 else "", pad=7)
+            axes.set_title(spell(loader) if place == 0 else " ", pad=20 if place == 0 else 4)
             means = percent(one.mean(one.accelerator_util)), percent(one.mean(one.cpu_util))
-            write_right_title(axes, f"accelerator {means[0]}, CPU {means[1]}", pad=7, size=7.5)
+            write_under_title(axes, f"accelerator {means[0]}, CPU {means[1]}")
     for axes in panels[-1]:
         axes.set_xlabel("seconds of training")
     figure.legend(handles=_use_handles(_every(found)), loc="outside lower left", ncols=3)
@@ -152,10 +154,49 @@ def _lines(spec: OverTime, found: _Found, heading: str) -> Figure:
             axes.text(1, 0.03, "dotted: no valid row", transform=axes.transAxes, ha="right", fontsize=8, color=BAD)
     for axes in panels[len(found) :]:
         axes.set_axis_off()
+    loaders = {loader: one.is_bound for here in found.values() for loader, one in here.items()}
+    handles = [
+        Line2D([], [], color=INK, linewidth=1.1, linestyle=_PAPER, label=f"{spell(loader)}: the bound")
+        if is_bound
+        else Line2D([], [], color=choose_colour(loader), linewidth=1.8, label=spell(loader))
+        for loader, is_bound in loaders.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower left", ncols=4)
+    return figure
+
+
+def _memory(_spec: OverTime, found: _Found, heading: str) -> Figure:
+    size = (8.5, 0.8 + 2.9 * len(found))
+    figure = make_sheet(size, {"w_pad": 0.1, "h_pad": 0.1, "hspace": 0.05}, heading)
+    panels = figure.subplots(len(found), 1, squeeze=False)[:, 0]
+    boards = False
+    for axes, (workload, here) in zip(panels, found.items(), strict=True):
+        _draw_memory(axes, here)
+        boards |= any(len(one.gpu_memory_mb[0]) > 0 for one in here.values())
+        axes.set_title(spell(workload), pad=9)
+        axes.set_ylabel("memory, GB")
+    panels[-1].set_xlabel("seconds of training")
     loaders = dict.fromkeys(loader for here in found.values() for loader in here)
     handles = [Line2D([], [], color=choose_colour(loader), linewidth=1.8, label=spell(loader)) for loader in loaders]
+    if boards:
+        handles.append(Line2D([], [], color=INK, linewidth=1.2, linestyle=_PAPER, label="of the GPU"))
     figure.legend(handles=handles, loc="outside lower left", ncols=6)
     return figure
+
+
+def _draw_memory(axes: Axes, here: Mapping[str, Timeline]) -> None:
+    """Draw the memory of cells, and that of their boards dashed; ends of epochs are dots on the lines."""
+    for loader, one in here.items():
+        colour = choose_colour(loader)
+        for (at, values), style in ((one.memory_mb, "-"), (one.gpu_memory_mb, _PAPER)):
+            if len(at):
+                axes.plot(at, values / 1e3, color=colour, linestyle=style, linewidth=1.6)
+                levels = np.interp(one.epoch_ends_s, at, values / 1e3)
+                axes.plot(one.epoch_ends_s, levels, linestyle="none", marker="o", markersize=3.5, color=colour)
+    axes.set_xlim(0, 1.02 * max(one.duration_s for one in here.values()))
+    axes.set_ylim(0, 1.12 * max(axes.get_ylim()[1] / 1.05, 0.001))
+    if not all(one.trusted for one in here.values()):
+        axes.text(1, 0.03, "† not all rows are valid", transform=axes.transAxes, ha="right", fontsize=8, color=BAD)
 
 
 def _draw_use(axes: Axes, one: Timeline, paper: float | None = None) -> None:
@@ -192,7 +233,10 @@ def _draw_rate(axes: Axes, loader: str, one: Timeline, values: _Array, top: floa
 
 
 def _draw_lines(axes: Axes, here: Mapping[str, Timeline]) -> None:
-    for loader, one in here.items():
+    for one in here.values():
+        if one.is_bound:
+            axes.axhline(one.mean(one.mb_per_s) or 0.0, color=INK, linestyle=_PAPER, linewidth=1.1)
+    for loader, one in list_readers(here).items():
         style, colour, wider = "-" if one.trusted else _INVALID, choose_colour(loader), loader == _OURS
         axes.plot(*one.line(one.mb_per_s), color=colour, linestyle=style, linewidth=1.5 + 0.5 * wider)
         axes.axvline(one.duration_s, color=colour, linewidth=1.2 + 0.4 * wider, zorder=1)
@@ -221,18 +265,19 @@ def _top(values: Sequence[_Array]) -> float:
 
 
 def _compared(spec: OverTime, workload: str, here: Mapping[str, Timeline]) -> str:
-    """Return the sample-aware loader's throughput over that of the others, below it the paper's."""
-    others = [loader for loader in here if loader != _OURS]
+    """Return the sample-aware loader's throughput over that of the others, below it the paper's, if it has any."""
+    others = [loader for loader in list_readers(here) if loader != _OURS]
     if _OURS not in here or not others:
         return ""
-    ours = ", ".join(f"{_lead(here, loader)} {spell(loader)}" for loader in others)
-    paper = {loader: _published(f"{spec.values} ×", workload, loader) for loader in others if spec.values}
-    theirs = ", ".join(f"{text} {spell(loader)}" for loader, text in paper.items() if text != UNKNOWN)
+    published = {loader: _published(f"{spec.values} ×", workload, loader) for loader in others if spec.values}
+    paper = {loader: text for loader, text in published.items() if text != UNKNOWN}
+    ours = ", ".join(f"{_lead(here, loader)} {spell(loader)}" for loader in paper or others)
+    theirs = ", ".join(f"{text} {spell(loader)}" for loader, text in paper.items())
     return f"sample-aware: {ours}" + (f"\nin the paper: {theirs}" if theirs else "")
 
 
 def _lead(here: Mapping[str, Timeline], loader: str) -> str:
-    if _OURS not in here or loader == _OURS:
+    if _OURS not in here or loader == _OURS or here[loader].is_bound:
         return UNKNOWN
     above, below = (one.mean(one.mb_per_s) or 0.0 for one in (here[_OURS], here[loader]))
     return factor(above / below)
@@ -252,12 +297,27 @@ def _disk_read(one: Timeline) -> str:
     return UNKNOWN if read is None else megabytes(1e6 * read * one.duration_s)
 
 
+def _most(seen: tuple[_Array, _Array]) -> str:
+    return megabytes(1e6 * float(seen[1].max())) if len(seen[1]) else UNKNOWN
+
+
+def _growth(one: Timeline) -> str:
+    """Return by how much memory grew from the end of the first epoch to that of the last."""
+    if len(one.epoch_ends_s) < 2 or not len(one.memory_mb[0]):
+        return UNKNOWN
+    first, *_, last = np.interp(one.epoch_ends_s, *one.memory_mb)
+    return ("" if last >= first else "−") + megabytes(1e6 * abs(float(last - first)))
+
+
 _CELLS: Final[Mapping[str, Callable[[Timeline], str]]] = {
     "time": lambda one: seconds(one.duration_s),
     "mb_per_s": lambda one: significant(one.mean(one.mb_per_s) or 0.0),
     "accelerator": lambda one: percent(one.mean(one.accelerator_util)),
     "cpu": lambda one: percent(one.mean(one.cpu_util)),
     "disk_read": _disk_read,
+    "memory": lambda one: _most(one.memory_mb),
+    "memory_growth": _growth,
+    "gpu_memory": lambda one: _most(one.gpu_memory_mb),
     "correlation": _correlation,
 }
 

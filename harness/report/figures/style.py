@@ -22,11 +22,14 @@ DOMAIN_COLOURS = {"cpu": "#3b78b8", "dram": "#e0a32e", "gpu": "#2f9e8a"}
 ESTIMATE_HATCH = "/////"
 LOADER_COLOURS = {
     "pytorch": "#c4553b",
+    "pytorch_unordered": "#8c564b",
     "dali": "#3b78b8",
     "spdl": "#2f9e8a",
     "fixed": INK,
     "streaming": "#8a5fb0",
+    "streaming_emlio": "#b79ad0",
     "sample_aware": "#0f6b5c",
+    "sample_aware_scheduled": "#6aa84f",
     "pecan": "#e0a32e",
     "size_balanced": "#a3577f",
 }

@@ -23,8 +23,8 @@ from harness.report.figures.marks import (
     write_value,
 )
 from harness.report.figures.style import FAINT, INK, MUTED, SURFACE, choose_colour
-from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, significant, spell
-from harness.report.measurements import epochs, mark_settled, trusted
+from harness.report.labels import UNKNOWN, megabytes, percent, ratio, seconds, significant, spell
+from harness.report.measurements import compare_frames, epochs, mark_settled, trusted
 from harness.report.papers import find_table as published_table
 from harness.report.papers import low, read_paper
 from harness.results.reader import Results
@@ -220,13 +220,12 @@ def _theirs(path: str) -> dict[str, dict[float, float]]:
 def _compared(frame: pd.DataFrame, metric: str) -> str:
     """Return the others' measure over the sample-aware loader's, each at its greatest setting."""
     last = frame[frame["setting"] == frame.groupby("base")["setting"].transform("max")]
-    medians = last.groupby("base", sort=False)[metric].median()
-    if _OURS not in medians:
+    ours = last[last["base"] == _OURS]
+    if ours.empty:
         return ""
-    setting = float(last[last["base"] == _OURS]["setting"].iloc[0])
-    others = medians.drop(_OURS)
-    return f"{spell(_OURS)} with {setting:g}: " + ", ".join(
-        f"{factor(float(value / medians[_OURS]))} {spell(str(base))}" for base, value in others.items()
+    others = last[last["base"] != _OURS].groupby("base", sort=False)
+    return f"{spell(_OURS)} with {float(ours['setting'].iloc[0]):g}: " + ", ".join(
+        f"{ratio(compare_frames(part, ours, metric))} {spell(str(base))}" for base, part in others
     )
 
 

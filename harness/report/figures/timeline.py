@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from harness.cell.events import CellEvent
 from harness.report.measurements import find_base, first_rank, read_stored
 from harness.results.cells import CellResult
 from harness.results.epochs import find_epoch_edges
@@ -22,13 +23,15 @@ _Array = npt.NDArray[np.float64]
 _WINDOWS_S: Final = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0)
 """The smallest is the interval in which a cell's resources are sampled."""
 _MAX_WINDOWS: Final = 48
+_LEVELS: Final = {"memory_mb": "pss_bytes", "gpu_memory_mb": "gpu_mem_bytes"}
+"""Columns of resources.parquet by the field of Timeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """The epochs of one cell, one after the other, without the time between them.
 
-    Every array has shape (n,), a value a window; NaN is unknown.
+    Every array has shape (n,), a value a window; NaN is unknown. Those of memory have a value a look.
     """
 
     at_s: _Array
@@ -38,6 +41,8 @@ class Timeline:
     """Since the first epoch began."""
     trusted: bool
     """Whether every epoch is valid."""
+    is_bound: bool
+    """Whether the loader reads nothing in an epoch, and bounds the others."""
     mb_per_s: _Array
     """A batch counts evenly over the time from the end of the step before it to the end of its own."""
     stepping: _Array
@@ -48,6 +53,11 @@ class Timeline:
     """Of the cell's board, by NVML, 0 to 1."""
     disk_mb_per_s: _Array
     """Read from the host's disks."""
+    memory_mb: tuple[_Array, _Array]
+    """Of the cell's processes, what they share counted once: when it was looked at, in s since the first epoch began,
+    and how much it was; both empty where it never was."""
+    gpu_memory_mb: tuple[_Array, _Array]
+    """The same of memory in use on the cell's board."""
 
     @property
     def duration_s(self) -> float:
@@ -83,6 +93,8 @@ class _Track:
     epoch_ends_s: tuple[float, ...]
     done: Mapping[str, tuple[_Array, _Array]]
     """By the field of Timeline that is its rate: times and amounts."""
+    levels: Mapping[str, tuple[_Array, _Array]]
+    """By the field of Timeline: times, and how much memory was in use then."""
 
 
 def make_timelines(results: Results, workload: str) -> dict[str, Timeline]:
@@ -102,7 +114,17 @@ def make_timelines(results: Results, workload: str) -> dict[str, Timeline]:
     known = {base: track for base, track in tracks.items() if track is not None}
     width = window_s(max((track.duration_s for track in known.values()), default=0.0))
     order = dict.fromkeys(find_base(results, loader) for loader in results.loaders)
-    return {base: _timeline(known[base], width, trusted=chosen[base][1]) for base in order if base in known}
+    bounds = {find_base(results, loader) for loader in results.bounds}
+    return {
+        base: _timeline(known[base], width, trusted=chosen[base][1], is_bound=base in bounds)
+        for base in order
+        if base in known
+    }
+
+
+def list_readers(timelines: Mapping[str, Timeline]) -> dict[str, Timeline]:
+    """Return the timelines of loaders that read."""
+    return {loader: one for loader, one in timelines.items() if not one.is_bound}
 
 
 def window_s(duration_s: float) -> float:
@@ -110,7 +132,7 @@ def window_s(duration_s: float) -> float:
     return next((width for width in _WINDOWS_S if duration_s <= _MAX_WINDOWS * width), _WINDOWS_S[-1])
 
 
-def _timeline(track: _Track, width: float, *, trusted: bool) -> Timeline:
+def _timeline(track: _Track, width: float, *, trusted: bool, is_bound: bool) -> Timeline:
     edges = np.append(np.arange(0.0, track.duration_s, width), track.duration_s)
     if len(edges) > 2 and edges[-1] - edges[-2] < width / 2:
         edges = np.delete(edges, -2)
@@ -121,9 +143,20 @@ def _timeline(track: _Track, width: float, *, trusted: bool) -> Timeline:
         rates: _Array = np.diff(np.interp(edges, *track.done[name])) / np.diff(edges)
         return rates
 
+    never = (np.empty(0), np.empty(0))
     names = ("mb_per_s", "stepping", "cpu_util", "gpu_util", "disk_mb_per_s")
     middles = (edges[1:] + edges[:-1]) / 2
-    return Timeline(middles, np.diff(edges), track.epoch_ends_s, trusted, **{name: rate(name) for name in names})
+    memory_mb, gpu_memory_mb = (track.levels.get(name, never) for name in _LEVELS)
+    return Timeline(
+        at_s=middles,
+        width_s=np.diff(edges),
+        epoch_ends_s=track.epoch_ends_s,
+        trusted=trusted,
+        is_bound=is_bound,
+        memory_mb=memory_mb,
+        gpu_memory_mb=gpu_memory_mb,
+        **{name: rate(name) for name in names},
+    )
 
 
 @lru_cache(maxsize=64)
@@ -136,8 +169,12 @@ def _track(home: Path) -> _Track | None:
         seen = seen.assign(disk_mb_per_s=1e3 * seen["disk_read_bytes"].diff() / seen["utc_ns"].diff())
     began_s, ends_s = 0.0, []
     found: dict[str, list[tuple[_Array, _Array]]] = {}
+    levels: dict[str, list[tuple[_Array, _Array]]] = {}
     records = events.to_dict("records")
-    edges = find_epoch_edges({**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records)
+    told = [{**json.loads(one["values"]), **{str(key): one[key] for key in one}} for one in records]
+    edges = find_epoch_edges(told)
+    # Looked at after each epoch, however seldom the sampler did.
+    afterwards = {one["epoch"]: one["pss_bytes"] for one in told if one["event"] == "memory" and one["pss_bytes"]}
     for epoch, (start, end) in edges.items():
         ends_s.append(began_s + float(end["duration_ns"]) / 1e9)
         amounts = _amounts(first_rank(batches[batches["epoch"] == epoch]).sort_values("step"))
@@ -145,6 +182,12 @@ def _track(home: Path) -> _Track | None:
             known = None if seen is None else seen[seen[name].notna()]
             if known is not None and len(known):
                 amounts[name] = _integral(known, name, int(start["utc_ns"]), ends_s[-1] - began_s)
+        for name, column in _LEVELS.items():
+            at, level = _levels(seen, column, start, end)
+            if column == "pss_bytes" and epoch in afterwards:
+                at, level = np.append(at, ends_s[-1] - began_s), np.append(level, afterwards[epoch] / 1e6)
+            if len(at):
+                levels.setdefault(name, []).append((began_s + at, level))
         for name, (at, amount) in amounts.items():
             knots = np.concatenate([[began_s], began_s + at, [ends_s[-1]]])
             found.setdefault(name, []).append((knots, np.concatenate([[0.0], amount, [0.0]])))
@@ -152,7 +195,21 @@ def _track(home: Path) -> _Track | None:
     if not ends_s:
         return None
     done = {name: [np.concatenate(each) for each in zip(*parts, strict=True)] for name, parts in found.items()}
-    return _Track(began_s, tuple(ends_s), {name: (at, np.cumsum(amount)) for name, (at, amount) in done.items()})
+    return _Track(
+        began_s,
+        tuple(ends_s),
+        {name: (at, np.cumsum(amount)) for name, (at, amount) in done.items()},
+        {name: tuple(np.concatenate(each) for each in zip(*parts, strict=True)) for name, parts in levels.items()},  # type: ignore[misc]
+    )
+
+
+def _levels(seen: pd.DataFrame | None, column: str, start: CellEvent, end: CellEvent) -> tuple[_Array, _Array]:
+    """Return when in an epoch, in s since it began, a number of bytes was seen, and how many MB these were."""
+    if seen is None or column not in seen:
+        return np.empty(0), np.empty(0)
+    known = seen[seen[column].notna() & seen["utc_ns"].between(start["utc_ns"], end["utc_ns"])]
+    at_s = (known["utc_ns"].to_numpy(np.int64) - int(start["utc_ns"])) / 1e9
+    return at_s, known[column].to_numpy(np.float64) / 1e6
 
 
 def _amounts(batches: pd.DataFrame) -> dict[str, tuple[_Array, _Array]]:

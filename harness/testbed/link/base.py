@@ -8,7 +8,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from harness.errors import TestbedError
-from harness.testbed.link.delay_calibration import Calibration, calibrate, measure_rtt_ms
+from harness.testbed.link.delay_calibration import (
+    Calibration,
+    calibrate,
+    measure_floor_ms,
+    measure_rtt_ms,
+)
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, MTU, STORAGE_ADDRESS, run_in
 from harness.testbed.link.qdisc import describe_qdiscs
 from harness.testbed.link.tcp import read_tcp, tune_tcp
@@ -46,6 +51,8 @@ class Link(ABC):
     """`netem` or `relay`."""
     interface = INTERFACE
     """Name of its interface at both ends."""
+    floor_ms: float | None = None
+    """Round trip of the link without delay, measured when it came up; None where its owner does not say."""
     header_bytes = 0
     """Bytes by which the interface's counters count a packet as larger than it is: its Ethernet header."""
 
@@ -112,6 +119,16 @@ class ShapedLink(Link):
     def _measure_rtt_ms(self, seconds: float) -> float:
         return measure_rtt_ms(self._namespaces[1], seconds)
 
+    def _measure_floor(self) -> None:
+        """Measure the round trip of the link, which is up and has no delay yet. Raises TestbedError."""
+        try:
+            self.floor_ms = measure_floor_ms(self._measure_rtt_ms)
+        except OSError as error:
+            raise self._silent(error) from error
+
+    def _silent(self, error: OSError) -> TestbedError:
+        return TestbedError(f"{self.kind} link between {' and '.join(self._namespaces)} carries nothing: {error}")
+
     @abstractmethod
     def _shape(self, regime: Regime, delay_ms: float, jitter_ms: float, loss_pct: float) -> None:
         """Delay and lose packets in both directions from now on."""
@@ -132,13 +149,12 @@ class ShapedLink(Link):
             try:
                 calibration = calibrate(
                     regime.rtt_ms,
+                    self.floor_ms or 0.0,
                     lambda delay_ms: self._shape(regime, delay_ms, 0.0, 0.0),
                     self._measure_rtt_ms,
                 )
             except OSError as error:
-                raise TestbedError(
-                    f"{self.kind} link between {' and '.join(self._namespaces)} carries nothing: {error}"
-                ) from error
+                raise self._silent(error) from error
             self._calibrations[regime.rtt_ms] = calibration
         self._shape(regime, calibration.delay_ms, regime.jitter_ms, regime.loss_pct)
         self._regime = regime
@@ -149,6 +165,7 @@ class ShapedLink(Link):
             "kind": self.kind,
             "interface": INTERFACE,
             "mtu_bytes": MTU,
+            "floor_ms": self.floor_ms,
             "regime": None if self._regime is None else self._regime.name,
             "calibrations": [asdict(calibration) for calibration in self._calibrations.values()],
             "storage_tcp": read_tcp(self._namespaces[0]),

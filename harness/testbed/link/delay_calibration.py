@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from harness.testbed.link.namespace import STORAGE_ADDRESS, inside
 from harness.testbed.link.roundtrip import Pinger, percentile
 
-ATTEMPTS = 3
+ATTEMPTS = 4
+FLOOR_ATTEMPTS = 3
+FLOOR_S = 0.05
 PRECISION_MS = 0.02
 PRECISION_SHARE = 0.003
 GOOD_MS = 0.05
 GOOD_SHARE = 0.01
+DELAY_SHARE = 2 / 3
+"""Least share of the round trip above the link's own that the delay makes up."""
 OVERHEAD_MAX_MS = 5.0
 """More than this is a busy host and not the link."""
 
@@ -45,28 +49,40 @@ def measure_rtt_ms(compute_namespace: str, seconds: float) -> float:
         return percentile(pinger.ping(seconds), 0.5) / 1e6
 
 
+def measure_floor_ms(measure_ms: Callable[[float], float]) -> float:
+    """Return the round trip of a link without delay, ms: the least of several medians, as a busy host adds to some.
+
+    Args:
+        measure_ms: measures the median round trip for a number of seconds.
+    """
+    return min(measure_ms(FLOOR_S) for _ in range(FLOOR_ATTEMPTS))
+
+
 def calibrate(
-    rtt_ms: float, set_delay_ms: Callable[[float], None], measure_ms: Callable[[float], float]
+    rtt_ms: float, floor_ms: float, set_delay_ms: Callable[[float], None], measure_ms: Callable[[float], float]
 ) -> Calibration:
     """Find the one-way delay with which the link's round trip is `rtt_ms`, or 0 where the link alone takes longer.
 
     Args:
         rtt_ms: the round trip to reach.
+        floor_ms: the round trip without delay.
         set_delay_ms: sets the one-way delay in both directions.
         measure_ms: measures the median round trip for a number of seconds.
     """
-    overhead_ms = 0.0
+    # What a busy host adds now, it may not add later: most of the round trip stays the delay's.
+    least_ms = max(0.0, rtt_ms - floor_ms) * DELAY_SHARE / 2
+    overhead_ms = floor_ms
     best: Calibration | None = None
     for _ in range(ATTEMPTS):
-        delay_ms = max(0.0, (rtt_ms - overhead_ms) / 2)
+        delay_ms = max(least_ms, (rtt_ms - overhead_ms) / 2)
         set_delay_ms(delay_ms)
         measured_ms = measure_ms(0.1 + 2 * rtt_ms / 1e3)
         error_ms = measured_ms - rtt_ms
         if best is None or abs(error_ms) < abs(best.measured_ms - rtt_ms):
             best = Calibration(rtt_ms, delay_ms, measured_ms)
-        if abs(error_ms) <= max(PRECISION_MS, PRECISION_SHARE * rtt_ms) or (delay_ms == 0.0 and error_ms > 0):
+        if abs(error_ms) <= max(PRECISION_MS, PRECISION_SHARE * rtt_ms) or (delay_ms == least_ms and error_ms > 0):
             break
-        overhead_ms = min(OVERHEAD_MAX_MS, max(0.0, overhead_ms + error_ms))
+        overhead_ms = min(OVERHEAD_MAX_MS, max(0.0, measured_ms - 2 * delay_ms))
     assert best is not None
     set_delay_ms(best.delay_ms)
     return best

@@ -60,6 +60,7 @@ class SocketLink(Link):
         self.interface, self.header_bytes = _find_interface(compute)
         self._path = path
         read_counters(path)
+        self.floor_ms = ask(path, {"do": "describe"}).get("floor_ms")
 
     def set(self, regime: Regime) -> None:
         """Give the link a regime's delay, rate, jitter and loss; its owner calibrates it."""
@@ -125,6 +126,7 @@ class HostsNetemLink(ShapedLink):
                     self._delays = str(end.answer(_START_S)["delays"])
                 except ChildError as error:
                     raise end.failure(f"its shaper {error}") from error
+            self._measure_floor()
             self._stack = stack.pop_all()
 
     def _measure_rtt_ms(self, seconds: float) -> float:
@@ -145,6 +147,7 @@ class HostsNetemLink(ShapedLink):
             "kind": self.kind,
             "interface": self.interface,
             "delays": self._delays,
+            "floor_ms": self.floor_ms,
             "regime": None if self._regime is None else self._regime.name,
             "calibrations": [asdict(calibration) for calibration in self._calibrations.values()],
             "qdiscs": {end.node.host: one["qdiscs"] for end, one in described},

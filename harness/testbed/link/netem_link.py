@@ -38,6 +38,7 @@ class NetemLink(ShapedLink):
             for namespace in self._namespaces:
                 redirect_ingress(namespace)
             self._bring_up()
+            self._measure_floor()
         except BaseException:
             self.close()
             raise

@@ -27,8 +27,6 @@ READS_PER_TURN = 32
 """Reading more before letting packets go would make those that are due late."""
 WAKE_NS = 80_000
 """A CPU that slept takes up to this long to wake: on a quiet link sleep this much less and poll for the rest."""
-LONG_WAIT_NS = 250_000
-"""Only a CPU that sleeps longer than this falls so deeply asleep."""
 FEW_PACKETS = 2
 """The link is quiet when no more than this are on their way."""
 IDLE_S = 0.05
@@ -49,7 +47,6 @@ class Relay:
         self._answer_fd = answer_fd
         self._pending = b""
         self._write_drops = 0
-        self._polling = False
         self._pause_ns = 0
 
     def run(self) -> None:
@@ -95,11 +92,9 @@ class Relay:
         if due_ns is None:
             return IDLE_S
         left_ns = due_ns - time.monotonic_ns()
-        if left_ns <= 0 or (self._polling and left_ns <= WAKE_NS):
-            return 0.0
         # Under load the CPU does not fall asleep between packets, and polling would take it from the loaders.
-        self._polling = left_ns > LONG_WAIT_NS and sum(len(line.waiting) for line in self._lines) <= FEW_PACKETS
-        return min(IDLE_S, (left_ns - WAKE_NS if self._polling else left_ns) / 1e9)
+        early_ns = WAKE_NS if sum(len(line.waiting) for line in self._lines) <= FEW_PACKETS else 0
+        return min(IDLE_S, max(0, left_ns - early_ns) / 1e9)
 
     def _obey(self) -> bool:
         """Read and answer commands; False when there will be no more."""

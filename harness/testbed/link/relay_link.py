@@ -51,6 +51,7 @@ class RelayLink(ShapedLink):
         try:
             self._priority = self._answer()["priority"]
             self._bring_up()
+            self._measure_floor()
         except BaseException:
             self.close()
             raise

@@ -157,7 +157,8 @@ class _Worker:
         try:
             partial = None
             if task.kind == TaskKind.RESUME:
-                key, partial = self._resumed(task)
+                key, partial, state = self._resumed(task)
+                self._job.set_random_state(state)
             else:
                 key = self._input(task)
             while stage < last:
@@ -170,7 +171,7 @@ class _Worker:
                 self._control.workers.at_stage(worker, stage)
                 spent_ns = now - began + task.spent_ns
                 if self._makes_way(task, stage, spent_ns):
-                    partly = _packed((key, partial))
+                    partly = _packed((key, partial, self._job.random_state()))
                     if partly is None:
                         self._hands_over = False
                         continue

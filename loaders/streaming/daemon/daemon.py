@@ -1,8 +1,9 @@
 """The daemon on a storage node: answers requests for slices with views of the mapped shards, without a copy.
 
-One thread reads requests and makes answers, ZeroMQ's threads move the bytes, and a few more wait for the disk. The
-daemon keeps nothing of a client except the bytes on their way to it. A client that wants more asks for more, so its
-window is the back-pressure, and a client or daemon that comes back goes on by asking again.
+One thread reads requests and makes answers, ZeroMQ's threads move the bytes, and a few more wait for the disk, or
+serialise where that is asked for. The daemon keeps nothing of a client except the bytes on their way to it. A client
+that wants more asks for more, so its window is the back-pressure, and a client or daemon that comes back goes on by
+asking again.
 """
 
 from __future__ import annotations
@@ -46,15 +47,25 @@ class Daemon(Closing):
         *,
         log: Log,
         threads: int = 1,
+        serializers: int = 0,
+        high_water_mark: int | None = None,
         keys: KeyPair | None = None,
         no_auth: bool = False,
         events: TimestampLogger | None = None,
     ) -> None:
-        """Serve on `listener`, which listens on `host`; `threads` of ZeroMQ's move the bytes.
+        """Serve on `listener`, which listens on `host`.
 
-        With `keys` only the client of these keys is served, and all traffic is encrypted and authenticated (CURVE).
-        Without keys nothing is, and the host must be a loopback address unless `no_auth` is set. `events` gets a line
-        for every batch, and is closed with the daemon.
+        Args:
+            store: The shards.
+            host: Numeric address; a loopback address unless there are keys or `no_auth` is set.
+            listener: Listens on it.
+            log: Takes an event and its fields.
+            threads: Threads of ZeroMQ that move the bytes (default: 1).
+            serializers: Threads that read and serialise msgpack answers (default: 0, this thread does).
+            high_water_mark: Most messages under way to a client (default: by bytes).
+            keys: Of the only client that is served; CURVE encrypts and authenticates all traffic (default: none).
+            no_auth: Whether anyone is served who reaches the host (default: False).
+            events: Gets a line for every batch, and is closed with the daemon (default: none).
 
         Raises StreamError when too few descriptors are left for connections, LoaderConfigError for a host that others
         can reach without keys.
@@ -71,9 +82,16 @@ class Daemon(Closing):
         """The address for clients, such as tcp://10.77.0.1:41234."""
         self.congestion = self._socket.congestion
         """TCP's congestion control of the connections."""
-        self._budget = SendBudget()
+        self._budget = SendBudget(high_water_mark)
         self._requests = RequestHandler(
-            store, self._socket, self._budget, self.counters, report=self.report, marks=self._marks, log=log
+            store,
+            self._socket,
+            self._budget,
+            self.counters,
+            serializers=serializers,
+            report=self.report,
+            marks=self._marks,
+            log=log,
         )
         self._closed = False
         self._started = time.monotonic()

@@ -55,6 +55,8 @@ class _Batch:
     """Whether its records travel in one frame."""
     failure: str = ""
     """Why it cannot be sent."""
+    message: bytes = b""
+    """All of it, where a thread has serialised it."""
 
 
 class RequestHandler:
@@ -67,6 +69,7 @@ class RequestHandler:
         budget: SendBudget,
         counters: DaemonCounters,
         *,
+        serializers: int,
         report: Callable[[], dict[str, object]],
         marks: EpochMarks | None,
         log: Log,
@@ -75,6 +78,7 @@ class RequestHandler:
         self._report, self._marks, self._log = report, marks, log
         self._zeros = memoryview(bytes(MAX_PADDING))
         self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="streaming-disk")
+        self._serializers = ThreadPoolExecutor(serializers, "streaming-serializer") if serializers else None
         self._loaded: deque[_Batch] = deque()
 
     def send_loaded(self) -> None:
@@ -134,18 +138,22 @@ class RequestHandler:
         owned = overhead + (answer.nbytes if is_copied else 0)
         reservation = self._budget.reserve(name, nbytes=overhead + answer.nbytes, owned=owned)
         batch = _Batch(name, get, answer, reservation, is_copied)
-        if answer.is_resident() and not get.check:
+        if self._serializers is not None and get.wire == "msgpack":
+            self._serializers.submit(self._load, batch)
+        elif answer.is_resident() and not get.check:
             self._send_batch(batch)
         else:
             self._counters.from_disk += 1
             self._disk.submit(self._load, batch)
 
     def _load(self, batch: _Batch) -> None:
-        """Wait for the disk; runs in a thread of its own."""
+        """Wait for the disk, and serialise; runs in a thread of its own."""
         try:
             batch.answer.load()
             if batch.get.check:
                 batch.failure = self._store.find_damage(batch.get, batch.answer)
+            if batch.is_copied and batch.get.wire == "msgpack" and not batch.failure:
+                batch.message = pack_whole(batch.answer.header, batch.answer.records)
         except OSError as error:
             batch.failure = f"{error.filename} cannot be read: {error.strerror}; restore it and restart the daemon"
         self._loaded.append(batch)
@@ -158,7 +166,8 @@ class RequestHandler:
             self._refuse(name, get, batch.failure)
             return
         if batch.is_copied and get.wire == "msgpack":
-            sent = self._send(name, batch.reservation, pack_whole(answer.header, answer.records))
+            message = batch.message or pack_whole(answer.header, answer.records)
+            sent = self._send(name, batch.reservation, message)
         elif batch.is_copied:
             header, joined = pack_joined(answer.header, answer.records)
             sent = self._send(name, batch.reservation, joined, header=header)
@@ -203,5 +212,7 @@ class RequestHandler:
 
     def close(self) -> None:
         """Stop reading from disk; unsent answers are dropped."""
-        self._disk.shutdown(cancel_futures=True)
+        for threads in (self._disk, self._serializers):
+            if threads is not None:
+                threads.shutdown(cancel_futures=True)
         self._loaded.clear()

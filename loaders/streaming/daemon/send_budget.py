@@ -21,6 +21,8 @@ _SHARE_BYTES = 4 * 2**20
 """A client with fewer bytes under way gets a further answer."""
 _MAX_OWNED_BYTES = 64 * 2**20
 """Requests wait while answers of all clients own so many bytes that are no views of shards."""
+_MAX_OWNED_OF_CLIENT = 16 * 2**20
+"""The same for one client, where a number of messages is its limit."""
 _MAX_WAITING_BYTES = 64 * 2**20
 """Bytes of waiting requests of all clients together; each counts for _REQUEST_BYTES more."""
 _REQUEST_BYTES = 256
@@ -63,7 +65,9 @@ class _Client:
 class SendBudget:
     """Counts the bytes under way. One thread uses it; ZeroMQ's threads return reservations."""
 
-    def __init__(self) -> None:
+    def __init__(self, high_water_mark: int | None = None) -> None:
+        """Let each client have so many messages under way; None: as many as have 4 MiB."""
+        self._high_water_mark = high_water_mark
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when a client with waiting requests may have room."""
         self.owned = 0
@@ -92,9 +96,13 @@ class SendBudget:
     def has_room(self, name: Name) -> bool:
         """Return whether a client may get one more answer now and has no older request that waits."""
         client = self._clients.get(name)
-        return self.owned < _MAX_OWNED_BYTES and (
-            client is None or (client.nbytes < _SHARE_BYTES and not client.waiting)
-        )
+        return self.owned < _MAX_OWNED_BYTES and (client is None or (self._is_below(client) and not client.waiting))
+
+    def _is_below(self, client: _Client) -> bool:
+        """Return whether a client has less under way than it may have."""
+        if self._high_water_mark is None:
+            return client.nbytes < _SHARE_BYTES
+        return client.answers < self._high_water_mark and client.owned < _MAX_OWNED_OF_CLIENT
 
     def wait(self, name: Name, request: Buffer) -> Name | None:
         """Queue a request until there is room; return the client with the most waiting bytes if there are too many."""
@@ -129,7 +137,7 @@ class SendBudget:
         taken = []
         for name in list(self._waiting):
             client = self._clients[name]
-            if self.owned < _MAX_OWNED_BYTES and client.nbytes < _SHARE_BYTES:
+            if self.owned < _MAX_OWNED_BYTES and self._is_below(client):
                 taken.append((name, self._pop_request(name, client)))
         return taken
 

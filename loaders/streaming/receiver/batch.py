@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ class RawBatch:
     """Of each image in bytes, shape (n,)."""
     checksums: npt.NDArray[np.int64]
     """Of each record's payload as it was indexed, masked CRC-32C, shape (n,)."""
+    pieces: tuple[int, ...] = ()
+    """Numbers of the planned batches that it was joined from; none where it is the planned batch itself."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -46,7 +48,12 @@ class RawBatch:
     def __reduce__(self) -> tuple[object, ...]:
         # Views cannot be pickled: a worker of DataLoader sends a copy.
         fields = (self.epoch, self.batch, self.ids, self.labels, tuple(map(bytes, self.frames)))
-        return _unpickle, (*fields, self.frame_of, self.offsets, self.sizes, self.checksums)
+        return _unpickle, (*fields, self.frame_of, self.offsets, self.sizes, self.checksums, self.pieces)
+
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """Numbers of the planned batches whose records it has."""
+        return self.pieces or (self.batch,)
 
     @property
     def nbytes(self) -> int:
@@ -59,10 +66,19 @@ class RawBatch:
         return [self.frames[frame][offset : offset + size] for frame, offset, size in places]
 
 
-def _unpickle(
-    epoch: int, batch: int, ids: _Ints, labels: _Ints, frames: tuple[bytes, ...], frame_of: _Ints, *places: _Ints
-) -> RawBatch:
-    return RawBatch(epoch, batch, ids, labels, tuple(map(memoryview, frames)), frame_of, *places)
+def _unpickle(epoch: int, batch: int, ids: _Ints, labels: _Ints, frames: tuple[bytes, ...], *others: Any) -> RawBatch:
+    return RawBatch(epoch, batch, ids, labels, tuple(map(memoryview, frames)), *others)
+
+
+def _join(pieces: Sequence[RawBatch]) -> RawBatch:
+    """Return the records of several planned batches as one."""
+    names = ("ids", "labels", "frame_of", "offsets", "sizes", "checksums")
+    columns = {name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in names}
+    counts = [len(piece.frames) for piece in pieces]
+    columns["frame_of"] += np.repeat(np.cumsum(counts) - counts, [len(piece) for piece in pieces])
+    frames = tuple(frame for piece in pieces for frame in piece.frames)
+    numbers = tuple(piece.batch for piece in pieces)
+    return RawBatch(pieces[0].epoch, pieces[0].batch, frames=frames, pieces=numbers, **columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +167,15 @@ def _check(plan: BatchPlan, slices: tuple[Slice, ...], header: BatchHeader, fram
         raise WireError("an image lies outside of its frame")
 
 
-BatchOrder: TypeAlias = Literal["arrival", "strict"]
+BatchOrder: TypeAlias = Literal["arrival", "sample", "strict"]
 
 
 class ArrivalOrder:
     """Delivers batches as they arrive, but no batch of an epoch before all of the earlier epochs."""
 
-    def __init__(self) -> None:
+    def __init__(self, pieces: int = 1) -> None:
+        """Join so many planned batches into one, the first that arrive; only the last of an epoch has fewer."""
+        self._pieces = pieces
         self._expected: dict[int, int] = {}
         self._come: dict[int, deque[RawBatch]] = {}
 
@@ -167,18 +185,24 @@ class ArrivalOrder:
 
     def add(self, batch: RawBatch) -> None:
         """Take a complete batch."""
-        self._come.setdefault(batch.epoch, deque()).append(batch)
+        come = self._come.setdefault(batch.epoch, deque())
+        come.append(batch)
+        if len(come) > 1 and len(come[-2]) < len(batch):  # the last piece of an epoch is short, and stays the last
+            come[-2], come[-1] = come[-1], come[-2]
 
     def take(self) -> RawBatch | None:
         """Return the next batch, None while it has not come."""
         epoch = next(iter(self._expected), None)
         if epoch is None or not (come := self._come.get(epoch)):
             return None
-        batch = come.popleft()
-        self._expected[epoch] -= 1
+        is_whole = len(come) >= self._pieces and len(come[self._pieces - 1]) == len(come[0])
+        if not is_whole and len(come) < self._expected[epoch]:
+            return None
+        taken = [come.popleft() for _ in range(min(self._pieces, len(come)))]
+        self._expected[epoch] -= len(taken)
         if not self._expected[epoch]:
             del self._expected[epoch], self._come[epoch]
-        return batch
+        return taken[0] if len(taken) == 1 else _join(taken)
 
     def __len__(self) -> int:
         return sum(self._expected.values())

@@ -22,7 +22,14 @@ from energymon.system.closing import Closing
 from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
 from loaders.streaming.protocol import WireFormat
-from loaders.streaming.receiver.growth import AUTO_MAX_STREAMS, AUTO_MIN_STREAMS, Growth, Streams, check_streams
+from loaders.streaming.receiver.growth import (
+    AUTO_MAX_STREAMS,
+    AUTO_MIN_STREAMS,
+    Growth,
+    Streams,
+    Window,
+    check_streams,
+)
 from loaders.streaming.receiver.remote_daemon import Placement, RemoteDaemon
 from loaders.streaming.receiver.session import DaemonSession, keep_freed_memory
 from loaders.streaming.receiver.stream import Stream, check_endpoint
@@ -138,7 +145,10 @@ class DaemonConnections(Closing):
         self.daemons = tuple(
             RemoteDaemon(session, places) for session, places in zip(self._sessions, self.placement.places, strict=True)
         )
-        self._growth = Growth(max(session.rtt_s for session in self._sessions)) if streams == "auto" else None
+        rtt_s = max(session.rtt_s for session in self._sessions)
+        self.window = Window(rtt_s, len(self._sessions), len(self._sessions[0].streams))
+        """How many batches the links need under way."""
+        self._growth = Growth(rtt_s) if streams == "auto" else None
 
     @property
     def streams(self) -> int:
@@ -163,11 +173,13 @@ class DaemonConnections(Closing):
         return text
 
     def grow(self, now: float) -> None:
-        """Add streams where "auto" finds that they help; `now` is in seconds of the monotonic clock."""
+        """Measure the rate, and add streams where "auto" finds that they help; `now` is of the monotonic clock."""
         traffic, growth = self.traffic, self._growth
+        self.window.measure(now, traffic.bytes, traffic.batches)
         if growth is not None and growth.measure(now, traffic.bytes, traffic.answers, traffic.wait_s):
             for daemon in self.daemons:
                 daemon.grow(growth.streams)
+            self.window.streams = growth.streams
 
     def interrupt(self) -> None:
         """End the fetch that was started last, as if it were finished; may be called from another thread."""

@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import zmq
 
-from loaders.arguments import check_whole
+from loaders.arguments import as_number, as_whole
 from loaders.errors import LoaderConfigError, StreamError, WireError
 from loaders.streaming.planner import BatchPlan
 from loaders.streaming.protocol import MAX_SLICES, BatchHeader, Damaged, Refusal
@@ -23,6 +24,7 @@ from loaders.streaming.receiver.batch import (
     RawBatch,
 )
 from loaders.streaming.receiver.connections import DaemonConnections, Interrupted
+from loaders.streaming.receiver.growth import MAX_PREFETCH, Prefetch
 from loaders.streaming.receiver.remote_daemon import RemoteDaemon
 from loaders.streaming.receiver.stream import Stream
 
@@ -32,12 +34,14 @@ _PLANNED_AHEAD = 4096
 """Batches that are searched, at most, for one whose daemon has room."""
 
 
-def check_window(window: int, order: BatchOrder, step: int) -> None:
+def check_window(window: Prefetch, order: BatchOrder, step: float) -> None:
     """Raise LoaderConfigError for an argument of a fetch that is out of range."""
-    check_whole("prefetch_batches", window, 1, 256)
-    check_whole("prefetch_step", step, 0)
-    if order not in ("arrival", "strict"):
-        raise LoaderConfigError(f"order={order!r}: expected arrival or strict")
+    if window != "auto" and as_whole(window, 1, MAX_PREFETCH) is None:
+        raise LoaderConfigError(f"prefetch_batches={window!r}: expected 1 to {MAX_PREFETCH}, or auto")
+    if as_number(step, 0) is None:
+        raise LoaderConfigError(f"prefetch_step={step!r}: expected a number of batches that is 0 or more")
+    if order not in get_args(BatchOrder):
+        raise LoaderConfigError(f"order={order!r}: expected arrival, sample or strict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +69,16 @@ class Fetch:
         self,
         connections: DaemonConnections,
         pull: Callable[[], BatchPlan | None],
-        window: int,
+        window: Prefetch,
         order: BatchOrder,
-        step: int,
+        step: float,
         *,
+        pieces: int,
         verify: bool | None,
     ) -> None:
-        """Start to request the batches that `pull` returns.
+        """Start to request the batches that `pull` returns, a `window` of them; "auto" is what the link needs.
+
+        So many planned `pieces` are joined into one batch, as they arrive; the window and the step count such batches.
 
         With `verify` every record's checksum is computed; with False the checksum that the record states is compared
         with the index; None compares nothing.
@@ -79,15 +86,17 @@ class Fetch:
         self._verify = verify
         self._connections, self._pull, self._window, self._step = connections, pull, window, step
         self._strict = order == "strict"
+        self._pieces = pieces
         self._closed = False
-        self._allowed = min(step, window) if step else window
+        self._begun = max(1.0, step)
+        """Batches that were allowed by steps up to now."""
         self._sequence = connections.sequence
         self._under_way: dict[int, _Request] = {}
         self._asked_of: dict[tuple[int, int], set[int]] = {}
         """By epoch and batch, until it is taken: the daemons with a part of it."""
         self._waiting: dict[frozenset[int], deque[BatchPlan]] = {}
         """Batches without room yet, by the groups of their shards."""
-        self._ready: DeliveryOrder = PlanOrder() if self._strict else ArrivalOrder()
+        self._ready = self._make_order()
         self._groups = connections.placement.groups
         self._holders = dict(zip(self._groups, connections.placement.holders, strict=True))
         self._record_bytes = connections.placement.record_bytes()
@@ -130,9 +139,10 @@ class Fetch:
         # A batch that waits for room waits for one that is under way, or that could be taken.
         assert batch is not None or not wait or not self._waiting, "batches are planned and none is under way"
         if batch is not None:
-            for index in self._asked_of.pop((batch.epoch, batch.batch), ()):
-                connections.daemons[index].batches -= 1
-            self._allowed = min(self._window, self._allowed + self._step)
+            for number in batch.planned:
+                for index in self._asked_of.pop((batch.epoch, number), ()):
+                    connections.daemons[index].batches -= 1
+            self._begun += self._step
             self._fill()
         return batch
 
@@ -151,7 +161,7 @@ class Fetch:
         self._under_way.clear()
         self._asked_of.clear()
         self._waiting.clear()
-        self._ready = PlanOrder() if self._strict else ArrivalOrder()
+        self._ready = self._make_order()
         self._pull = _pull_nothing
 
     def _patience(self) -> float:
@@ -165,6 +175,18 @@ class Fetch:
             ),
             default=timeout_s,
         )
+
+    def _make_order(self) -> DeliveryOrder:
+        return PlanOrder() if self._strict else ArrivalOrder(self._pieces)
+
+    @property
+    def _allowed(self) -> int:
+        """Planned batches that each daemon may have under way now."""
+        if self._window == "auto":  # it counts the planned ones
+            window = max(self._connections.window.batches, 2 * self._pieces if self._pieces > 1 else 1)
+        else:
+            window = self._pieces * self._window
+        return min(window, int(self._pieces * self._begun)) if self._step else window
 
     def _fill(self) -> None:
         while (batch := self._next()) is not None:

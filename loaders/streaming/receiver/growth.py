@@ -1,7 +1,8 @@
-"""The number of streams with the best goodput: twice as many are tried while goodput grows."""
+"""What a link needs, learned while it is used: how many streams, and how many batches under way."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias
 
 from loaders.arguments import as_whole
@@ -9,6 +10,8 @@ from loaders.errors import LoaderConfigError
 
 Streams: TypeAlias = int | Literal["auto"]
 """Connections to each daemon; "auto" starts with AUTO_MIN_STREAMS and adds some up to AUTO_MAX_STREAMS."""
+Prefetch: TypeAlias = int | Literal["auto"]
+"""Batches that are requested ahead of each daemon; "auto" is what the link needs, by `Window`."""
 
 AUTO_MIN_STREAMS, AUTO_MAX_STREAMS = 2, 32
 _MAX_STREAMS = 64
@@ -28,6 +31,47 @@ def check_streams(streams: Streams) -> None:
     """Raise LoaderConfigError for a number of connections that is out of range."""
     if streams != "auto" and as_whole(streams, 1, _MAX_STREAMS) is None:
         raise LoaderConfigError(f"streams={streams!r}: expected 1 to {_MAX_STREAMS}, or auto")
+
+
+MAX_PREFETCH = 256
+_PER_STREAM = 2
+"""Batches for each stream: one that arrives, and the request for the next one. More would leave the CPU's cache."""
+_SMALL_BYTES, _SMALL_BATCHES = 8 * 2**20, 8
+"""Small batches cost more requests a byte: so many are under way, as long as they have fewer bytes."""
+_PRODUCTS = 2
+"""Bandwidth-delay products under way, so that the rate can double in a round trip while it is learned."""
+_MAX_BYTES = 512 * 2**20
+_RATE_RTTS, _RATE_S = 2, 0.1
+"""Round trips, and at least seconds, of a measurement of the rate."""
+
+
+class Window:
+    """How many batches have to be under way to keep a link busy, by the highest rate that it has carried."""
+
+    def __init__(self, rtt_s: float, daemons: int, streams: int) -> None:
+        """Begin with small batches, over links to so many daemons with a round trip of `rtt_s` seconds."""
+        self._rtt_s, self._daemons = rtt_s, daemons
+        self.streams = streams
+        """Connections to each daemon."""
+        self._rate, self._on_link, self._fewest = 0.0, 0, _SMALL_BATCHES
+        self._from: tuple[float, int] | None = None
+
+    @property
+    def batches(self) -> int:
+        """Batches that should be under way from each daemon."""
+        return min(MAX_PREFETCH, max(_PER_STREAM * self.streams + self._on_link, self._fewest))
+
+    def measure(self, now: float, nbytes: int, batches: int) -> None:
+        """Take the totals from all daemons since the start, at `now` in seconds."""
+        if self._from is None or not batches:
+            self._from = now, nbytes
+        elif (passed := now - self._from[0]) >= max(_RATE_S, _RATE_RTTS * self._rtt_s):
+            self._rate = max(self._rate, (nbytes - self._from[1]) / passed)
+            self._from = now, nbytes
+            each = nbytes / batches
+            product = self._rate * self._rtt_s / self._daemons
+            self._on_link = int(min(_PRODUCTS * product, _MAX_BYTES) / each)
+            self._fewest = min(_SMALL_BATCHES, math.ceil(_SMALL_BYTES / each))
 
 
 class Growth:

@@ -42,6 +42,9 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 _MIB: Final = 2**20
+_RTT_TRIES: Final = 5
+_NEAR_S: Final = 0.02
+"""A round trip near by is measured several times, because both processes may wait for a CPU meanwhile."""
 
 _Context = zmq.Context[zmq.Socket[bytes]]
 
@@ -83,10 +86,14 @@ class DaemonSession(Closing):
         pair = load_client_keys(keys) if keys is not None else None
         with _open_control(context, endpoint, timeout_s, keys) as control:
             catalog = _exchange(control, endpoint, Hello(), timeout_s if greeting_s is None else greeting_s)
-            asked = time.monotonic()
-            report = _exchange(control, endpoint, Health(), timeout_s)
-            self.rtt_s = time.monotonic() - asked
+            self.rtt_s = math.inf
             """A round trip on the idle link."""
+            for _ in range(_RTT_TRIES):
+                asked = time.monotonic()
+                report = _exchange(control, endpoint, Health(), timeout_s)
+                self.rtt_s = min(self.rtt_s, time.monotonic() - asked)
+                if self.rtt_s > _NEAR_S:
+                    break
         if not isinstance(catalog, Catalog) or not isinstance(report, HealthReport):
             raise WireError(f"{endpoint} sent a malformed answer: expected a catalog and a report")
         self.catalog = catalog

@@ -55,7 +55,7 @@ class Mixing:
         """Return the mean number of classes in an order, or what it has at least; None where that is not known."""
         if slice_records == 1:
             return self.shuffled
-        if slice_records <= self.slice_records and shuffle_window >= self.shuffle_window:
+        if 0 < slice_records <= self.slice_records and shuffle_window >= self.shuffle_window:
             return self.chosen
         if (slice_records, shuffle_window) == (SLICE_RECORDS, SHUFFLE_WINDOW):
             return self.usual

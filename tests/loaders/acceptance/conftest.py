@@ -46,6 +46,8 @@ class Entry:
     deviations: float = 0.0
     """How far a feature of speech may be from that of the pipeline itself, of its channel's."""
     streams: bool = False
+    daemon: tuple[str, ...] = ()
+    """Options of its daemon."""
 
     def make(self, data: Data, pipeline: Pipeline, endpoint: str | None = None, **options: Any) -> Any:
         """Return the loader."""
@@ -61,16 +63,28 @@ LOADERS = {
     "pytorch_fresh": Entry("loaders.PyTorchLoader", {"num_workers": 1, "persistent_workers": False}, ("image",)),
     "dali": Entry("loaders.DaliLoader", grey_levels=0.5, deviations=1e-3),
     "dali_python": Entry("loaders.DaliLoader", {"operators": "python"}, ("image", "detection")),
-    "dali_read": Entry("loaders.DaliLoader", {"mmap": False}, ("image",), grey_levels=0.5),
+    "dali_mapped": Entry("loaders.DaliLoader", {"mmap": True}, ("image",), grey_levels=0.5),
     "pecan": Entry("loaders.PecanLoader", {"num_workers": 2}, ("speech",)),
     "size_balanced": Entry("loaders.SizeBalancedLoader", {"num_workers": 2}, ("image",)),
     "sample_aware": Entry("loaders.SampleAwareLoader", {"num_workers": 2, "order": "strict"}),
-    "spdl": Entry("loaders.SpdlLoader", {"num_threads": 2}),
-    "spdl_decode": Entry("loaders.SpdlLoader", {"num_threads": 2, "decode": "spdl"}, ("image",), grey_levels=2.0),
+    "spdl": Entry("loaders.SpdlLoader", {"num_threads": 2, "output_order": "input"}),
+    "spdl_decode": Entry(
+        "loaders.SpdlLoader",
+        {"num_threads": 2, "decode": "spdl", "output_order": "input", "read_concurrency": 2},
+        ("image",),
+        grey_levels=2.0,
+    ),
     "streaming": Entry(
         "loaders.streaming.StreamingLoader",
         {"decode": "torch", "order": "strict", "slice_records": 2, "warm_bytes": 0},
         streams=True,
+    ),
+    "streaming_emlio": Entry(
+        "loaders.streaming.StreamingLoader",
+        {"decode": "torch", "order": "strict", "slice_records": 0, "wire": "msgpack", "verify": False, "warm_bytes": 0},
+        ("image", "segmentation"),
+        streams=True,
+        daemon=("--serializers", "2", "--high-water-mark", "1"),
     ),
 }
 
@@ -105,7 +119,7 @@ def collect() -> Callable[[Loader, int], list[Batch]]:
 
 
 @pytest.fixture(params=[(loader, kind) for loader, entry in LOADERS.items() for kind in entry.pipelines], ids="-".join)
-def any_pair(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]) -> Combination:
+def any_pair(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]) -> Combination:
     """Every loader with every pipeline that it runs."""
     loader, kind = request.param
     return combination(loader, datasets[kind], endpoint)
@@ -122,25 +136,21 @@ def any_file_pair(request: pytest.FixtureRequest, datasets: dict[str, Data]) -> 
 
 
 @pytest.fixture(params=list(LOADERS))
-def any_loader(
-    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]
-) -> Combination:
+def any_loader(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]) -> Combination:
     """Every loader, with images."""
     return combination(request.param, datasets["image"], endpoint)
 
 
 @pytest.fixture(params=list(LOADERS))
 def all_pairs(
-    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]
+    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]
 ) -> list[Combination]:
     """Every loader, with each of its pipelines."""
     return [combination(request.param, datasets[kind], endpoint) for kind in LOADERS[request.param].pipelines]
 
 
 @pytest.fixture(params=[name for name, entry in LOADERS.items() if entry.pipelines == ALL])
-def any_python(
-    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[[Path], str]
-) -> Combination:
+def any_python(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]) -> Combination:
     """Every loader that runs a pipeline of one's own."""
     return combination(request.param, datasets["image"], endpoint)
 
@@ -151,30 +161,31 @@ def sharded(data: Data) -> Data:
     return replace(data, shards=convert(data.samples, root.with_name(f"{root.name}-shards"), key=root.name, seed=3))
 
 
-def combination(loader: str, data: Data, endpoint: Callable[[Path], str]) -> Combination:
+def combination(loader: str, data: Data, endpoint: Callable[..., str]) -> Combination:
     entry = LOADERS[loader]
-    return Combination(loader, entry, data, endpoint(data.shards) if entry.streams and data.shards else None)
+    served = endpoint(data.shards, *entry.daemon) if entry.streams and data.shards else None
+    return Combination(loader, entry, data, served)
 
 
 @pytest.fixture(scope="session")
-def endpoint() -> Iterator[Callable[[Path], str]]:
-    """Serves shards, each folder by one daemon of the session."""
-    daemons: dict[Path, tuple[subprocess.Popen[bytes], str]] = {}
+def endpoint() -> Iterator[Callable[..., str]]:
+    """Serves shards, each folder by one daemon of the session for each set of options."""
+    daemons: dict[tuple[Path, tuple[str, ...]], tuple[subprocess.Popen[bytes], str]] = {}
 
-    def serve(shards: Path) -> str:
-        if shards not in daemons:
+    def serve(shards: Path, *options: str) -> str:
+        if (shards, options) not in daemons:
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "loaders.streaming", "serve", "--until-eof"),
-                    *("--root", str(shards), "--listen", "127.0.0.1:0"),
+                    *("--root", str(shards), "--listen", "127.0.0.1:0", *options),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
             assert process.stdout is not None
-            daemons[shards] = process, json.loads(process.stdout.readline())["endpoint"]
-        return daemons[shards][1]
+            daemons[shards, options] = process, json.loads(process.stdout.readline())["endpoint"]
+        return daemons[shards, options][1]
 
     yield serve
     for process, _ in daemons.values():

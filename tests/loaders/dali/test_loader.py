@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from loaders import DaliLoader, ImageTransform, SampleError, Samples
+from loaders.dali.engine import DaliEngine
+from loaders.dali.loader import Operators
 
 TRANSFORM = ImageTransform(size=32)
 Tree = Callable[[int], Samples]
@@ -58,3 +60,22 @@ def test_a_file_name_of_any_kind_is_read(image_tree: Tree) -> None:
     renamed = Samples(samples.root, tuple(paths), samples.labels, samples.sizes)
     with DaliLoader(samples=renamed, transform=TRANSFORM, batch_size=3, seed=0) as loader:
         assert len(next(loader.epoch(0))) == 3
+
+
+@pytest.mark.parametrize("operators", ["native", "python"])
+def test_a_pipeline_is_built_once_and_again_after_an_epoch_that_was_broken_off(
+    image_tree: Tree, operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[object] = []
+    build = DaliEngine._build
+    monkeypatch.setattr(DaliEngine, "_build", lambda *args: built.append(build(*args)) or built[-1])
+    with DaliLoader(samples=image_tree(20), transform=TRANSFORM, batch_size=8, seed=0, operators=operators) as loader:
+        # Python's operators show what they bring with their first batch.
+        assert len(built) == (operators == "native")
+        for epoch in range(3):
+            assert [len(batch) for batch in loader.epoch(epoch)] == [8, 8, 4]
+        assert len(built) == 1
+        next(loader.epoch(3))
+        for epoch in range(2):
+            assert [len(batch) for batch in loader.epoch(epoch)] == [8, 8, 4]
+        assert len(built) == 2

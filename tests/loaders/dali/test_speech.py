@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from loaders import DaliLoader, SampleError
+from loaders import DaliLoader, LoaderConfigError, SampleError
 from loaders.dali.speech import MAX_DIFFERENCE
 from loaders.pipelines.audio import FilterBank, FrameSplicing, Pad, PermuteAudio, SpecAugment
 from loaders.pipelines.spectrum import Spectrum
@@ -56,6 +57,26 @@ def test_features_are_those_of_the_pipeline_in_every_order(sounds, through, step
 def test_an_order_or_a_spectrum_that_dali_has_no_operators_for_runs_in_python(sounds, steps):
     with DaliLoader(samples=sounds([4000]), transform=SpeechPipeline(steps), batch_size=4, seed=0) as loader:
         assert loader.notes[0].startswith("Python operators, ")
+
+
+@pytest.mark.parametrize("operators", ["native", "python"])
+def test_steps_that_only_take_time_take_a_share_of_it_and_the_notes_say_so(sounds, operators):
+    waiting = SpeechPipeline((Pad(), LightStep(0.4), FilterBank(), PermuteAudio(), HeavyStep(0.5, share=1.0)))
+    common = {"samples": sounds([4000]), "transform": waiting, "batch_size": 4, "seed": 0, "operators": operators}
+    with DaliLoader(timed_step_scale=0.1, **common) as loader:
+        assert "LightStep and HeavyStep take 0.1 times the time" in loader.notes[-1]
+        list(loader.epoch(0))
+        figures = loader.stats().details
+    assert 0.04 <= figures["light_step_mean_s"] < 0.4
+    assert 0.05 <= figures["heavy_step_mean_s"] < 0.5
+    with DaliLoader(**common) as loader:
+        assert len(loader.notes) == 1
+
+
+@pytest.mark.parametrize("scale", [0, -1, math.nan, "0.1"])
+def test_a_scale_that_is_no_factor_is_refused_by_name(sounds, scale):
+    with pytest.raises(LoaderConfigError, match="timed_step_scale="):
+        DaliLoader(samples=sounds([4000]), transform=SpeechPipeline(), batch_size=1, seed=0, timed_step_scale=scale)
 
 
 def test_a_sound_that_is_damaged_in_its_middle_is_named(sounds):

@@ -68,10 +68,16 @@ class Draws(Dataset):
     """Draws from every generator that transforms draw from."""
 
     def __len__(self):
-        return COUNT
+        return 4 * COUNT
 
     def __getitem__(self, index):
         return index, torch.rand(()).item(), random.random(), np.random.rand()
+
+
+def draws_slowly(drawn):
+    """Take long for every fifth sample, and draw more numbers."""
+    time.sleep(0.03 if drawn[0] % 5 == 0 else 0.002)
+    return *drawn, torch.rand(()).item(), random.random(), np.random.rand()
 
 
 def as_list(samples):
@@ -126,6 +132,19 @@ def test_every_shuffled_epoch_has_every_sample_once_and_full_batches():
         assert sorted(len(batch["name"]) for batch in batches) == [3, 4, 4, 4, 4, 4]
         for batch in batches:
             assert batch["x"].shape[1:] == (3, 5) and torch.equal(batch["x"][:, 0, 0].long() ** 2, batch["y"])
+
+
+def test_a_sample_that_another_worker_goes_on_with_draws_what_it_would_have_drawn():
+    def epoch(workers):
+        loader = SampleAwareDataLoader(
+            Draws(), 4, shuffle=True, num_workers=workers, transforms=[draws_slowly] * 3, collate_fn=as_list,
+            generator=torch.Generator().manual_seed(1), slow_timeout_s=0.01,
+        )  # fmt: skip
+        return sorted(sample for batch in loader for sample in batch), loader.stats()["parked_samples"]
+
+    (alone, _), (shared, parked) = epoch(1), epoch(3)
+    assert parked > 0
+    assert shared == alone
 
 
 def test_order_follows_the_sampler_unless_told():

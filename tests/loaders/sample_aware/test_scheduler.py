@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders import LoaderConfigError
+from loaders.sample_aware.options import PolicyOptions
 from loaders.sample_aware.policy.scheduler import Scheduler
 
 
@@ -59,3 +62,15 @@ def test_a_queue_that_holds_more_than_it_may_is_full():
 def test_a_moving_average_without_a_weight_is_refused(smoothing):
     with pytest.raises(LoaderConfigError, match=f"smoothing={smoothing}"):
         Scheduler(1, 4, smoothing=smoothing)
+
+
+def test_as_many_workers_as_processors_are_never_fewer_than_there_are_at_first():
+    options = PolicyOptions(min_workers=1, max_workers="cores")
+    cores = len(os.sched_getaffinity(0))
+    made = [options.scheduler(workers) for workers in (1, cores + 3)]
+    assert [(each.min_workers, each.max_workers) for each in made] == [(1, cores), (1, cores + 3)]
+
+
+def test_an_unknown_word_for_the_most_workers_is_refused_by_name():
+    with pytest.raises(LoaderConfigError, match="max_workers='all'"):
+        PolicyOptions(max_workers="all").scheduler(2)

@@ -61,11 +61,14 @@ def _greedy(endpoint: str, requests: int, wire: WireFormat, slices: tuple[Slice,
         yield greedy
 
 
-@pytest.mark.parametrize("wire", ["raw", "msgpack"])
+SERIALIZERS = ("--serializers", "2", "--high-water-mark", "16")
+
+
+@pytest.mark.parametrize(("wire", "options"), [("raw", ()), ("msgpack", ()), ("msgpack", SERIALIZERS)])
 def test_clients_that_do_not_read_cost_no_memory_and_hold_up_nobody(
-    start_daemon: Callable[..., object], large_shards: Path, wire: WireFormat
+    start_daemon: Callable[..., object], large_shards: Path, wire: WireFormat, options: tuple[str, ...]
 ) -> None:
-    daemon = start_daemon(large_shards)
+    daemon = start_daemon(large_shards, options=options)
     before = daemon.anonymous_bytes()
     slices = tuple(Slice(shard, 8 * index, 8) for shard in range(4) for index in range(4))
     with (

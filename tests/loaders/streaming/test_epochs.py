@@ -17,8 +17,8 @@ from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.planner import Slice
-from loaders.streaming.receiver.batch import RawBatch
+from loaders.streaming.planner import BatchPlan, Slice
+from loaders.streaming.receiver.batch import ArrivalOrder, RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.remote_daemon import RemoteDaemon
 
@@ -103,7 +103,7 @@ def test_nothing_is_asked_for_beyond_the_last_epoch(
 
 
 @engines
-@pytest.mark.parametrize("order", ["arrival", "strict"])
+@pytest.mark.parametrize("order", ["arrival", "sample", "strict"])
 def test_another_epoch_than_the_next_discards_what_was_asked_for(daemon, decode: str, order: str) -> None:
     with _loader(daemon.endpoint, decode=decode, order=order) as loader:
         for epoch in (0, 1, 5, 6, 6, 0):
@@ -129,6 +129,51 @@ def test_an_epoch_that_another_one_ended_says_so(daemon, decode: str) -> None:
             next(last)
 
 
+@engines
+def test_batches_that_are_filled_by_sample_are_full_and_resume(
+    daemon, decode: str, requests: list[tuple[int, int, tuple[Slice, ...]]]
+) -> None:
+    arguments = {"decode": decode, "order": "sample", "slice_records": 3, "batch_size": 8, "prefetch_step": 0.25}
+    with _loader(daemon.endpoint, **arguments) as loader:
+        for epoch in range(2):
+            batches = list(loader.epoch(epoch))
+            assert _ids(batches) == ALL
+            assert [len(batch.ids) for batch in batches] == [8] * 7 + [5]
+        assert {sum(part.records for part in slices) for _, _, slices in requests} == {1, 2}
+        last = loader.epoch(2)
+        first = [next(last) for _ in range(3)]
+        state = loader.state_dict()
+    with _loader(daemon.endpoint, **arguments | {"batch_size": 12}) as loader:
+        loader.load_state_dict(state)
+        rest = list(loader.epoch(2))
+        assert _ids(first + rest) == ALL and [len(batch.ids) for batch in rest] == [12, 12, 12, 1]
+
+
+def test_a_batch_takes_the_pieces_that_came_first_whichever_batch_they_were_planned_for() -> None:
+    def piece(epoch: int, number: int, records: int = 2) -> RawBatch:
+        ids = 10 * number + np.arange(records)
+        frame = memoryview(bytes(ids.astype(np.uint8)))
+        return RawBatch(epoch, number, ids, ids, (frame,), 0 * ids, np.arange(records), 0 * ids + 1, ids)
+
+    order = ArrivalOrder(pieces=3)
+    for number in range(8):
+        order.expect(BatchPlan(0, number, (Slice(0, 2 * number, 1 if number == 7 else 2),)))
+    order.expect(BatchPlan(1, 0, (Slice(0, 0, 2),)))
+    taken: list[RawBatch] = []
+    for epoch, number in ((0, 7), (1, 0), (0, 5), (0, 0), (0, 3), (0, 4), (0, 1), (0, 6), (0, 2)):
+        order.add(piece(epoch, number, 1 if number == 7 else 2))
+        while (batch := order.take()) is not None:
+            taken.append(batch)
+    assert [batch.planned for batch in taken] == [(5, 0, 3), (4, 1, 6), (2, 7), (0,)]
+    assert [batch.ids.tolist() for batch in taken[:3]] == [
+        [50, 51, 0, 1, 30, 31],
+        [40, 41, 10, 11, 60, 61],
+        [20, 21, 70],
+    ]
+    assert all([image[0] for image in batch.images()] == batch.ids.tolist() for batch in taken)
+    assert len(order) == 0
+
+
 def test_in_strict_order_batches_come_as_planned(daemon) -> None:
     def order(**changed: object) -> list[list[int]]:
         with _loader(daemon.endpoint, batch_size=3, order="strict", decode="raw", **changed) as loader:
@@ -140,16 +185,22 @@ def test_in_strict_order_batches_come_as_planned(daemon) -> None:
     assert order(streams=1, prefetch_batches=1) == order(streams=4, prefetch_batches=20) == expected
 
 
-def test_prefetch_grows_by_its_step(daemon, requests: list[tuple[int, int, tuple[Slice, ...]]]) -> None:
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [(2, [2, 4, 6, 7, 7]), (0.25, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]), (1.5, [1, 3, 4, 6, 7])],
+)
+def test_prefetch_grows_by_its_step(
+    daemon, requests: list[tuple[int, int, tuple[Slice, ...]]], step: float, expected: list[int]
+) -> None:
     with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-        fetch = client.fetch(client.plan(epoch=0, batch_size=2, seed=0), window=7, step=2)
+        fetch = client.fetch(client.plan(epoch=0, batch_size=2, seed=0), window=7, step=step)
         under_way = []
         taken = 0
         while not fetch.finished:
             under_way.append(len(requests) - taken)
             assert fetch.take() is not None
             taken += 1
-    assert under_way[:5] == [2, 4, 6, 7, 7]
+    assert under_way[: len(expected)] == expected
     assert taken == 31
 
 

@@ -1,4 +1,4 @@
-"""`streams="auto"` makes more connections while they carry more, and no sample is lost or repeated for it."""
+"""What "auto" learns of a link: more connections while they carry more, and as many batches ahead as it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from loaders.errors import LoaderConfigError
 from loaders.streaming import StreamingLoader
 from loaders.streaming.receiver import growth
-from loaders.streaming.receiver.growth import AUTO_MAX_STREAMS, AUTO_MIN_STREAMS, Growth
+from loaders.streaming.receiver.growth import AUTO_MAX_STREAMS, AUTO_MIN_STREAMS, MAX_PREFETCH, Growth, Window
 
 
 class _Link:
@@ -58,6 +58,35 @@ def test_no_streams_are_made_where_the_network_is_not_what_is_waited_for() -> No
     assert _Link(lambda streams: 1e6 * streams, waited=0.2).run(60) == AUTO_MIN_STREAMS
 
 
+def _learn(rtt_s: float, carries: float, batch_bytes: int, *, streams: int = 2) -> int:
+    """Return the window after 10 s on a link of so many bytes a second."""
+    window, now, nbytes, batches = Window(rtt_s, 1, streams), 100.0, 0.0, 0
+    while now < 110:
+        rate = min(carries, window.batches * batch_bytes / rtt_s)
+        passed = max(rtt_s, 0.01)
+        now, nbytes = now + passed, nbytes + rate * passed
+        batches = round(nbytes / batch_bytes)
+        window.measure(now, round(nbytes), batches)
+    return window.batches
+
+
+@pytest.mark.parametrize("batch_bytes", [100_000, 3_200_000])
+@pytest.mark.parametrize("rtt_s", [0.0001, 0.03, 0.15])
+def test_as_many_batches_are_asked_for_ahead_as_the_link_needs(rtt_s: float, batch_bytes: int) -> None:
+    window, product = _learn(rtt_s, 125e6, batch_bytes), 125e6 * rtt_s
+    assert window == MAX_PREFETCH or product < window * batch_bytes < 2.2 * product + 5 * 3_200_000
+    assert window * batch_bytes >= min(1.9 * product, MAX_PREFETCH * batch_bytes)
+
+
+def test_large_batches_near_by_are_two_a_stream_and_small_ones_more() -> None:
+    assert [_learn(0.0001, 1e9, 3_200_000, streams=streams) for streams in (1, 2, 8)] == [3, 4, 16]
+    assert _learn(0.0001, 1e8, 10_000) >= 8
+
+
+def test_batches_ahead_of_a_fast_far_link_have_a_bounded_memory() -> None:
+    assert _learn(0.15, 5e9, 16_000_000) * 16_000_000 < 600e6
+
+
 @pytest.mark.process
 def test_streams_that_are_made_within_epochs_lose_and_repeat_nothing(
     start_daemon: Callable[..., object], large_shards: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,7 +102,7 @@ def test_streams_that_are_made_within_epochs_lose_and_repeat_nothing(
             if loader.stats().details["streams"] == AUTO_MAX_STREAMS:
                 break
         assert loader.stats().details["streams"] == AUTO_MAX_STREAMS
-        assert all(part in loader.notes[-1] for part in ("32 streams", "reno", "streams=auto"))
+        assert all(part in loader.notes[-1] for part in ("32 streams", "reno", "streams=auto", "batches ahead"))
 
 
 @pytest.mark.parametrize("streams", [0, 65, "many", 2.5])

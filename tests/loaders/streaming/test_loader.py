@@ -213,6 +213,7 @@ def test_threads_and_descriptors_do_not_grow_over_epochs(daemon) -> None:
         ({"decode": "other"}, "decode='other'"),
         ({"num_threads": 0}, "num_threads=0"),
         ({"prefetch_batches": 0}, "prefetch_batches=0"),
+        ({"prefetch_batches": "none"}, "prefetch_batches='none'"),
         ({"streams": 0}, "streams=0"),
         ({"batch_size": 0}, "batch_size=0"),
         ({"device": "tpu?"}, "device='tpu\\?'"),
@@ -220,10 +221,11 @@ def test_threads_and_descriptors_do_not_grow_over_epochs(daemon) -> None:
             ({name: value}, f"{name}={value!r}")
             for name in (
                 *("batch_size", "seed", "num_threads", "slice_records", "shuffle_window", "limit", "epochs"),
-                *("epochs_ahead", "prefetch_batches", "prefetch_step", "rank", "world_size", "warm_bytes"),
+                *("epochs_ahead", "prefetch_batches", "rank", "world_size", "warm_bytes"),
             )
             for value in (2.5, "2", True)
         ),
+        *(({"prefetch_step": value}, f"prefetch_step={value!r}") for value in (-0.1, "2", True, float("nan"))),
         ({"epochs": 0}, "epochs=0"),
         ({"streams": True}, "streams=True"),
         ({"verify": "no"}, "verify='no'"),

@@ -18,7 +18,7 @@ drawn = st.fixed_dictionaries(
         "batch_size": st.integers(1, 50),
         "seed": st.integers(0, 99),
         "epoch": st.integers(0, 9),
-        "slice_records": st.integers(1, 12),
+        "slice_records": st.integers(0, 12),
         "shuffle_window": st.integers(0, 60),
     }
 )
@@ -41,10 +41,11 @@ def _ranks(shard_records: list[int], world_size: int, remainder: str, arguments:
 
 
 @settings(deadline=None)
-@given(counts, drawn, st.integers(1, 5))
+@given(counts, drawn, st.integers(1, 5), st.integers(1, 4))
 def test_every_record_is_in_one_batch_of_one_rank(
-    shard_records: list[int], arguments: dict[str, int], ranks: int
+    shard_records: list[int], arguments: dict[str, int], ranks: int, stretches: int
 ) -> None:
+    arguments |= {"stretches": stretches}
     seen: list[tuple[int, int]] = []
     shares = []
     for batches in _ranks(shard_records, ranks, "uneven", arguments):
@@ -53,7 +54,7 @@ def test_every_record_is_in_one_batch_of_one_rank(
         assert [batch.batch for batch in batches] == list(range(len(batches)))
         assert all(batch.records == arguments["batch_size"] for batch in batches[:-1])
         assert all(part.records > 0 for batch in batches for part in batch.slices)
-        if arguments["shuffle_window"] < 2:
+        if arguments["shuffle_window"] < 2 and arguments["slice_records"]:
             assert all(part.records <= arguments["slice_records"] for batch in batches for part in batch.slices)
         seen += share
         shares.append(len(share))
@@ -196,6 +197,21 @@ def test_a_limit_keeps_the_first_records_of_the_epoch() -> None:
     assert [batches.records for batches in shares] == [6, 6, 6]
 
 
+def test_a_plan_of_whole_shards_goes_through_several_of_them_at_a_time() -> None:
+    def plan(epoch: int, stretches: int) -> EpochPlan:
+        return plan_epoch([20] * 8, batch_size=5, seed=0, epoch=epoch, slice_records=0, stretches=stretches)
+
+    one, two = tuple(plan(0, 1)), tuple(plan(0, 2))
+    for batches in (one[place : place + 4] for place in range(0, 32, 4)):
+        (shard,) = {part.shard for batch in batches for part in batch.slices}
+        assert sorted(_records(batches)) == [(shard, index) for index in range(20)]
+        for (_, first), *_ in (order := [_records((batch,)) for batch in batches]):
+            assert [(shard, (first + index) % 20) for index in range(5)] in order
+    in_turn = chain.from_iterable(zip(one[:16], one[16:], strict=True))
+    assert [batch.slices for batch in two] == [batch.slices for batch in in_turn]
+    assert [batch.slices[0].shard for batch in one] != [batch.slices[0].shard for batch in plan(1, 1)]
+
+
 def test_a_batch_larger_than_the_dataset_is_one_short_batch() -> None:
     (batch,) = plan_epoch([3, 4], batch_size=100, seed=0, epoch=0)
     assert batch.records == 7
@@ -205,7 +221,7 @@ def test_a_batch_larger_than_the_dataset_is_one_short_batch() -> None:
     ("arguments", "said"),
     [
         ({"batch_size": 0}, "batch_size=0"),
-        ({"slice_records": 0}, "slice_records=0"),
+        ({"slice_records": -1}, "slice_records=-1"),
         ({"shuffle_window": -1}, "shuffle_window=-1"),
         ({"epoch": -1}, "epoch=-1"),
         ({"seed": -1}, "seed=-1"),

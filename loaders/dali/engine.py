@@ -1,9 +1,9 @@
-"""One epoch through a DALI pipeline that is fed from outside, with batches that Python threads made ahead."""
+"""A DALI pipeline that is built once, and fed batches of one epoch after another by Python."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 
 from loaders.dali.failure import PipelineFailure
-from loaders.dali.plan import Feed, Plan
+from loaders.dali.plan import Inputs, Plan
 from loaders.errors import LoaderError
 from loaders.pipeline import Tensors
 from loaders.shared.compat import end_pipeline
@@ -39,44 +39,56 @@ _DALI_TYPES: Final = {
 }
 
 
-class DaliFedEpoch:
-    """The pipeline of one epoch; its threads end when it is closed."""
+class DaliEngine:
+    """A pipeline, from when its inputs' types are known until it is closed."""
 
     def __init__(
-        self,
-        ahead: Prefetcher,
-        plan: Plan,
-        *,
-        batch_size: int,
-        num_threads: int,
-        device: torch.device,
-        prefetch_queue_depth: int,
+        self, plan: Plan, *, batch_size: int, num_threads: int, device: torch.device, prefetch_queue_depth: int
     ) -> None:
+        """Build the pipeline if the plan states its inputs, or else with the first batch.
+
+        Args:
+            plan: what the pipeline does.
+            batch_size: samples of a batch, at most.
+            num_threads: threads of DALI.
+            device: where batches are in the end.
+            prefetch_queue_depth: batches under way at once.
+        """
         self.failed = Failures()
-        self._ahead, self._plan = ahead, plan
-        self._batch_size, self._num_threads = batch_size, num_threads
+        self._plan, self._batch_size, self._num_threads = plan, batch_size, num_threads
         self._device, self._depth = device, prefetch_queue_depth
+        self._ahead: Prefetcher | None = None
+        self._is_whole = False
+        self._first: Collated | None = None
         self._under_way: deque[Collated] = deque()
-        self._pipeline: Pipeline | None = None
-        self._is_built = self._closed = False
+        self._pipeline: Pipeline | None = self._build(plan.inputs) if plan.inputs else None
+
+    def begin(self, ahead: Prefetcher) -> None:
+        """Begin an epoch, where none is under way."""
+        self.failed, self._ahead, self._is_whole = Failures(), ahead, False
+        if self._pipeline is not None:
+            self._pipeline.reset()
 
     def next(self) -> tuple[npt.NDArray[np.int64], Tensors, npt.NDArray[np.float64] | None] | None:
         """Return ids, tensors on the device, and the seconds of every sample if they are known; None after the last.
 
         Raises SampleError naming the sample that failed, or is late; PipelineFailure where it was DALI that failed;
-        and LoaderError once closed.
+        and LoaderError once the epoch was ended.
         """
-        if self._closed:
+        if self._ahead is None:
             raise LoaderError("this epoch was closed, or another one was started")
-        if not self._is_built:
-            self._is_built = True
-            self._build()
         if self._pipeline is None:
-            return None
+            self._first = self._taken()
+            if self._first is None:
+                return None
+            feed = self._plan.feed(self._first.tensors)
+            self._pipeline = self._build([(name, (each[0].dtype, each[0].ndim)) for name, each in feed.items()])
         stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         try:
+            # The consumer's stream, so that no copy and no device-wide wait stands between DALI and the step.
             outputs = self._pipeline.run(stream)
         except StopIteration:
+            self._is_whole = True
             return None
         except RuntimeError as error:
             failure = str(error)
@@ -89,52 +101,56 @@ class DaliFedEpoch:
         # Out of the handler, whose traceback would keep the pipeline and its threads alive.
         raise PipelineFailure(failure, [each.ids.tolist() for each in self._under_way])
 
+    def end(self, ahead: Prefetcher | None = None) -> None:
+        """End the epoch under way, or only if it is that of `ahead`; after a whole one the pipeline stays."""
+        if self._ahead is None or ahead not in (None, self._ahead):
+            return
+        ahead, self._ahead = self._ahead, None
+        if not self._is_whole:
+            self._end_pipeline()
+        self._under_way.clear()
+        ahead.close()
+
     def close(self) -> None:
-        """End the pipeline; may be called twice."""
-        self._closed = True
+        """End the epoch under way, and the pipeline; may be called twice."""
+        self.end()
+        self._end_pipeline()
+
+    def _end_pipeline(self) -> None:
         pipeline, self._pipeline = self._pipeline, None
         end_pipeline(pipeline)
-        self._ahead.close()
-
-    def _build(self) -> None:
-        """Build the pipeline for the kinds of arrays that the first batch has."""
-        first = self._taken()
-        if first is None:
-            return
-        waiting = [first]
-
-        def source() -> Sequence[Sequence[npt.NDArray[np.generic]]]:
-            collated = waiting.pop() if waiting else self._taken()
-            if collated is None:
-                raise StopIteration
-            self._under_way.append(collated)
-            return [list(arrays) for arrays in self._plan.feed(collated.tensors).values()]
-
-        self._pipeline = self._graph(source, self._plan.feed(first.tensors))
 
     def _taken(self) -> Collated | None:
-        while (delivered := self._ahead.next()) is not None:
+        while self._ahead is not None and (delivered := self._ahead.next()) is not None:
             self.failed.extend(delivered.failed)
             if delivered.collated is not None:
                 return delivered.collated
         return None
 
-    def _graph(self, source: Callable[[], Sequence[Sequence[npt.NDArray[np.generic]]]], first: Feed) -> Pipeline:
+    def _feed(self) -> Sequence[Sequence[npt.NDArray[np.generic]]]:
+        """Return the next batch as DALI takes it."""
+        collated, self._first = self._first or self._taken(), None
+        if collated is None:
+            raise StopIteration
+        self._under_way.append(collated)
+        return [list(arrays) for arrays in self._plan.feed(collated.tensors).values()]
+
+    def _build(self, inputs: Inputs) -> Pipeline:
         plan, device = self._plan, self._device.type
-        kinds = [arrays[0] for arrays in first.values()]
+        names = [name for name, _ in inputs]
 
         @pipeline_def(enable_conditionals=plan.conditional)  # type: ignore[untyped-decorator]
         def graph() -> tuple[object, ...]:
             fed = fn.external_source(
-                source=source,
-                num_outputs=len(kinds),
+                source=self._feed,
+                num_outputs=len(names),
                 batch=True,
-                dtype=[_DALI_TYPES[kind.dtype] for kind in kinds],
-                ndim=[kind.ndim for kind in kinds],
-                layout=[plan.layouts.get(name, "") for name in first],
+                dtype=[_DALI_TYPES[kind] for _, (kind, _) in inputs],
+                ndim=[ndim for _, (_, ndim) in inputs],
+                layout=[plan.layouts.get(name, "") for name in names],
             )
             # In words that DALI can rewrite where there are conditionals: it knows no strict zip.
-            return tuple(plan.graph({name: fed[index] for index, name in enumerate(first)}, device))
+            return tuple(plan.graph({name: fed[index] for index, name in enumerate(names)}, device))
 
         pipeline = graph(
             batch_size=1 if plan.python_only else self._batch_size,

@@ -1,0 +1,201 @@
+"""95 % intervals of medians, of their ratios and of numbers made from several of them (pure).
+
+The unit is the repeat. Cells are resampled whole with all their epochs, so epochs of one cell, which share its luck,
+do not count as independent. Repeats are few, so the bootstrap gives a standard error alone, and the width comes from
+Student's t with Welch's degrees of freedom; quantiles of three resampled values would be too narrow by far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import permutations
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+_MISSED: Final = 0.05
+"""Share of intervals that may miss the true value."""
+_RESAMPLES: Final = 1000
+_DRAWS: Final = 2000
+_SEED: Final = 0
+"""The same rows always have the same interval."""
+
+_Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A 95 % interval of a number."""
+
+    low: float
+    high: float
+
+    def holds(self, value: float) -> bool:
+        """Return whether the interval holds a value: of a ratio 1 means that no difference was found."""
+        slack = 1e-9 * max(1.0, abs(value))
+        return self.low - slack <= value <= self.high + slack
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The ratio of two medians."""
+
+    value: float
+    interval: Interval | None
+    """Its 95 % interval over repeats; None where either median is of one repeat, and of a median over itself."""
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the interval holds 1, and no difference was found."""
+        return self.interval is not None and self.interval.holds(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its standard error."""
+
+    value: float
+    error: float
+    """On the scale of the logarithm where `log` is true."""
+    freedom: float
+    """Degrees of freedom; 0 where there is one repeat and no error is known."""
+    log: bool
+
+    def bounds(self, comparisons: int = 1) -> tuple[float, float]:
+        """Return the ends of the 95 % interval, each wide enough for so many comparisons (Bonferroni)."""
+        if not self.error:
+            return self.value, self.value
+        half = student_quantile(1 - _MISSED / 2 / comparisons, self.freedom) * self.error
+        if not self.log:
+            return self.value - half, self.value + half
+        return self.value * math.exp(-min(half, 700)), self.value * math.exp(min(half, 700))
+
+    @property
+    def interval(self) -> Interval | None:
+        """The 95 % interval; None with one repeat."""
+        return Interval(*self.bounds()) if self.freedom else None
+
+
+def estimate(groups: Iterable[Sequence[Sequence[float]]], *, log: bool = True) -> Estimate:
+    """Return the median of values by group and cell, with its standard error.
+
+    A group is one loader in one setting, workload and regime. With `log` the error is that of the logarithm, unless a
+    value is not above 0.
+    """
+    cells = [[np.asarray(cell, np.float64) for cell in group] for group in groups]
+    every = np.concatenate([cell for group in cells for cell in group])
+    log = log and float(every.min()) > 0
+    middle = float(np.median(every))
+    if min(map(len, cells)) < 2:
+        return Estimate(middle, 0.0, 0.0, log)
+    freedom = float(sum(len(group) - 1 for group in cells))
+    scaled = [[np.log(cell) for cell in group] for group in cells] if log else cells
+    error = float(_resample_medians(scaled, freedom).std()) if np.ptp(every) else 0.0
+    return Estimate(middle, error, freedom, log)
+
+
+def _resample_medians(groups: Sequence[Sequence[_Floats]], freedom: float) -> _Floats:
+    """Return the medians of resamples, each with as many cells of a group as there were.
+
+    The epochs of a resampled cell keep how they lie around its mean. The cells' means are normal draws with the
+    deviation of all (parametric bootstrap, Efron and Tibshirani, An Introduction to the Bootstrap, section 6.5): the
+    median of a few values that are drawn again and again is most often the same one.
+    """
+    means = [np.array([cell.mean() for cell in cells]) for cells in groups]
+    deviation = math.sqrt(sum(float(((mean - mean.mean()) ** 2).sum()) for mean in means) / freedom)
+    random = np.random.default_rng(_SEED)
+    drawn = []
+    for cells, mean in zip(groups, means, strict=True):
+        longest, shape = max(map(len, cells)), (_RESAMPLES, len(cells))
+        around = np.full((len(cells), longest), np.nan)
+        for place, cell in enumerate(cells):
+            around[place, : len(cell)] = cell - mean[place]
+        luck = mean.mean() + deviation * random.standard_normal((*shape, 1))
+        drawn.append((luck + around[random.integers(0, len(cells), shape)]).reshape(_RESAMPLES, -1))
+    values = np.concatenate(drawn, axis=1)
+    medians: _Floats = (np.nanmedian if np.isnan(values).any() else np.median)(values, axis=1)
+    return medians
+
+
+def divide(above: Estimate, below: Estimate) -> Estimate:
+    """Return the ratio of two estimates, the lower one not 0, with Welch's degrees of freedom."""
+    ratio, log = above.value / below.value, above.log and below.log
+    errors = [above.error, below.error]
+    if not log:
+        relative = [one.error / (1 if one.log else abs(one.value) or 1) for one in (above, below)]
+        first = above.error / abs(below.value) if not above.log else abs(ratio) * relative[0]
+        errors = [first, abs(ratio) * relative[1]]
+    error = math.hypot(*errors)
+    freedom = min(above.freedom, below.freedom)
+    if freedom and error:
+        shares = ((part / error) ** 4 / one.freedom for part, one in zip(errors, (above, below), strict=True))
+        freedom = 1 / sum(shares)
+    return Estimate(ratio, error, freedom, log)
+
+
+def compare_cells(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio | None:
+    """Return the ratio of the medians of values by cell; None when either is unknown or the lower one is 0."""
+    if not above or not below:
+        return None
+    denominator = estimate([below])
+    if not denominator.value:
+        return None
+    ratio = divide(estimate([above]), denominator)
+    return Ratio(ratio.value, ratio.interval)
+
+
+def combine(how: str, parts: Mapping[Any, Estimate], number: Callable[[Mapping[Any, float]], float]) -> Interval | None:
+    """Return the interval of the number that `number` makes of several; None where a part has one repeat.
+
+    The least of several is above a bound if each of them is, so the ends of its interval are the least ends of theirs,
+    the upper end widened for the number of parts; the greatest is its mirror image. (greatest - least) / least is the
+    greatest ratio of any two, less 1; growth is the ratio of the part with the greatest key to that with the least. The
+    mean and the knee are those of draws from every part's distribution.
+    """
+    if not all(part.freedom for part in parts.values()):
+        return None
+    match how:
+        case "least":
+            return Interval(*_least(list(parts.values())))
+        case "greatest":
+            return Interval(*_greatest(list(parts.values())))
+        case "spread":
+            low, high = _greatest([divide(first, second) for first, second in permutations(parts.values(), 2)])
+            return Interval(max(low - 1, 0.0), max(high - 1, 0.0))
+        case "growth":
+            return divide(parts[max(parts)], parts[min(parts)]).interval
+    drawn = {key: _draw(part, place) for place, (key, part) in enumerate(parts.items())}
+    numbers = [number({key: float(values[place]) for key, values in drawn.items()}) for place in range(_DRAWS)]
+    low, high = np.quantile(numbers, [_MISSED / 2, 1 - _MISSED / 2])
+    return Interval(float(low), float(high))
+
+
+def _least(parts: Sequence[Estimate]) -> tuple[float, float]:
+    return min(part.bounds()[0] for part in parts), min(part.bounds(len(parts))[1] for part in parts)
+
+
+def _greatest(parts: Sequence[Estimate]) -> tuple[float, float]:
+    return max(part.bounds(len(parts))[0] for part in parts), max(part.bounds()[1] for part in parts)
+
+
+def _draw(part: Estimate, place: int) -> _Floats:
+    errors = part.error * np.random.default_rng([_SEED, place]).standard_t(part.freedom, _DRAWS)
+    drawn: _Floats = part.value * np.exp(np.clip(errors, -700, 700)) if part.log else part.value + errors
+    return drawn
+
+
+@lru_cache(maxsize=1024)
+def student_quantile(share: float, freedom: float) -> float:
+    """Return a quantile of Student's t with `freedom` degrees of freedom, at least 1 and not necessarily whole.
+
+    With t = √f tan θ the density is proportional to cos^(f-1) θ, which is integrated by the trapezoidal rule.
+    """
+    freedom = min(freedom, 1000.0)
+    angles = np.linspace(-math.pi / 2, math.pi / 2, 20_001)
+    density = np.cos(angles).clip(min=0) ** (freedom - 1)
+    mass = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return math.sqrt(freedom) * math.tan(float(np.interp(share, mass / mass[-1], angles)))

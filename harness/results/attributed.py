@@ -1,0 +1,129 @@
+"""What the joules of an epoch were for: what the CPU worked for, net of idle, and waiting for batches; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from energymon import Baseline, NodeEnergy, Reading
+from energymon.analysis.curve import Curve, curves
+from harness.cell.events import CellEvent
+from harness.cell.messages import AcceleratorRecord
+from harness.results.cells import CellRecord
+
+PARTS: Final = ("loader", "daemon", "mount", "link", "monitor", "other")
+"""What CPU joules are divided among: the cell with its workers, the daemons, what serves the mount, the delay line, the
+energy agent, and the rest: the harness, the kernel and other programs."""
+Parts: TypeAlias = dict[str, float | None]
+"""Joules by part; None is unknown."""
+_COUNTERS: Final = {"daemon": "daemon_cpu_s", "mount": "mount_cpu_s", "link": "link_cpu_s", "monitor": "monitor_cpu_s"}
+_STARTS: Final = ("epoch_start", "rank.epoch_start")
+_ENDS: Final = ("epoch_end", "rank.epoch_end")
+EMULATED: Final = "compute"
+"""Node of the energy of an emulated board."""
+
+
+def leave_busy_baselines_out(cell: CellRecord, max_idle_util: float) -> CellRecord:
+    """Return a cell without the baselines of hosts whose processors were busier than that meanwhile, 0 to 1."""
+
+    def is_busy(util: float | None) -> bool:
+        return util is not None and util > max_idle_util
+
+    energy = replace(cell.energy, idle=()) if is_busy(cell.energy.idle_cpu_util) else cell.energy
+    return replace(
+        cell, energy=energy, hosts=[replace(one, idle=()) if is_busy(one.idle_cpu_util) else one for one in cell.hosts]
+    )
+
+
+def make_emulated_idle(accelerator: AcceleratorRecord, devices: Iterable[str]) -> list[Baseline]:
+    """Return what emulated boards draw idle, as published."""
+    if accelerator.idle_w is None:
+        return []
+    return [Baseline(EMULATED, one, "gpu", "estimate", 0, 0, accelerator.idle_w, None) for one in devices]
+
+
+def divide_cpu_joules(energy: NodeEnergy, busy_s: float, used_s: Mapping[str, float | None]) -> Parts:
+    """Divide a host's CPU joules, net of idle, among `PARTS` by their CPU time; the parts add up to them.
+
+    A part whose CPU time is unknown, or that has no process of its own, is None and belongs to `other`. All are None
+    where the joules are unknown, or where the processors did nothing.
+
+    Args:
+        energy: the host's energy.
+        busy_s: CPU time of all of its processors.
+        used_s: CPU time by part.
+    """
+    net_j = next((one.net_j for one in energy.components if one.name == "cpu"), None)
+    if net_j is None or busy_s <= 0:
+        return dict.fromkeys(PARTS)
+    known = {name: value for name, value in used_s.items() if value is not None and name in PARTS}
+    # The counters of processes and of the host are not read at one instant.
+    whole_s = max(busy_s, sum(known.values()))
+    parts = {name: net_j * value / whole_s for name, value in known.items()}
+    return {**dict.fromkeys(PARTS), **parts, "other": net_j - sum(parts.values())}
+
+
+def count_cpu_s(
+    events: Iterable[CellEvent], start: CellEvent, end: CellEvent
+) -> tuple[float, Mapping[str, float | None]]:
+    """Return the CPU seconds of one machine in an epoch, and those by part. `events` are those of all ranks on it."""
+    busy_s = end["cpu_busy_s"] - start["cpu_busy_s"] - (end.get("cpu_steal_s", 0.0) - start.get("cpu_steal_s", 0.0))
+    used = {name: _growth(start, end, counter) for name, counter in _COUNTERS.items()}
+    return busy_s, {"loader": _cell_cpu_s(events, start["epoch"]), **used}
+
+
+def add_parts(hosts: Sequence[Parts]) -> Parts:
+    """Return the sum over hosts; all None where those of a host are unknown."""
+    if any(parts["other"] is None for parts in hosts):
+        return dict.fromkeys(PARTS)
+    known = {name: [value for parts in hosts if (value := parts[name]) is not None] for name in PARTS}
+    return {name: sum(values) if values else None for name, values in known.items()}
+
+
+def measure_stalled_joules(
+    energy: NodeEnergy,
+    readings: Sequence[Reading],
+    start_ns: int,
+    wait_s: npt.NDArray[np.float64],
+    step_s: npt.NDArray[np.float64],
+) -> float | None:
+    """Return what a host's boards used while the step waited for batches; None where they are not measured.
+
+    Args:
+        energy: the host's energy in the epoch.
+        readings: the host's readings.
+        start_ns: when the epoch began, ns of the readings' clock.
+        wait_s: how long each step waited, s.
+        step_s: how long each step took, s.
+    """
+    boards = [one for one in energy.best if one.domain == "gpu"]
+    whole = next((one for one in energy.components if one.name == "gpu"), None)
+    if not boards or whole is None or whole.joules is None:
+        return None
+    by_series: Mapping[tuple[str, str, str, str], Curve] = curves(readings)
+    ends_ns = start_ns + np.round(1e9 * np.cumsum(wait_s + step_s)).astype(np.int64)
+    begins_ns = np.concatenate(([start_ns], ends_ns[:-1]))
+    stops_ns = begins_ns + np.round(1e9 * wait_s).astype(np.int64)
+    total_j = 0.0
+    for board in boards:
+        curve = by_series[board.node, board.device, board.domain, board.source]
+        times, joules = np.array(curve.times), np.array([row.joules for row in curve.rows])
+        total_j += float((np.interp(stops_ns, times, joules) - np.interp(begins_ns, times, joules)).sum())
+    return total_j
+
+
+def _cell_cpu_s(events: Iterable[CellEvent], epoch: int) -> float | None:
+    """Return the CPU seconds of all ranks of a cell; None where one did not count them."""
+    edges = [event for event in events if event["event"] in (*_STARTS, *_ENDS) and event["epoch"] == epoch]
+    counted = [(event.get("cell_cpu_s"), -1 if event["event"] in _STARTS else 1) for event in edges]
+    known = [sign * value for value, sign in counted if value is not None]
+    return float(sum(known)) if known and len(known) == len(counted) else None
+
+
+def _growth(start: CellEvent, end: CellEvent, counter: str) -> float | None:
+    before, after = start.get(counter), end.get(counter)
+    return None if before is None or after is None or after < before else float(after - before)

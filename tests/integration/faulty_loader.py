@@ -1,0 +1,99 @@
+"""A loader with a fault in each epoch, which the test names; what others have to do for it, the test does meanwhile."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import tempfile
+from collections.abc import Iterator
+from multiprocessing.connection import Client
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+import torch
+
+from loaders.base import Batch, LoaderStats, Samples
+from loaders.options import LoaderKeywords, LoaderOptions, takes_options
+from loaders.pipelines.callables import AnyTransform
+from loaders.shared.file_loader import FileLoader
+
+CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x20000, 0x1000, 0x4000, 0x40000
+STOLEN_TICKS = 100
+
+
+class FaultyLoader(FileLoader):
+    """Asks the test's socket for the faults of the cell's epochs, and for each fault that the test has to cause."""
+
+    @takes_options(LoaderOptions)
+    def __init__(
+        self, *, samples: Samples, transform: AnyTransform, socket: str, **keywords: Unpack[LoaderKeywords]
+    ) -> None:
+        super().__init__(samples, LoaderOptions(**keywords))
+        self._test = Client(socket)
+        self._faults: list[str] = self._ask("faults")
+
+    def _ask(self, what: str) -> list[str]:
+        self._test.send(what)
+        answer: list[str] | str = self._test.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(f"{what}: {answer}")
+        return answer
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        fault, n, size = self._faults[epoch - 1], len(self), self._options.batch_size
+        order = self._share.order(epoch - 1 if fault == "replays" else epoch)
+        if fault == "loses":
+            order = order[:-1]
+        elif fault == "repeats":
+            order = np.where(order == 5, 6, order)
+        elif fault == "invents":
+            order = np.where(order == 5, n, order)
+        for start in range(0, len(order), size):
+            ids = order[start : start + size]
+            if fault not in ("reads nothing", "nothing to read"):
+                for sample in ids[ids < n].tolist():
+                    self._samples.read(sample)
+            nbytes = self._samples.encoded_bytes(ids[ids < n])
+            nbytes += fault == "miscounts"
+            yield Batch(ids, torch.zeros(len(ids), 1), torch.zeros(len(ids)), nbytes)
+            if not start:
+                self._ask(fault)
+        if fault == "steal":
+            self._steal()
+
+    def _steal(self) -> None:
+        """Show this thread a /proc/stat in which another guest had the processors for a while."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        lines = []
+        with Path("/proc/stat").open() as stat:
+            for line in stat:
+                fields = line.split()
+                if fields[0].startswith("cpu"):
+                    fields[8] = str(int(fields[8]) + STOLEN_TICKS)
+                lines.append(" ".join(fields) + "\n")
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.writelines(lines)
+            file.flush()
+            for failed in (
+                libc.unshare(CLONE_NEWNS),
+                libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
+                libc.mount(file.name.encode(), b"/proc/stat", None, MS_BIND, None),
+            ):
+                if failed:
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self._stole = libc
+
+    _stole: ctypes.CDLL | None = None
+
+    def stats(self) -> LoaderStats:
+        """Return the counts; the cell asks when the epoch's counters have been read."""
+        if self._stole is not None:
+            self._stole.umount2(b"/proc/stat", 0)
+            self._stole = None
+        return super().stats()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closed = True
+        self._test.close()

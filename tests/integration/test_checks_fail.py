@@ -1,0 +1,335 @@
+"""Each validity rule refuses a run in which that is broken which the rule guards.
+
+`FAULTS`, `OTHER_LINK`, `OF_RUN` and `OF_HOSTS` have every rule. All faults but those of several hosts happen in one run
+over a link: its first cell has an epoch for each of them, its second one a link that is not the regime's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+
+import pytest
+
+from harness import collect
+from harness.config.regime import Regime
+from harness.errors import Interrupted, TestbedError
+from harness.results.checks import RULES
+from harness.results.folder import RunFolder
+from harness.run import driver
+from harness.run.cli import main
+from harness.testbed.link import COMPUTE_ADDRESS, INTERFACE, STORAGE_ADDRESS
+from harness.testbed.link.namespace import run_in
+from harness.testbed.link.qdisc import cap_rate
+from harness.testbed.state import RunState
+from tests.energymon import trees
+from tests.energymon.nvml import fake
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.root,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: network namespaces and TUN devices"),
+    pytest.mark.skipif(fake.compiler() is None, reason="the shim that sets an agent's clock is C: no cc on this host"),
+]
+
+FAULTS = {
+    "clean": ("sensors", "alone"),
+    "hog": ("others_cpu", "spread"),
+    "steal": ("steal",),
+    "stalled line": ("link_pause",),
+    "farther link": ("link_held",),
+    "deaf end": ("pings_lost",),
+    "full queue": ("no_drops",),
+    "local half travels": ("local_bytes",),
+    "reads nothing": ("bytes_received",),
+    "loses": ("exactly_once",),
+    "repeats": ("exactly_once",),
+    "invents": ("exactly_once",),
+    "miscounts": ("loader_bytes",),
+    "replays": ("shuffled",),
+    "clock is set": ("clock_offset",),
+    "stalled agent": ("missed_ticks",),
+    "killed agent": ("energy_agent",),
+    "wrong from here on": ("rtt_after", "rate_after"),
+}
+"""The faults of the first cell's epochs, in their order, and the rules that each is for. Another run, and a part of the
+host that cannot be read, are there from the first epoch on."""
+OTHER_LINK = (
+    *("rtt_before", "rate_before", "jitter_before", "jitter_after"),
+    *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
+)
+"""Rules that the second cell's link breaks."""
+OF_RUN = ("same_place", "whole_cell")
+"""The second cell runs in another environment, and a byte of the first one is changed."""
+OF_HOSTS = {"missed_ticks_HOST": "test_hosts_run.py", "clock_offset_HOST": "test_hosts_run.py"}
+WARNS = {"energy_agent", "sensors", "alone", "spread", "same_place"}
+BUSY = {"others_cpu", "steal", "link_held", "link_pause", "missed_ticks"}
+"""Rules that other work on this machine may break."""
+SECONDS = 0.6
+"""How long a fault lasts: some pings, and some ticks of 50 ms."""
+NEAR = Regime(name="near", rtt_ms=2.0, rate_gbit=0.5)
+EXPERIMENT = """# @package _global_
+defaults:
+  - /workload@workloads.resnet50: resnet50
+  - override /dataset: imagenet_small
+  - override /accelerator: none
+  - override /testbed: netns
+name: faults
+placement: half
+epochs: %d
+repeats: 1
+warmup_samples: 0
+dataset: {samples: 64, mean_kb: 8}
+workloads: {resnet50: {batch_size: 16}}
+loaders: {faulty: {_target_: tests.integration.faulty_loader.FaultyLoader, socket: %s}}
+regimes:
+  near: {rtt_ms: 2, rate_gbit: 0.5}
+  impaired: {rtt_ms: 2, rate_gbit: 0.5, jitter_ms: 0.5, loss_pct: 5}
+energy: {interval_ms: 50}
+testbed: {caches: tree}
+"""
+
+
+class Saboteur:
+    """Causes the faults that a loader cannot cause in itself, in the run of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = str(folder / "faults")
+        self.shift = folder / "shift"
+        self.shift.write_bytes(struct.pack("q", 0))
+        self.cell, self.is_resumed = "", False
+        self.testbed, self.agent = None, None
+        self._listener = Listener(self.socket)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+            except OSError:
+                return
+            self._answer(connection)
+
+    def _answer(self, connection: Connection) -> None:
+        with connection:
+            while True:
+                try:
+                    asked = connection.recv()
+                except EOFError:
+                    return
+                try:
+                    connection.send(self._do(asked))
+                except BaseException as error:  # noqa: BLE001 - the cell fails with it
+                    connection.send(repr(error))
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _do(self, asked: str) -> list[str]:
+        if asked == "faults":
+            return list(FAULTS) if self.cell == "near" else ["nothing to read"] * len(FAULTS)
+        if cause := getattr(self, f"_{asked.replace(' ', '_')}", None):
+            cause()
+        return []
+
+    def _clean(self) -> None:
+        time.sleep(SECONDS)
+
+    def _hog(self) -> None:
+        # A process of this run would not be another's.
+        hog = ["setsid", "--fork", "timeout", str(SECONDS), "sh", "-c", "while :; do :; done"]
+        subprocess.run(hog, stdout=subprocess.PIPE, check=True)
+
+    def _stalled_line(self) -> None:
+        self._pause(self.testbed.link.pid)
+
+    def _stalled_agent(self) -> None:
+        self._pause(self.agent.pid)
+
+    def _pause(self, pid: int) -> None:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(SECONDS)
+        os.kill(pid, signal.SIGCONT)
+
+    def _killed_agent(self) -> None:
+        pid = self.agent.pid
+        os.kill(pid, signal.SIGKILL)
+        self._wait(lambda: self.agent.pid not in (pid, None))
+
+    def _clock_is_set(self) -> None:
+        self.shift.write_bytes(struct.pack("q", 2_000_000_000))
+        self._wait(self._is_step_reported)
+
+    def _is_step_reported(self) -> bool:
+        self.agent.flush()
+        return any(event.kind == "clock-step" for event in self.agent.events(0, 2**62))
+
+    def _wait(self, is_done) -> None:
+        deadline = time.monotonic() + 20
+        while not is_done() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _farther_link(self) -> None:
+        self.testbed.link.set(Regime(name="far", rtt_ms=40, rate_gbit=0.5))
+        time.sleep(SECONDS)
+        self.testbed.link.set(NEAR)
+
+    def _deaf_end(self) -> None:
+        self._listen(False)
+        time.sleep(SECONDS)
+        self._listen(True)
+
+    def _listen(self, answers: bool) -> None:
+        silent = f"net.ipv4.icmp_echo_ignore_all={int(not answers)}"
+        run_in(self.testbed.storage.namespace, ["sysctl", "-qw", silent])
+
+    def _full_queue(self) -> None:
+        namespace = self.testbed.compute.namespace
+        short = ["rate", "1mbit", "burst", "1600", "limit", "3000"]
+        run_in(namespace, ["tc", "qdisc", "change", "dev", INTERFACE, "root", "handle", "1:", "tbf", *short])
+        self._send(namespace, STORAGE_ADDRESS, 50)
+        cap_rate(namespace, NEAR.rate_gbit)
+
+    def _local_half_travels(self) -> None:
+        self._send(self.testbed.storage.namespace, COMPUTE_ADDRESS, 500)
+
+    def _send(self, namespace: str, address: str, packets: int) -> None:
+        send = "import socket\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        send += f"for _ in range({packets}): s.sendto(bytes(1400), ({address!r}, 9))"
+        run_in(namespace, [sys.executable, "-S", "-c", send])
+
+    def _wrong_from_here_on(self) -> None:
+        self.testbed.link.set(Regime(name="wrong", rtt_ms=5, rate_gbit=0.2))
+
+    def set_regime(self, set_it, regime: Regime) -> None:
+        """Set a regime as the run asks; the second one, after an interruption, as another regime."""
+        self.cell = regime.name
+        set_it(regime)
+        if regime.name == "impaired":
+            if not self.is_resumed:
+                raise Interrupted(signal.SIGTERM)
+            self._wrong_from_here_on()
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """Run both cells with all faults; return the run's folder."""
+    folder = tmp_path_factory.mktemp("faults")
+    (folder / "conf" / "experiment").mkdir(parents=True)
+    shim = folder / "shift_clock.so"
+    source = ROOT / "tests" / "energymon" / "clock" / "shift_clock.c"
+    subprocess.run([fake.compiler(), "-O2", "-shared", "-fPIC", "-o", shim, source, "-ldl"], check=True)
+    tree = trees.TREES["intel-two-sockets"](folder / "sys")
+    counter = tree.packages[1].path / "energy_uj"
+    counter.rename(counter.with_name("gone"))
+    saboteur, start_testbed, start_agent = Saboteur(folder), driver._start_testbed, driver._start_agent
+    text = EXPERIMENT % (len(FAULTS), saboteur.socket)
+    (folder / "conf" / "experiment" / "faults.yaml").write_text(text)
+
+    def sabotaged_testbed(*given):
+        testbed = saboteur.testbed = start_testbed(*given)
+        set_it = testbed.set_regime
+        testbed.set_regime = lambda regime: saboteur.set_regime(set_it, regime)
+        return testbed
+
+    def sabotaged_agent(*given):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("LD_PRELOAD", str(shim))
+            patched.setenv("SHIFT_CLOCK", str(saboteur.shift))
+            agent = saboteur.agent = start_agent(*given)
+        agent.options += ["--sysfs", str(tree.root), "--nvml", str(folder / "none.so")]
+        return agent
+
+    where = [f"results_dir={folder / 'results'}", f"cache_dir={folder / 'cache'}"]
+    command = ["harness", f"--config-dir={folder / 'conf'}", "+experiment=faults", *where]
+    with pytest.MonkeyPatch.context() as patched, tree.running():
+        patched.setattr(driver, "_start_testbed", sabotaged_testbed)
+        patched.setattr(driver, "_start_agent", sabotaged_agent)
+        patched.setenv("PYTHONPATH", str(ROOT))
+        patched.setenv("HYDRA_FULL_ERROR", "")
+        beside = RunState.create(f"beside{os.getpid()}")
+        try:
+            patched.setattr(sys, "argv", command)
+            assert main() == 128 + signal.SIGTERM
+            saboteur.is_resumed = True
+            patched.setenv("OMP_NUM_THREADS", "3")
+            patched.setattr(sys, "argv", [*command, "resume=latest", "resume_mixed=true"])
+            assert main() == 6
+        finally:
+            beside.names.folder.rmdir()
+            beside.forget()
+            saboteur.close()
+    tree.close()
+    return folder / "results" / "latest"
+
+
+def test_a_regime_that_is_nearer_than_the_link_can_be_is_refused(run_folder, monkeypatch, capfd):
+    folder = run_folder.parents[1]
+    where = [f"--config-dir={folder / 'conf'}", f"results_dir={folder / 'near'}", f"cache_dir={folder / 'cache'}"]
+    near = ["~regimes.impaired", "regimes.near.rtt_ms=0.001", "checks.rtt_ms=0.001"]
+    fixed = ["loaders.faulty._target_=loaders.fixed.FixedBatchLoader", "~loaders.faulty.socket"]
+    monkeypatch.setattr(sys, "argv", ["harness", *where, "+experiment=faults", *near, *fixed])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "")
+    assert main() == TestbedError.exit_status
+    said = capfd.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: regimes.near.rtt_ms=0.001: the link without delay takes 0.")
+    assert said.endswith("or more, or allow more with checks.rtt_ms")
+
+
+@pytest.fixture(scope="module")
+def checks(run_folder):
+    """Return the checks of the run, and then those that the run has when a byte of the first cell is another one."""
+    found = json.loads((run_folder / "checks.json").read_text())
+    run = RunFolder.find(str(run_folder), run_folder.parent)
+    batches = next(run.cells.glob("faulty-resnet50-near-*")) / "batches.parquet"
+    content = bytearray(batches.read_bytes())
+    content[100] ^= 1
+    batches.write_bytes(content)
+    again = [one for one in collect.collect(run).checks if one.rule == "whole_cell"]
+    return found + [{"cell_id": one.cell_id, "epoch": None, "rule": one.rule, "verdict": one.verdict} for one in again]
+
+
+def verdicts_of(checks, rule, fault=None):
+    """Return the verdicts of a rule: on the epoch of a fault, or on the cell or the run that it is about."""
+    epoch = None if fault is None else list(FAULTS).index(fault) + 1
+    return {
+        check["verdict"]
+        for check in checks
+        if check["rule"] == rule
+        and (rule == "whole_cell" or ("-near-" in check["cell_id"]) == (fault is not None))
+        and (fault is None or check["epoch"] == epoch)
+    }
+
+
+@pytest.mark.parametrize(("fault", "rule"), [(fault, rule) for fault, rules in FAULTS.items() for rule in rules])
+def test_a_rule_refuses_the_epoch_of_its_fault(fault, rule, checks):
+    assert verdicts_of(checks, rule, fault) == {"warn" if rule in WARNS else "fail"}
+
+
+@pytest.mark.parametrize("rule", [*OTHER_LINK, *OF_RUN])
+def test_a_rule_refuses_the_cell_of_its_fault(rule, checks):
+    assert verdicts_of(checks, rule) == {"warn" if rule in WARNS else "fail"}
+
+
+def test_no_rule_refuses_an_epoch_without_a_fault(checks):
+    ours = {rule for rules in FAULTS.values() for rule in rules} - WARNS - BUSY - set(FAULTS["wrong from here on"])
+    refused = {rule for rule in ours if not verdicts_of(checks, rule, "clean") <= {"pass", "not applicable"}}
+    assert refused == set()
+
+
+def test_every_rule_is_shown_to_refuse_a_fault():
+    shown = {rule for rules in FAULTS.values() for rule in rules}
+    assert shown | {*OTHER_LINK, *OF_RUN, *OF_HOSTS} == RULES | set(OF_RUN)
+    for rule, name in OF_HOSTS.items():
+        assert rule.replace("HOST", "storage1") in Path(__file__).with_name(name).read_text()
