@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -175,6 +176,17 @@ def test_wanted_losses_are_lost_and_are_no_drops(shared_link, shared_namespaces)
     assert shared_link.counters().drops == 0
 
 
+def test_the_answers_to_one_pinger_of_a_process_are_none_to_another(shared_link, shared_namespaces):
+    shared_link.set(NEAR)
+    with (
+        inside(shared_namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as asks,
+        inside(shared_namespaces[1], lambda: Pinger(STORAGE_ADDRESS)) as hears,
+    ):
+        assert len(asks.ping(0.1, max_requests=3)) == 3
+        while select.select((hears,), (), (), 0.1)[0]:
+            assert hears.receive() is None
+
+
 @serial
 def test_a_link_with_loss_and_jitter_is_found_to_do_as_asked_and_one_that_does_not_is_not(
     shared_link, shared_namespaces
@@ -192,6 +204,7 @@ def test_provenance_tells_what_the_link_is_made_of(link):
     told = link.describe()
     assert told["kind"] == "relay"
     assert told["mtu_bytes"] == 1500
+    assert 0 < told["floor_ms"] == link.floor_ms < 5
     assert told["storage_tcp"]["net.ipv4.tcp_congestion_control"]
     assert told["storage_tcp"]["net.ipv4.tcp_rmem"].endswith(str(64 * 1024 * 1024))
     assert [each["rtt_ms"] for each in told["calibrations"]] == [1.0]

@@ -5,7 +5,7 @@ The other end's kernel answers by itself, so no program there has to be woken, a
 
 from __future__ import annotations
 
-import os
+import secrets
 import select
 import socket
 import struct
@@ -42,7 +42,8 @@ class Pinger:
 
     def __init__(self, host: str) -> None:
         self._raw = False
-        self._identifier = os.getpid() & 0xFFFF
+        # A raw socket hears the answers to every other one of its namespace, those of this process among them.
+        self._identifier = secrets.randbits(16)
         try:
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
         except PermissionError:
