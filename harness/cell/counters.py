@@ -14,9 +14,9 @@ from harness.system.procfs import (
     cpu_split,
     disk_bytes,
     family,
-    host_cpu,
     kernel_cpu_s,
     nic_bytes,
+    own_cpu,
     read_bytes,
     wait_s,
 )
@@ -45,18 +45,19 @@ class CellCounters:
         self._run_pid = os.getpid() if run_pid is None else run_pid
 
     def read(self) -> dict[str, Any]:
-        """Return rx_bytes and tx_bytes of the data interface, CPU seconds of the host (busy, total), of the link, and
-        of this process with its workers (all, in user mode, in the kernel), and bytes read from and written to the
-        host's disks. Then, to find out what others took: the time, s, with the host's processors and their seconds
-        idle, in interrupts and stolen; CPU seconds of the whole run and of the kernel's threads; for how long threads
-        of the run waited for a CPU. NAME_cpu_s is that of `pids` with their children, and None once one of them is
-        gone. NAME_read_bytes is what they read from disks; that of `cell` is this process with its workers.
+        """Return rx_bytes and tx_bytes of the data interface, CPU seconds of the processors that this process may
+        use (busy, total), of the link, and of this process with its workers (all, in user mode, in the kernel), and
+        bytes read from and written to the host's disks. Then, to find out what others took: the time, s, with those
+        processors and their seconds idle, in interrupts and stolen; CPU seconds of the whole run and of the kernel's
+        threads; for how long threads of the run waited for a CPU. NAME_cpu_s is that of `pids` with their children, and
+        None once one of them is gone. NAME_read_bytes is what they read from disks; that of `cell` is this process with
+        its workers.
 
         What does not exist is None: no data interface when the data is local, no link process under netem.
         """
         rx, tx = nic_bytes(self._interface) or (None, None)
         read, written = disk_bytes() or (None, None)
-        at_s, host, run = time.monotonic(), host_cpu(), family(self._run_pid)
+        at_s, host, run = time.monotonic(), own_cpu(), family(self._run_pid)
         user_s, system_s = cpu_split(family(os.getpid()))
         return {
             "rx_bytes": rx,

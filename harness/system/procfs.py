@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ import psutil
 
 _SECTOR_BYTES: Final = 512
 """Of /proc/diskstats, whatever the device's own (the kernel's admin-guide/iostats.rst)."""
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+"""A second in /proc/stat."""
 _KTHREADD: Final = 2
 """Parent of all threads of the kernel."""
 _NOT_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
@@ -20,7 +24,7 @@ _NOT_DISKS: Final = ("loop", "ram", "zram", "dm-", "md", "sr", "fd")
 
 @dataclass(frozen=True, slots=True)
 class HostCpu:
-    """What the host's processors did since it started, in seconds of all of them together."""
+    """What a host's processors, or some of them, did since it started, in seconds of all of them together."""
 
     cpus: int
     busy_s: float
@@ -32,6 +36,19 @@ class HostCpu:
     """In interrupts, which serve which process they serve."""
     steal_s: float
     """Taken by the other guests of the machine that this one is a guest of."""
+
+
+def own_cpu() -> HostCpu:
+    """Return what the processors did that this process may run on, as `taskset` says; all zero where unknown."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines() if re.match(r"cpu\d", line)]
+    except OSError:
+        return host_cpu()
+    counted = [[int(field) / _TICKS for field in fields[1:9]] for fields in lines if int(fields[0][3:]) in allowed]
+    user, nice, system, idle, iowait, irq, softirq, steal = map(sum, zip(*counted, strict=True))
+    busy = user + nice + system + irq + softirq + steal
+    return HostCpu(len(counted), busy, busy + idle + iowait, idle + iowait, irq + softirq, steal)
 
 
 def host_cpu() -> HostCpu:

@@ -1,5 +1,6 @@
 """What others take is told from what the run takes, with real processes."""
 
+import os
 import subprocess
 import sys
 import time
@@ -8,7 +9,7 @@ import pytest
 
 from harness.cell.counters import CellCounters
 from harness.results.disturbance import measure_others
-from harness.system.procfs import cpu_s, host_cpu, kernel_cpu_s, wait_s
+from harness.system.procfs import cpu_s, host_cpu, kernel_cpu_s, own_cpu, wait_s
 
 pytestmark = pytest.mark.serial
 
@@ -61,7 +62,27 @@ def test_a_machine_that_does_not_tell_what_its_processors_do_is_unknown():
     assert measure_others({}, {}) is None
 
 
+@pytest.mark.process
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor")
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_a_processor_that_the_run_may_not_use_is_not_counted(is_shared, hog, idler):
+    allowed = os.sched_getaffinity(0)
+    mine, other = sorted(allowed)[:2]
+    os.sched_setaffinity(hog.pid, {mine if is_shared else other})
+    os.sched_setaffinity(0, {mine})
+    try:
+        counters = CellCounters(None, None, run_pid=idler.pid)
+        before = counters.read()
+        time.sleep(1)
+        others = measure_others(before, counters.read())
+    finally:
+        os.sched_setaffinity(0, allowed)
+    assert others.cpus == 1
+    assert (others.cpu_s > 0.7) == is_shared
+
+
 def test_processors_and_kernel_threads_are_counted():
+    assert own_cpu().cpus == len(os.sched_getaffinity(0))
     host = host_cpu()
     assert host.cpus >= 1
     assert host.idle_s > 0
