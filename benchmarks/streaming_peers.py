@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from random import Random
 
-from loaders.streaming.planner import Slice
+from loaders.records.planner import Slice
 from loaders.streaming.protocol import MAX_REQUEST_BYTES, MAX_SLICES, Get, pack
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)

@@ -18,8 +18,8 @@ from typing import Literal
 
 from bench import cpu_s, status_kb
 
+from loaders.records.planner import BatchPlan
 from loaders.streaming import RawBatch, StreamClient, StreamingLoader
-from loaders.streaming.planner import BatchPlan
 
 
 @dataclass(frozen=True, slots=True)

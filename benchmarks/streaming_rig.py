@@ -26,8 +26,8 @@ from harness.testbed.link import COMPUTE_ADDRESS, STORAGE_ADDRESS, Link, LinkKin
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.tcp import tune_tcp
 from loaders.base import Samples
-from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import ShardSet, index_path, save_manifest
+from loaders.records.shards.convert import convert
+from loaders.records.shards.index import ShardSet, index_path, save_manifest
 
 LOOPBACK = "127.0.0.1"
 IPERF_PORT = 5201

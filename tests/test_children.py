@@ -35,7 +35,7 @@ USERS = {
         NODE + DATASET + "from harness.run.daemon import serving\n"
         "from loaders.image import ImageTransform\n"
         "from loaders.streaming import StreamingLoader\n"
-        "from loaders.streaming.shards.convert import convert\n"
+        "from loaders.records.shards.convert import convert\n"
         "samples = make(8, print).samples\n"
         "shards = convert(samples, Path('shards'), key='small', workers=1)\n"
         "with serving(node, '127.0.0.1', shards, {'module': 'loaders.streaming'}, Path('log')) as daemon:\n"

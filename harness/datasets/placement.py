@@ -25,9 +25,9 @@ from harness.datasets.scan import in_threads
 from harness.errors import DatasetError
 from harness.system.disk import check_room
 from loaders.base import Samples
-from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import Shard, ShardSet, index_path, read_key, save_manifest
-from loaders.streaming.shards.tfrecord import count_intact
+from loaders.records.shards.convert import convert
+from loaders.records.shards.index import Shard, ShardSet, index_path, read_key, save_manifest
+from loaders.records.shards.tfrecord import count_intact
 
 Role = Literal["compute", "storage"]
 SPLIT: Final = ("half", "sharded")

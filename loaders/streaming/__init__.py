@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from loaders.records.raw_batch import RawBatch
     from loaders.streaming.daemon.daemon import Daemon
     from loaders.streaming.keys import make_keys
     from loaders.streaming.loader import StreamingLoader
     from loaders.streaming.options import DaemonOptions
-    from loaders.streaming.receiver.batch import RawBatch
     from loaders.streaming.receiver.client import StreamClient
     from loaders.streaming.receiver.session import health
     from loaders.streaming.timestamps import TimestampLogger
@@ -32,7 +32,7 @@ __all__ = [
 _MODULES: Final = {
     "Daemon": "streaming.daemon.daemon",
     "DaemonOptions": "streaming.options",
-    "RawBatch": "streaming.receiver.batch",
+    "RawBatch": "records.raw_batch",
     "StreamClient": "streaming.receiver.client",
     "StreamDataset": "streaming.torch_data",
     "StreamingLoader": "streaming.loader",

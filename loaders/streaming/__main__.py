@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from energymon.system.version import PrintVersion
 from loaders.errors import LoaderError, StreamError
+from loaders.records.shards.commands import Commands, add_commands
 from loaders.streaming.daemon.counters import log
 from loaders.streaming.options import LISTEN, DaemonOptions, add_flags, read_flags
-from loaders.streaming.shards.commands import Commands, add_commands
 
 if TYPE_CHECKING:  # torch and DALI, which take seconds to import, are for the commands that need them
     from loaders.streaming.daemon.daemon import Daemon

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.planner import EpochPlan, count_share, list_share
+from loaders.records.planner import EpochPlan, count_share, list_share
 
 StateDict: TypeAlias = dict[str, Any]
 """Numbers, text and bytes by name, as `torch.save` keeps them."""

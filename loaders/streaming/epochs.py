@@ -11,11 +11,12 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from loaders.base import Batch
 from loaders.pipeline import StageTimes
+from loaders.records.decoding.decoder import LOOKAHEAD, Decoder
+from loaders.records.planner import BatchPlan, EpochPlan
+from loaders.records.raw_batch import RawBatch
 from loaders.shared.device import DeviceTransfer, InTransfer
 from loaders.shared.processor import Failed
-from loaders.streaming.decoding.decoder import LOOKAHEAD, Decoder
-from loaders.streaming.planner import BatchPlan, EpochPlan
-from loaders.streaming.receiver.batch import BatchOrder, RawBatch
+from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
 from loaders.streaming.receiver.growth import Prefetch

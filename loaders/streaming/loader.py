@@ -22,20 +22,20 @@ from loaders.image import ImageTransform
 from loaders.options import LoaderKeywords, LoaderOptions, OnError, takes_options
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
+from loaders.records.planner import EpochPlan, count_share, plan_epoch
+from loaders.records.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit
 from loaders.streaming.checkpoint import Checkpoint, State, StateDict
-from loaders.streaming.decoding import Engine, ErrorPolicy, check_engine, make_decoder
 from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, Schedule
-from loaders.streaming.planner import EpochPlan, count_share, plan_epoch
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.connections import Endpoints
 from loaders.streaming.receiver.fetch import check_window
 from loaders.streaming.receiver.growth import Prefetch, Streams
-from loaders.streaming.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.streaming.timestamps import TimestampLogger
 
 

@@ -30,7 +30,7 @@ from crc32c import crc32c
 
 from loaders.arguments import as_whole
 from loaders.errors import DamagedError, WireError
-from loaders.streaming.planner import Slice
+from loaders.records.planner import Slice
 
 MAX_RECORDS = 65_536
 """Records of one request."""

@@ -18,11 +18,11 @@ from loaders.base import Batch
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.options import check_ranks
 from loaders.pipeline import stage_name
+from loaders.records.raw_batch import RawBatch
 from loaders.shared.shares import in_process_group, place_among_ranks
 from loaders.streaming.checkpoint import RankState, State, StateDict, make_ended_state
 from loaders.streaming.iterations import Iterations, Worker
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.receiver.batch import RawBatch
 
 Form: TypeAlias = Literal["dict", "tuple", "batch"]
 """Of batches: a dict or tuple of tensors, as trainers take them, or this project's `Batch`."""

@@ -11,7 +11,7 @@ from harness.datasets import DatasetHandle
 from harness.datasets.placement import HALF_SHARDS, open_shards, place, split
 from harness.errors import DatasetError
 from loaders.base import Samples
-from loaders.streaming.shards.index import RECORD, Shard, ShardSet
+from loaders.records.shards.index import RECORD, Shard, ShardSet
 
 
 def quiet(*_):

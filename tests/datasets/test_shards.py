@@ -11,7 +11,7 @@ from harness.datasets.tree import ImageTree
 from harness.errors import DiskError
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.index import RECORD, ShardSet, index_path
+from loaders.records.shards.index import RECORD, ShardSet, index_path
 
 
 @pytest.fixture

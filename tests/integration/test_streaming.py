@@ -18,7 +18,7 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link import COMPUTE_ADDRESS, STORAGE_ADDRESS, Link, open_link
 from loaders.base import Samples
-from loaders.streaming.shards.convert import convert
+from loaders.records.shards.convert import convert
 
 pytestmark = [
     pytest.mark.process,
@@ -33,7 +33,7 @@ STORAGE, COMPUTE = (f"jf-test{os.getpid():x}-{role}" for role in ("storage", "co
 EPOCH = """
 import sys, json
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.planner import plan_epoch
+from loaders.records.planner import plan_epoch
 with StreamClient(sys.argv[1], streams=2, timeout_s=20, warm_bytes=2**20) as client:
     print("connected", flush=True)
     ids = []

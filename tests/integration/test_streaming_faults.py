@@ -29,8 +29,8 @@ from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link import INTERFACE, STORAGE_ADDRESS, open_link
 from loaders.base import Samples
+from loaders.records.shards.convert import convert
 from loaders.streaming.keys import make_keys
-from loaders.streaming.shards.convert import convert
 
 pytestmark = pytest.mark.process
 

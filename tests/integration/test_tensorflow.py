@@ -19,12 +19,12 @@ from PIL import Image
 
 from loaders.base import Samples
 from loaders.errors import ShardError
-from loaders.streaming.planner import plan_epoch
+from loaders.records.planner import plan_epoch
+from loaders.records.shards.convert import audio_folder, coco, convert, convert_source, image_tree, numpy_volumes
+from loaders.records.shards.index import ShardSet
+from loaders.records.shards.indexer import Features, index_folder, verify_folder
+from loaders.records.shards.tfrecord import read_records
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.shards.convert import audio_folder, coco, convert, convert_source, image_tree, numpy_volumes
-from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.indexer import Features, index_folder, verify_folder
-from loaders.streaming.shards.tfrecord import read_records
 
 pytestmark = pytest.mark.process
 

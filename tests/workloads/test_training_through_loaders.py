@@ -65,7 +65,7 @@ def source(request, coloured, tmp_path):
     if request.getfixturevalue("name") != "streaming":
         yield {"samples": coloured}
         return
-    from loaders.streaming.shards.convert import convert
+    from loaders.records.shards.convert import convert
 
     shards = convert(coloured, Path(tmp_path) / "shards", key="coloured", seed=0)
     serve = [sys.executable, "-m", "loaders.streaming", "serve", "--until-eof", "--root", str(shards)]

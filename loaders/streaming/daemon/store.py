@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from energymon.system.closing import Closing
 from loaders.errors import ShardError, WireError
+from loaders.records.planner import Slice
+from loaders.records.shards.index import MANIFEST, ShardSet, check_content, index_path, list_shards
+from loaders.records.shards.mixing import measure_mixing
+from loaders.records.shards.tfrecord import count_intact
 from loaders.streaming.daemon.mapped_file import Pages, are_resident, map_file
-from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
-from loaders.streaming.shards.index import MANIFEST, ShardSet, check_content, index_path, list_shards
-from loaders.streaming.shards.mixing import measure_mixing
-from loaders.streaming.shards.tfrecord import count_intact
 
 _Ints = npt.NDArray[np.int64]
 _REMEDY = "restore it and restart the daemon, which serves the other shards meanwhile"

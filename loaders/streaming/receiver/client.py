@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from loaders.streaming.planner import BatchPlan, EpochPlan, plan_epoch
+from loaders.records.planner import BatchPlan, EpochPlan, plan_epoch
 from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.connections import DaemonConnections
 from loaders.streaming.receiver.fetch import Fetch, check_window

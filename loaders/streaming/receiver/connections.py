@@ -21,6 +21,7 @@ import zmq
 from energymon.system.closing import Closing
 from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, LoaderError, NoAnswerError, StreamError
+from loaders.records.shards.mixing import Mixing
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.growth import (
     AUTO_MAX_STREAMS,
@@ -33,7 +34,6 @@ from loaders.streaming.receiver.growth import (
 from loaders.streaming.receiver.remote_daemon import Placement, RemoteDaemon
 from loaders.streaming.receiver.session import DaemonSession, keep_freed_memory
 from loaders.streaming.receiver.stream import Stream, check_endpoint
-from loaders.streaming.shards.mixing import Mixing
 
 Endpoints: TypeAlias = str | Sequence[str | Sequence[str]]
 """One daemon or several; an inner list names replicas."""

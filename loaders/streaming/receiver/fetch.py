@@ -13,7 +13,8 @@ import zmq
 
 from loaders.arguments import as_number, as_whole
 from loaders.errors import LoaderConfigError, StreamError, WireError
-from loaders.streaming.planner import BatchPlan
+from loaders.records.planner import BatchPlan
+from loaders.records.raw_batch import RawBatch
 from loaders.streaming.protocol import MAX_SLICES, BatchHeader, Damaged, Refusal
 from loaders.streaming.receiver.batch import (
     ArrivalOrder,
@@ -21,7 +22,6 @@ from loaders.streaming.receiver.batch import (
     BatchOrder,
     DeliveryOrder,
     PlanOrder,
-    RawBatch,
 )
 from loaders.streaming.receiver.connections import DaemonConnections, Interrupted
 from loaders.streaming.receiver.growth import MAX_PREFETCH, Prefetch

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from loaders.errors import StreamError
-from loaders.streaming.planner import Slice
+from loaders.records.planner import Slice
 from loaders.streaming.protocol import Catalog, Shard
 from loaders.streaming.receiver.session import DaemonSession
 from loaders.streaming.receiver.stream import Stream

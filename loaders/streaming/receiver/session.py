@@ -16,8 +16,9 @@ import zmq
 from energymon.system.closing import Closing
 from loaders.arguments import check_seconds
 from loaders.errors import NoAnswerError, StreamError, WireError
+from loaders.records.planner import Slice
+from loaders.records.shards.mixing import Mixing
 from loaders.streaming.keys import load_client_keys
-from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import (
     MAX_PADDING,
     Buffer,
@@ -36,7 +37,6 @@ from loaders.streaming.protocol import (
     unpack_answer,
 )
 from loaders.streaming.receiver.stream import Stream, check_endpoint
-from loaders.streaming.shards.mixing import Mixing
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2

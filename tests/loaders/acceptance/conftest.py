@@ -25,7 +25,7 @@ from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
-from loaders.streaming.shards.convert import convert
+from loaders.records.shards.convert import convert
 
 ALL = ("image", "segmentation", "detection", "speech")
 COUNT = 13

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from loaders.base import Samples
+from loaders.records.shards.convert import convert
+from loaders.records.shards.index import RECORD, save_index, save_manifest
+from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.keys import make_keys
-from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import RECORD, save_index, save_manifest
-from loaders.streaming.shards.tfrecord import write_record
 
 SAMPLES = 61
 """A prime, so that no batch size divides it."""

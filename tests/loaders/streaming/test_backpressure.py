@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from loaders.streaming.planner import Slice
+from loaders.records.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Get, WireFormat, pack, unpack_answer
 from loaders.streaming.receiver.session import DaemonSession, health
 

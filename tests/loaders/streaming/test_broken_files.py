@@ -15,11 +15,11 @@ from PIL import Image
 
 from loaders.base import Samples
 from loaders.errors import SampleError
+from loaders.records.shards.convert import convert, convert_source, image_tree, job, numpy_volumes
+from loaders.records.shards.convert.shard import ShardTask, Written, write_shard
+from loaders.records.shards.index import ShardSet
+from loaders.records.shards.indexer import verify_folder
 from loaders.streaming.__main__ import main
-from loaders.streaming.shards.convert import convert, convert_source, image_tree, job, numpy_volumes
-from loaders.streaming.shards.convert.shard import ShardTask, Written, write_shard
-from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.indexer import verify_folder
 
 BROKEN = ("a/03.jpg", "b/11.jpg", "b/19.jpg")
 

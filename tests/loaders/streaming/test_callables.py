@@ -18,8 +18,8 @@ from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError
 from loaders.pipeline import Item
 from loaders.pipelines.callables import CallablePipeline, as_pipeline
+from loaders.records.shards.convert import convert
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.shards.convert import convert
 from loaders.streaming.torch_data import StreamDataset
 
 pytestmark = pytest.mark.process

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
+from loaders.records.planner import plan_epoch
+from loaders.records.shards.convert import convert
 from loaders.streaming.checkpoint import Checkpoint
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.planner import plan_epoch
-from loaders.streaming.shards.convert import convert
 
 pytestmark = pytest.mark.process
 

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 
 from loaders.errors import LoaderConfigError
+from loaders.records.shards.classes import load_classes
+from loaders.records.shards.convert import audio_folder, coco, convert_source, numpy_volumes
+from loaders.records.shards.example import decode_example
+from loaders.records.shards.index import ShardSet
+from loaders.records.shards.tfrecord import read_records
 from loaders.streaming.__main__ import main
-from loaders.streaming.shards.classes import load_classes
-from loaders.streaming.shards.convert import audio_folder, coco, convert_source, numpy_volumes
-from loaders.streaming.shards.example import decode_example
-from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.tfrecord import read_records
 
 
 def _tree(root: Path, classes: str) -> Path:

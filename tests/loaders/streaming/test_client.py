@@ -19,7 +19,9 @@ import zmq
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, StreamError, WireError
-from loaders.streaming.planner import BatchPlan, Slice, plan_epoch
+from loaders.records.planner import BatchPlan, Slice, plan_epoch
+from loaders.records.raw_batch import RawBatch
+from loaders.records.shards.convert import convert
 from loaders.streaming.protocol import (
     MAX_SLICES,
     BatchHeader,
@@ -34,10 +36,8 @@ from loaders.streaming.protocol import (
     pack,
     unpack_request,
 )
-from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.session import health
-from loaders.streaming.shards.convert import convert
 
 pytestmark = pytest.mark.process
 

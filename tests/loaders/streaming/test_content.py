@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from loaders.errors import LoaderConfigError, ShardError, StreamError
+from loaders.records.shards.convert import convert_source, numpy_volumes
+from loaders.records.shards.example import encode_example
+from loaders.records.shards.index import RECORD, ShardSet
+from loaders.records.shards.indexer import index_folder
+from loaders.records.shards.output import OutputError
+from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.loader import StreamingLoader
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.shards.convert import convert_source, numpy_volumes
-from loaders.streaming.shards.example import encode_example
-from loaders.streaming.shards.index import RECORD, ShardSet
-from loaders.streaming.shards.indexer import index_folder
-from loaders.streaming.shards.output import OutputError
-from loaders.streaming.shards.tfrecord import write_record
 
 Start = Callable[..., Any]
 SAMPLES = 96

@@ -9,10 +9,10 @@ import pytest
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, ShardError
-from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.example import decode_example
-from loaders.streaming.shards.index import RECORD, ShardSet, index_path
-from loaders.streaming.shards.tfrecord import check_record, read_records
+from loaders.records.shards.convert import convert
+from loaders.records.shards.example import decode_example
+from loaders.records.shards.index import RECORD, ShardSet, index_path
+from loaders.records.shards.tfrecord import check_record, read_records
 
 
 def _ids(root: Path) -> list[int]:

@@ -21,8 +21,8 @@ from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
+from loaders.records.shards.convert import SampleListing, audio_folder, coco, convert_source, numpy_volumes
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.shards.convert import SampleListing, audio_folder, coco, convert_source, numpy_volumes
 
 pytestmark = pytest.mark.process
 

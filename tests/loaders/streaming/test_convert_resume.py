@@ -18,10 +18,10 @@ import pytest
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, SampleError, WorkerError
-from loaders.streaming.shards.convert import convert, convert_source, image_tree
-from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.indexer import verify_folder
-from loaders.streaming.shards.output import OutputError, run_tasks
+from loaders.records.shards.convert import convert, convert_source, image_tree
+from loaders.records.shards.index import ShardSet
+from loaders.records.shards.indexer import verify_folder
+from loaders.records.shards.output import OutputError, run_tasks
 
 pytestmark = pytest.mark.process
 

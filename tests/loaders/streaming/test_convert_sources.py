@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from loaders.errors import LoaderConfigError, LoaderError, SampleError
-from loaders.streaming.shards.convert import (
+from loaders.records.shards.convert import (
     SampleListing,
     audio_folder,
     coco,
@@ -22,10 +22,10 @@ from loaders.streaming.shards.convert import (
     image_tree,
     numpy_volumes,
 )
-from loaders.streaming.shards.example import Feature, decode_example
-from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.indexer import verify_folder
-from loaders.streaming.shards.tfrecord import read_records
+from loaders.records.shards.example import Feature, decode_example
+from loaders.records.shards.index import ShardSet
+from loaders.records.shards.indexer import verify_folder
+from loaders.records.shards.tfrecord import read_records
 
 
 def _picture(kind: str = "JPEG", seed: int = 0) -> bytes:

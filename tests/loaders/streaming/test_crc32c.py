@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from loaders.streaming.shards.tfrecord import masked_crc32c
+from loaders.records.shards.tfrecord import masked_crc32c
 
 
 def _unmasked(masked: int) -> int:

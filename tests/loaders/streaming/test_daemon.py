@@ -16,11 +16,11 @@ import pytest
 import zmq
 
 from loaders.base import Samples
-from loaders.streaming.planner import Slice, plan_epoch
+from loaders.records.planner import Slice, plan_epoch
+from loaders.records.shards.convert import convert
+from loaders.records.shards.index import MANIFEST, index_path
 from loaders.streaming.protocol import Catalog, Get, Hello, Refusal, pack, unpack_answer
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import MANIFEST, index_path
 
 pytestmark = pytest.mark.process
 

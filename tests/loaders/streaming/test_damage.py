@@ -14,8 +14,8 @@ import pytest
 
 from loaders.base import Samples
 from loaders.errors import StreamError
+from loaders.records.shards.index import ShardSet
 from loaders.streaming import StreamingLoader
-from loaders.streaming.shards.index import ShardSet
 
 pytestmark = pytest.mark.process
 

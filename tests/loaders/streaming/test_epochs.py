@@ -16,9 +16,10 @@ import torch
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError
 from loaders.image import ImageTransform
+from loaders.records.planner import BatchPlan, Slice
+from loaders.records.raw_batch import RawBatch
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.planner import BatchPlan, Slice
-from loaders.streaming.receiver.batch import ArrivalOrder, RawBatch
+from loaders.streaming.receiver.batch import ArrivalOrder
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.remote_daemon import RemoteDaemon
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.errors import ShardError
-from loaders.streaming.shards.example import ExampleView, Feature, decode_example, encode_example, encode_head
+from loaders.records.shards.example import ExampleView, Feature, decode_example, encode_example, encode_head
 
 _INT64 = st.integers(-(2**63), 2**63 - 1)
 _FLOAT32 = st.floats(width=32, allow_nan=False)

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import zmq
 
-from loaders.streaming.planner import Slice
+from loaders.records.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Hello, pack
 from loaders.streaming.receiver.session import DaemonSession, health
 

@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, ShardError
+from loaders.records.decoding.received import ReceivedSamples, read_rows
+from loaders.records.shards.example import Feature, encode_example
+from loaders.records.shards.index import RECORD, ShardSet, index_path
+from loaders.records.shards.indexer import Features, index_folder, verify_folder
+from loaders.records.shards.output import OutputError
+from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.__main__ import main
-from loaders.streaming.decoding.received import ReceivedSamples, read_rows
 from loaders.streaming.receiver.client import StreamClient
-from loaders.streaming.shards.example import Feature, encode_example
-from loaders.streaming.shards.index import RECORD, ShardSet, index_path
-from loaders.streaming.shards.indexer import Features, index_folder, verify_folder
-from loaders.streaming.shards.output import OutputError
-from loaders.streaming.shards.tfrecord import write_record
 
 
 def _shard(path: Path, *examples: dict[str, Feature]) -> Path:
@@ -232,7 +232,7 @@ def test_a_folder_that_cannot_be_written_says_what_to_do(
     def refused(path: object, *_: object) -> int:
         raise OSError(errno.EROFS, "Read-only file system", str(path))
 
-    monkeypatch.setattr("loaders.streaming.shards.output.os.open", refused)
+    monkeypatch.setattr("loaders.records.shards.output.os.open", refused)
     assert main(["index", "--root", str(tmp_path)]) == 2
     assert "--out" in capsys.readouterr().err
 
@@ -383,7 +383,7 @@ def test_the_commands_index_and_verify_and_tell_what_is_wrong(tmp_path: Path) ->
 
 @pytest.mark.process
 def test_the_commands_import_nothing_heavy_before_they_run() -> None:
-    code = "import loaders.streaming.shards.commands, sys; print([m for m in sys.modules])"
+    code = "import loaders.records.shards.commands, sys; print([m for m in sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not any(f"'{name}'" in loaded for name in ("torch", "nvidia", "rich", "pyarrow", "numpy", "PIL"))
 
@@ -391,8 +391,8 @@ def test_the_commands_import_nothing_heavy_before_they_run() -> None:
 @pytest.mark.process
 def test_the_converter_imports_no_engine() -> None:
     code = (
-        "import sys, loaders.streaming.shards.convert, loaders.streaming.shards.indexer;"
-        "import loaders.streaming.shards.indexer;"
+        "import sys, loaders.records.shards.convert, loaders.records.shards.indexer;"
+        "import loaders.records.shards.indexer;"
         "print([m for m in sys.modules])"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -16,8 +16,8 @@ import pytest
 import zmq
 
 from loaders.errors import LoaderConfigError, StreamError
+from loaders.records.planner import Slice
 from loaders.streaming.keys import load_client_keys, load_daemon_keys, make_keys
-from loaders.streaming.planner import Slice
 from loaders.streaming.protocol import BatchHeader, Get, Health, Hello, Warm, pack
 from loaders.streaming.receiver.session import DaemonSession, health
 

@@ -14,8 +14,8 @@ import torch
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, StreamError
 from loaders.image import ImageTransform
+from loaders.records.shards.convert import convert
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.shards.convert import convert
 
 pytestmark = pytest.mark.process
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaders.records.shards.example import encode_example
+from loaders.records.shards.index import MANIFEST, ShardSet
+from loaders.records.shards.mixing import Mixing, measure_mixing
+from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.__main__ import main
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.shards.example import encode_example
-from loaders.streaming.shards.index import MANIFEST, ShardSet
-from loaders.streaming.shards.mixing import Mixing, measure_mixing
-from loaders.streaming.shards.tfrecord import write_record
 
 CLASSES, RECORDS = 100, 6000
 FULL = 27.57

@@ -21,11 +21,11 @@ import torch
 from loaders.base import Batch, Samples
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, SampleTimeoutError, StreamError
 from loaders.pipeline import Pipeline, load_item
+from loaders.records.shards.convert import convert
+from loaders.records.shards.index import ShardSet
+from loaders.records.shards.indexer import verify_folder
+from loaders.records.shards.tfrecord import HEADER_BYTES
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.indexer import verify_folder
-from loaders.streaming.shards.tfrecord import HEADER_BYTES
 
 pytestmark = pytest.mark.process
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.planner import BatchPlan, EpochPlan, plan_epoch
+from loaders.records.planner import BatchPlan, EpochPlan, plan_epoch
 
 counts = st.lists(st.integers(1, 40), min_size=1, max_size=6)
 drawn = st.fixed_dictionaries(

@@ -30,7 +30,7 @@ def _loader(endpoint: str, **changed: object) -> StreamingLoader:
 
 def _workers(process: psutil.Process | None = None) -> list[psutil.Process]:
     children = (process or psutil.Process()).children()
-    return [child for child in children if "loaders.streaming.decoding.worker" in " ".join(child.cmdline())]
+    return [child for child in children if "loaders.records.decoding.worker" in " ".join(child.cmdline())]
 
 
 def _gone(processes: list[psutil.Process]) -> bool:

@@ -10,7 +10,8 @@ import pytest
 import zmq
 
 from loaders.errors import StreamError, WireError
-from loaders.streaming.planner import Slice
+from loaders.records.planner import Slice
+from loaders.records.shards.index import ShardSet
 from loaders.streaming.protocol import (
     BatchHeader,
     Catalog,
@@ -25,7 +26,6 @@ from loaders.streaming.protocol import (
     unpack_request,
 )
 from loaders.streaming.receiver.session import DaemonSession, health
-from loaders.streaming.shards.index import ShardSet
 
 pytestmark = pytest.mark.process
 

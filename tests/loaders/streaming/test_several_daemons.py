@@ -16,12 +16,12 @@ import pytest
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.image import ImageTransform
+from loaders.records.raw_batch import RawBatch
+from loaders.records.shards.convert import convert
+from loaders.records.shards.index import index_path, save_manifest
 from loaders.streaming.loader import StreamingLoader
-from loaders.streaming.receiver.batch import RawBatch
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
-from loaders.streaming.shards.convert import convert
-from loaders.streaming.shards.index import index_path, save_manifest
 
 pytestmark = pytest.mark.process
 

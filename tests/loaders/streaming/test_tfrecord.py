@@ -11,8 +11,8 @@ from nvidia.dali import fn, pipeline_def, tfrecord
 
 from loaders.base import Samples
 from loaders.errors import ShardError
-from loaders.streaming.shards.index import ShardSet
-from loaders.streaming.shards.tfrecord import (
+from loaders.records.shards.index import ShardSet
+from loaders.records.shards.tfrecord import (
     check_record,
     count_intact,
     masked_crc32c,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from loaders.errors import StreamError
+from loaders.records.planner import BatchPlan, Slice
 from loaders.streaming import StreamClient
-from loaders.streaming.planner import BatchPlan, Slice
 
 pytestmark = pytest.mark.process
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loaders.errors import WireError
-from loaders.streaming.planner import Slice
+from loaders.records.planner import Slice
 from loaders.streaming.protocol import (
     MAX_PADDING,
     MAX_SLICES,

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.classes import Classes
-from loaders.streaming.shards.convert.listing import (
+from loaders.records.shards.classes import Classes
+from loaders.records.shards.convert.listing import (
     Broken,
     Content,
     Item,
@@ -21,7 +21,7 @@ from loaders.streaming.shards.convert.listing import (
     read_file,
     read_regular,
 )
-from loaders.streaming.shards.example import Feature
+from loaders.records.shards.example import Feature
 
 if TYPE_CHECKING:
     from loaders.base import Samples
@@ -193,7 +193,7 @@ def list_samples(samples: Samples) -> SampleListing:
 
     Raises LoaderConfigError naming a column that a record cannot hold.
     """
-    from loaders.streaming.shards.columns import FILE_SUFFIX, to_storable  # with Arrow, which Samples has anyway
+    from loaders.records.shards.columns import FILE_SUFFIX, to_storable  # with Arrow, which Samples has anyway
 
     columns = to_storable(samples.columns)
     beside = {name: column.to_pylist() for name, column in columns.items() if name.endswith(FILE_SUFFIX)}
@@ -217,7 +217,7 @@ def _features(path: str) -> tuple[str, str, str]:
 
 
 def _read_sample(payload_name: str, root: Path, item: Item, sample_id: int) -> Content:
-    from loaders.streaming.shards.columns import name_file_feature
+    from loaders.records.shards.columns import name_file_feature
 
     payload = _content(root, item.name, sample_id)
     beside = {name_file_feature(column): _content(root, path, sample_id) for column, path in item.files.items()}

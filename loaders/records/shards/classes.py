@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loaders.arguments import as_whole
 from loaders.errors import LoaderConfigError, ShardError
-from loaders.streaming.shards.index import MANIFEST, load_manifest, write_atomically
+from loaders.records.shards.index import MANIFEST, load_manifest, write_atomically
 
 CLASSES = "classes.json"
 """The file in a shard folder: one JSON object, from the name of a class to its label."""

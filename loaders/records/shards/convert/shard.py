@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError, ShardError
-from loaders.streaming.shards.convert.listing import Broken, Content, Item, SampleListing
-from loaders.streaming.shards.example import Feature, encode_head
-from loaders.streaming.shards.index import RECORD, save_index, write_atomically
-from loaders.streaming.shards.tfrecord import HEADER_BYTES, write_record
+from loaders.records.shards.convert.listing import Broken, Content, Item, SampleListing
+from loaders.records.shards.example import Feature, encode_head
+from loaders.records.shards.index import RECORD, save_index, write_atomically
+from loaders.records.shards.tfrecord import HEADER_BYTES, write_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -113,7 +113,7 @@ def _head(task: ShardTask, row: int, item: Item, sample_id: int, content: Conten
 def _columns(task: ShardTask, row: int) -> dict[str, Feature]:
     if not task.columns:
         return {}
-    from loaders.streaming.shards.columns import encode_row
+    from loaders.records.shards.columns import encode_row
 
     return encode_row(task.columns, row)
 
@@ -215,7 +215,7 @@ def _largest_columns(source: SampleListing) -> npt.NDArray[np.int64]:
     nbytes = np.zeros(len(source.items), np.int64)
     if not source.columns:
         return nbytes
-    from loaders.streaming.shards.columns import bound_value_bytes
+    from loaders.records.shards.columns import bound_value_bytes
 
     for name, column in source.columns.items():
         # Its name stands in the list of columns, at its values, its lengths and its file.

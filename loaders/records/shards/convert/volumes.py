@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, SampleError
-from loaders.streaming.shards.classes import Classes
-from loaders.streaming.shards.convert.listing import (
+from loaders.records.shards.classes import Classes
+from loaders.records.shards.convert.listing import (
     Broken,
     Content,
     Item,
@@ -26,7 +26,7 @@ from loaders.streaming.shards.convert.listing import (
     list_tree,
     make_item,
 )
-from loaders.streaming.shards.example import MAX_EXAMPLE_BYTES, Feature
+from loaders.records.shards.example import MAX_EXAMPLE_BYTES, Feature
 
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, SyntaxError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 _SCALAR_BYTES = 1024
@@ -60,7 +60,7 @@ def numpy_volumes(root: Path, *, classes: Classes | None = None, broken: list[Br
         return source
     import pyarrow as pa
 
-    from loaders.streaming.shards.columns import LABELS
+    from loaders.records.shards.columns import LABELS
 
     # By this column a pipeline finds the labels of a volume.
     return replace(source, columns={LABELS: pa.array([item.companion for item in items], pa.string())})

@@ -16,9 +16,9 @@ import torch
 
 from loaders.errors import SampleError
 from loaders.pipeline import Item, Pipeline
+from loaders.records.decoding.received import ReceivedSamples, Row
 from loaders.shared.processor import SampleProcessor
 from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
-from loaders.streaming.decoding.received import ReceivedSamples, Row
 
 _ALIGNED: Final = 64
 

@@ -22,14 +22,14 @@ from energymon.system.child import GRACE_S, Child
 from loaders.errors import LoaderConfigError, LoaderError, SampleError, WorkerError
 from loaders.options import OnError
 from loaders.pipeline import Pipeline, StageTimes, stage_name
+from loaders.records.decoding.decoder import LOOKAHEAD, Outcome, collate_batch
+from loaders.records.decoding.received import ReceivedSamples, read_rows
+from loaders.records.decoding.worker import Done, Job, JobResult, Part, SharedMemory, load
+from loaders.records.raw_batch import RawBatch
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.stall_monitor import MONITOR_BYTES, StallMonitor
-from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome, collate_batch
-from loaders.streaming.decoding.received import ReceivedSamples, read_rows
-from loaders.streaming.decoding.worker import Done, Job, JobResult, Part, SharedMemory, load
-from loaders.streaming.receiver.batch import RawBatch
 
-_WORKER: Final = "from loaders.streaming.decoding.worker import main; main()"
+_WORKER: Final = "from loaders.records.decoding.worker import main; main()"
 """What a decoding process runs: as a module of its own name, so that both sides pickle the same classes."""
 _POLLS: Final = 4
 """How often within `timeout_s` the workers are looked at."""

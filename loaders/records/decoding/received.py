@@ -13,10 +13,10 @@ import numpy as np
 
 from loaders.errors import ShardError, WireError
 from loaders.pipeline import UndecodableError
-from loaders.streaming.receiver.batch import RawBatch
-from loaders.streaming.shards.columns import LABELS, ReadColumns, name_file_feature
-from loaders.streaming.shards.example import ExampleView
-from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from loaders.records.raw_batch import RawBatch
+from loaders.records.shards.columns import LABELS, ReadColumns, name_file_feature
+from loaders.records.shards.example import ExampleView
+from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa

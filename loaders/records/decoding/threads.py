@@ -13,11 +13,11 @@ import torch
 from loaders.errors import LoaderError, SampleError
 from loaders.options import OnError
 from loaders.pipeline import Pipeline
+from loaders.records.decoding.decoder import Outcome, collate_batch
+from loaders.records.decoding.received import ReceivedSamples, read_rows
+from loaders.records.raw_batch import RawBatch
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
 from loaders.shared.threads import DaemonThreads, thread_number
-from loaders.streaming.decoding.decoder import Outcome, collate_batch
-from loaders.streaming.decoding.received import ReceivedSamples, read_rows
-from loaders.streaming.receiver.batch import RawBatch
 
 _POLLS: Final = 4
 """How often within `timeout_s` the threads are looked at."""

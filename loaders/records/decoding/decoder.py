@@ -9,9 +9,9 @@ import torch
 
 from loaders.base import Batch
 from loaders.pipeline import Tensors
+from loaders.records.decoding.received import ReceivedSamples
+from loaders.records.raw_batch import RawBatch
 from loaders.shared.processor import Failed, Loaded, SampleProcessor
-from loaders.streaming.decoding.received import ReceivedSamples
-from loaders.streaming.receiver.batch import RawBatch
 
 LOOKAHEAD = 2
 """Batches in decoding at once: one more than is needed, so that no thread waits between two."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from loaders.errors import LoaderConfigError, ShardError
-from loaders.streaming.shards.example import ExampleView, Feature
+from loaders.records.shards.example import ExampleView, Feature
 
 FILE_SUFFIX: Final = "_path"
 """Ends the names of columns with the paths of further files."""

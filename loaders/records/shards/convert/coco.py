@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.shards.classes import Classes, assign_labels
-from loaders.streaming.shards.convert.folders import read_image
-from loaders.streaming.shards.convert.listing import Broken, Item, SampleListing, make_item, source_folder, try_item
-from loaders.streaming.shards.example import Feature
+from loaders.records.shards.classes import Classes, assign_labels
+from loaders.records.shards.convert.folders import read_image
+from loaders.records.shards.convert.listing import Broken, Item, SampleListing, make_item, source_folder, try_item
+from loaders.records.shards.example import Feature
 
 if TYPE_CHECKING:  # which takes long to import
     import pyarrow as pa

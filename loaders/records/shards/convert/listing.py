@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.errors import LoaderConfigError, LoaderError, SampleError
-from loaders.streaming.shards.classes import Classes, assign_labels
-from loaders.streaming.shards.example import Feature
+from loaders.records.shards.classes import Classes, assign_labels
+from loaders.records.shards.example import Feature
 
 if TYPE_CHECKING:  # only a source with columns needs it
     import pyarrow as pa

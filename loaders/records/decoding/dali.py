@@ -13,10 +13,10 @@ from loaders.base import Batch
 from loaders.errors import LoaderError, SampleError
 from loaders.image import ImageTransform, decode
 from loaders.pipeline import UndecodableError
+from loaders.records.decoding.decoder import LOOKAHEAD, Outcome
+from loaders.records.decoding.received import read_rows
+from loaders.records.raw_batch import RawBatch
 from loaders.shared.dali_images import DALI_IMAGE_NOTE, dali_transform, device_index
-from loaders.streaming.decoding.decoder import LOOKAHEAD, Outcome
-from loaders.streaming.decoding.received import read_rows
-from loaders.streaming.receiver.batch import RawBatch
 
 if TYPE_CHECKING:
     from nvidia.dali.pipeline import Pipeline

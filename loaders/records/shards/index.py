@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from loaders.errors import ShardError
 from loaders.npy import load_npy
-from loaders.streaming.shards.mixing import Mixing, measure_mixing
+from loaders.records.shards.mixing import Mixing, measure_mixing
 
 RECORD = np.dtype(
     [

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loaders.errors import SampleError, ShardError
-from loaders.streaming.shards.classes import save_classes
-from loaders.streaming.shards.convert.listing import Broken, SampleListing
-from loaders.streaming.shards.convert.shard import ShardTask, hash_listing, plan_shards, skipped_path, write_shard
-from loaders.streaming.shards.index import MANIFEST, load_index, read_key, save_manifest, write_atomically
-from loaders.streaming.shards.output import OutputError, check_workers, exclusive_lock, run_tasks
+from loaders.records.shards.classes import save_classes
+from loaders.records.shards.convert.listing import Broken, SampleListing
+from loaders.records.shards.convert.shard import ShardTask, hash_listing, plan_shards, skipped_path, write_shard
+from loaders.records.shards.index import MANIFEST, load_index, read_key, save_manifest, write_atomically
+from loaders.records.shards.output import OutputError, check_workers, exclusive_lock, run_tasks
 
 SKIPPED = "skipped.json"
 """The file of a shard folder that lists the samples that were left out."""

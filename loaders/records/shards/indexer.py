@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, ShardError
-from loaders.streaming.shards.example import ExampleView, Feature
-from loaders.streaming.shards.index import (
+from loaders.records.shards.example import ExampleView, Feature
+from loaders.records.shards.index import (
     MANIFEST,
     RECORD,
     ShardSet,
@@ -26,8 +26,8 @@ from loaders.streaming.shards.index import (
     save_index,
     save_manifest,
 )
-from loaders.streaming.shards.output import OutputError, exclusive_lock, run_tasks
-from loaders.streaming.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
+from loaders.records.shards.output import OutputError, exclusive_lock, run_tasks
+from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, read_records
 
 PATTERNS = ("*.tfrecord", "*.tfrecords", "*.tfrec", "*.tfrecord-*", "*-of-*")
 """Names of TFRecord files."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from loaders.streaming.shards.convert import SampleListing
+    from loaders.records.shards.convert import SampleListing
 
 
 @contextmanager
@@ -123,8 +123,8 @@ def add_commands(commands: Commands) -> None:
 
 def _convert(arguments: argparse.Namespace) -> None:
     from loaders.errors import LoaderConfigError
-    from loaders.streaming.shards.convert import convert_source
-    from loaders.streaming.shards.output import OutputError
+    from loaders.records.shards.convert import convert_source
+    from loaders.records.shards.output import OutputError
 
     if arguments.shard_mib < 1:
         raise LoaderConfigError(f"--shard-mib {arguments.shard_mib}: expected 1 or more")
@@ -162,8 +162,8 @@ def _convert(arguments: argparse.Namespace) -> None:
 
 def _source(arguments: argparse.Namespace) -> SampleListing:
     from loaders.errors import LoaderConfigError
-    from loaders.streaming.shards.classes import load_classes
-    from loaders.streaming.shards.convert import KINDS, coco
+    from loaders.records.shards.classes import load_classes
+    from loaders.records.shards.convert import KINDS, coco
 
     root = arguments.source.absolute()
     if arguments.classes is not None and arguments.own_classes:
@@ -177,9 +177,9 @@ def _source(arguments: argparse.Namespace) -> SampleListing:
 
 
 def _index(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.shards.index import list_shards
-    from loaders.streaming.shards.indexer import Features, index_folder
-    from loaders.streaming.shards.output import output_errors
+    from loaders.records.shards.index import list_shards
+    from loaders.records.shards.indexer import Features, index_folder
+    from loaders.records.shards.output import output_errors
 
     features = Features(arguments.payload_feature, arguments.label_feature, arguments.id_feature)
     root, out = arguments.root.absolute(), arguments.out and arguments.out.absolute()
@@ -201,8 +201,8 @@ def _index(arguments: argparse.Namespace) -> None:
 
 def _mixed(root: Path) -> str:
     """Return the text for shards that are sorted by class, "" for others."""
-    from loaders.streaming.shards.index import load_manifest
-    from loaders.streaming.shards.mixing import BATCH, ENOUGH, SLICE_RECORDS, Mixing
+    from loaders.records.shards.index import load_manifest
+    from loaders.records.shards.mixing import BATCH, ENOUGH, SLICE_RECORDS, Mixing
 
     mixing = Mixing.of(load_manifest(root).get("mixing"))
     if mixing is None or mixing.usual >= ENOUGH * mixing.shuffled:
@@ -215,7 +215,7 @@ def _mixed(root: Path) -> str:
 
 
 def _verify(arguments: argparse.Namespace) -> None:
-    from loaders.streaming.shards.indexer import verify_folder
+    from loaders.records.shards.indexer import verify_folder
 
     began = time.monotonic()
     with progress_bar("verifying") as progress:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.arguments import as_number, as_whole
-from loaders.streaming.planner import plan_epoch
+from loaders.records.planner import plan_epoch
 
 SLICE_RECORDS: Final = 8
 SHUFFLE_WINDOW: Final = 0

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.shards.classes import check_splits
-from loaders.streaming.shards.convert.coco import coco
-from loaders.streaming.shards.convert.folders import audio_folder, image_tree, list_samples
-from loaders.streaming.shards.convert.job import SKIPPED, broken_error, key_of_skipped, run_job
-from loaders.streaming.shards.convert.listing import Broken, SampleListing
-from loaders.streaming.shards.convert.shard import hash_content, hash_listing
-from loaders.streaming.shards.convert.volumes import numpy_volumes
-from loaders.streaming.shards.index import MANIFEST, load_manifest, read_key
-from loaders.streaming.shards.output import OutputError, output_errors
+from loaders.records.shards.classes import check_splits
+from loaders.records.shards.convert.coco import coco
+from loaders.records.shards.convert.folders import audio_folder, image_tree, list_samples
+from loaders.records.shards.convert.job import SKIPPED, broken_error, key_of_skipped, run_job
+from loaders.records.shards.convert.listing import Broken, SampleListing
+from loaders.records.shards.convert.shard import hash_content, hash_listing
+from loaders.records.shards.convert.volumes import numpy_volumes
+from loaders.records.shards.index import MANIFEST, load_manifest, read_key
+from loaders.records.shards.output import OutputError, output_errors
 
 if TYPE_CHECKING:
     from loaders.base import Samples
@@ -141,7 +141,7 @@ def convert(
     """Write the samples, shuffled by `seed`, into TFRecord shards of at most `shard_bytes` and return `out`.
 
     A record has the sample's file, its row of the dataset's columns, and the further files of columns whose names end
-    in `_path` (`loaders.streaming.shards.columns`). A folder with this key stays as it
+    in `_path` (`loaders.records.shards.columns`). A folder with this key stays as it
     is, shards under another key are replaced. The folder appears whole or not at all, and readers of an older one keep
     their open files. `progress` is called with (samples done, samples in all).
 

@@ -13,9 +13,9 @@ from loaders.errors import LoaderConfigError
 from loaders.image import ImageTransform
 from loaders.options import OnError, check_on_error
 from loaders.pipeline import Pipeline, stage_name
-from loaders.streaming.decoding.decoder import Decoder
-from loaders.streaming.decoding.processes import ProcessDecoder
-from loaders.streaming.decoding.threads import TorchDecoder
+from loaders.records.decoding.decoder import Decoder
+from loaders.records.decoding.processes import ProcessDecoder
+from loaders.records.decoding.threads import TorchDecoder
 
 __all__ = ["Engine", "ErrorPolicy", "check_engine", "make_decoder"]
 
@@ -85,7 +85,7 @@ def make_decoder(
         return decoder(pipeline, seed=seed, device=device, workers=num_threads, on_error=on_error, timeout_s=timeout_s)
     assert isinstance(pipeline, ImageTransform)
     try:
-        from loaders.streaming.decoding.dali import DaliDecoder
+        from loaders.records.decoding.dali import DaliDecoder
     except ImportError as error:
         raise LoaderConfigError(f"decode=dali: DALI cannot be imported ({error}); use decode=torch") from error
     return DaliDecoder(pipeline, seed=seed, device=device, num_threads=num_threads, batch_size=batch_size)

@@ -1,0 +1,1 @@
+"""Samples as TFRecord records: shards of them, the order in which they are read, and what decodes them."""
