@@ -8,7 +8,7 @@ TESTS ?= tests
 # file share what they run, so they have one worker.
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-fast test-vm gpu-smoke lint server tensorflow ansible setup bench lock clean
+.PHONY: help run test test-fast test-vm gpu-smoke lint server minio tensorflow ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -16,7 +16,7 @@ help:              ## list the targets
 run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
 
-test: setup lint server tensorflow ansible ## set up, then lint and every test; TESTS=tests/loaders for some
+test: setup lint server minio tensorflow ansible ## set up, then lint and every test; TESTS=tests/loaders for some
 	PYTHONDONTWRITEBYTECODE= playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
@@ -38,6 +38,9 @@ lint: setup        ## ruff, mypy (strict), and the words, errors and arguments o
 
 server:            ## the InfluxDB server that tests run against: found, or built in a few minutes
 	playbooks/influxdb.sh >/dev/null
+
+minio:             ## the object store that tests run against: MinIO, found, or built in a few minutes
+	playbooks/minio.sh >/dev/null
 
 tensorflow: setup  ## the environment with TensorFlow that tests read shards with: found, or made in a minute
 	playbooks/tensorflow.sh >/dev/null

@@ -1,13 +1,13 @@
 # shellcheck shell=sh disable=SC2154
 # Sourced by the scripts that make an environment of their own, $home, for packages that ask for other versions than
-# this project's. $name is what their messages begin with.
+# this project's, and by those that build a server. $name is what their messages begin with.
 say() { echo "$name: $*" >&2; }
 fail() { say "$*"; exit 1; }
 
-# Waits until no other run makes the environment; the file is what all runs lock.
+# Waits until no other run makes the same; the file is what all runs lock.
 lock() {
   exec 9<"$1"
-  flock -n 9 || { say "another run is making the environment; waiting for it"; flock 9; }
+  flock -n 9 || { say "another run is making it; waiting for that run"; flock 9; }
 }
 
 # Makes the environment, empty, and installs what is named as for pip.
