@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from loaders.base import Batch
-from loaders.pipeline import StageTimes
-from loaders.records.decoding.decoder import LOOKAHEAD, Decoder
 from loaders.records.planner import BatchPlan, EpochPlan
 from loaders.records.raw_batch import RawBatch
-from loaders.shared.device import DeviceTransfer, InTransfer
-from loaders.shared.processor import Failed
 from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.client import StreamClient
 from loaders.streaming.receiver.fetch import Fetch
@@ -73,52 +65,6 @@ class Schedule:
             self._changed.notify_all()
 
 
-Item = TypeVar("Item")
-
-
-class Channel(Generic[Item]):
-    """Holds at most `capacity` items; the end, or the error that ended it, comes after the last one."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._items: deque[Item] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._error: BaseException | None = None
-
-    def put(self, item: Item) -> bool:
-        """Add an item once there is room; return whether anyone still wants items."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._items) < self._capacity)
-            if not self._closed:
-                self._items.append(item)
-                self._changed.notify_all()
-            return not self._closed
-
-    def get(self) -> Item | None:
-        """Return the next item once there is one, None at the end; raise the error that the channel ended with."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or bool(self._items))
-            if self._items:
-                item = self._items.popleft()
-                self._changed.notify_all()
-                return item
-            if self._error is not None:
-                raise self._error
-            return None
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Take no more items; those in the channel can still be taken, then `error` is raised."""
-        with self._changed:
-            if not self._closed:
-                self._closed, self._error = True, error
-            self._changed.notify_all()
-
-
-_READY_BATCHES = 2
-"""Decoded batches that wait for the training step."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fetching:
     """How batches are fetched."""
@@ -130,9 +76,6 @@ class Fetching:
     pieces: int
     verify: bool
     events: TimestampLogger | None
-    times: StageTimes
-    """`decode_wait`, in which the next decoded batch was waited for, and `consumer_wait`, in which decoded batches
-    waited, and nothing else was done, because nobody took them."""
 
     def start(self, schedule: Schedule) -> Fetch:
         """Start to fetch the planned batches."""
@@ -156,99 +99,28 @@ class Fetching:
         return raw
 
 
-class Numbered(NamedTuple):
-    """A batch of an epoch."""
-
-    planned: tuple[int, ...]
-    """Numbers of the planned batches that it is."""
-    batch: Batch | RawBatch | None
-    """None where every sample of it failed."""
-    failed: Sequence[Failed] = ()
-    """The samples that were left out of it."""
-
-
-class Raw:
-    """Hands batches on as they came, without a thread."""
+class Planned:
+    """The batches of a schedule, as they arrive."""
 
     def __init__(self, fetching: Fetching, schedule: Schedule) -> None:
         self.schedule = schedule
         self._fetching = fetching
         self._fetch = fetching.start(schedule)
 
-    def next(self) -> Numbered | None:
-        """Return the next batch with its numbers, None once it was stopped."""
-        raw = self._fetching.take(self._fetch, wait=True)
-        return None if raw is None else Numbered(raw.planned, raw)
+    def take(self, *, wait: bool) -> RawBatch | None:
+        """Return the next batch, None where it has not arrived; with `wait`, None where none is planned for now."""
+        return self._fetching.take(self._fetch, wait=wait)
 
-    def stop(self) -> None:
-        """Drop the requests under way; may be called twice."""
+    def wait(self) -> bool:
+        """Wait until more may be planned; return False once the schedule is closed."""
+        return self.schedule.wait()
+
+    def interrupt(self) -> None:
+        """End a `take` or a `wait` that another thread is in."""
+        self.schedule.close()
+        self._fetching.client.interrupt()
+
+    def close(self) -> None:
+        """Plan no more and drop the requests under way; may be called twice."""
         self.schedule.close()
         self._fetch.close()
-
-
-class Decoded:
-    """Fetches and decodes in a thread that keeps a few batches ready."""
-
-    def __init__(self, fetching: Fetching, schedule: Schedule, decoder: Decoder, transfer: DeviceTransfer) -> None:
-        self.schedule = schedule
-        self._fetching, self._decoder, self._transfer = fetching, decoder, transfer
-        self._ready: Channel[tuple[tuple[int, ...], InTransfer[Batch] | None, Sequence[Failed]]] = Channel(
-            _READY_BATCHES
-        )
-        self._fetch = fetching.start(schedule)
-        self._thread = threading.Thread(target=self._run, name="streaming-epoch", daemon=True)
-        self._thread.start()
-
-    def next(self) -> Numbered | None:
-        """Return the next batch with its numbers, None once it was stopped; raise what went wrong in the thread."""
-        item = self._ready.get()
-        if item is None:
-            return None
-        numbers, batch, failed = item
-        return Numbered(numbers, None if batch is None else batch.wait(), failed)
-
-    def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            self._pump()
-        except BaseException as caught:  # noqa: BLE001 - raised again in the thread that consumes
-            error = caught
-        finally:
-            self._fetch.close()
-            self._decoder.reset()
-            self._ready.close(error)
-
-    def _pump(self) -> None:
-        decoder, times = self._decoder, self._fetching.times
-        numbers: deque[tuple[int, ...]] = deque()
-        while True:
-            while decoder.pending < LOOKAHEAD:
-                # With a batch in decoding there is work to do, so a batch that has not arrived can wait.
-                raw = self._fetching.take(self._fetch, wait=not decoder.pending)
-                if raw is None:
-                    break
-                decoder.submit(raw)
-                numbers.append(raw.planned)
-            if decoder.pending:
-                began = time.perf_counter_ns()
-                batch, failed = decoder.collect()
-                moving = None if batch is None else self._transfer.start(batch)
-                decoded = times.add("decode_wait", began)
-                wanted = self._ready.put((numbers.popleft(), moving, failed))
-                times.add("consumer_wait", decoded)
-                if not wanted:
-                    return
-            elif not self.schedule.wait():
-                return
-
-    def stop(self) -> None:
-        """End the thread; may be called twice."""
-        self.schedule.close()
-        self._ready.close()
-        if self._thread.is_alive():
-            self._fetching.client.interrupt()
-        self._thread.join()
-
-
-Running: TypeAlias = Raw | Decoded
-"""One or more epochs under way."""

@@ -23,13 +23,14 @@ from loaders.options import LoaderKeywords, LoaderOptions, OnError, takes_option
 from loaders.pipeline import StageTimes
 from loaders.pipelines.callables import AnyTransform, as_pipeline
 from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
+from loaders.records.epochs import Decoded, Numbered, Raw, Running
 from loaders.records.planner import EpochPlan, count_share, plan_epoch
 from loaders.records.shards.mixing import BATCH, ENOUGH, SHUFFLE_WINDOW, SLICE_RECORDS
 from loaders.shared.device import DeviceTransfer, usable_device
 from loaders.shared.shares import place_among_ranks
 from loaders.shared.threads import close_at_exit
 from loaders.streaming.checkpoint import Checkpoint, State, StateDict
-from loaders.streaming.epochs import Decoded, Fetching, Numbered, Raw, Running, Schedule
+from loaders.streaming.epochs import Fetching, Planned, Schedule
 from loaders.streaming.protocol import WireFormat
 from loaders.streaming.receiver.batch import BatchOrder
 from loaders.streaming.receiver.client import StreamClient
@@ -155,7 +156,7 @@ class StreamingLoader(Closing):
         self._stats = LoaderStats(details={"wait_s": 0.0})
         self._times = StageTimes()
         self._events: TimestampLogger | None = None
-        self._running: Running | None = None
+        self._running: Running[Planned] | None = None
         self._checkpoint: Checkpoint | None = None
         self._plan_under_way: EpochPlan | None = None
         self._given: list[tuple[int, ...]] = []
@@ -174,9 +175,7 @@ class StreamingLoader(Closing):
         self._settings |= self._know_order(slice_records, shuffle_window)
         pieces = self._count_pieces()
         self._piece_records = self._batch_size // pieces
-        self._fetching = Fetching(
-            self._client, prefetch_batches, order, prefetch_step, pieces, verify, self._events, self._times
-        )
+        self._fetching = Fetching(self._client, prefetch_batches, order, prefetch_step, pieces, verify, self._events)
         self._notes = tuple(self._describe(warm_bytes, wire))
 
     def _know_order(self, slice_records: int | None, shuffle_window: int | None) -> StateDict:
@@ -273,7 +272,7 @@ class StreamingLoader(Closing):
         self._client.check_process()
         epoch = check_whole("epoch", epoch, 0)
         running = self._begin(epoch)
-        planned = running.schedule.plan(epoch)
+        planned = running.source.schedule.plan(epoch)
         checkpoint, given = self._checkpoint, self._given
         ended: tuple[int, ...] = ()
         assert checkpoint is not None, "an epoch has started"
@@ -300,7 +299,7 @@ class StreamingLoader(Closing):
                 running.stop()
                 self._running = None if self._running is running else self._running
 
-    def _next(self, running: Running) -> Numbered:
+    def _next(self, running: Running[Planned]) -> Numbered:
         began = time.perf_counter_ns()
         item = running.next() if running is self._running else None
         self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
@@ -310,7 +309,7 @@ class StreamingLoader(Closing):
             )
         return item
 
-    def _begin(self, epoch: int) -> Running:
+    def _begin(self, epoch: int) -> Running[Planned]:
         """Return the run of an epoch: that of the epoch before, or a new one."""
         ahead = epoch + self._epochs_ahead
         last = ahead if self._epochs is None else max(epoch, min(ahead, self._epochs - 1))
@@ -323,18 +322,18 @@ class StreamingLoader(Closing):
             first = first.select_part(*self._part)
             self._note(first, len(checkpoint.delivered), checkpoint.before)
         elif self._running and self.finished == epoch - 1:
-            self._running.schedule.go_on(epoch, last=last)
-            self._note(self._running.schedule.plan(epoch), len(self))
+            self._running.source.schedule.go_on(epoch, last=last)
+            self._note(self._running.source.schedule.plan(epoch), len(self))
             return self._running
         else:
             self._stop()
             first = self._plan(epoch)
             self._note(first, len(self))
-        schedule = Schedule(first, self._plan, last=last)
+        source = Planned(self._fetching, Schedule(first, self._plan, last=last))
         if self._decoder is None:
-            self._running = Raw(self._fetching, schedule)
+            self._running = Raw(source)
         else:
-            self._running = Decoded(self._fetching, schedule, self._decoder, self._transfer)
+            self._running = Decoded(source, self._decoder, self._transfer, self._times)
         return self._running
 
     def _note(self, plan: EpochPlan, records: int, before: npt.NDArray[np.bool_] | None = None) -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,16 @@ import torch
 from PIL import Image
 
 from loaders import Batch, ImageTransform, Loader, Samples
+from loaders.options import LoaderOptions, takes_options
 from loaders.pipeline import Item, Pipeline, Tensors, load_item
 from loaders.pipelines.crop3d import RandomCrop
 from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
+from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.convert import convert
+from loaders.records.shards.index import ShardSet
+from loaders.shared.record_loader import RecordLoader
 
 ALL = ("image", "segmentation", "detection", "speech")
 COUNT = 13
@@ -38,23 +42,81 @@ SIZE = 64
 class Entry:
     """A loader as the table has it."""
 
-    target: str
+    target: str | type[Loader]
     options: dict[str, Any] = field(default_factory=dict)
     pipelines: tuple[str, ...] = ALL
     grey_levels: float = 0.0
     """How far a picture's pixels may be from those of the pipeline itself, on average, of 255."""
     deviations: float = 0.0
     """How far a feature of speech may be from that of the pipeline itself, of its channel's."""
-    streams: bool = False
+    server: str = ""
+    """What serves its samples: the module of a daemon, "files" for the shards as they lie there, none for files."""
     daemon: tuple[str, ...] = ()
     """Options of its daemon."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether it gets an endpoint in place of samples."""
+        return bool(self.server)
+
     def make(self, data: Data, pipeline: Pipeline, endpoint: str | None = None, **options: Any) -> Any:
         """Return the loader."""
-        module, name = self.target.rsplit(".", 1)
         given = {"endpoint": endpoint} if self.streams else {"samples": data.samples}
         common = {"transform": pipeline, "batch_size": BATCH_SIZE, "seed": 0, **given}
-        return getattr(importlib.import_module(module), name)(**{**common, **self.options, **options})
+        return self._find()(**{**common, **self.options, **options})
+
+    def _find(self) -> Any:
+        if not isinstance(self.target, str):
+            return self.target
+        module, name = self.target.rsplit(".", 1)
+        return getattr(importlib.import_module(module), name)
+
+
+class ShardFetch:
+    """Reads an epoch's records from local shards, a batch at a time."""
+
+    def __init__(self, shards: ShardSet, order: np.ndarray[Any, Any], epoch: int, batch_size: int) -> None:
+        self._places = {int(record["id"]): (shard.path, record) for shard in shards.shards for record in shard.records}
+        self._order, self._epoch, self._batch_size, self._batch = order, epoch, batch_size, 0
+        self._closed = False
+
+    def next(self, wait: bool) -> RawBatch | None:
+        ids = self._order[self._batch * self._batch_size :][: self._batch_size]
+        if self._closed or not len(ids):
+            raise StopIteration
+        if not wait and self._batch % 2:
+            return None
+        found = [self._places[int(sample_id)] for sample_id in ids]
+        frames = []
+        for path, record in found:
+            with path.open("rb") as file:
+                file.seek(record["offset"])
+                frames.append(memoryview(file.read(record["size"])))
+        columns = ("label", "image", "image_size", "checksum")
+        labels, offsets, sizes, checksums = (np.array([r[name] for _, r in found], np.int64) for name in columns)
+        self._batch += 1
+        return RawBatch(
+            self._epoch, self._batch - 1, ids, labels, tuple(frames), np.arange(len(ids)), offsets, sizes, checksums
+        )
+
+    def close(self) -> None:
+        self._closed = True
+
+
+class ShardLoader(RecordLoader):
+    """A loader of records without a network: its endpoint is a folder of shards."""
+
+    @takes_options(LoaderOptions)
+    def __init__(
+        self, *, endpoint: str, transform: Any = None, decode: str = "auto", limit: int | None = None, **keywords: Any
+    ) -> None:
+        options = LoaderOptions(**keywords)
+        super().__init__(options, transform=transform, decode=decode, num_threads=2, limit=limit)
+        self._shards = ShardSet.open(Path(endpoint))
+        self._open(self._shards.samples)
+
+    def _start(self, epoch: int) -> ShardFetch:
+        return ShardFetch(self._shards, self._share.order(epoch), epoch, self._options.batch_size)
 
 
 LOADERS = {
@@ -74,16 +136,17 @@ LOADERS = {
         ("image",),
         grey_levels=2.0,
     ),
+    "records": Entry(ShardLoader, {"decode": "torch"}, server="files"),
     "streaming": Entry(
         "loaders.streaming.StreamingLoader",
         {"decode": "torch", "order": "strict", "slice_records": 2, "warm_bytes": 0},
-        streams=True,
+        server="loaders.streaming",
     ),
     "streaming_emlio": Entry(
         "loaders.streaming.StreamingLoader",
         {"decode": "torch", "order": "strict", "slice_records": 0, "wire": "msgpack", "verify": False, "warm_bytes": 0},
         ("image", "segmentation"),
-        streams=True,
+        server="loaders.streaming",
         daemon=("--serializers", "2", "--high-water-mark", "1"),
     ),
 }
@@ -112,6 +175,9 @@ class Combination:
         return self.entry.make(self.data, options.pop("pipeline", self.data.pipeline), self.endpoint, **options)
 
 
+Serve: TypeAlias = Callable[[Entry, Data], str | None]
+
+
 @pytest.fixture(scope="session")
 def collect() -> Callable[[Loader, int], list[Batch]]:
     """Runs one epoch."""
@@ -119,10 +185,10 @@ def collect() -> Callable[[Loader, int], list[Batch]]:
 
 
 @pytest.fixture(params=[(loader, kind) for loader, entry in LOADERS.items() for kind in entry.pipelines], ids="-".join)
-def any_pair(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]) -> Combination:
+def any_pair(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: Serve) -> Combination:
     """Every loader with every pipeline that it runs."""
     loader, kind = request.param
-    return combination(loader, datasets[kind], endpoint)
+    return combination(loader, datasets[kind], serve)
 
 
 @pytest.fixture(
@@ -136,23 +202,21 @@ def any_file_pair(request: pytest.FixtureRequest, datasets: dict[str, Data]) -> 
 
 
 @pytest.fixture(params=list(LOADERS))
-def any_loader(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]) -> Combination:
+def any_loader(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: Serve) -> Combination:
     """Every loader, with images."""
-    return combination(request.param, datasets["image"], endpoint)
+    return combination(request.param, datasets["image"], serve)
 
 
 @pytest.fixture(params=list(LOADERS))
-def all_pairs(
-    request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]
-) -> list[Combination]:
+def all_pairs(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: Serve) -> list[Combination]:
     """Every loader, with each of its pipelines."""
-    return [combination(request.param, datasets[kind], endpoint) for kind in LOADERS[request.param].pipelines]
+    return [combination(request.param, datasets[kind], serve) for kind in LOADERS[request.param].pipelines]
 
 
 @pytest.fixture(params=[name for name, entry in LOADERS.items() if entry.pipelines == ALL])
-def any_python(request: pytest.FixtureRequest, datasets: dict[str, Data], endpoint: Callable[..., str]) -> Combination:
+def any_python(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: Serve) -> Combination:
     """Every loader that runs a pipeline of one's own."""
-    return combination(request.param, datasets["image"], endpoint)
+    return combination(request.param, datasets["image"], serve)
 
 
 def sharded(data: Data) -> Data:
@@ -161,31 +225,39 @@ def sharded(data: Data) -> Data:
     return replace(data, shards=convert(data.samples, root.with_name(f"{root.name}-shards"), key=root.name, seed=3))
 
 
-def combination(loader: str, data: Data, endpoint: Callable[..., str]) -> Combination:
+def combination(loader: str, data: Data, serve: Serve) -> Combination:
     entry = LOADERS[loader]
-    served = endpoint(data.shards, *entry.daemon) if entry.streams and data.shards else None
-    return Combination(loader, entry, data, served)
+    return Combination(loader, entry, data, serve(entry, data))
 
 
 @pytest.fixture(scope="session")
-def endpoint() -> Iterator[Callable[..., str]]:
-    """Serves shards, each folder by one daemon of the session for each set of options."""
-    daemons: dict[tuple[Path, tuple[str, ...]], tuple[subprocess.Popen[bytes], str]] = {}
+def serve() -> Iterator[Serve]:
+    """Serves a dataset's shards for a loader that takes an endpoint, and returns that; by one daemon of the session.
 
-    def serve(shards: Path, *options: str) -> str:
-        if (shards, options) not in daemons:
+    A daemon serves one folder with one set of options.
+    """
+    daemons: dict[tuple[Path, str, tuple[str, ...]], tuple[subprocess.Popen[bytes], str]] = {}
+
+    def serve(entry: Entry, data: Data) -> str | None:
+        if not entry.streams:
+            return None
+        assert data.shards is not None
+        if entry.server == "files":
+            return str(data.shards)
+        key = (data.shards, entry.server, entry.daemon)
+        if key not in daemons:
             process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "loaders.streaming", "serve", "--until-eof"),
-                    *("--root", str(shards), "--listen", "127.0.0.1:0", *options),
+                    *(sys.executable, "-m", entry.server, "serve", "--until-eof"),
+                    *("--root", str(data.shards), "--listen", "127.0.0.1:0", *entry.daemon),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
             assert process.stdout is not None
-            daemons[shards, options] = process, json.loads(process.stdout.readline())["endpoint"]
-        return daemons[shards, options][1]
+            daemons[key] = process, json.loads(process.stdout.readline())["endpoint"]
+        return daemons[key][1]
 
     yield serve
     for process, _ in daemons.values():

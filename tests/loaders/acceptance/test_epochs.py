@@ -75,10 +75,10 @@ def test_batches_are_what_the_pipeline_makes_of_the_same_samples(any_pair, colle
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 1), (1, 16), (5, 16), (16, 8)])
 def test_a_dataset_smaller_than_its_batch_or_than_the_workers_is_whole(
-    any_loader, make_images, endpoint, collect, count, batch_size
+    any_loader, make_images, serve, collect, count, batch_size
 ):
     data = make_images(count, shards=any_loader.entry.streams)
-    served = endpoint(data.shards) if any_loader.entry.streams else None
+    served = serve(any_loader.entry, data)
     with any_loader.entry.make(data, data.pipeline, served, batch_size=batch_size) as loader:
         check_whole(collect(loader, 0), data.samples, batch_size)
 

@@ -101,9 +101,9 @@ def is_left(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_killed_worker_is_named_and_where_there_is_none_nothing_can_be_killed(any_loader, make_images, endpoint):
+def test_a_killed_worker_is_named_and_where_there_is_none_nothing_can_be_killed(any_loader, make_images, serve):
     data = make_images(60, shards=any_loader.entry.streams)
-    served = endpoint(data.shards) if any_loader.entry.streams else None
+    served = serve(any_loader.entry, data)
     others = psutil.Process().children()
     with any_loader.entry.make(data, data.pipeline, served, batch_size=2) as loader:
         epoch = loader.epoch(0)
@@ -135,14 +135,14 @@ def test_a_policy_that_there_is_none_of_is_refused_by_name(any_python, wrong, me
         any_python.make(**wrong)
 
 
-def test_a_combination_that_cannot_be_had_is_refused_in_one_line(datasets, endpoint, table):
+def test_a_combination_that_cannot_be_had_is_refused_in_one_line(datasets, serve, table):
     refused = {
         ("streaming", "segmentation"): "decode=dali: .*Segmentation",
         ("streaming", "speech"): "SpeechPipeline .*decode=auto or decode=torch",
         ("spdl_decode", "segmentation"): "decode=spdl: .*ImageTransform",
     }
     for (loader, kind), message in refused.items():
-        served = endpoint(datasets[kind].shards)
+        served = serve(table[loader], datasets[kind])
         options = {"decode": "dali"} if loader == "streaming" else {}
         with pytest.raises(LoaderConfigError, match=message) as caught:
             table[loader].make(datasets[kind], datasets[kind].pipeline, served, **options)

@@ -1,0 +1,248 @@
+"""The common part of the loaders that fetch records over a network: arguments, ranks, decoding, counts, an end."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Protocol, cast
+
+from energymon.system.closing import Closing
+from loaders.arguments import check_whole
+from loaders.base import Batch, LoaderStats
+from loaders.errors import LoaderConfigError, LoaderError, StreamError
+from loaders.image import ImageTransform
+from loaders.options import LoaderOptions, OnError, check_ranks
+from loaders.pipeline import StageTimes
+from loaders.pipelines.callables import AnyTransform, as_pipeline
+from loaders.records.decoding import Engine, ErrorPolicy, check_engine, make_decoder
+from loaders.records.decoding.decoder import Decoder
+from loaders.records.epochs import Decoded, Numbered, Raw, Running
+from loaders.records.raw_batch import RawBatch
+from loaders.shared.device import DeviceTransfer, usable_device
+from loaders.shared.shares import Share, place_among_ranks
+from loaders.shared.threads import close_at_exit
+
+
+class RecordFetch(Protocol):
+    """The fetch of one epoch; used by one thread, except for `close`."""
+
+    def next(self, wait: bool) -> RawBatch | None:
+        """Return the epoch's next batch; None where `wait` is false and no batch has arrived.
+
+        Raises StopIteration at the end of the epoch, or once it is closed; StreamError where the peer is gone or silent
+        for longer than the loader's timeout.
+        """
+        ...
+
+    def close(self) -> None:
+        """Drop the requests under way and end a `next` that another thread is in; may be called twice."""
+        ...
+
+
+class RecordLoader(Closing):
+    """Decodes in the background the raw batches that a subclass fetches, and counts them.
+
+    A subclass calls this constructor, connects, and calls `_open` with the number of samples. It has one method that
+    starts the fetch of an epoch, and it closes its connections in a `close` that calls this one first.
+    """
+
+    notes: tuple[str, ...] = ()
+    """The properties of this loader, for the report."""
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        *,
+        transform: AnyTransform | None,
+        decode: str,
+        num_threads: int,
+        limit: int | None,
+    ) -> None:
+        """Check the arguments, before anything is connected.
+
+        Raises LoaderConfigError for an argument out of range.
+
+        Args:
+            options: The arguments that all loaders share.
+            transform: A pipeline, or a callable that takes a decoded image or array (None: ImageTransform()).
+            decode: The decoding engine: "auto", "dali", "torch", "torch-process", or "raw" for RawBatch, not decoded.
+            num_threads: Threads that decode, or processes of "torch-process".
+            limit: An epoch has the samples whose ids are below it; None for all.
+        """
+        self._closed = False
+        self._num_threads = check_whole("num_threads", num_threads, 1)
+        self._limit = None if limit is None else check_whole("limit", limit, 1)
+        check_whole("seed", options.seed, 0)
+        self._options, self._device = options, usable_device(options.device)
+        self._ranks = place_among_ranks(options.rank, options.world_size)
+        check_ranks(*self._ranks, options.remainder)
+        self._pipeline = ImageTransform() if transform is None else as_pipeline(transform)
+        self._policy = ErrorPolicy(options.on_error, options.sample_timeout_s)
+        self._engine: Engine = check_engine(decode, self._pipeline, self._policy)
+        self._stats = LoaderStats(details={"wait_s": 0.0})
+        self._times = StageTimes()
+        self._decoder: Decoder | None = None
+        self._running: Running[_Fetched] | None = None
+
+    def _open(self, samples: int) -> None:
+        """Make the decoder and the rank's share of so many samples, which is `self._share` from now on.
+
+        Raises LoaderConfigError for a share that cannot be made, and where an engine is missing; the subclass closes
+        itself then.
+        """
+        options = self._options
+        count = samples if self._limit is None else min(samples, self._limit)
+        self._share = Share(count, options.seed, *self._ranks, options.remainder, options.imbalance)
+        self._transfer = DeviceTransfer(self._device)
+        self._decoder = make_decoder(
+            self._engine,
+            self._pipeline,
+            seed=options.seed,
+            device=self._device,
+            num_threads=self._num_threads,
+            batch_size=options.batch_size,
+            policy=self._policy,
+        )
+        self.notes = self._decoder.notes if self._decoder else ("yields encoded samples, not decoded",)
+        close_at_exit(self)
+
+    @abstractmethod
+    def _start(self, epoch: int) -> RecordFetch:
+        """Start to fetch this rank's batches of an epoch, `self._share.order(epoch)` or in the peer's own order.
+
+        The fetch of the epoch before was closed.
+        """
+
+    @staticmethod
+    def check_transform(
+        transform: AnyTransform,
+        decode: str = "auto",
+        on_error: OnError = "raise",
+        sample_timeout_s: float | None = None,
+        **_: object,
+    ) -> None:
+        """Raise LoaderConfigError for a pipeline that cannot be trained on with these arguments."""
+        if check_engine(decode, as_pipeline(transform), ErrorPolicy(on_error, sample_timeout_s)) == "raw":
+            raise LoaderConfigError("decode=raw: nothing is trained on encoded samples; use decode=auto")
+
+    def __len__(self) -> int:
+        """Return the number of this rank's samples in an epoch."""
+        return len(self._share)
+
+    def epoch(self, epoch: int) -> Iterator[Batch]:
+        """Yield the epoch's batches, every sample of this rank exactly once, and end the epoch before it.
+
+        Batches of decode="raw" are RawBatch.
+
+        Raises StreamError naming the peer that is gone, silent or short of samples, SampleError naming a sample that
+        failed and its stage, SampleTimeoutError naming one that is late, WorkerError naming a process that died,
+        LoaderError when the loader is closed or another epoch was started.
+        """
+        if self._closed:
+            raise LoaderError("the loader is closed: make a new one")
+        epoch = check_whole("epoch", epoch, 0)
+        self._stop()
+        source = _Fetched(self._start(epoch), epoch, len(self), self._times)
+        running = self._running = (
+            Raw(source) if self._decoder is None else Decoded(source, self._decoder, self._transfer, self._times)
+        )
+        try:
+            while (item := self._next(running)) is not None:
+                for one in item.failed:
+                    self._stats.skip(*one)
+                if item.batch is not None:
+                    # A RawBatch counts like a Batch.
+                    self._stats.count(cast(Batch, item.batch))
+                    yield cast(Batch, item.batch)
+                # While the next one is made, its memory is the consumer's to keep or to give back.
+                del item
+        finally:
+            running.stop()
+            self._running = None if self._running is running else self._running
+
+    def _next(self, running: Running[_Fetched]) -> Numbered | None:
+        began = time.perf_counter_ns()
+        item = running.next() if running is self._running else None
+        self._stats.details["wait_s"] += (time.perf_counter_ns() - began) * 1e-9
+        if item is None and not (running is self._running and running.source.ended):
+            raise LoaderError(
+                "the loader was closed or another epoch was started: there are no more batches of this one"
+            )
+        return item
+
+    def stats(self) -> LoaderStats:
+        """Return the counts so far.
+
+        Seconds: `wait_s` of the caller for a batch; `network_wait_s`, `decode_wait_s` and `consumer_wait_s` in which
+        the loader could only wait for the network, the decoder or the caller.
+        """
+        waits = self._times.seconds()
+        self._stats.details |= {
+            f"{name}_s": waits.get(name, 0.0) for name in ("network_wait", "decode_wait", "consumer_wait")
+        }
+        return self._stats
+
+    def close(self) -> None:
+        """End the epoch under way, threads and processes; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._decoder is not None:
+            self._decoder.interrupt()
+        self._stop()
+        if self._decoder is not None:
+            self._decoder.close()
+
+    def _stop(self) -> None:
+        if self._running is not None:
+            self._running.stop()
+            self._running = None
+
+
+class _Fetched:
+    """The batches of one epoch as a source, whose samples are counted."""
+
+    def __init__(self, fetch: RecordFetch, epoch: int, samples: int, times: StageTimes) -> None:
+        self._fetch, self._epoch, self._left, self._samples, self._times = fetch, epoch, samples, samples, times
+        self._closed = False
+        self.ended = False
+        """Whether every sample of the epoch has arrived."""
+
+    def take(self, *, wait: bool) -> RawBatch | None:
+        """Return the next batch, None where it has not arrived, or with `wait` at the end of the epoch.
+
+        Raises StreamError where the epoch ends with fewer samples, or more, than it has.
+        """
+        began = time.perf_counter_ns()
+        try:
+            raw = None if self.ended else self._fetch.next(wait)
+        except StopIteration:
+            raw = None
+            self._end()
+        if wait:
+            self._times.add("network_wait", began)
+        if raw is not None:
+            self._left -= len(raw)
+        return raw
+
+    def _end(self) -> None:
+        if self._left and not self._closed:
+            raise StreamError(
+                f"epoch {self._epoch} ended after {self._samples - self._left} samples, expected {self._samples}; "
+                "what serves them has lost or repeated some: see its log, or ingest the data again"
+            )
+        self.ended = not self._left
+
+    def wait(self) -> bool:
+        """Return False: nothing is planned after the end of the epoch."""
+        return False
+
+    def interrupt(self) -> None:
+        """End a `take` that another thread is in."""
+        self.close()
+
+    def close(self) -> None:
+        """Drop the requests under way; may be called twice."""
+        self._closed = True
+        self._fetch.close()
