@@ -27,9 +27,9 @@ from loaders.pipelines.detection import DetectionPipeline
 from loaders.pipelines.segmentation import SegmentationPipeline
 from loaders.pipelines.speech import SpeechPipeline
 from loaders.records.raw_batch import RawBatch
+from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
-from loaders.shared.record_loader import RecordLoader
 
 ALL = ("image", "segmentation", "detection", "speech")
 COUNT = 13
