@@ -23,7 +23,7 @@ from harness.errors import CellError, ConfigError, TestbedError
 from harness.testbed.base import Node
 from harness.testbed.connection import RemoteNode
 from loaders.errors import LoaderError
-from loaders.streaming.options import flags
+from loaders.shared.daemon_flags import flags
 
 _READY_S = 30.0
 _READY_THERE_S = 180.0

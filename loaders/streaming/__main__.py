@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,8 +14,9 @@ from typing import TYPE_CHECKING
 from energymon.system.version import PrintVersion
 from loaders.errors import LoaderError, StreamError
 from loaders.records.shards.commands import Commands, add_commands
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
 from loaders.streaming.daemon.counters import log
-from loaders.streaming.options import LISTEN, DaemonOptions, add_flags, read_flags
+from loaders.streaming.options import LISTEN, DaemonOptions
 
 if TYPE_CHECKING:  # torch and DALI, which take seconds to import, are for the commands that need them
     from loaders.streaming.daemon.daemon import Daemon
@@ -88,8 +88,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from loaders.streaming.daemon.supervisor import supervise
     from loaders.streaming.keys import load_daemon_keys
 
-    options = read_flags(vars(arguments))
-    host, port = _resolve(options.listen)
+    options = read_flags(DaemonOptions, vars(arguments))
+    host, port = resolve_address(options.listen)
     keys = load_daemon_keys(options.keys) if options.keys is not None else None
     buffer = choose_send_buffer(options.bandwidth_gbit, options.rtt_ms)
     listener = Listener(host, port, send_buffer=buffer, congestion=options.congestion)
@@ -161,22 +161,6 @@ def _keygen(arguments: argparse.Namespace) -> None:
 
     daemon, client = make_keys(arguments.folder)
     sys.stdout.write(f"{daemon}  for serve --keys, on the storage node\n{client}  for keys=, on the compute nodes\n")
-
-
-def _resolve(listen: str) -> tuple[str, int]:
-    """Return the numeric host and the port of HOST:PORT, where an IPv6 host stands in brackets."""
-    host, _, port = listen.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    host = host[1:-1] if bracketed else host
-    if not host or set(host) & set("[]/") or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
-        raise StreamError(f"--listen {listen}: expected HOST:PORT, such as 127.0.0.1:0; *:PORT is every IPv4 address")
-    try:
-        # An empty host is every address (getaddrinfo(3)); of "*" the resolver would make ::1.
-        known = (None, socket.AF_INET) if host == "*" else (host, socket.AF_UNSPEC)
-        found = socket.getaddrinfo(known[0], int(port), known[1], socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise StreamError(f"--listen {listen}: no such host: {error.strerror}") from error
-    return str(found[0][4][0]), int(port)
 
 
 if __name__ == "__main__":

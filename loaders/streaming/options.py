@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-
-from loaders.errors import LoaderConfigError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 LISTEN = "127.0.0.1:5557"
 
@@ -84,49 +80,3 @@ class DaemonOptions(BaseModel):
         if self.encrypt and self.keys is None:
             raise ValueError("--encrypt needs --keys DIR, which alone encrypts everything")
         return self
-
-
-def flag_of(name: str) -> str:
-    """Return the flag of an option: --rtt-ms of rtt_ms."""
-    return f"--{name.replace('_', '-')}"
-
-
-def add_flags(parser: argparse.ArgumentParser, options: type[BaseModel]) -> None:
-    """Give a command a flag for each option; `read_flags` checks their values."""
-    for name, field in options.model_fields.items():
-        about = (field.description or "").replace("%", "%%")
-        if field.annotation is bool:
-            parser.add_argument(flag_of(name), action="store_true", default=argparse.SUPPRESS, help=about)
-            continue
-        parser.add_argument(
-            flag_of(name),
-            action="append" if field.annotation == tuple[Path, ...] else "store",
-            default=argparse.SUPPRESS,
-            required=field.is_required(),
-            metavar=field.title,
-            help=about,
-        )
-
-
-def read_flags(given: Mapping[str, object]) -> DaemonOptions:
-    """Return the options of a command line; raises LoaderConfigError, which names the flag, for a wrong one."""
-    try:
-        return DaemonOptions.model_validate({name: given[name] for name in DaemonOptions.model_fields if name in given})
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "value_error":
-            raise LoaderConfigError(str(first["ctx"]["error"])) from error
-        expected = first["msg"].replace("Input should be", "expected")
-        raise LoaderConfigError(f"{flag_of(str(first['loc'][0]))} {first['input']}: {expected}") from error
-
-
-def flags(options: BaseModel) -> Sequence[str]:
-    """Return the command line of the options that differ from their defaults."""
-    argv: list[str] = []
-    for name, value in options.model_dump(exclude_defaults=True).items():
-        if value is True:
-            argv.append(flag_of(name))
-        else:
-            for one in value if isinstance(value, tuple) else (value,):
-                argv += [flag_of(name), str(one)]
-    return argv

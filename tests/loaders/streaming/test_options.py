@@ -5,13 +5,14 @@ import argparse
 import pytest
 
 from loaders.errors import LoaderConfigError
-from loaders.streaming.options import DaemonOptions, add_flags, flags, read_flags
+from loaders.shared.daemon_flags import add_flags, flags, read_flags
+from loaders.streaming.options import DaemonOptions
 
 
 def read(*argv: str) -> DaemonOptions:
     parser = argparse.ArgumentParser()
     add_flags(parser, DaemonOptions)
-    return read_flags(vars(parser.parse_args(argv)))
+    return read_flags(DaemonOptions, vars(parser.parse_args(argv)))
 
 
 def test_what_is_given_as_flags_comes_back_as_the_same_options():
