@@ -27,3 +27,23 @@ make_environment() {
     "$home/bin/python" -m pip install --quiet "$@" || fail "the packages could not be installed"
   fi
 }
+
+# Prints on stdout the Python of the environment that playbooks/$name.lock describes, in the user's cache, and makes it
+# where it is not there. Another lock is another environment, so that no run loses the one that it uses.
+give_environment() {  # give_environment STATEMENT: Python that the new environment must be able to run
+  cache=${XDG_CACHE_HOME:-$HOME/.cache}/joulefeed
+  home=$cache/$name-$(sha256sum "playbooks/$name.lock" | cut -c 1-12)
+  python=$home/bin/python
+  exec 3>&1 1>&2
+  # The mark is written last. The Python below the environment may be gone since.
+  if ! { [ -e "$home/.ready" ] && "$python" -c ''; }; then
+    { mkdir -p "$cache" && touch "$cache/$name.lock"; } || fail "$cache cannot be written; set XDG_CACHE_HOME to another"
+    lock "$cache/$name.lock"
+    if ! { [ -e "$home/.ready" ] && "$python" -c ''; }; then
+      make_environment --require-hashes -r "playbooks/$name.lock"
+      "$python" -c "$1" >/dev/null || fail "the environment is made and cannot run: $1"
+      touch "$home/.ready"
+    fi
+  fi
+  echo "$python" >&3
+}

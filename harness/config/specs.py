@@ -98,6 +98,10 @@ class LoaderSpec(Component):
     """Arguments of the daemon of a loader that is streamed to."""
     secure: bool = False
     """Whether the daemon and the loader know each other by keys that are made for the run."""
+    environment: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")] | None = Field(
+        default=None, description="the name of a script of playbooks/ without .sh, such as mosaic"
+    )
+    """The environment of its own in which the cell's process runs; None for that of the harness."""
     base: str = Field(default="", validation_alias="_base_")
     """Key of the config's section; other than `key` where the section has a sweep."""
     setting: Mapping[str, object] = Field(default_factory=dict, validation_alias="_setting_")
@@ -105,7 +109,7 @@ class LoaderSpec(Component):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        return {"reads", "daemon", "secure", "_base_", "_setting_"}, set()
+        return {"reads", "daemon", "secure", "environment", "_base_", "_setting_"}, set()
 
     @field_validator("daemon", mode="before")
     @classmethod

@@ -167,7 +167,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         nodes = rank_nodes(testbed, experiment)
         folders = make_folders(partial.resolve(), len(nodes))
         started = nodes if memory is None else [memory.node(node) for node in nodes]
-        process = stack.enter_context(CellRanks(started, folders, 60 * experiment.cell_stall_min))
+        process = stack.enter_context(CellRanks(started, folders, 60 * experiment.cell_stall_min, loader.environment))
         deadline = time.monotonic() + experiment.cell_timeout_s
         process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})
         testbed.set_regime(regime)

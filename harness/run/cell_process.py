@@ -35,10 +35,10 @@ class ProcessEnded(CellError):
 class CellProcess:
     """A `python -m harness.cell` on a node; ended with its workers when the context is left."""
 
-    def __init__(self, node: Node, log: Path, stall_s: float) -> None:
-        """Start it; `stall_s` is for how long it may say nothing."""
-        self._stall_s, self._node = stall_s, node
-        argv = [sys.executable, "-m", "harness.cell"]
+    def __init__(self, node: Node, log: Path, stall_s: float, python: str = sys.executable) -> None:
+        """Start it with a `python`; `stall_s` is for how long it may say nothing."""
+        self._stall_s, self._node, self._python = stall_s, node, python
+        argv = [python, "-m", "harness.cell"]
         self._child = node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
         self._log = log
 
@@ -133,7 +133,8 @@ class CellProcess:
                 frames = found
         if not frames:
             return f"its process {self.pid} does not report where it is"
-        libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
+        packages = str(Path(self._python).parent.parent / "lib")
+        libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), packages)
         own = next((frame for frame in frames if not frame[0].startswith(libraries)), frames[-1])
         path, line, name = frames[0]
         inside = "" if own == frames[0] else f", in {name} of {path}, line {line}"

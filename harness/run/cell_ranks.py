@@ -16,6 +16,7 @@ from typing import Final, Self
 from harness.cell.messages import CellSpec, CellState
 from harness.errors import CellError
 from harness.run.cell_process import CellProcess, ProcessEnded
+from harness.run.environments import python_of
 from harness.run.rank_files import fetch_files
 from harness.testbed.base import Node
 from harness.testbed.connection import LOST
@@ -33,8 +34,13 @@ _SUMMED: Final = ("batches", "samples", "bytes")
 class CellRanks:
     """The processes of a cell, by rank; all are ended with their workers when the context is left."""
 
-    def __init__(self, nodes: Sequence[Node], folders: Sequence[Path], stall_s: float) -> None:
-        """Start a process on the node of each rank, with a log in its folder; all may say nothing for `stall_s`."""
+    def __init__(
+        self, nodes: Sequence[Node], folders: Sequence[Path], stall_s: float, environment: str | None = None
+    ) -> None:
+        """Start a process on the node of each rank, with a log in its folder; all may say nothing for `stall_s`.
+
+        Their Python is that of an environment, by default the harness's own.
+        """
         self._nodes, self._stall_s = nodes, stall_s
         self._logs = [folder / "log.txt" for folder in folders]
         self._states: list[deque[CellState]] = [deque() for _ in nodes]
@@ -43,7 +49,7 @@ class CellRanks:
         self._specs: Sequence[CellSpec] = ()
         with ExitStack() as stack:
             self._processes = [
-                stack.enter_context(CellProcess(node, log, stall_s))
+                stack.enter_context(CellProcess(node, log, stall_s, python_of(environment)))
                 for node, log in zip(nodes, self._logs, strict=True)
             ]
             self._stack = stack.pop_all()

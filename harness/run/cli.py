@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 import yaml
@@ -33,6 +34,9 @@ from harness.errors import (
 )
 from harness.system.disk import check_writable, disk_errors, folder_of
 from harness.system.signals import signals_raise
+
+if TYPE_CHECKING:  # pydantic's models are for the commands that run something
+    from harness.config.specs import Experiment
 
 _USAGE = """\
 joulefeed: what it takes, in seconds and joules, to feed an accelerator
@@ -194,6 +198,7 @@ def _run(cfg: DictConfig, overrides: Sequence[str], console: Console, on_folder:
     experiment = experiment_from(cfg)
     needs_link = experiment.testbed.kind == "netns" or any(not r.is_local for r in experiment.regimes.values())
     if needs_link and experiment.testbed.kind not in ("local", "ssh"):
+        _make_environments_before(experiment)
         _enter_user_namespace(cfg, overrides)
     from harness.report import print_table
     from harness.run.controller import run_on_hosts
@@ -234,6 +239,15 @@ def _enter_user_namespace(cfg: DictConfig | None = None, overrides: Sequence[str
             os.environ[INHERITED] = str(file.fileno())
         reexec_unprivileged([sys.executable, "-m", "harness", *sys.argv[1:]])
         os.environ.pop(INHERITED, None)
+
+
+def _make_environments_before(experiment: Experiment) -> None:
+    """Make the environments of an experiment that a user namespace, which has no network, could not make."""
+    from harness.run.environments import make_environments
+    from harness.testbed.unprivileged import namespace_obstacles
+
+    if namespace_obstacles():
+        make_environments(experiment, lambda text: print(text, file=sys.stderr))
 
 
 def _composed_before() -> tuple[DictConfig, tuple[str, ...]] | None:

@@ -13,6 +13,7 @@ from harness.config.validation import unknown_key
 from harness.datasets.placement import SPLIT
 from harness.errors import ConfigError
 from harness.run.daemon import check_daemon
+from harness.run.environments import check_environments
 from harness.workloads import Workload
 from harness.workloads.accelerator import choose_kind
 from loaders.errors import LoaderConfigError
@@ -42,6 +43,7 @@ def check_components(experiment: Experiment) -> None:
         if loader.reads == "stream":
             _check_stream(experiment, loader)
         _check_ranks(loader, experiment.distributed.world_size)
+    check_environments(experiment)
     names = set()
     for key, workload in experiment.workloads.items():
         made = check_workload(workload)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
 from harness.config.validation import Section, parse, unknown_key
 from harness.errors import CellError, ConfigError, TestbedError
+from harness.run.environments import daemon_environment, python_of
 from harness.testbed.base import Node
 from harness.testbed.connection import RemoteNode
 from loaders.errors import LoaderError
@@ -129,7 +129,7 @@ def serving(
     """
     with _files_on(node, keys, events) as (own_keys, own_events):
         given = _arguments(host, shards, params, keys=own_keys, events=own_events, regime=regime)
-        argv = [sys.executable, "-m", params["module"], *given]
+        argv = [python_of(daemon_environment(params["module"])), "-m", params["module"], *given]
         with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log) as child:
             try:
                 endpoint = str(child.ready(_READY_THERE_S if node.is_remote else _READY_S)["endpoint"])

@@ -36,6 +36,7 @@ from harness.run.cell_driver import CellContext, run_cell
 from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
 from harness.run.energy_agent import EnergyAgent
+from harness.run.environments import describe_environments, make_environments
 from harness.run.host_data import open_data_on
 from harness.run.host_energy import HostAgents
 from harness.run.plan import plan_cells
@@ -115,7 +116,8 @@ def measure(
     """
     check(experiment, cfg)
     with ExitStack() as lock, ExitStack() as stack:
-        here = describe_machine(_targets(experiment))
+        make_environments(experiment, progress.doing)
+        here = describe_machine(_targets(experiment)) | describe_environments(experiment)
         resumed = None if cfg.resume is None else _find_resumed(cfg, here, lock, progress)
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,23 +10,27 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from harness.cell.main import make_loader
+from energymon.system.child import ChildError
 from harness.cell.messages import CellSpec
+from harness.cell.trial import try_loader
 from harness.config.specs import Experiment, LoaderSpec
 from harness.config.targets import instantiate
 from harness.datasets import Progress
 from harness.errors import CellError, ConfigError, HarnessError
 from harness.run.daemon import make_keys, serving
+from harness.run.environments import python_of
 from harness.run.run_datasets import OpenData, RunData
 from harness.testbed.base import LOOPBACK, Node
 from harness.workloads import Workload
 from loaders.base import Samples
-from loaders.errors import LoaderError, SampleError
+from loaders.errors import SampleError
 from loaders.pipeline import sample_error
 from loaders.pipelines.callables import as_pipeline
 
 _TRIES: Final = 8
 """Samples that are tried where every loader leaves out those that fail."""
+_TRIAL_S: Final = 180.0
+"""For which a loader may be made in an environment of its own, whose packages are imported first."""
 
 
 def dry_run(experiment: Experiment, data: RunData, progress: Progress) -> None:
@@ -125,11 +130,19 @@ def _make(
             warmup_samples=few,
             energy_store=Path(folder) / "energy.sqlite",
         )
+        refused = try_loader(spec, workload) if loader.environment is None else _try_there(spec, loader.environment)
+    if refused is not None:
+        raise ConfigError(f"loaders.{loader.key} with workloads.{key}: {refused}")
+
+
+def _try_there(spec: CellSpec, environment: str) -> str | None:
+    """Try a loader in its own environment; return why it cannot be made."""
+    argv = [python_of(environment), "-m", "harness.cell.trial"]
+    node = Node("compute", "dry-run")
+    with node.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, keep_stderr=True) as child:
         try:
-            with make_loader(spec, workload, "cpu", warmup=True):
-                pass
-        except HarnessError:
-            raise
-        except (Exception, SystemExit) as error:
-            kind = "" if isinstance(error, LoaderError) else f"{type(error).__name__}: "
-            raise ConfigError(f"loaders.{loader.key} with workloads.{key}: {kind}{error}") from error
+            child.send(spec.to_json() + b"\n")
+            refused = child.ready(_TRIAL_S)["refused"]
+        except ChildError as error:
+            return f"its trial in the environment {environment} {error}"
+    return None if refused is None else str(refused)

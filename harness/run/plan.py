@@ -13,6 +13,8 @@ from harness.results.cells import Cell
 
 _IDENTITY: Final = {"key", "target", "params"}
 """What the id of a cell knows of a component."""
+_LOADER: Final = {"reads", "daemon", "secure", "environment"}
+"""The same of a loader, beside that."""
 
 
 def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
@@ -42,7 +44,7 @@ def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
 def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:
     seed = experiment.seed + repeat - 1
     identity: dict[str, Any] = {
-        "loader": experiment.loaders[loader].model_dump(include={*_IDENTITY, "reads", "daemon", "secure"}),
+        "loader": experiment.loaders[loader].model_dump(include=_IDENTITY | _LOADER),
         "workload": experiment.workloads[workload].model_dump(include=_IDENTITY),
         "regime": experiment.regimes[regime].model_dump(),
         "dataset": experiment.datasets[workload].model_dump(),
@@ -58,8 +60,9 @@ def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, 
         identity["placement"] = experiment.placement
     if experiment.distributed.world_size > 1:
         identity["distributed"] = experiment.distributed.model_dump()
-    if not identity["loader"]["secure"]:
-        del identity["loader"]["secure"]
+    for name in ("secure", "environment"):
+        if not identity["loader"][name]:
+            del identity["loader"][name]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:8]
     return Cell(
         cell_id=f"{loader}-{workload}-{regime}-r{repeat}-{digest}",
