@@ -1,0 +1,1 @@
+"""Loading from a Cassandra-compatible database."""
