@@ -318,6 +318,12 @@ class Experiment(Section):
                 f"testbed.cold=cell: regimes.{far} has a link, and no row is valid whose bytes do not all come over "
                 "it; use cold=epoch, or only local regimes"
             )
+        unequal = next((key for key, regime in self.regimes.items() if regime.paths), None)
+        if unequal is not None and self.testbed.link == "netem":
+            raise ValueError(
+                f"testbed.link=netem: regimes.{unequal} has paths, which netem does not have; use testbed.link=relay "
+                "or auto"
+            )
         return self
 
     @model_validator(mode="after")

@@ -44,10 +44,10 @@ class PaperFigure:
     def matching_rtt_ms(self, results: Results, regime: str) -> float | None:
         """Return the paper's regime that equals a run's; None when it has none.
 
-        The paper's links have neither loss nor jitter, so no regime of it equals a disturbed one.
+        The paper's links have neither loss, jitter nor unequal paths, so no regime of it equals a disturbed one.
         """
         here = results.experiment.regimes[regime]
-        if here.loss_pct or here.jitter_ms:
+        if here.loss_pct or here.jitter_ms or here.paths:
             return None
         if here.is_local:
             return 0.0 if 0.0 in self.rtt_ms else None

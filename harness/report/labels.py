@@ -112,6 +112,7 @@ def _label(regime: Regime) -> str:
     parts = [rtt(regime.rtt_ms)]
     parts += [f"{regime.loss_pct:g} % loss"] if regime.loss_pct else []
     parts += [f"{regime.jitter_ms:g} ms jitter"] if regime.jitter_ms else []
+    parts += [f"{len(regime.paths)} paths"] if regime.paths else []
     return "local" if regime.is_local else ", ".join(parts)
 
 

@@ -13,6 +13,7 @@ from harness.cell.messages import AcceleratorRecord
 from harness.cell.skipped import Skipped
 from harness.config.regime import Regime
 from harness.testbed.base import ProbeResult
+from harness.testbed.link.paths import PathCounters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +241,8 @@ class LinkEpoch:
     tx_bytes: int | None = None
     link_cpu_s: float | None = None
     """CPU time of the delay line."""
+    paths: Sequence[PathCounters] = ()
+    """Of each path of the regime, in its order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

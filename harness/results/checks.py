@@ -23,6 +23,7 @@ from harness.results.epoch_row import EpochRow, compute_spread, select_settled
 from harness.results.epochs import CellData, find_epoch_edges, list_channels, to_readings_ns
 from harness.results.ranks import rank_rows
 from harness.testbed.base import ProbeResult
+from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.roundtrip import NORMAL_P10_TO_P90
 
 # A rule that only warns says something of a group of rows; the rows themselves stay valid.
@@ -36,7 +37,7 @@ RULES = frozenset(
     {
         *("rtt_before", "rtt_after", "rate_before", "rate_after", "jitter_before", "jitter_after"),
         *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
-        *("no_drops", "link_pause", "link_held", "pings_lost", "bytes_received", "local_bytes"),
+        *("no_drops", "link_pause", "link_held", "pings_lost", "paths", "bytes_received", "local_bytes"),
         *("exactly_once", "loader_bytes", "shuffled", "others_cpu", "steal", "alone", "spread"),
         *("sensors", "energy_agent", *_OF_HOST, *(f"{rule}_HOST" for rule in _OF_HOST)),
     }
@@ -217,6 +218,21 @@ def _check_link(data: CellData, row: EpochRow, tolerances: Tolerances) -> Iterab
     epoch = data.link.get_epoch(row.epoch)
     if regime.loss_pct == 0:
         yield _check_count(row, "no_drops", "0 packets dropped in the link's queue", epoch.drops, "dropped", (0, 0))
+    if regime.paths:
+        yield _check_paths(row, len(regime.paths), epoch.paths)
+
+
+def _check_paths(row: EpochRow, asked: int, found: Sequence[PathCounters]) -> Check:
+    """Show what each path carried; a loader with fewer connections than the regime has paths leaves some out."""
+    expected = f"each of {asked} paths carries part of the epoch"
+    if len(found) != asked:
+        return _make_check(row, "paths", expected, "not measured", UNKNOWN)
+    actual = "; ".join(
+        f"{path.bytes / 1e6:.3g} MB over {path.connections} connection{'' if path.connections == 1 else 's'}"
+        + (f" ({path.lost} packets lost, {path.drops} dropped)" if path.lost or path.drops else "")
+        for path in found
+    )
+    return _make_check(row, "paths", expected, actual, PASS if all(path.connections for path in found) else WARN)
 
 
 def _check_bytes(data: CellData, row: EpochRow, received: int | None) -> Iterable[Check]:

@@ -59,6 +59,7 @@ from harness.run.rank_files import (
 )
 from harness.testbed import Node, Testbed
 from harness.testbed.link import LinkCounters
+from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
 from harness.testbed.memory import limited_memory
 from harness.testbed.state import RunNames, living_runs, state_root
@@ -128,6 +129,7 @@ class _Outcome:
     storage_reads: dict[int, int] = field(default_factory=dict)
     """Bytes read from the disks of other hosts that store, by epoch."""
     pauses_s: dict[int, float | None] = field(default_factory=dict)
+    paths: dict[int, list[PathCounters]] = field(default_factory=dict)
     """The delay line's longest pause, by epoch."""
     pings: Sequence[Ping] | None = None
     """Of the link. None where it was not watched."""
@@ -292,6 +294,9 @@ def _run_epochs(
                     outcome.storage_reads[epoch] = now_read - read
                 outcome.drops[epoch] = after.drops - before.drops if after and before else None
                 outcome.pauses_s[epoch] = after.pause_s if after else None
+                if before and after:
+                    pairs = zip(after.paths, before.paths, strict=True)
+                    outcome.paths[epoch] = [path.since(earlier) for path, earlier in pairs]
                 watcher.samples(epoch, state.samples)
             case "done":
                 outcome.done = state
@@ -397,6 +402,7 @@ def _link_epoch(context: CellContext, outcome: _Outcome, start: CellEvent, end: 
         rx_bytes=None if received is None else received - pings[0],
         tx_bytes=None if sent is None else sent - pings[1],
         link_cpu_s=growth("link_cpu_s"),
+        paths=outcome.paths.get(start["epoch"], []),
     )
 
 

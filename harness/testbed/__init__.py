@@ -34,7 +34,8 @@ def open_testbed(
             local where every regime is local and netns elsewhere.
         run_id: 1 to 32 letters and digits, part of every name that the run gives.
         regimes: the regimes that the testbed will be set to.
-        link_kind: how the link is emulated, see `harness.testbed.link.open_link`.
+        link_kind: how the link is emulated, see `harness.testbed.link.open_link`; `auto` is the delay line where a
+            regime has paths, which netem does not have.
         caches: what the kernel forgets before an epoch, see `harness.testbed.caches.drop_caches`.
         congestion: TCP's congestion control on both sides of a link.
 
@@ -48,4 +49,6 @@ def open_testbed(
         return LocalTestbed(run_id, regimes, caches)
     from harness.testbed.netns import NetnsTestbed
 
+    if link_kind == "auto" and any(regime.paths for regime in regimes):
+        link_kind = "relay"
     return NetnsTestbed(run_id, link_kind, caches, congestion)

@@ -21,7 +21,7 @@ from harness.testbed.connection import Connection, Lease, RemoteNode
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Host, Inventory
 from harness.testbed.lifetime import Lifetime
 from harness.testbed.link import LinkKind
-from harness.testbed.link.base import Link
+from harness.testbed.link.base import NO_PATHS, Link
 from harness.testbed.link.hosts_link import HostsNetemLink, SocketLink
 from harness.testbed.link.tcp import CONGESTION_CONTROL, choose_congestion
 from harness.testbed.local import local_mount
@@ -130,6 +130,9 @@ class HostsTestbed(Testbed):
             if any(not regime.is_local for regime in regimes):
                 self.link = self._open_link(link_kind)
                 stack.callback(self.link.close)
+                unequal = next((regime for regime in regimes if regime.paths), None)
+                if unequal is not None and self.link.kind == "netem":
+                    raise TestbedError(f"regimes.{unequal.name}.paths: {NO_PATHS}")
                 if congestion != CONGESTION_CONTROL:
                     choose_congestion(None, congestion)
                 self._mounts_between(self.storage, self.compute)

@@ -87,7 +87,7 @@ def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regi
     """Measure the idle link's round trip and rate; about 0.4 s when near, 0.7 s at 30 ms, 2.5 s at 150 ms.
 
     Where the regime has jitter or loss, they are measured too, and the rate by UDP, as TCP's goodput sinks with loss
-    by design; that takes up to 10 s.
+    by design; that takes up to 10 s. So is the rate of a regime with paths, which only TCP takes.
 
     Args:
         run_in_compute: runs a command on the compute node and returns its standard output.
@@ -100,7 +100,7 @@ def probe(run_in_compute: Callable[[list[str]], str], host: str, port: int, regi
     """
     if regime.rate_gbit is None:
         raise TestbedError(f"regimes.{regime.name}.rate_gbit is null: a local regime has no link to probe")
-    if regime.jitter_ms or regime.loss_pct:
+    if regime.jitter_ms or regime.loss_pct or regime.paths:
         asked = {"rtt_ms": regime.rtt_ms, "rate_gbit": regime.rate_gbit}
         asked |= {"jitter_ms": regime.jitter_ms, "loss_pct": regime.loss_pct}
         return _measure(run_in_compute, host, port, ["--impaired", json.dumps(asked)])

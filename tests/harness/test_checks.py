@@ -502,3 +502,25 @@ def test_what_reads_nothing_in_an_epoch_is_not_judged_on_samples_and_bytes(remot
     samples = ("bytes_received", "exactly_once", "loader_bytes", "shuffled")
     assert (valid, {rules[rule] for rule in samples}) == ("valid", {"not applicable"})
     assert verdicts(change(nothing_came, cell={"reads": "files"}))[1]["bytes_received"] == "fail"
+
+
+UNEQUAL = {**REGIME, "paths": [{}, {"rate_gbit": 0.05, "loss_pct": 0.1}]}
+QUICK = {"connections": 3, "packets": 2000, "bytes": 3_000_000, "lost": 0, "drops": 0}
+
+
+@pytest.mark.parametrize(
+    ("slow", "verdict", "told"),
+    [
+        ({"connections": 1, "packets": 800, "bytes": 1_000_000, "lost": 2, "drops": 7}, "pass",
+         "3 MB over 3 connections; 1 MB over 1 connection (2 packets lost, 7 dropped)"),
+        ({"connections": 0, "packets": 0, "bytes": 0, "lost": 0, "drops": 0}, "warn", "0 MB over 0 connections"),
+        (None, "unknown", "not measured"),
+    ],
+)  # fmt: skip
+def test_what_each_path_carried_is_shown_and_one_that_carried_nothing_is_warned_of(slow, verdict, told, remote):
+    epoch = {"epoch": 1, "rx_bytes": 4000, "drops": 0, "pause_s": 0.004, "paths": [QUICK, slow] if slow else []}
+    data = change(remote(epochs=[epoch]), cell={"regime": UNEQUAL})
+    _, checks = judge([data], make_epoch_rows(data), Tolerances())
+    (found,) = [check for check in checks if check.rule == "paths"]
+    assert found.verdict == verdict
+    assert told in found.actual

@@ -95,6 +95,19 @@ def test_a_dataset_root_takes_the_place_of_the_generated_data():
         ("loaders.pytorch.reads=tape", "loaders.pytorch.reads"),
         ("regimes.wan_30ms.rtt_ms=100000", "regimes.wan_30ms.rtt_ms=100000: expected at most 3000 ms"),
         ("regimes.wan_30ms.jitter_ms=31", "regimes.wan_30ms.jitter_ms=31"),
+        ("+regimes.wan_30ms.paths=7", "regimes.wan_30ms.paths=7: expected a list"),
+        ("+regimes.wan_30ms.paths=[{},{loss:1}]", "regimes.wan_30ms.paths.1.loss: unknown key"),
+        ("+regimes.wan_30ms.paths=[{},{loss_pct:100}]", "regimes.wan_30ms.paths.1.loss_pct=100"),
+        (
+            "+regimes.wan_30ms.paths=[{rate_gbit:5}]",
+            "regimes.wan_30ms.paths.0.rate_gbit=5: expected at most rate_gbit=1",
+        ),
+        ("+regimes.wan_30ms.paths=[{},{rtt_ms:20}]", "regimes.wan_30ms.paths.1.rtt_ms=20: expected 30"),
+        (
+            "+regimes.wan_30ms.paths=[{rtt_ms:60,jitter_ms:31}]",
+            "regimes.wan_30ms.paths.0.jitter_ms=31: expected at most",
+        ),
+        ("+regimes.wan_30ms={paths:[{}],rate_gbit:null}", "regimes.wan_30ms"),
         ("testbed=local", "testbed=local: regimes.lan_0_1ms has a link"),
         ("name=../../evil", "name='../../evil'"),
         ("name=''", "no experiment was chosen"),
@@ -129,6 +142,13 @@ def test_a_dataset_root_takes_the_place_of_the_generated_data():
 def test_a_wrong_value_is_refused_with_its_key(override, key):
     with pytest.raises(ConfigError, match=key.replace(".", r"\.")):
         experiment_from(composed("+experiment=wan30ms", override))
+
+
+def test_a_regime_with_paths_is_refused_where_netem_is_asked_for():
+    regime = "+regime@regimes.far=wan_150ms_unequal"
+    assert len(experiment_from(composed("+experiment=wan30ms", regime)).regimes["far"].paths) == 4
+    with pytest.raises(ConfigError, match=r"^testbed\.link=netem: regimes\.far has paths"):
+        experiment_from(composed("+experiment=wan30ms", regime, "testbed.link=netem"))
 
 
 def test_the_figures_of_an_experiment_are_one_override_away():

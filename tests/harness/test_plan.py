@@ -53,6 +53,14 @@ def test_a_cell_s_id_follows_where_the_data_lies():
     assert ids[0] == plan_cells(experiment())[0].cell_id
 
 
+def test_only_paths_that_a_regime_has_are_part_of_a_cells_id():
+    ids = [
+        next(cell.cell_id for cell in plan_cells(experiment(*override)) if cell.regime == "wan_30ms")
+        for override in ((), ["+regimes.wan_30ms.paths=[]"], ["+regimes.wan_30ms.paths=[{},{rate_gbit:0.1}]"])
+    ]
+    assert ids[0] == ids[1] != ids[2]
+
+
 def test_what_joules_are_compared_with_changes_no_cell_and_no_hash():
     priced = ("energy.idle_s=9", "energy.price_per_kwh=0.3", "energy.gco2_per_kwh=400")
     assert plan_cells(experiment(*priced)) == plan_cells(experiment())

@@ -5,9 +5,11 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -197,6 +199,47 @@ def test_a_link_with_loss_and_jitter_is_found_to_do_as_asked_and_one_that_does_n
     shared_link.set(Regime(name="other", rtt_ms=30.0, rate_gbit=0.05, loss_pct=2.0))
     assert unkept(shared_namespaces, asked) >= {"jitter", "rate", "loss_to_compute", "loss_to_storage"}
     assert shared_link.counters().drops == 0
+
+
+def received_s(namespaces: tuple[str, str], connections: int, nbytes: int) -> list[float]:
+    """Return how long each connection takes to receive so many bytes; one after the other, in the order of opening."""
+    storage, compute = namespaces
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(inside(storage, lambda: socket.create_server((STORAGE_ADDRESS, 0))))
+        address, took = listener.getsockname(), []
+        for _ in range(connections):
+            near = stack.enter_context(inside(compute, lambda: socket.create_connection(address, timeout=10)))
+            far = stack.enter_context(listener.accept()[0])
+            sending = threading.Thread(target=far.sendall, args=(bytes(nbytes),))
+            near.settimeout(20)
+            began, left = time.monotonic(), nbytes
+            sending.start()
+            while left:
+                left -= len(near.recv(min(left, 1 << 16)))
+            took.append(time.monotonic() - began)
+            sending.join()
+        return took
+
+
+@serial
+def test_one_connection_takes_a_slow_path_while_another_and_the_pings_do_not(shared_link, shared_namespaces):
+    paths = ({}, {"rtt_ms": 30.0, "rate_gbit": 0.01})
+    asked = Regime(name="unequal", rtt_ms=4.0, rate_gbit=1.0, paths=paths)
+    shared_link.set(asked)
+    before = shared_link.counters()
+    quick_s, slow_s, again_s = received_s(shared_namespaces, connections=3, nbytes=1_000_000)
+    after = shared_link.counters()
+    carried = [path.since(earlier) for path, earlier in zip(after.paths, before.paths, strict=True)]
+    # 1 MB at 10 Mbit/s takes 0.8 s.
+    assert slow_s > 0.8 > 4 * max(quick_s, again_s)
+    assert [path.connections for path in carried] == [2, 1]
+    assert carried[0].bytes > 2_000_000 > carried[1].bytes > 1_000_000
+    assert after.drops == before.drops
+    assert after.bytes - before.bytes >= sum(path.bytes for path in carried)
+    assert unkept(shared_namespaces, asked) <= BUSY
+    shared_link.set(NEAR)
+    assert shared_link.counters().paths == ()
+    assert shared_link.counters().bytes >= after.bytes
 
 
 def test_provenance_tells_what_the_link_is_made_of(link):

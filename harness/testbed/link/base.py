@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from harness.errors import TestbedError
 from harness.testbed.link.delay_calibration import (
@@ -15,6 +15,7 @@ from harness.testbed.link.delay_calibration import (
     measure_rtt_ms,
 )
 from harness.testbed.link.namespace import COMPUTE_ADDRESS, INTERFACE, MTU, STORAGE_ADDRESS, run_in
+from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.qdisc import describe_qdiscs
 from harness.testbed.link.tcp import read_tcp, tune_tcp
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 
 PREFIX_LENGTH = 30
+NO_PATHS: Final = (
+    "only the delay line (testbed.link=relay) sends connections over different paths, and netem does not; "
+    "use testbed=netns with testbed.link=relay or auto, or leave the paths out"
+)
 QUEUE_LENGTH_PACKETS = 10_000
 """The device's own ring; a relay that the host delays by 0.1 s at 10 Gbit/s must not lose packets."""
 
@@ -42,6 +47,8 @@ class LinkCounters:
     pause_s: float | None
     """Longest time for which the relay carried nothing although it was due, since the counters were last read, s; None
     where the kernel does the work."""
+    paths: tuple[PathCounters, ...] = ()
+    """Of each path of the regime, in its order, since the link was set to it."""
 
 
 class Link(ABC):
@@ -110,6 +117,9 @@ class Link(ABC):
 class ShapedLink(Link):
     """A link that this process shapes and calibrates; the kinds differ in the part that delays the packets."""
 
+    has_paths = False
+    """Whether TCP connections can take different paths."""
+
     def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
         super().__init__()
         self._namespaces = (storage_namespace, compute_namespace)
@@ -143,14 +153,18 @@ class ShapedLink(Link):
             raise TestbedError(
                 f"regimes.{regime.name}.rate_gbit is null: a link needs a rate; a local regime has no link to set"
             )
+        if regime.paths and not self.has_paths:
+            raise TestbedError(f"regimes.{regime.name}.paths: {NO_PATHS}")
         self._cap(regime.rate_gbit)
+        # Pings do not take the paths.
+        bare = regime.model_copy(update={"paths": ()})
         calibration = self._calibrations.get(regime.rtt_ms)
         if calibration is None or not calibration.is_good:
             try:
                 calibration = calibrate(
                     regime.rtt_ms,
                     self.floor_ms or 0.0,
-                    lambda delay_ms: self._shape(regime, delay_ms, 0.0, 0.0),
+                    lambda delay_ms: self._shape(bare, delay_ms, 0.0, 0.0),
                     self._measure_rtt_ms,
                 )
             except OSError as error:

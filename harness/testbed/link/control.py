@@ -23,6 +23,7 @@ from pydantic import ValidationError
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.testbed.link.base import Link, LinkCounters
+from harness.testbed.link.paths import PathCounters
 
 Answer = Callable[[dict[str, Any]], dict[str, object]]
 """Takes a command and returns its answer."""
@@ -47,7 +48,8 @@ def read_counters(path: Path) -> LinkCounters:
     Raises:
         TestbedError: nothing answers there, or the link is broken.
     """
-    return LinkCounters(**ask(path, {"do": "counters"}))
+    found = ask(path, {"do": "counters"})
+    return LinkCounters(**{**found, "paths": tuple(PathCounters(**one) for one in found["paths"])})
 
 
 def ask(path: Path, command: Mapping[str, object], timeout_s: float = ANSWER_TIMEOUT_S) -> dict[str, Any]:

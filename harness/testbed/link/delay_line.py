@@ -6,6 +6,7 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass
+from operator import itemgetter
 
 from harness.testbed.link.tun import wire_size, without_segments
 
@@ -45,6 +46,13 @@ class DelayLine:
         """Treat the packets that come from now on so; those that wait keep their time."""
         self._impairment = impairment
         self._spared = self._gap() if impairment.loss else 0
+
+    def absorb(self, other: DelayLine) -> None:
+        """Take over the packets of another line, which keep their time, and its counters without its drops."""
+        self.waiting = deque(sorted([*self.waiting, *other.waiting], key=itemgetter(0)))
+        self.packets += other.packets
+        self.bytes += other.bytes
+        self.lost += other.lost
 
     def accept(self, packet: bytes, now_ns: int) -> None:
         """Queue a packet that came at `now_ns`, lose it as the regime asks, or drop it for a full queue.

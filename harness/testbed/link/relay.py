@@ -3,8 +3,10 @@
 It makes a TUN device in each namespace and carries packets between them. Each line on standard input is a
 JSON command, each line on standard output its JSON answer; the end of standard input ends the process.
 
-    {"do": "set", "directions": [{...}, {...}]}   fields of Impairment, storage to compute first -> {"ok": true}
-    {"do": "counters"}   -> {"drops": 0, "lost": 0, "packets": 0, "bytes": 0, "cpu_s": 0.0, "pause_s": 0.0}
+    {"do": "set", "directions": [{...}, {...}], "paths": [...]}
+        fields of Impairment, storage to compute first; of each path both directions at once -> {"ok": true}
+    {"do": "counters"}
+        -> {"drops": 0, "lost": 0, "packets": 0, "bytes": 0, "cpu_s": 0.0, "pause_s": 0.0, "paths": [{...}]}
 """
 
 from __future__ import annotations
@@ -15,12 +17,16 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from energymon.system.scheduling import exact_timers, raise_priority
 from harness.errors import TestbedError
 from harness.testbed.link.delay_line import DelayLine, Impairment
 from harness.testbed.link.namespace import INTERFACE, enter
+from harness.testbed.link.paths import Paths
 from harness.testbed.link.tun import READ_BYTES, open_tun
 
 READS_PER_TURN = 32
@@ -38,22 +44,33 @@ class Relay:
     """Carries packets between two TUN devices until its commands end."""
 
     def __init__(self, storage_fd: int, compute_fd: int, command_fd: int, answer_fd: int) -> None:
-        self._lines = (DelayLine(seed=1), DelayLine(seed=2))
-        self._routes = (
-            (storage_fd, self._lines[0], compute_fd),
-            (compute_fd, self._lines[1], storage_fd),
-        )
+        self._links = (DelayLine(seed=1), DelayLine(seed=2))
+        self._ends = ((storage_fd, compute_fd), (compute_fd, storage_fd))
+        self._use(())
         self._command_fd = command_fd
         self._answer_fd = answer_fd
         self._pending = b""
         self._write_drops = 0
         self._pause_ns = 0
 
+    def _use(self, impairments: Sequence[Impairment]) -> None:
+        """Send TCP connections over paths from now on; without impairments all packets take the link's own lines."""
+        self._paths = paths = Paths(self._links, impairments) if impairments else None
+        accepts = [link.accept if paths is None else partial(paths.accept, way) for way, link in enumerate(self._links)]
+        others = paths.lines if paths is not None else ()
+        waiting = [(link, *(pair[way] for pair in others)) for way, link in enumerate(self._links)]
+        self._lines: list[DelayLine] = [line for lines in waiting for line in lines]
+        self._routes = [
+            (source, accept, lines, sink)
+            for (source, sink), accept, lines in zip(self._ends, accepts, waiting, strict=True)
+        ]
+        """By direction: where packets come from, what accepts them, where they wait, and where they go."""
+
     def run(self) -> None:
         """Carry packets until standard input ends or the parent dies."""
         parent = os.getppid()
         clock, read = time.monotonic_ns, os.read
-        watched = [self._command_fd, *(source for source, _, _ in self._routes)]
+        watched = [self._command_fd, *(source for source, _ in self._ends)]
         turned_ns = clock()
         while os.getppid() == parent:
             wait_s = self._wait_s()
@@ -61,17 +78,20 @@ class Relay:
             began_ns, turned_ns = turned_ns, clock()
             if (pause_ns := turned_ns - began_ns - int(wait_s * 1e9)) > self._pause_ns:
                 self._pause_ns = pause_ns
-            for source, line, sink in self._routes:
-                self._release(line, sink, clock())
+            for source, accept, lines, sink in self._routes:
+                now_ns = clock()
+                for line in lines:
+                    self._release(line, sink, now_ns)
                 if source not in ready:
                     continue
                 try:
                     for _ in range(READS_PER_TURN):
                         packet = read(source, READ_BYTES)
                         now_ns = clock()
-                        line.accept(packet, now_ns)
+                        accept(packet, now_ns)
                         # On a near link the packet is due at once; it does not wait for the next one's reading.
-                        self._release(line, sink, now_ns)
+                        for line in lines:
+                            self._release(line, sink, now_ns)
                 except BlockingIOError:
                     pass
             if self._command_fd in ready and not self._obey():
@@ -112,19 +132,24 @@ class Relay:
 
     def _answer(self, command: dict[str, Any]) -> dict[str, object]:
         if command["do"] == "set":
-            for line, fields in zip(self._lines, command["directions"], strict=True):
+            for line, fields in zip(self._links, command["directions"], strict=True):
                 line.configure(Impairment(**fields))
+            if self._paths is not None:
+                self._paths.dissolve()
+            self._use([Impairment(**fields) for fields in command["paths"]])
             return {"ok": True}
         if command["do"] == "counters":
             pause_ns, self._pause_ns = self._pause_ns, 0
             return {
-                "drops": sum(line.drops for line in self._lines) + self._write_drops,
+                # A path that is too slow for its connections drops packets as it is asked to.
+                "drops": sum(line.drops for line in self._links) + self._write_drops,
                 "lost": sum(line.lost for line in self._lines),
                 "packets": sum(line.packets for line in self._lines),
                 "bytes": sum(line.bytes for line in self._lines),
                 "cpu_s": time.process_time(),
                 # The longest turn of the loop beyond what it meant to sleep, since it was last asked.
                 "pause_s": pause_ns / 1e9,
+                "paths": [] if self._paths is None else [asdict(path) for path in self._paths.counters()],
             }
         return {"error": f"unknown command {command['do']!r}; expected set or counters"}
 

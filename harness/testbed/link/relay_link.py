@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import harness
 from energymon.system.child import Child, ChildError
@@ -16,6 +16,7 @@ from harness.errors import TestbedError
 from harness.testbed.link.base import LinkCounters, ShapedLink
 from harness.testbed.link.delay_line import Impairment
 from harness.testbed.link.namespace import INTERFACE, inside
+from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.qdisc import cap_rate, kernel_has, qdisc_counts
 
 ANSWER_TIMEOUT_S = 20.0
@@ -38,6 +39,7 @@ class RelayLink(ShapedLink):
     """
 
     kind = "relay"
+    has_paths = True
 
     def __init__(self, storage_namespace: str, compute_namespace: str, cap_interface: str = INTERFACE) -> None:
         super().__init__(storage_namespace, compute_namespace)
@@ -76,7 +78,22 @@ class RelayLink(ShapedLink):
             rate_bits_s=None if self._kernel_caps else round(self._rate_gbit * 1e9),
             queue_ns=round(regime.queue_ms * 1e6),
         )
-        self._ask({"do": "set", "directions": [asdict(impairment)] * 2})
+        if regime.paths and not self._kernel_caps:
+            raise TestbedError(
+                f"regimes.{regime.name}.paths: this kernel has no sch_tbf, so the link's rate cannot be capped across "
+                "its paths: load the module (modprobe sch_tbf), or leave the paths out"
+            )
+        paths = [
+            replace(
+                impairment,
+                delay_ns=round((delay_ms + (regime.path_rtt_ms(path) - regime.rtt_ms) / 2) * 1e6),
+                jitter_ns=round(regime.path_jitter_ms(path) * 1e6),
+                loss=regime.path_loss_pct(path) / 100,
+                rate_bits_s=None if path.rate_gbit is None else round(path.rate_gbit * 1e9),
+            )
+            for path in regime.paths
+        ]
+        self._ask({"do": "set", "directions": [asdict(impairment)] * 2, "paths": [asdict(path) for path in paths]})
 
     def counters(self) -> LinkCounters:
         """Read the cumulative counters: the relay's, and the drops before it in qdisc and device.
@@ -94,6 +111,7 @@ class RelayLink(ShapedLink):
             bytes=int(relayed["bytes"]),
             cpu_s=relayed["cpu_s"],
             pause_s=relayed["pause_s"],
+            paths=tuple(PathCounters(**path) for path in relayed["paths"]),
         )
 
     def describe(self) -> dict[str, object]:
@@ -105,23 +123,23 @@ class RelayLink(ShapedLink):
         # The end of the relay's descriptors removes both devices.
         self._relay.stop()
 
-    def _ask(self, command: dict[str, object]) -> dict[str, float]:
+    def _ask(self, command: dict[str, object]) -> dict[str, Any]:
         if self._closed:
             raise TestbedError("the link is closed")
         try:
             self._relay.send(json.dumps(command).encode() + b"\n")
         except ChildError as error:
             raise self._gone(error) from error
-        return cast(dict[str, float], self._answer())
+        return self._answer()
 
-    def _answer(self) -> dict[str, object]:
+    def _answer(self) -> dict[str, Any]:
         try:
             line = self._relay.read_line(ANSWER_TIMEOUT_S)
         except ChildError as error:
             raise self._gone(error) from error
         if line is None:
             raise self._gone(f"does not answer within {ANSWER_TIMEOUT_S:g} s")
-        answer: dict[str, object] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise TestbedError(str(answer["error"]))
         return answer
