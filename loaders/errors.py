@@ -41,3 +41,7 @@ class DamagedError(WireError):
 
 class ShardError(LoaderError):
     """A shard folder, a TFRecord file or its index is missing, malformed or damaged."""
+
+
+class SplitError(LoaderError):
+    """Splits of a dataset cannot be made as asked, or stored ones are missing, malformed or damaged."""
