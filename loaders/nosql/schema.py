@@ -2,14 +2,17 @@
 """The tables of a dataset in the database, and the address that names them.
 
 A dataset KEYSPACE.NAME is a data table, a metadata table and a row of the keyspace's table of datasets, as in listing 1
-of the Cassandra-DALI paper: one query of the data table returns the features and the label of a sample.
+of the Cassandra-DALI paper: one query of the data table returns the features and the label of a sample. The primary key
+of both is the sample's UUID, which is made of its id, so a client needs no list of them.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
+from uuid import UUID
 
 from loaders.errors import LoaderConfigError
 
@@ -18,6 +21,16 @@ FORM: Final = "cassandra-1"
 PORT: Final = 9042
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _ENDPOINT: Final = re.compile(r"cassandra://(\[[^\]]+\]|[^:/]+)(?::(\d{1,5}))?/([^./]+)\.([^./]+)")
+
+
+def sample_uuid(sample_id: int) -> UUID:
+    """Return the primary key of a sample: the UUID of version 8 (RFC 9562) whose last 62 bits are the id."""
+    return UUID(int=8 << 76 | 2 << 62 | sample_id)
+
+
+def quote(column: str) -> str:
+    """Return the name of a column as statements have it."""
+    return '"' + column.replace('"', '""') + '"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +60,44 @@ class Table:
         return f"cassandra://{host}:{self.port}/{self.keyspace}.{self.name}"
 
     @property
+    def partial(self) -> str:
+        """The name by which the table of datasets has this one from its first sample on until it is whole."""
+        return f"{self.name}.partial"
+
+    @property
     def create(self) -> tuple[str, ...]:
         """Statements that make the tables where they are not there; the keyspace is there.
 
-        Data is stored as it is, because encoded samples do not get smaller.
+        Data is stored as it is, because encoded samples do not get smaller. A row is written once, so that there is
+        nothing to compact, and no compaction reads the table while it is served.
         """
+        written_once = "compaction = {'class': 'SizeTieredCompactionStrategy', 'enabled': 'false'}"
         return (
-            f"CREATE TABLE IF NOT EXISTS {self.keyspace}.{self.name} (sample_id bigint PRIMARY KEY, label bigint, "
-            "file int, size int, record blob) WITH compression = {'enabled': 'false'}",
-            f"CREATE TABLE IF NOT EXISTS {self.keyspace}.{self.name}_metadata (sample_id bigint PRIMARY KEY, "
-            "label bigint, path text, size bigint)",
+            f"CREATE TABLE IF NOT EXISTS {self.keyspace}.{self.name} (sample uuid PRIMARY KEY, sample_id bigint, "
+            f"label bigint, file int, size int, record blob) WITH compression = {{'enabled': 'false'}} "
+            f"AND {written_once}",
+            f"CREATE TABLE IF NOT EXISTS {self.keyspace}.{self.name}_metadata (sample uuid PRIMARY KEY, "
+            f"sample_id bigint, label bigint, size bigint) WITH {written_once}",
             f"CREATE TABLE IF NOT EXISTS {self.keyspace}.datasets (name text PRIMARY KEY, form text, samples bigint, "
             "nbytes bigint, key text)",
         )
 
     @property
     def insert(self) -> str:
-        """Statement that stores a sample: id, label, offset and size of its file in the record, and the record."""
-        return f"INSERT INTO {self.keyspace}.{self.name} (sample_id, label, file, size, record) VALUES (?, ?, ?, ?, ?)"
+        """Statement that stores a sample: UUID, id, label, offset and size of its file in the record, the record."""
+        return (
+            f"INSERT INTO {self.keyspace}.{self.name} (sample, sample_id, label, file, size, record) "
+            "VALUES (?, ?, ?, ?, ?, ?)"
+        )
 
-    @property
-    def insert_metadata(self) -> str:
-        """Statement that stores the metadata of a sample: id, label, path, size of all its files."""
-        return f"INSERT INTO {self.keyspace}.{self.name}_metadata (sample_id, label, path, size) VALUES (?, ?, ?, ?)"
+    def insert_metadata(self, columns: Sequence[str] = ()) -> str:
+        """Return the statement that stores a sample's metadata.
+
+        Its values are UUID, id, label, size of its file in bytes, and those of these columns of its dataset.
+        """
+        names = ["sample", "sample_id", "label", "size", *map(quote, columns)]
+        values = ", ".join("?" * len(names))
+        return f"INSERT INTO {self.keyspace}.{self.name}_metadata ({', '.join(names)}) VALUES ({values})"
 
     @property
     def mark(self) -> str:
@@ -78,15 +106,15 @@ class Table:
 
     @property
     def unmark(self) -> str:
-        """Statement that is executed before the first sample is stored, with the name."""
+        """Statement that takes a name out of the table of datasets."""
         return f"DELETE FROM {self.keyspace}.datasets WHERE name = ?"
 
     @property
     def find(self) -> str:
-        """Query of the row that says that a dataset is whole, by name."""
-        return f"SELECT form, samples, nbytes FROM {self.keyspace}.datasets WHERE name = ?"
+        """Query of the row that says that a dataset is whole, by name: form, samples, bytes, key of the content."""
+        return f"SELECT form, samples, nbytes, key FROM {self.keyspace}.datasets WHERE name = ?"
 
     @property
     def select(self) -> str:
-        """Query of one sample by its id, from 0 to samples - 1: label, file, size, record."""
-        return f"SELECT label, file, size, record FROM {self.keyspace}.{self.name} WHERE sample_id = ?"
+        """Query of one sample by `sample_uuid` of its id: id, label, file, size, record."""
+        return f"SELECT sample_id, label, file, size, record FROM {self.keyspace}.{self.name} WHERE sample = ?"
