@@ -8,7 +8,7 @@ TESTS ?= tests
 # file share what they run, so they have one worker.
 WORKERS := -n logical --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-fast test-vm gpu-smoke lint server minio tensorflow mosaic ansible setup bench lock clean
+.PHONY: help run test test-fast test-vm gpu-smoke lint server minio tensorflow mosaic cassandra ansible setup bench lock clean
 
 help:              ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -16,7 +16,7 @@ help:              ## list the targets
 run: setup         ## set up, then run +experiment=$(EXPERIMENT); EXPERIMENT=smoke ARGS="repeats=5" change it
 	playbooks/privileged.sh $(PYTHON) -m harness +experiment=$(EXPERIMENT) $(ARGS)
 
-test: setup lint server minio tensorflow mosaic ansible ## set up, then lint and every test; TESTS=tests/loaders for some
+test: setup lint server minio tensorflow mosaic cassandra ansible ## set up, then lint and every test; TESTS=tests/loaders for some
 	PYTHONDONTWRITEBYTECODE= playbooks/privileged.sh $(PYTHON) -m pytest $(WORKERS) $(TESTS) $(ARGS)
 
 test-fast: setup   ## set up, then the tests that start no process; TESTS and ARGS as for test
@@ -48,6 +48,9 @@ tensorflow: setup  ## the environment with TensorFlow that tests read shards wit
 mosaic: setup      ## the environment with MosaicML Streaming: found, or made in a minute
 	playbooks/mosaic.sh >/dev/null
 
+cassandra:         ## the Cassandra server that tests run against: found, or its jars copied with Maven in seconds
+	playbooks/cassandra.sh >/dev/null
+
 ansible: setup     ## the environment with Ansible that several hosts need: made in .venv-ansible in a minute
 	playbooks/ansible.sh
 
@@ -61,7 +64,7 @@ bench: setup server mosaic ansible ## the benchmarks, and the tables of the docs
 
 lock:              ## resolve pyproject.toml again into requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
-	  --python-version 3.11 --extra dev pyproject.toml --output-file requirements.lock
+	  --python-version 3.11 --extra dev --extra nosql pyproject.toml --output-file requirements.lock
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.11 playbooks/ansible.in --output-file playbooks/ansible.lock
 	cp requirements.lock playbooks/mosaic.lock  # versions to prefer, so that files are shared

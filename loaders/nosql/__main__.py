@@ -1,0 +1,142 @@
+"""The database of the nosql loader: serve prepared tables, prepare them, store shards in a database, make keys."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from energymon.system.version import PrintVersion
+from loaders.errors import LoaderError
+from loaders.nosql.form import KEYSPACE, NAME, link_tables, open_form, prepare
+from loaders.nosql.ingest import ingest
+from loaders.nosql.keys import USER, load_client_keys, make_keys
+from loaders.nosql.options import DaemonOptions
+from loaders.nosql.schema import PORT, Table
+from loaders.nosql.server.process import CassandraServer
+from loaders.nosql.session import Login
+from loaders.records.shards.commands import progress_bar
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit status: 0 when done, 2 after an error, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m loaders.nosql", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action=PrintVersion)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        allow_abbrev=False,
+        help="serve a folder of tables with a Cassandra server until SIGTERM or Ctrl-C",
+        description="Serve a folder of tables with a Cassandra server until SIGTERM or Ctrl-C. A JSON line on standard "
+        "output says when it is ready and at which endpoint; its warnings and errors go to standard error at the end.",
+    )
+    add_flags(serve, DaemonOptions)
+    serve.set_defaults(run=_serve)
+
+    making = commands.add_parser(
+        "prepare", allow_abbrev=False, help="make a folder of tables of a shard folder, for `serve --root`"
+    )
+    making.add_argument("--shards", type=Path, required=True, metavar="DIR", help="shard folder")
+    making.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of tables; goes on with a half")
+    making.set_defaults(run=_prepare)
+
+    storing = commands.add_parser(
+        "ingest",
+        allow_abbrev=False,
+        help="store a shard folder in a database that runs",
+        description="Store every record of a shard folder in the tables KEYSPACE.NAME and KEYSPACE.NAME_metadata. When "
+        "it is run again it goes on where it ended. The database writes its tables to disk when it chooses to, or "
+        "with `nodetool flush KEYSPACE`.",
+    )
+    storing.add_argument("--shards", type=Path, required=True, metavar="DIR", help="shard folder")
+    storing.add_argument("--host", default="127.0.0.1", help="a server of the database (default: %(default)s)")
+    storing.add_argument("--port", type=int, default=PORT, help="its port (default: %(default)s)")
+    storing.add_argument("--keyspace", default=KEYSPACE, help="keyspace of the tables (default: %(default)s)")
+    storing.add_argument("--name", default=NAME, help="name of the table of data (default: %(default)s)")
+    storing.add_argument("--keys", type=Path, metavar="DIR", help="the client's half of what `keygen` made")
+    storing.add_argument(
+        "--replication", type=int, default=1, metavar="N", help="copies of a row, for a new keyspace (default: 1)"
+    )
+    storing.add_argument(
+        "--timeout-s", type=float, default=30.0, metavar="S", help="how long a request may take (default: %(default)g)"
+    )
+    storing.set_defaults(run=_ingest)
+
+    keygen = commands.add_parser("keygen", allow_abbrev=False, help="make keys for a server and its clients")
+    keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
+    keygen.set_defaults(run=_keygen)
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except LoaderError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    options = read_flags(DaemonOptions, vars(arguments))
+    host, port = resolve_address(options.listen)
+    form = open_form(options.root)
+    signal.signal(signal.SIGTERM, _end)
+    server = CassandraServer(
+        link_tables(options.root),
+        host,
+        port=port,
+        keys=options.keys,
+        heap_mb=options.heap_mb,
+        disk_access=options.disk_access,
+        removes_home=True,
+    )
+    with server:
+        endpoint = Table(server.host, server.port, KEYSPACE, NAME).endpoint
+        served = {"endpoint": endpoint, "samples": form.samples, "bytes": form.nbytes}
+        sys.stdout.write(json.dumps({"ready": True, "pid": os.getpid(), **served}) + "\n")
+        sys.stdout.flush()
+        failure = server.wait(sys.stdin.fileno() if options.until_eof else None)
+        sys.stderr.write(server.log_lines() + "\n")
+        if failure is not None:
+            raise LoaderError(failure)
+
+
+def _end(*_: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    with progress_bar("samples stored") as bar:
+        prepare(arguments.shards, arguments.out, bar)
+
+
+def _ingest(arguments: argparse.Namespace) -> None:
+    table = Table.parse(Table(arguments.host, arguments.port, arguments.keyspace, arguments.name).endpoint)
+    login = None
+    if arguments.keys is not None:
+        keys = load_client_keys(arguments.keys)
+        login = Login(USER, keys.password, keys.context())
+    with progress_bar("samples stored") as bar:
+        stored = ingest(
+            arguments.shards,
+            table,
+            login=login,
+            progress=bar,
+            replication=arguments.replication,
+            timeout_s=arguments.timeout_s,
+        )
+    sys.stdout.write(f"{table.endpoint}  {stored} samples stored now\n")
+
+
+def _keygen(arguments: argparse.Namespace) -> None:
+    daemon, client = make_keys(arguments.folder)
+    sys.stdout.write(f"{daemon}  for serve --keys, on the storage node\n{client}  for keys=, on the compute nodes\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""A dataset as the tables of a server: made once of its shards, and served by servers that do not write into it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from loaders.errors import ShardError
+from loaders.nosql.ingest import ingest
+from loaders.nosql.schema import FORM, Table
+from loaders.nosql.server.process import CassandraServer
+from loaders.records.shards.index import ShardSet, write_atomically
+
+KEYSPACE: Final = "joulefeed"
+NAME: Final = "samples"
+_FORM_FILE: Final = "form.json"
+_TABLES: Final = "data"
+_SERVED: Final = ".serving-"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a folder of tables has."""
+
+    form: str
+    key: str
+    """Of the shards that it was made of."""
+    samples: int
+    nbytes: int
+    """Of the records."""
+
+
+def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
+    """Make the tables of a shard folder in an empty or half-made folder, with a server of their own on loopback.
+
+    `progress` is called with the numbers of samples stored and of all. Raises ShardError, DatabaseServerError,
+    StreamError.
+    """
+    dataset = ShardSet.open(shards)
+    with CassandraServer(folder, learns_classes=True) as server:
+        ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress=progress)
+    for path in folder.iterdir():
+        if path.name != _TABLES:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with write_atomically(folder / _FORM_FILE) as file:
+        file.write(json.dumps(asdict(Form(FORM, dataset.key, dataset.samples, dataset.nbytes))).encode())
+
+
+def open_form(folder: Path) -> Form:
+    """Return what a folder has that `prepare` made; raises ShardError where it is none."""
+    path = folder / _FORM_FILE
+    try:
+        found = Form(**json.loads(path.read_bytes()))
+    except OSError as error:
+        raise ShardError(
+            f"{path}: {error.strerror}: expected a folder that `python -m loaders.nosql prepare` has made"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ShardError(f"{path}: {error}; prepare the folder again") from error
+    if found.form != FORM:
+        raise ShardError(f"{folder} has tables of the form {found.form}, expected {FORM}: prepare it again")
+    return found
+
+
+def link_tables(folder: Path) -> Path:
+    """Return a new folder beside this one, or where temporary files lie, with its tables for one server.
+
+    The files with the records, which no server changes, are links where the file system has them; the others are
+    copies. Raises ShardError where there is no room.
+    """
+    try:
+        try:
+            copy = Path(tempfile.mkdtemp(prefix=_SERVED, dir=folder.parent))
+        except OSError:  # a folder of somebody else
+            copy = Path(tempfile.mkdtemp(prefix="joulefeed-tables-"))
+        try:
+            shutil.copytree(folder / _TABLES, copy / _TABLES, copy_function=_link)
+        except BaseException:
+            shutil.rmtree(copy, ignore_errors=True)
+            raise
+    except (OSError, shutil.Error) as error:
+        raise ShardError(f"the tables of {folder} cannot be linked or copied to serve them: {error}") from error
+    return copy
+
+
+def _link(source: str, target: str) -> str:
+    if source.endswith("-Data.db"):
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
+    else:
+        shutil.copyfile(source, target)
+    return target

@@ -1,0 +1,1 @@
+"""A Cassandra server of this machine: found, configured, started and ended."""

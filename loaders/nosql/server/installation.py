@@ -1,0 +1,92 @@
+"""The jars of Cassandra and the Java that runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import loaders
+from loaders.errors import LoaderError
+
+_JAVAS: Final = ("java-17*", "java-11*")
+_MAIN: Final = "org.apache.cassandra.service.CassandraDaemon"
+# What conf/jvm17-server.options of Cassandra 5.0 opens to it.
+_EXPORTS: Final = (
+    *("java.base/jdk.internal.misc", "java.base/jdk.internal.ref", "java.base/sun.nio.ch", "java.sql/java.sql"),
+    *("java.management.rmi/com.sun.jmx.remote.internal.rmi", "java.rmi/sun.rmi.registry", "java.rmi/sun.rmi.server"),
+    "java.rmi/sun.rmi.transport.tcp",
+)
+_OPENS: Final = (
+    *("java.base/java.io", "java.base/java.lang", "java.base/java.lang.module", "java.base/java.lang.reflect"),
+    *("java.base/java.nio", "java.base/java.util", "java.base/java.util.concurrent", "java.base/sun.nio.ch"),
+    *("java.base/java.util.concurrent.atomic", "java.base/jdk.internal.loader", "java.base/jdk.internal.math"),
+    *("java.base/jdk.internal.misc", "java.base/jdk.internal.module", "java.base/jdk.internal.ref"),
+    *("java.base/jdk.internal.reflect", "java.base/jdk.internal.util.jar"),
+    "jdk.management/com.sun.management.internal",
+)
+
+
+class DatabaseServerError(LoaderError):
+    """A database server cannot be found, installed or started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A Cassandra server that can be started."""
+
+    java: Path
+    jars: tuple[Path, ...]
+    folder: Path
+
+    @property
+    def archive(self) -> Path:
+        """Java's archive of the server's classes, with which it starts sooner; it need not be there."""
+        return self.folder / "classes.jsa"
+
+    def command(self, options: list[str]) -> list[str]:
+        """Return the command line of a server with these options of Java and of Cassandra."""
+        return [
+            str(self.java),
+            *options,
+            *(f"--add-exports={name}=ALL-UNNAMED" for name in _EXPORTS),
+            *(f"--add-opens={name}=ALL-UNNAMED" for name in _OPENS),
+            *("-cp", os.pathsep.join(map(str, self.jars))),
+            _MAIN,
+        ]
+
+
+def find_installation() -> Installation:
+    """Find a Cassandra server, or have playbooks/cassandra.sh install one, which takes some 10 s the first time.
+
+    Raises DatabaseServerError where there is none.
+    """
+    root = Path(loaders.__file__).parents[1]
+    # In an installed package the scripts are below harness.
+    places = (root / "playbooks" / "cassandra.sh", root / "harness" / "playbooks" / "cassandra.sh")
+    script = next(path for path in places if path.exists())
+    found = subprocess.run([script], stdout=subprocess.PIPE, stderr=None, text=True, check=False)
+    if found.returncode:
+        raise DatabaseServerError("playbooks/cassandra.sh found no Cassandra server; see its messages above")
+    folder = Path(found.stdout.strip())
+    jars = tuple(sorted([*folder.glob("*.jar"), *folder.glob("lib/*.jar")]))
+    return Installation(_find_java(), jars, folder)
+
+
+def _find_java() -> Path:
+    """Return the Java that playbooks/cassandra.sh has found or installed."""
+    candidates = [Path(home, "bin", "java")] if (home := os.environ.get("JAVA_HOME")) else []
+    candidates += [Path(on_path)] if (on_path := shutil.which("java")) else []
+    candidates += [path for name in _JAVAS for path in sorted(Path("/usr/lib/jvm").glob(f"{name}/bin/java"))]
+    for java in candidates:
+        try:
+            asked = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
+        except OSError:
+            continue
+        if re.match(r'.*"1[17]\b', asked.stderr):
+            return java
+    raise DatabaseServerError("Java 11 or 17 is needed to run Cassandra: install openjdk-17-jre-headless")
