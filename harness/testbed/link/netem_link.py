@@ -10,6 +10,7 @@ from harness.testbed.link.base import LinkCounters, ShapedLink
 from harness.testbed.link.namespace import ETHERNET_HEADER_BYTES, INTERFACE, run_in
 from harness.testbed.link.qdisc import (
     INGRESS_INTERFACE,
+    WantedLosses,
     cap_rate,
     delay_ingress,
     describe_qdiscs,
@@ -31,7 +32,7 @@ class NetemLink(ShapedLink):
 
     def __init__(self, storage_namespace: str, compute_namespace: str) -> None:
         super().__init__(storage_namespace, compute_namespace)
-        self._loses_on_purpose = False
+        self._losses = WantedLosses()
         try:
             peer = ["peer", "name", INTERFACE, "netns", compute_namespace]
             run_in(storage_namespace, ["ip", "link", "add", INTERFACE, "type", "veth", *peer])
@@ -49,21 +50,22 @@ class NetemLink(ShapedLink):
 
     def _shape(self, regime: Regime, delay_ms: float, jitter_ms: float, loss_pct: float) -> None:
         assert regime.rate_gbit is not None
-        self._loses_on_purpose |= loss_pct > 0
+        self._losses.begin(self._netem_drops(), losing=loss_pct > 0)
         for namespace in self._namespaces:
             segment_in_kernel(namespace, every_packet=loss_pct > 0)
             delay_ingress(namespace, delay_ms, jitter_ms, loss_pct, regime.rate_gbit)
 
     def counters(self) -> LinkCounters:
-        """Read the cumulative counters of the rate caps and, where it loses nothing on purpose, of netem."""
+        """Read the cumulative counters of the rate caps and, while the regime loses nothing, of netem."""
         caps = [qdisc_counts(namespace) for namespace in self._namespaces]
-        drops = sum(cap.drops for cap in caps)
-        if not self._loses_on_purpose:
-            # netem counts wanted losses as drops too; its queue is too long to overflow.
-            drops += sum(qdisc_counts(namespace, INGRESS_INTERFACE).drops for namespace in self._namespaces)
+        # netem's queue is too long to overflow.
+        drops = sum(cap.drops for cap in caps) + self._losses.count_unwanted(self._netem_drops())
         packets = sum(cap.packets for cap in caps)
         sent_bytes = sum(cap.bytes for cap in caps) - ETHERNET_HEADER_BYTES * packets
         return LinkCounters(drops=drops, packets=packets, bytes=sent_bytes, cpu_s=0.0, pause_s=None)
+
+    def _netem_drops(self) -> int:
+        return sum(qdisc_counts(namespace, INGRESS_INTERFACE).drops for namespace in self._namespaces)
 
     def describe(self) -> dict[str, object]:
         """Describe the parts of the link and its calibration."""

@@ -140,3 +140,23 @@ def qdisc_counts(namespace: str | None, interface: str = INTERFACE) -> QdiscCoun
     """Count what the interface's root queueing discipline dropped and sent."""
     roots = [qdisc for qdisc in describe_qdiscs(namespace, interface) if qdisc.get("root")]
     return QdiscCounts(*(sum(int(str(root.get(key, 0))) for root in roots) for key in ("drops", "packets", "bytes")))
+
+
+@dataclass(slots=True)
+class WantedLosses:
+    """Distinguishes the packets that a regime asks netem to lose from others; netem counts both as drops."""
+
+    _losing: bool = False
+    _began: int = 0
+    """netem's count when the regime began."""
+    _wanted: int = 0
+    """Losses of the regimes before."""
+
+    def begin(self, drops: int, *, losing: bool) -> None:
+        """Begin a regime that loses packets, or none, at this count of netem."""
+        self._wanted = drops - self.count_unwanted(drops)
+        self._losing, self._began = losing, drops
+
+    def count_unwanted(self, drops: int) -> int:
+        """Return the drops among netem's count that no regime asks for; of a losing regime none are known."""
+        return (self._began if self._losing else drops) - self._wanted

@@ -23,6 +23,7 @@ from harness.errors import TestbedError
 from harness.testbed.link.namespace import run_in
 from harness.testbed.link.qdisc import (
     INGRESS_INTERFACE,
+    WantedLosses,
     cap_rate,
     delay_egress,
     delay_ingress,
@@ -63,7 +64,7 @@ class Shaper:
         if not kernel_has(None, "netem"):
             raise TestbedError("this kernel has no sch_netem: modprobe sch_netem (Ubuntu: linux-modules-extra)")
         record.write_text(f"{interface}\n")
-        self._record, self._loses = record, False
+        self._record, self._losses = record, WantedLosses()
         self.delays_ingress = True
         """Whether packets are delayed where they come in; else where they leave."""
         try:
@@ -75,7 +76,7 @@ class Shaper:
 
     def set(self, *, delay_ms: float, jitter_ms: float, loss_pct: float, rate_gbit: float) -> None:
         """Delay by half of the round trip and cap the rate from now on."""
-        self._loses |= loss_pct > 0
+        self._losses.begin(self._delay_drops(), losing=loss_pct > 0)
         segment_in_kernel(None, every_packet=loss_pct > 0, interface=self._interface)
         if self.delays_ingress:
             cap_rate(None, rate_gbit, self._interface)
@@ -86,12 +87,12 @@ class Shaper:
     def counters(self) -> dict[str, int]:
         """Count dropped packets, those that left, and their bytes."""
         left = qdisc_counts(None, self._interface)
-        drops = left.drops
-        if self.delays_ingress and not self._loses:
-            drops += qdisc_counts(None, INGRESS_INTERFACE).drops
-        elif self._loses:
-            drops = 0  # netem counts wanted losses, too
+        drops = self._losses.count_unwanted(self._delay_drops()) + (left.drops if self.delays_ingress else 0)
         return {"drops": drops, "packets": left.packets, "bytes": left.bytes}
+
+    def _delay_drops(self) -> int:
+        """Count the drops where packets are delayed."""
+        return qdisc_counts(None, INGRESS_INTERFACE if self.delays_ingress else self._interface).drops
 
     def describe(self) -> dict[str, object]:
         """Return the queueing disciplines with their statistics."""
