@@ -28,6 +28,8 @@ REGIMES = {
     "lan_0_1ms": {"rtt_ms": 0.1, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "lan_1ms": {"rtt_ms": 1, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "lan_10ms": {"rtt_ms": 10, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
+    "wan_20ms": {"rtt_ms": 20, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
+    "wan_150ms": {"rtt_ms": 150, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "wan_30ms": {"rtt_ms": 30, "rate_gbit": 1.0, "jitter_ms": 0.0, "loss_pct": 0.0},
     "wan_lossy": {"rtt_ms": 30, "rate_gbit": 1.0, "jitter_ms": 2.0, "loss_pct": 0.1},
 }
@@ -35,10 +37,14 @@ TARGETS = {
     "pytorch": {"_target_": "loaders.pytorch.PyTorchLoader", "reads": "files", "num_workers": 4},
     "dali": {"_target_": "loaders.dali.DaliLoader", "reads": "files", "num_threads": 2},
     "streaming": {"_target_": "loaders.streaming.StreamingLoader", "reads": "stream", "streams": 2},
+    "nosql": {"_target_": "loaders.nosql.NoSQLLoader", "reads": "stream"},
+    "mosaic": {"_target_": "loaders.mosaic.MosaicLoader", "reads": "stream"},
+    "tfdata": {"_target_": "loaders.tfdata.TfDataLoader", "reads": "stream"},
     "fixed": {"_target_": "loaders.fixed.FixedBatchLoader", "reads": "once"},
 }
 # Seconds per epoch: a base and what each ms of RTT adds.
 EPOCH_S = {"pytorch": (1.9, 0.43), "dali": (1.7, 0.36), "streaming": (1.72, 0.0012), "fixed": (0.95, 0.0)}
+EPOCH_S |= {"nosql": (1.0, 0.0008), "mosaic": (1.4, 0.006), "tfdata": (0.9, 0.08)}
 ESTIMATED = "cpu=estimate;gpu=estimate"
 MEASURED = "cpu=rapl-powercap;dram=rapl-powercap;gpu=nvml-counter"
 

@@ -49,6 +49,8 @@ def make_claim_rows(results: Results, metrics: Collection[str] = ()) -> tuple[Ro
         known: dict[str, object] = {str(name): value for name, value in record.items()}
         known |= {"mb_per_s": row.mb_per_s, "stall_s": row.stall_s, "total_j": row.total_j}
         known |= {f"{domain}_j": joules for domain, joules in row.joules.items()}
+        rate_gbit = results.experiment.regimes[row.regime].rate_gbit
+        known |= {"link_share": row.mb_per_s / (125 * rate_gbit)} if row.mb_per_s and rate_gbit else {}
         known |= batches.get(key, {})
         found.append(
             Row(

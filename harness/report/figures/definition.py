@@ -159,6 +159,15 @@ class Stages(Figure):
     """Workloads, each of which contains those before it."""
 
 
+class Throughput(Figure):
+    """Throughput by loader and distance as a share of a bound, and joules by GB; `values` are a paper's."""
+
+    share_of: Literal["link", "fixed"]
+    """The bound: the rate of the run's link, or the throughput of the loader that reads nothing in an epoch."""
+    link: Annotated[str, AfterValidator(_values)] = ""
+    """The id of the MB/s of the paper's link, of which its values are shares; empty where they are shares already."""
+
+
 BY_DISTANCE: Final = "by_distance"
 _FAMILIES: Final[Mapping[str, type[Figure]]] = {
     BY_DISTANCE: ByDistance,
@@ -168,6 +177,7 @@ _FAMILIES: Final[Mapping[str, type[Figure]]] = {
     "distribution": Distribution,
     "textbook": Textbook,
     "stages": Stages,
+    "throughput": Throughput,
     "minato_fig3": Figure,
     "minato_fig12": Figure,
 }

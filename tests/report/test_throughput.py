@@ -1,0 +1,61 @@
+"""Cassandra-DALI's figure 2: throughput by distance as a share of the link, or of a fixed batch's, and joules by GB."""
+
+import pytest
+
+from harness.report import read_report, render
+from harness.report.figures import make_figure_tables
+from harness.results.reader import read_results
+
+FAR = ("lan_0_1ms", "wan_20ms", "wan_150ms")
+
+
+@pytest.fixture
+def tightloop(build):
+    """Return the maker of a run of network loaders, and of DALI, on local files and at three distances."""
+
+    def make(**options):
+        builder = build(loaders=("nosql", "tfdata", "dali"), regimes=("local", *FAR), repeats=2, **options)
+        builder.config |= {"figures": ["latency_tightloop"], "name": "latency_tightloop"}
+        return builder
+
+    return make
+
+
+def test_shares_are_of_the_link_and_local_files_are_compared_with_the_same_rate(tightloop):
+    (table,) = make_figure_tables(read_results(tightloop(scatter=0.0).write()))
+    assert table.columns[1:5] == ("MB/s, local", "MB/s, 0.1 ms", "MB/s, 20 ms", "MB/s, 150 ms")
+    rows = {row[0]: row[1:] for row in table.rows}
+    # 57.6 MB in 1.016 s at 20 ms; the link of 1 Gbit/s carries 125 MB/s.
+    assert rows["NoSQL"][2] == "56.7 (45 %)"
+    assert rows["DALI"][0] == "33.9 (27 %)"
+    assert rows["paper, NoSQL"][:4] == ("–", "6000 (96 %)", "6000 (96 %)", "4000 (64 %)")
+    assert rows["paper, DALI"][:4] == ("7400 (118 %)", "–", "–", "–")
+    assert rows["paper, MosaicML"][3] == "203 (3.2 %)"
+    joules = read_results(tightloop(scatter=0.0).write()).rows[0].total_j
+    assert float(rows["NoSQL"][4]) == pytest.approx(joules / 0.0576, rel=0.01)
+    assert len(table.dim) == 4
+
+
+def test_training_is_a_share_of_the_fixed_batch_of_the_same_regime(build):
+    builder = build(loaders=("nosql", "mosaic", "fixed"), regimes=FAR, repeats=2, scatter=0.0)
+    builder.config |= {"figures": ["latency_training"], "name": "latency_training"}
+    (table,) = make_figure_tables(read_results(builder.write()))
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert rows["NoSQL"][0] == "500 (95 %)" and rows["NoSQL"][2] == "446 (85 %)"
+    assert rows["fixed batch"][:3] == ("526", "526", "526") and rows["fixed batch"][3:] == ("–", "–", "–")
+    assert rows["paper, MosaicML"][:3] == ("(57 %)", "(49 %)", "(33 %)")
+
+
+def test_the_figure_says_what_is_estimated_invalid_and_of_the_paper(tightloop):
+    builder = tightloop()
+    for cell_id in builder.ids(loader="nosql", regime="wan_20ms"):
+        builder.invalidate(cell_id, "rtt_before", "20 ms", "25 ms")
+    run = builder.write()
+    (table,) = make_figure_tables(read_results(run))
+    assert any("est." in head for head in table.columns) and any("†" in cell for row in table.rows for cell in row)
+    assert not render(read_report(run)).broken
+    page = (run / "report.html").read_text()
+    assert "Hatched joules are estimates" in page and "has no valid row behind it" in page
+    assert "(125 MB/s" in page and "its link of 6250 MB/s" in page
+    drawn = (run / "figures" / "latency_tightloop.svg").read_text()
+    assert "the paper has no joules" in drawn and "Cassandra-DALI paper" in drawn
