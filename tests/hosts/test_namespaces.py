@@ -20,7 +20,7 @@ import yaml
 from harness.config.regime import Regime
 from harness.errors import TestbedError
 from harness.system.process import processes_of_run
-from harness.testbed.link.control import ask, read_counters
+from harness.testbed.link.control import ask, read_counters, set_regime
 from harness.testbed.link.namespace import inside
 from harness.testbed.link.roundtrip import Pinger
 from harness.testbed.state import RunNames, state_root
@@ -138,6 +138,8 @@ def test_the_links_socket_is_there_on_every_host_and_refuses_nonsense_in_one_lin
         garbage.connect(str(path))
         garbage.sendall(b"\xff\n")
         assert ask(path, {"do": "describe"})["kind"] == "relay"
+    set_regime(path, Regime(name="unequal", rtt_ms=5.0, rate_gbit=1.0, paths=({}, {"loss_pct": 1.0})))
+    assert len(read_counters(path).paths) == 2
 
 
 def test_nothing_listens_outside_of_the_management_network(hosts):
