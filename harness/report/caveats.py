@@ -164,14 +164,19 @@ def _skipped(results: Results) -> Iterable[Caveat]:
 
 
 def _preparations(results: Results) -> Iterable[Caveat]:
-    """Say what converting to shards cost, and what that is an epoch of those who read them."""
-    streamed = {key for key, loader in results.experiment.loaders.items() if loader.reads == "stream"}
+    """Say what converting to shards and to forms of them cost, and what that is an epoch of those who read them."""
     for one in results.preparations:
+        streamed = {
+            key
+            for key, loader in results.experiment.loaders.items()
+            if loader.reads == "stream" and one.module in ("", loader.daemon["module"])
+        }
         read = sum(row.loader in streamed and row.dataset == one.dataset for row in results.rows)
         estimate = " (estimate)" if one.estimated else ""
         energy = "" if one.joules is None else f", {joules(one.joules)}{estimate}"
         cost = f"{seconds(one.seconds)}, {seconds(one.cpu_s)} of CPU{energy}"
-        sizes = f"{megabytes(one.raw_bytes)} of files are {megabytes(one.shard_bytes)} of shards"
+        before, after = ("shards", one.form) if one.form else ("files", "shards")
+        sizes = f"{megabytes(one.raw_bytes)} of {before} are {megabytes(one.shard_bytes)} of {after}"
         parts = [(1, "over one epoch"), (read, f"over the {read} of this run"), (100, "over 100")]
         shares = []
         for count, over in dict(parts).items():
@@ -180,7 +185,8 @@ def _preparations(results: Results) -> Iterable[Caveat]:
                 share += "" if one.joules is None else f" and {joules(one.joules / count)}"
                 shares.append(f"{share} {over}")
         yield Caveat(
-            "shards", f"Converting {one.dataset} took {cost}, once: {sizes}. To an epoch that adds {', '.join(shares)}."
+            one.form or "shards",
+            f"Converting {one.dataset} took {cost}, once: {sizes}. To an epoch that adds {', '.join(shares)}.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What converting a dataset cost, once; stored beside the shards, and in the folder of each run that reads them."""
+"""The cost of converting a dataset, once; stored beside the shards, and in the folder of each run that reads them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ PREPARATION: Final = "preparation.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation:
-    """The conversion of one dataset to shards. None is unknown."""
+    """The conversion of one dataset to shards, or of its shards to a form of them. None is unknown."""
 
     dataset: str
     samples: int
     seconds: float
     cpu_s: float
     raw_bytes: int
-    """Of the samples' files."""
+    """Of the samples' files; of the shards, where these were converted."""
     shard_bytes: int
-    """Of the shards with their indexes."""
+    """Of the shards with their indexes, or of the form."""
     joules: float | None = None
     """Of the whole host, idle power included."""
     energy_source: str = ""
     """Source by domain, as in epochs.csv; `estimate` is a source too."""
+    form: str = ""
+    """The form that shards were converted to, such as cassandra-1; empty for shards themselves."""
+    module: str = ""
+    """The module whose daemon serves the form."""
 
     @property
     def estimated(self) -> bool:

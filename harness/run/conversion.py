@@ -1,4 +1,4 @@
-"""Measures what converting a dataset to shards costs: seconds, CPU time, joules and bytes."""
+"""Measures the cost of converting a dataset to shards, or shards to another form: seconds, CPU time, joules, bytes."""
 
 from __future__ import annotations
 
@@ -49,10 +49,13 @@ class ConversionMeter:
             if window is not None:
                 self._read(window)
 
-    def keep(self, handle: DatasetHandle, shards: Path) -> Preparation | None:
+    def keep(
+        self, handle: DatasetHandle, shards: Path, *, form: str = "", module: str = "", raw_bytes: int | None = None
+    ) -> Preparation | None:
         """Return what the shards of a dataset cost, and store it beside them if they were made now.
 
-        None where they were made before that was measured. Raises OSError.
+        Shards that were converted to a form for a module are `raw_bytes`. None where they were made before that was
+        measured. Raises OSError.
         """
         if self._seconds is None:
             return load_preparation(shards)
@@ -61,10 +64,12 @@ class ConversionMeter:
             samples=len(handle.samples),
             seconds=self._seconds,
             cpu_s=self._cpu_s,
-            raw_bytes=int(handle.samples.sizes.sum()),
-            shard_bytes=sum(path.stat().st_size for path in shards.iterdir() if path.is_file()),
+            raw_bytes=int(handle.samples.sizes.sum()) if raw_bytes is None else raw_bytes,
+            shard_bytes=sum(path.stat().st_size for path in shards.rglob("*") if path.is_file()),
             joules=self._joules,
             energy_source=self._sources,
+            form=form,
+            module=module,
         )
         write_json(shards / PREPARATION, found)
         return found

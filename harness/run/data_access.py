@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -40,6 +40,8 @@ class DataOnNodes:
     placed: PlacedData
     keys: Mapping[str, Keys]
     """The run's keys, by the daemon's module."""
+    forms: Mapping[str, Path] = field(default_factory=dict)
+    """The folders that daemons serve in place of shards, by the daemon's module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,14 @@ def _served(
     owners = {"compute": testbed.compute}
     owners |= {numbered("storage", place): node for place, node in enumerate(testbed.storages)}
     keys = data.keys[loader.daemon["module"]] if loader.secure else None
+    form = data.forms.get(loader.daemon["module"])
 
     def serve(part: str, node: Node, *, here: bool, name: str, port: Mapping[str, int]) -> tuple[Daemon, Path]:
         times = folder / f"{name}-events.jsonl"
         daemon = serving(
             node if memory is None else memory.node(node),
             LOOPBACK if here else node.address,
-            data.placed.shards[part],
+            data.placed.shards[part] if form is None else form,
             {**loader.daemon, **port},
             folder / f"{name}.log",
             keys=keys,
@@ -130,7 +133,7 @@ def _served(
     return {
         node: DataAccess(
             "none: streamed",
-            data.shards,
+            data.shards if form is None else form,
             data.samples_file,
             parts=tuple(data.placed.shards.values()) if data.placed.split else (),
             daemons=tuple(daemon for daemon, _ in served),

@@ -25,6 +25,7 @@ from harness.datasets import DatasetHandle, Progress
 from harness.datasets.placement import PlacedData
 from harness.errors import DatasetError, HarnessError
 from harness.results.preparation import Preparation
+from harness.run.forms import PreparedForm
 from harness.run.run_datasets import OpenData, RunData, open_data
 from harness.testbed.base import Node
 from loaders.base import Samples
@@ -124,6 +125,10 @@ def _store(data: RunData, folder: Path) -> None:
                 "kind": one.placed.kind,
                 "placed": {part: str(path) for part, path in one.placed.shards.items()},
                 "preparation": None if one.preparation is None else asdict(one.preparation),
+                "forms": {
+                    module: [str(form.folder), None if form.preparation is None else asdict(form.preparation)]
+                    for module, form in one.forms.items()
+                },
             }
         )
     (folder / _DATA).write_text(json.dumps(stored, default=str))
@@ -139,7 +144,11 @@ def _load(folder: Path) -> RunData:
         storage_of = np.load(several) if several.exists() else None
         placed = PlacedData(one["kind"], on_compute, samples.sizes, shards, storage_of)
         cost = None if one["preparation"] is None else Preparation(**one["preparation"])
-        data = OpenData(handle, placed, None if one["shards"] is None else Path(one["shards"]), cost)
+        forms = {
+            module: PreparedForm(Path(folder), None if cost is None else Preparation(**cost))
+            for module, (folder, cost) in one["forms"].items()
+        }
+        data = OpenData(handle, placed, None if one["shards"] is None else Path(one["shards"]), cost, forms)
         found |= dict.fromkeys(one["workloads"], data)
     return RunData(found)
 

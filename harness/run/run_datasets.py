@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.config.specs import Component, Experiment
@@ -19,6 +19,7 @@ from harness.results.preparation import Preparation, store_preparations
 from harness.run.conversion import ConversionMeter
 from harness.run.daemon import Keys
 from harness.run.data_access import DataOnNodes
+from harness.run.forms import PreparedForm, check_forms, open_forms
 from harness.system.disk import free_bytes, spelled
 from loaders.errors import LoaderError
 
@@ -33,6 +34,13 @@ class OpenData:
     """The folder of all its shards; None where nothing is streamed and nothing is cut in half."""
     preparation: Preparation | None = None
     """What converting it to shards cost; None where it was not, or where that is not known."""
+    forms: Mapping[str, PreparedForm] = field(default_factory=dict)
+    """What daemons serve in place of shards, by the daemons' modules."""
+
+    @property
+    def preparations(self) -> list[Preparation]:
+        """The known costs of its shards and forms."""
+        return [one for one in (self.preparation, *(form.preparation for form in self.forms.values())) if one]
 
     def describe(self) -> DatasetRecord:
         """Return what every cell on it stores."""
@@ -63,7 +71,8 @@ class OpenData:
             split_files["storage"] = folder / f"placement{suffix}-storage.parquet"
         for role, path in split_files.items():
             self.placed.seen_from(role, self.handle.samples).save(path)
-        return DataOnNodes(self.handle.samples.root, samples_file, split_files, self.shards, self.placed, keys)
+        forms = {module: form.folder for module, form in self.forms.items()}
+        return DataOnNodes(self.handle.samples.root, samples_file, split_files, self.shards, self.placed, keys, forms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,7 @@ class RunData:
 
     def store(self, folder: Path, keys: Mapping[str, Keys]) -> dict[str, DataOnNodes]:
         """Write every dataset's samples into the run's folder; returns where the cells of each workload find theirs."""
-        store_preparations(folder, [data.preparation for data in self.each if data.preparation])
+        store_preparations(folder, [one for data in self.each for one in data.preparations])
         several = len(self.each) > 1
         stored = {
             id(data): data.store(folder, f"-{data.handle.name}-{data.handle.content_hash[:8]}" if several else "", keys)
@@ -106,8 +115,10 @@ class RunData:
 def open_data(experiment: Experiment, cache: Path, progress: Progress, storages: int = 1) -> RunData:
     """Open, and make where needed, every dataset of an experiment that so many storage nodes serve.
 
-    Raises ConfigError for a batch larger than its dataset, DatasetError as the datasets do.
+    Raises ConfigError for a batch larger than its dataset and a daemon that cannot serve parts of one, DatasetError as
+    the datasets do.
     """
+    check_forms(experiment, storages)
     _check_room(experiment, cache, storages)
     opened: list[tuple[Component, OpenData]] = []
     for component in experiment.datasets.values():
@@ -153,13 +164,15 @@ def _open(experiment: Experiment, component: Component, cache: Path, progress: P
     handle: DatasetHandle = instantiate(component.target, component.params).open(cache, progress)
     cut = is_cut(experiment.placement, storages)
     shards = preparation = None
+    forms: Mapping[str, PreparedForm] = {}
     if cut or experiment.streams:
         meter = ConversionMeter(experiment.energy)
         try:
             shards = open_shards(handle, cache, progress, HALF_SHARDS * storages if cut else 1, meter.measure)
             with storage_errors(shards):
                 preparation = meter.keep(handle, shards)
+            forms = open_forms(experiment, handle, shards, cache, progress)
         except LoaderError as error:
             raise DatasetError(str(error)) from error
     placed = place(experiment.placement, handle, shards, cache, progress, storages)
-    return OpenData(handle, placed, shards, preparation)
+    return OpenData(handle, placed, shards, preparation, forms)

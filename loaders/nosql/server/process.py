@@ -12,7 +12,7 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from energymon.system.child import Child
@@ -139,6 +139,13 @@ class CassandraServer(Closing):
     def log_lines(self) -> str:
         """Return the last lines that the server has logged: warnings and errors."""
         return self._child.stderr_lines(_LINES)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None and self._is_kept:
+            # Its next start reads the log of what it has stored.
+            self._archive = None
+            self._child.signal(SIGKILL)
+        self.close()
 
     def close(self) -> None:
         """End it, its tables written to its files where they are kept; may be called twice."""
