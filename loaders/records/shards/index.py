@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -89,6 +89,10 @@ class ShardSet:
         with ThreadPoolExecutor(_READERS) as threads:
             shards = tuple(threads.map(load_index, paths))
         return cls(root, key, shards, Mixing.of(load_manifest(root).get("mixing")))
+
+    def sorted_by_name(self) -> ShardSet:
+        """Return the same dataset with its shards in the order of their names."""
+        return replace(self, shards=tuple(sorted(self.shards, key=lambda shard: shard.path.name)))
 
 
 def index_path(shard: Path) -> Path:

@@ -74,6 +74,7 @@ class Daemon(Closing):
         self.max_connections = limit_connections(threads)
         """Connections beyond which no further one is taken."""
         self.counters = DaemonCounters()
+        self._store = store
         self._mixing = asdict(store.mixing)
         self._events = events
         self._marks = EpochMarks(events, store.catalog.samples) if events is not None else None
@@ -170,6 +171,7 @@ class Daemon(Closing):
             "anonymous_bytes": read_anonymous_bytes(),
             "waiting": self._budget.waiting,
             **asdict(self.counters),
+            **self._store.report(),
         }
 
     def _bound_connections(self) -> None:

@@ -22,7 +22,7 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_READ = 22  # madvise(2), since Linux 5.14
 _PAGE = mmap.PAGESIZE
-_BLOCK = 2 * 2**20
+PAGES_BLOCK = 2 * 2**20
 """Checking every page of every request costs a tenth of sending it, so whole blocks are checked ..."""
 _TRUSTED_S = 5.0
 """... and the result is used again for so long."""
@@ -46,37 +46,52 @@ class Pages:
     """The pages of one mapped file; one thread asks `is_resident`, any thread may `load`."""
 
     def __init__(self, view: memoryview, name: str) -> None:
-        """Take a view of the whole file of this name."""
-        self._name = name
+        """Show a view of the whole file of this name."""
+        self._name, self._view = name, view
         self._address = int(np.frombuffer(view, np.uint8).ctypes.data)
         self._nbytes = len(view)
         self._blocks: dict[int, tuple[float, bool]] = {}
 
+    keeps_loaded = False
+    """Whether `load` may return bytes, which take memory of this process."""
+
+    def view(self, start: int, end: int) -> memoryview:
+        """Return the bytes from `start` to `end`, not copied and not read yet."""
+        return self._view[start:end]
+
     def is_resident(self, start: int, end: int) -> bool:
         """Return whether the bytes from `start` to `end` are in memory, or were a few seconds ago."""
-        return self.has_blocks(start // _BLOCK, (end - 1) // _BLOCK) or self._look(start, end)
+        return self.has_blocks(start // PAGES_BLOCK, (end - 1) // PAGES_BLOCK) or self._look(start, end)
 
     def has_blocks(self, first: int, last: int) -> bool:
         """Return whether all of the blocks from `first` to `last` are in memory, or were a few seconds ago."""
         now = time.monotonic()
         return all(self._has_block(block, now) for block in range(first, last + 1))
 
-    def load(self, start: int, end: int) -> None:
-        """Read the bytes from `start` to `end` from disk; return when they are in memory.
+    def begin(self, start: int, end: int) -> None:
+        """Have the bytes from `start` to `end` read; do not wait for them."""
+        _libc.madvise(*_align(self._address + start, end - start), mmap.MADV_WILLNEED)
 
-        Raises OSError naming the file if it fails.
+    def load(self, start: int, end: int) -> memoryview | None:
+        """Wait until the bytes from `start` to `end` are in memory; return them where a view does not show them.
+
+        Raises OSError naming the file if reading fails.
         """
         address, nbytes = _align(self._address + start, end - start)
-        _libc.madvise(address, nbytes, mmap.MADV_WILLNEED)
         # An older kernel has no such advice, and reads a page when it is touched.
         if _libc.madvise(address, nbytes, _MADV_POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
             # EFAULT: a page cannot be read, because the file is shorter now or the disk fails.
             raise OSError(ctypes.get_errno(), "it became shorter, or its disk fails", self._name)
+        return None
+
+    def renew(self, start: int, end: int) -> bool:
+        """Replace the bytes from `start` to `end`, which are damaged, by a copy of them; return False without one."""
+        return False
 
     def _has_block(self, block: int, now: float) -> bool:
         until, whole = self._blocks.get(block, (0.0, False))
         if now > until:
-            whole = self._look(block * _BLOCK, min(block * _BLOCK + _BLOCK, self._nbytes))
+            whole = self._look(block * PAGES_BLOCK, min(block * PAGES_BLOCK + PAGES_BLOCK, self._nbytes))
             self._blocks[block] = now + _TRUSTED_S, whole
         return whole
 
@@ -93,7 +108,8 @@ class Pages:
 
 def are_resident(spans: Sequence[tuple[Pages, int, int]]) -> bool:
     """Return whether the bytes of every span, pages with a start and an end, are in memory."""
-    blocks = {(pages, start // _BLOCK, (end - 1) // _BLOCK) for pages, start, end in spans}  # few, of many small spans
+    # Few, of many small spans.
+    blocks = {(pages, start // PAGES_BLOCK, (end - 1) // PAGES_BLOCK) for pages, start, end in spans}
     if all(pages.has_blocks(first, last) for pages, first, last in blocks):
         return True
     return all(pages.is_resident(start, end) for pages, start, end in spans)

@@ -6,11 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
 
-from loaders.errors import DamagedError, WireError
+from loaders.errors import DamagedError, ObjectStoreError, WireError
 from loaders.streaming.daemon.counters import DaemonCounters, Log, is_logged
 from loaders.streaming.daemon.send_budget import Name, Reservation, SendBudget
 from loaders.streaming.daemon.server_socket import ServerSocket
@@ -33,8 +34,6 @@ from loaders.streaming.protocol import (
 )
 from loaders.streaming.timestamps import EpochMarks
 
-_DISK_THREADS = 8
-"""Threads that wait for the disk; a disk with a queue is faster."""
 _ANSWER_BYTES, _FRAME_BYTES, _RECORD_BYTES = 1024, 512, 40
 """Measured memory of an answer, of each frame of records and of each record, beside the bytes."""
 _FRAME_WORTH_BYTES = 64 * 2**10
@@ -77,7 +76,7 @@ class RequestHandler:
         self._store, self._socket, self._budget, self._counters = store, socket, budget, counters
         self._report, self._marks, self._log = report, marks, log
         self._zeros = memoryview(bytes(MAX_PADDING))
-        self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="streaming-disk")
+        self._disk = ThreadPoolExecutor(store.load_threads, thread_name_prefix="streaming-disk")
         self._serializers = ThreadPoolExecutor(serializers, "streaming-serializer") if serializers else None
         self._loaded: deque[_Batch] = deque()
 
@@ -93,12 +92,23 @@ class RequestHandler:
             self._count_malformed(f"a request of {len(frames)} frames, expected 1")
         elif self._budget.has_room(name):
             self.answer(name, frames[0])
-        elif (greedy := self._budget.wait(name, frames[0])) is not None:
+        elif (greedy := self._budget.wait(name, frames[0])) is None:
+            self._begin_to_load(frames[0])
+        else:
             # No client of ours asks for so much; it connects again, and asks again.
             self._counters.dropped += self._budget.forget(greedy)
             self._counters.shed += 1
             if (connection := self._socket.connections.get(greedy)) is not None:
                 connection.close()
+
+    def _begin_to_load(self, data: Buffer) -> None:
+        """Have a waiting request's records fetched, where they come from afar."""
+        if not self._store.is_remote:
+            return
+        with suppress(WireError, ObjectStoreError):  # the answer, in its turn, says what is wrong
+            request = unpack_request(data)
+            if isinstance(request, Get) and request.fingerprint == self._store.catalog.fingerprint:
+                self._store.answer(request).begin()
 
     def _count_malformed(self, reason: str) -> None:
         self._counters.malformed += 1
@@ -135,12 +145,13 @@ class RequestHandler:
         overhead = _ANSWER_BYTES + _FRAME_BYTES * len(answer.records) + _RECORD_BYTES * len(answer.header.ids)
         is_small = answer.nbytes < _FRAME_WORTH_BYTES * (len(answer.records) - 1)
         is_copied = (is_small or get.wire == "msgpack") and answer.nbytes <= _MAX_COPIED_BYTES
-        owned = overhead + (answer.nbytes if is_copied else 0)
+        is_resident = answer.is_resident()
+        owned = overhead + (answer.nbytes if is_copied else 0) + (0 if is_resident else answer.kept_bytes)
         reservation = self._budget.reserve(name, nbytes=overhead + answer.nbytes, owned=owned)
         batch = _Batch(name, get, answer, reservation, is_copied)
         if self._serializers is not None and get.wire == "msgpack":
             self._serializers.submit(self._load, batch)
-        elif answer.is_resident() and not get.check:
+        elif is_resident and not get.check:
             self._send_batch(batch)
         else:
             self._counters.from_disk += 1
@@ -152,10 +163,14 @@ class RequestHandler:
             batch.answer.load()
             if batch.get.check:
                 batch.failure = self._store.find_damage(batch.get, batch.answer)
+                if batch.failure and batch.answer.renew():
+                    batch.failure = self._store.find_damage(batch.get, batch.answer)
             if batch.is_copied and batch.get.wire == "msgpack" and not batch.failure:
                 batch.message = pack_whole(batch.answer.header, batch.answer.records)
         except OSError as error:
             batch.failure = f"{error.filename} cannot be read: {error.strerror}; restore it and restart the daemon"
+        except ObjectStoreError as error:
+            batch.failure = str(error)
         self._loaded.append(batch)
         os.eventfd_write(self._budget.wake, 1)
 
@@ -212,6 +227,7 @@ class RequestHandler:
 
     def close(self) -> None:
         """Stop reading from disk; unsent answers are dropped."""
+        self._store.interrupt()
         for threads in (self._disk, self._serializers):
             if threads is not None:
                 threads.shutdown(cancel_futures=True)

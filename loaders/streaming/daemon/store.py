@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,33 +44,61 @@ class Answer(NamedTuple):
         """Return whether all records are in memory."""
         return are_resident(self.spans)
 
-    def load(self) -> None:
-        """Read all records from disk into memory; raises OSError naming the file where that fails."""
+    @property
+    def kept_bytes(self) -> int:
+        """Most bytes of records for which `load` may take memory of this process."""
+        return sum(end - start for pages, start, end in self.spans if pages.keeps_loaded)
+
+    def begin(self) -> None:
+        """Have all records read; do not wait for them."""
         for pages, start, end in self.spans:
-            pages.load(start, end)
+            pages.begin(start, end)
+
+    def load(self) -> None:
+        """Read all records into memory; raises OSError naming the file, or ObjectStoreError, where that fails."""
+        self.begin()
+        for place, (pages, start, end) in enumerate(self.spans):
+            loaded = pages.load(start, end)
+            if loaded is not None:
+                self.records[place] = loaded
+
+    def renew(self) -> bool:
+        """Replace all records, which are damaged, by a copy; return False where there is none."""
+        return all([pages.renew(start, end) for pages, start, end in self.spans])
+
+
+@dataclass(frozen=True, slots=True)
+class ServedShards:
+    """Shards that can be served: mapped, or in a cache."""
+
+    opened: ShardSet
+    pages: Sequence[Pages]
+    """Of each shard."""
+    place: str = "on the daemon's disk"
+    """Where they are kept, for messages."""
+    load_threads: int = 8
+    """Threads that wait until records are read; a disk with a queue is faster."""
+    report: Callable[[], dict[str, object]] = dict
+    """Returns what the daemon's health says of them."""
+    interrupt: Callable[[], None] = lambda: None
+    """Ends what waits for records from afar."""
 
 
 class ShardStore(Closing):
-    """The mapped shards of one folder; threads may share it."""
+    """Shards that are served; threads may share it."""
 
-    def __init__(self, root: Path, links_into: Sequence[Path] = ()) -> None:
-        """Map every shard; links among the shards may lead into the folders of `links_into`.
+    def __init__(self, shards: Path | ServedShards, links_into: Sequence[Path] = ()) -> None:
+        """Map every shard of a folder, where links may lead into the folders of `links_into`; or take served shards.
 
-        Raises ShardError naming what is missing, does not fit or lies outside of `root` and these folders.
+        Raises ShardError naming what is missing, does not fit or lies outside of the folder and of `links_into`.
         """
-        _refuse_outside(root, [root / MANIFEST])
-        paths = list_shards(root)
-        _refuse_outside(root, [index_path(path) for path in paths])
-        _refuse_outside(root, paths, links_into)
-        opened = ShardSet.open(root)
-        shards = sorted(opened.shards, key=lambda shard: shard.path.name)
-        check_content(shards)
-        self.mixing = opened.mixing or measure_mixing([shard.records["label"] for shard in shards])
+        served = _map_folder(shards, links_into) if isinstance(shards, Path) else shards
+        self._served = served
+        opened = served.opened.shards
+        self.mixing = served.opened.mixing or measure_mixing([shard.records["label"] for shard in opened])
         """How well classes are mixed, and in which order well enough."""
-        self._views = []
         described = []
-        for shard in shards:
-            self._views.append(_map(shard.path.resolve(), shard.nbytes))
+        for shard in opened:
             digest = hashlib.blake2b(shard.path.name.encode(), digest_size=16)
             digest.update(shard.records.tobytes())
             described.append(Shard(shard.path.name, len(shard.records), shard.nbytes, digest.hexdigest()))
@@ -80,14 +109,22 @@ class ShardStore(Closing):
         """The shards, as clients learn of them."""
         self.nbytes = sum(shard.nbytes for shard in described)
         """Bytes of all shards."""
-        self._pages = [Pages(view, shard.path.name) for view, shard in zip(self._views, shards, strict=True)]
-        self._paths = [shard.path for shard in shards]
+        self._pages = list(served.pages)
+        self._paths = [shard.path for shard in opened]
+        self.is_remote = any(pages.keeps_loaded for pages in served.pages)
+        """Whether records come from another host."""
+        self.load_threads = served.load_threads
+        """Threads that wait until records are read."""
+        self.report = served.report
+        """Returns what the daemon's health says of the shards."""
+        self.interrupt = served.interrupt
+        """Ends what waits for records from afar."""
         self._unreadable: dict[int, str] = {}
         """By their places: why shards cannot be served any more."""
         self._counts = self.catalog.shard_records
         self._base: _Ints = np.concatenate([[0], np.cumsum(self._counts)]).astype(np.int64)
         # One matrix of all records, so that a request is answered by one indexing whatever its number of slices.
-        records = np.concatenate([shard.records for shard in shards])
+        records = np.concatenate([shard.records for shard in opened])
         begins, images = records["offset"], records["offset"] + records["image"]
         ends = begins + records["size"]
         columns = (records["id"], records["label"], images, records["image_size"], records["checksum"], begins, ends)
@@ -110,7 +147,7 @@ class ShardStore(Closing):
             offsets = columns[2] - np.repeat(starts, counts)
         begins, stops = starts.tolist(), ends.tolist()
         places = zip(slices, begins, stops, strict=True)
-        records = [self._views[part.shard][start:end] for part, start, end in places]
+        records = [self._pages[part.shard].view(start, end) for part, start, end in places]
         spans = list(zip([self._pages[part.shard] for part in slices], begins, stops, strict=True))
         header = BatchHeader(
             request.sequence, request.epoch, request.batch, columns[0], columns[1], offsets, columns[3], columns[4]
@@ -148,7 +185,7 @@ class ShardStore(Closing):
             whole = count_intact(records, answer.header.checksums[at : at + count].tolist())
             if whole < count:
                 return (
-                    f"{self.catalog.shards[shard].name}: record {first + whole} is damaged on the daemon's disk, or is "
+                    f"{self.catalog.shards[shard].name}: record {first + whole} is damaged {self._served.place}, or is "
                     "not the one that was indexed; restore the shard, or index the folder again, and restart the daemon"
                 )
             at += count
@@ -169,7 +206,18 @@ class ShardStore(Closing):
 
     def close(self) -> None:
         """Unmap the shards, once nothing refers to their records any more."""
-        self._views.clear()
+        self._pages.clear()
+        self._served = replace(self._served, pages=())
+
+
+def _map_folder(root: Path, links_into: Sequence[Path]) -> ServedShards:
+    _refuse_outside(root, [root / MANIFEST])
+    paths = list_shards(root)
+    _refuse_outside(root, [index_path(path) for path in paths])
+    _refuse_outside(root, paths, links_into)
+    opened = ShardSet.open(root).sorted_by_name()
+    check_content(opened.shards)
+    return ServedShards(opened, [Pages(_map(one.path.resolve(), one.nbytes), one.path.name) for one in opened.shards])
 
 
 def _refuse_outside(root: Path, paths: list[Path], links_into: Sequence[Path] | None = None) -> None:

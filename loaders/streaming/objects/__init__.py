@@ -1,0 +1,1 @@
+"""Shards in an object store: uploaded, and served through a cache on the daemon's disk."""
