@@ -112,7 +112,7 @@ class DaemonOptions(BaseModel):
         if isinstance(self.root, str) and self.cache is None:
             raise ValueError(f"--root {self.root} needs --cache DIR, a folder on a local disk")
         given = self.model_fields_set & {"cache", "cache_mb", "s3_endpoint", "s3_keys", "s3_timeout_s"}
-        if isinstance(self.root, Path) and given and self.root != Path():
+        if isinstance(self.root, Path) and given:
             raise ValueError(f"{flag_of(min(given))} is for --root s3://BUCKET/PREFIX, not for a folder")
         return self
 
