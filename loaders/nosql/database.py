@@ -1,0 +1,190 @@
+"""Sessions with a database, over which samples are asked for by their ids."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+import stat
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from cassandra import AuthenticationFailed, DriverException
+from cassandra.auth import PlainTextAuthProvider
+from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable, Session
+from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy, RoundRobinPolicy
+
+from energymon.system.closing import Closing
+from loaders.errors import LoaderConfigError, LoaderError, StreamError
+from loaders.nosql.connection import COLUMNS, VERSION, RecordConnection, Row, make_protocol
+from loaders.nosql.schema import FORM, Table, sample_uuid
+
+Arrived: TypeAlias = Callable[[list[Row]], None]
+Failed: TypeAlias = Callable[[Exception], None]
+
+_RECONNECT_S: Final = 0.5
+_CONNECTING: Final = 8
+"""Threads that open sessions."""
+
+
+class Database(Closing):
+    """Several sessions with one database; each has one connection of its own to every host."""
+
+    def __init__(self, table: Table, *, keys: Path | None, connections: int, timeout_s: float) -> None:
+        """Connect, and find the dataset.
+
+        Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole,
+        LoaderConfigError naming a key file that cannot be used.
+        """
+        self.table, self.timeout_s = table, timeout_s
+        self.where = f"{table.host}:{table.port}"
+        self._pid = os.getpid()
+        user, password, tls = _load_keys(keys)
+        # What it logs of a host that is down is in the error of an epoch.
+        logging.getLogger("cassandra").setLevel(logging.CRITICAL)
+        profile = ExecutionProfile(
+            load_balancing_policy=RoundRobinPolicy(),
+            retry_policy=FallthroughRetryPolicy(),
+            request_timeout=timeout_s,
+            row_factory=_as_they_are,
+        )
+        self._cluster = Cluster(
+            [table.host],
+            port=table.port,
+            protocol_version=VERSION,
+            connection_class=RecordConnection,
+            auth_provider=None if user is None else PlainTextAuthProvider(user, password),
+            ssl_context=tls,
+            compression=False,
+            execution_profiles={EXEC_PROFILE_DEFAULT: profile},
+            reconnection_policy=ConstantReconnectionPolicy(_RECONNECT_S, max_attempts=None),
+            connect_timeout=timeout_s,
+            control_connection_timeout=timeout_s,
+            schema_metadata_enabled=False,
+            token_metadata_enabled=False,
+        )
+        try:
+            self._sessions = self._connect(connections, user)
+            self.samples, self.nbytes = self._find()
+            self._select = self._prepare()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def connections(self) -> int:
+        """Number of sessions."""
+        return len(self._sessions)
+
+    def ask(self, connection: int, sample_id: int, arrived: Arrived, failed: Failed) -> None:
+        """Ask for a sample over one of the connections; one of the functions is called, by another thread or now."""
+        bound = self._select.bind((sample_uuid(sample_id),))
+        self._sessions[connection].execute_async(bound).add_callbacks(arrived, failed)
+
+    def check_process(self) -> None:
+        """Raise LoaderError in a process that was forked from the one that connected: it has no threads."""
+        if os.getpid() != self._pid:
+            raise LoaderError("the loader was made in another process, whose connections it has: make a new one here")
+
+    def close(self) -> None:
+        """Close the sessions; may be called twice."""
+        if os.getpid() == self._pid:
+            self._cluster.shutdown()
+
+    def _connect(self, connections: int, user: str | None) -> list[Session]:
+        try:
+            first = self._cluster.connect()
+            with ThreadPoolExecutor(_CONNECTING) as threads:
+                others = list(threads.map(lambda _: self._cluster.connect(), range(connections - 1)))
+        except NoHostAvailable as error:
+            causes = list(error.errors.values()) or [error]
+            if any(isinstance(cause, AuthenticationFailed) for cause in causes):
+                what = "it asks for a user and a password" if user is None else f"it refused user {user!r}"
+                raise StreamError(f"{self.where}: {what}; give the client's folder of keys of this server") from error
+            raise StreamError(
+                f"{self.where}: no database answers ({causes[0]}); check that it runs and listens there"
+            ) from error
+        except (DriverException, OSError) as error:
+            raise StreamError(
+                f"{self.where}: no database answers within {self.timeout_s:g} s ({error}); check that it runs and "
+                "listens there"
+            ) from error
+        sessions, protocol = [first, *others], make_protocol(self.table)
+        for session in sessions:
+            session.client_protocol_handler = protocol
+        return sessions
+
+    def _find(self) -> tuple[int, int]:
+        """Return the number of samples and bytes of the dataset."""
+        session, table = self._sessions[0], self.table
+        dataset = f"{table.keyspace}.{table.name}"
+        try:
+            query = session.prepare(table.find)
+            rows = session.execute(query, (table.name,)).all()
+            is_partial = not rows and bool(session.execute(query, (table.partial,)).all())
+        except (DriverException, NoHostAvailable) as error:
+            raise StreamError(
+                f"{self.where}: the dataset {dataset} cannot be found ({_brief(error)}); ingest it first"
+            ) from error
+        if is_partial:
+            raise StreamError(
+                f"{self.where}: the dataset {dataset} is half ingested; run its ingest again to complete it"
+            )
+        if not rows:
+            raise StreamError(f"{self.where}: there is no dataset {dataset}; ingest it first")
+        form, samples, nbytes, *_ = rows[0]
+        if form != FORM:
+            raise StreamError(
+                f"{self.where}: the dataset {dataset} has the form {form!r}, expected {FORM}; ingest it again"
+            )
+        return samples, nbytes
+
+    def _prepare(self) -> Any:
+        table = self.table
+        try:
+            select = self._sessions[0].prepare(table.select)
+        except (DriverException, NoHostAvailable) as error:
+            raise StreamError(
+                f"{self.where}: the table {table.keyspace}.{table.name} cannot be read ({_brief(error)}); ingest it "
+                "again"
+            ) from error
+        found = {column[2]: column[3].typename for column in select.result_metadata}
+        for name, expected in COLUMNS.items():
+            if (kind := found.get(name)) != expected:
+                raise StreamError(
+                    f"{self.where}: column {name} of {table.keyspace}.{table.name} has the type {kind}, expected "
+                    f"{expected}; drop the table and ingest it again"
+                )
+        return select
+
+
+def _as_they_are(_: list[str], rows: list[Any]) -> list[Any]:
+    return rows
+
+
+def _brief(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _load_keys(folder: Path | None) -> tuple[str | None, str, ssl.SSLContext | None]:
+    """Return user, password and TLS settings of a client's folder: client.user, client.password, ca.pem for TLS."""
+    if folder is None:
+        return None, "", None
+    password = folder / "client.password"
+    try:
+        if password.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise LoaderConfigError(f"{password} is open to others: chmod 600 {password}")
+        user, secret = (folder / "client.user").read_text().strip(), password.read_text().strip()
+        tls = None
+        if (folder / "ca.pem").exists():
+            # The certificate is that of this one server: whose address it is says nothing more.
+            tls = ssl.create_default_context(cafile=folder / "ca.pem")
+            tls.check_hostname = False
+    except (OSError, ssl.SSLError) as error:
+        raise LoaderConfigError(
+            f"{getattr(error, 'filename', None) or folder / 'ca.pem'} cannot be read ({error.strerror}): expected the "
+            "client's half of the keys that were made for the server"
+        ) from error
+    return user, secret, tls

@@ -1,0 +1,288 @@
+"""The rows of an epoch under way: asked for in advance, put into batches as they arrive, asked for again if need be."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from cassandra import DriverException, FunctionFailure, OperationTimedOut, RequestValidationException
+from cassandra.cluster import NoHostAvailable
+from cassandra.connection import ConnectionException
+from cassandra.pool import NoConnectionsAvailable
+from cassandra.protocol import ErrorMessage
+
+from loaders.errors import StreamError
+from loaders.nosql.connection import Row
+from loaders.nosql.database import Database
+from loaders.records.raw_batch import RawBatch
+from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, count_intact
+
+_BACKOFF_S: Final = 0.1
+"""Least time before a row is asked for again; it doubles with every failure."""
+_MAX_BACKOFF_S: Final = 2.0
+_LOST: Final = (ConnectionException, NoConnectionsAvailable, NoHostAvailable, OperationTimedOut, OSError)
+"""What is raised where a connection was lost: the row is asked for again until the loader's timeout."""
+_REFUSED: Final = (RequestValidationException, FunctionFailure)
+"""What is raised where asking again gives the same answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """How far ahead rows are asked for."""
+
+    batch_size: int
+    batches: int
+    """Batches, with those that are complete and not yet taken."""
+    in_flight: int
+    """Requests under way of each connection."""
+    slow_start: int
+    """Samples taken for which one more is asked for, from one batch on until `batches`; 0 asks for all at once."""
+    out_of_order: bool
+    """Whether a row takes the next slot of the oldest open batch, or else its own slot of its own batch."""
+    retries: int
+    """How often a row is asked for again when the database answers with an error."""
+    verify: bool
+    """Whether the checksum of every record is computed."""
+
+    def depth(self, taken: int) -> int:
+        """Return how many samples may be under way or waiting once so many were taken."""
+        full = self.batches * self.batch_size
+        return min(full, self.batch_size + taken // self.slow_start) if self.slow_start else full
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counts of all epochs."""
+
+    rows: int = 0
+    nbytes: int = 0
+    asked_again: int = 0
+    late: int = 0
+    """Rows that arrived after their epoch was broken off, and were dropped."""
+    by_connection: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Bytes that arrived on each connection."""
+
+
+class _Slots:
+    """One batch: its columns are allocated once; records stay where they were received."""
+
+    def __init__(self, size: int) -> None:
+        self.ids, self.labels, self.offsets, self.sizes, self.checksums = np.empty((5, size), np.int64)
+        self.frames = [memoryview(b"")] * size
+        self.left = size
+
+    def put(self, slot: int, sample_id: int, row: Row) -> None:
+        assert row.record is not None and row.label is not None and row.file is not None and row.size is not None
+        self.ids[slot], self.labels[slot], self.offsets[slot], self.sizes[slot] = (
+            sample_id,
+            row.label,
+            row.file,
+            row.size,
+        )
+        self.checksums[slot] = int.from_bytes(row.record[-FOOTER_BYTES:], "little")
+        self.frames[slot] = row.record
+        self.left -= 1
+
+
+class RowFetch:
+    """One epoch's rows; the driver's threads bring them, and one thread takes the batches."""
+
+    def __init__(
+        self, database: Database, ids: npt.NDArray[np.int64], epoch: int, prefetch: Prefetch, traffic: Traffic
+    ) -> None:
+        """Start to ask for the samples `ids`, in this order."""
+        self._database, self._ids, self._epoch, self._prefetch, self._traffic = database, ids, epoch, prefetch, traffic
+        self._changed = threading.Condition()
+        self._open: dict[int, _Slots] = {}
+        self._under_way: dict[int, int] = {}
+        """Connection of each row that was asked for, by its place in the epoch; the oldest first."""
+        self._load = [0] * database.connections
+        self._repeat: list[tuple[float, int, int]] = []
+        """Rows to ask for again: when, place, and how often the database answered with an error."""
+        self._asked = self._arrived = self._taken = 0
+        self._last_arrival = time.monotonic()
+        self._last_error: Exception | None = None
+        self._error: StreamError | None = None
+        self._closed = False
+        self._ask()
+
+    def next(self, wait: bool) -> RawBatch | None:
+        """Return the next batch, None where `wait` is false and it is not complete.
+
+        Raises StopIteration at the end of the epoch; StreamError naming the row that is missing or wrong, or the host
+        that refuses or from which nothing came for the timeout.
+        """
+        size, began = self._prefetch.batch_size, time.monotonic()
+        while True:
+            with self._changed:
+                number = self._taken // size
+                if self._closed or (self._taken == len(self._ids) and not self._error):
+                    raise StopIteration
+                if self._error is not None:
+                    raise self._error
+                slots = self._open.get(number)
+                if slots is not None and not slots.left:
+                    del self._open[number]
+                    self._taken += len(slots.ids)
+                    break
+                now = time.monotonic()
+                silent_at = max(began, self._last_arrival) + self._database.timeout_s
+                if now >= silent_at:
+                    raise self._silence()
+                is_due = bool(self._repeat) and self._repeat[0][0] <= now
+                if not is_due and not wait:
+                    return None
+                if not is_due:
+                    until = min([silent_at, *(due for due, _, _ in self._repeat[:1])])
+                    self._changed.wait(until - now)
+            self._ask()
+        self._ask()
+        return self._finish(number, slots)
+
+    def close(self) -> None:
+        """Drop the rows under way; may be called twice."""
+        with self._changed:
+            self._closed = True
+            self._open.clear()
+            self._repeat.clear()
+            self._changed.notify_all()
+
+    def _ask(self) -> None:
+        """Ask for rows as far as the prefetch goes, and again for those that are due."""
+        while (chosen := self._choose()) is not None:
+            place, failures, connection = chosen
+            self._database.ask(
+                connection,
+                int(self._ids[place]),
+                partial(self._arrive, place, connection),
+                partial(self._fail, place, failures),
+            )
+
+    def _choose(self) -> tuple[int, int, int] | None:
+        """Return place, failures and connection of the next request; None where none may be made now."""
+        prefetch = self._prefetch
+        with self._changed:
+            if self._closed or self._error is not None:
+                return None
+            connection = min(range(len(self._load)), key=self._load.__getitem__)
+            if self._load[connection] >= prefetch.in_flight:
+                return None
+            if self._repeat and self._repeat[0][0] <= time.monotonic():
+                _, place, failures = heapq.heappop(self._repeat)
+                self._traffic.asked_again += 1
+            elif self._asked < len(self._ids) and self._asked - self._taken < prefetch.depth(self._taken):
+                place, failures = self._asked, 0
+                self._asked += 1
+            else:
+                return None
+            # Fewer are asked for on a connection that is slow.
+            self._load[connection] += 1
+            self._under_way[place] = connection
+            return place, failures, connection
+
+    def _arrive(self, place: int, connection: int, rows: list[Row]) -> None:
+        traffic, size = self._traffic, self._prefetch.batch_size
+        with self._changed:
+            self._load[connection] -= 1
+            del self._under_way[place]
+            if self._closed:
+                traffic.late += 1
+                return
+            self._last_arrival = time.monotonic()
+            sample_id = int(self._ids[place])
+            if (wrong := _check(rows, sample_id)) is not None:
+                self._stop(f"row sample_id={sample_id} of {self._table} {wrong}; ingest it again")
+                return
+            (row,) = rows
+            assert row.record is not None
+            traffic.rows += 1
+            traffic.nbytes += len(row.record)
+            traffic.by_connection[connection] += len(row.record)
+            at = self._arrived if self._prefetch.out_of_order else place
+            self._arrived += 1
+            number, slot = divmod(at, size)
+            if number not in self._open:
+                self._open[number] = _Slots(min(size, len(self._ids) - number * size))
+            self._open[number].put(slot, sample_id, row)
+            if not self._open[number].left:
+                self._changed.notify_all()
+            # With the prefetch at its depth rows are asked for when a batch is taken.
+            has_room = self._asked < len(self._ids) and self._asked - self._taken < self._prefetch.depth(self._taken)
+        if has_room:
+            self._ask()
+
+    def _fail(self, place: int, failures: int, error: Exception) -> None:
+        with self._changed:
+            self._load[self._under_way[place]] -= 1
+            if self._closed:
+                return
+            self._last_error = error
+            is_lost = isinstance(error, _LOST)
+            known = isinstance(error, DriverException | ErrorMessage) and not isinstance(error, _REFUSED)
+            if not is_lost and (not known or failures >= self._prefetch.retries):
+                times = "" if not known else f" {failures + 1} times"
+                what = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._stop(
+                    f"row sample_id={int(self._ids[place])} of {self._table} was refused{times} ({what}); see the log "
+                    "of the database"
+                )
+                return
+            failures += not is_lost
+            delay = min(_MAX_BACKOFF_S, _BACKOFF_S * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
+            heapq.heappush(self._repeat, (time.monotonic() + delay, place, failures))
+            self._changed.notify_all()
+
+    @property
+    def _table(self) -> str:
+        table = self._database.table
+        return f"{table.keyspace}.{table.name} at {self._database.where}"
+
+    def _stop(self, why: str) -> None:
+        self._error = StreamError(why)
+        self._changed.notify_all()
+
+    def _silence(self) -> StreamError:
+        """Return the error of an epoch in which no row has arrived for the timeout."""
+        waiting = next(iter(self._under_way), self._taken)
+        why = "" if self._last_error is None else f" ({type(self._last_error).__name__}: {self._last_error})"
+        return StreamError(
+            f"{self._database.where}: no row of {self._database.table.keyspace}.{self._database.table.name} came for "
+            f"{self._database.timeout_s:g} s{why.splitlines()[0] if why else ''}, sample_id={int(self._ids[waiting])} "
+            "among those that were asked for; check that the database runs, or raise timeout_s"
+        )
+
+    def _finish(self, number: int, slots: _Slots) -> RawBatch:
+        if self._prefetch.verify:
+            for sample_id, frame, checksum in zip(slots.ids, slots.frames, slots.checksums.tolist(), strict=True):
+                if not count_intact(frame, [checksum]):
+                    raise StreamError(
+                        f"row sample_id={sample_id} of {self._table} is damaged: the checksum of its record does not "
+                        "match; ingest it again"
+                    )
+        frame_of = np.arange(len(slots.ids))
+        frames = tuple(slots.frames)
+        return RawBatch(
+            self._epoch, number, slots.ids, slots.labels, frames, frame_of, slots.offsets, slots.sizes, slots.checksums
+        )
+
+
+def _check(rows: list[Row], sample_id: int) -> str | None:
+    """Return the fault of the answer for a sample, None where there is none."""
+    if not rows:
+        return "is missing"
+    found, label, file, size, record = rows[0]
+    if found is None or label is None or file is None or size is None or record is None:
+        return "is only half there"
+    if found != sample_id:
+        return f"has the id {found}"
+    if not (file >= HEADER_BYTES and 0 <= size <= len(record) - FOOTER_BYTES - file):
+        return f"has a file of {size} bytes at {file} in a record of {len(record)}"
+    return None
