@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final, Unpack
 from loaders.arguments import check_seconds, check_whole
 from loaders.base import LoaderStats
 from loaders.errors import LoaderConfigError
+from loaders.nosql.keys import USER, load_client_keys
 from loaders.nosql.schema import Table
+from loaders.nosql.session import Login
 from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipelines.callables import AnyTransform
 from loaders.records.decoding import Engine
 from loaders.records.record_loader import RecordFetch, RecordLoader
 
 if TYPE_CHECKING:
-    from loaders.nosql.database import Database
+    from loaders.nosql.client.database import Database
 
 _MAX_CONNECTIONS: Final = 256
 _MAX_IN_FLIGHT: Final = 32_000
@@ -58,15 +60,15 @@ class NoSQLLoader(RecordLoader):
             endpoint: Address of the dataset, such as cassandra://10.77.0.1:9042/joulefeed.imagenet.
             transform: A pipeline, or a callable that takes a decoded image (PIL, RGB) or array and returns a tensor,
                 array or number, such as torchvision's Compose (default: ImageTransform()).
-            keys: The client's folder of keys: client.user, client.password, and ca.pem for TLS (default: none).
+            keys: The client's folder of keys, for a server with keys (default: none).
             connections: Connections to each host (default: 4).
             in_flight: Requests under way of each connection (default: 1024).
             prefetch_batches: Batches that are under way or wait for the consumer; together with `batch_size` it has to
                 cover the bandwidth-delay product (default: 16).
             out_of_order: Whether each row that arrives takes the next slot of the oldest open batch, so that a slow
                 connection delays no batch; false keeps the order of the epoch (default: True).
-            slow_start: Samples that are taken for one more to be asked for, from one batch on until `prefetch_batches`
-                are: 4 asks for 5 with 4 taken; 0 asks for all at once (default: 4).
+            slow_start: Samples taken for each one that is asked for besides, so that 4 asks for 5 with 4 taken, from
+                one batch up to `prefetch_batches`; 0 asks for all at once (default: 4).
             retries: How often a row is asked for again after the database answered with an error; after the loss of a
                 connection it is asked for again until `timeout_s` (default: 5).
             timeout_s: Seconds without any row after which the epoch ends with an error (default: 30).
@@ -86,8 +88,8 @@ class NoSQLLoader(RecordLoader):
             raise LoaderConfigError(f"keys={keys!r}: expected a path, or none")
         check_whole("connections", connections, 1, _MAX_CONNECTIONS)
         try:
-            from loaders.nosql.database import Database
-            from loaders.nosql.fetch import Prefetch, Traffic
+            from loaders.nosql.client.database import Database
+            from loaders.nosql.client.fetch import Prefetch, Traffic
         except ImportError as error:
             raise LoaderConfigError(
                 f"the driver cannot be imported ({error}): pip install 'joulefeed[nosql]', or cassandra-driver"
@@ -102,10 +104,14 @@ class NoSQLLoader(RecordLoader):
             check_whole("retries", retries, 0),
             verify,
         )
+        login = None
+        if keys is not None:
+            found = load_client_keys(keys)
+            login = Login(USER, found.password, found.context())
         self._traffic = Traffic()
         self._database: Database | None = Database(
             table,
-            keys=None if keys is None else Path(keys),
+            login=login,
             connections=connections,
             timeout_s=check_seconds("timeout_s", timeout_s),
         )
@@ -116,7 +122,7 @@ class NoSQLLoader(RecordLoader):
             raise
 
     def _start(self, epoch: int) -> RecordFetch:
-        from loaders.nosql.fetch import RowFetch
+        from loaders.nosql.client.fetch import RowFetch
 
         assert self._database is not None
         self._database.check_process()

@@ -20,6 +20,9 @@ import torch
 from PIL import Image
 
 from loaders import Batch, ImageTransform, Loader, Samples
+from loaders.nosql import CassandraServer
+from loaders.nosql.ingest import ingest
+from loaders.nosql.schema import Table
 from loaders.options import LoaderOptions, takes_options
 from loaders.pipeline import Item, Pipeline, Tensors, load_item
 from loaders.pipelines.crop3d import RandomCrop
@@ -50,7 +53,8 @@ class Entry:
     deviations: float = 0.0
     """How far a feature of speech may be from that of the pipeline itself, of its channel's."""
     server: str = ""
-    """What serves its samples: the module of a daemon, "files" for the shards as they lie there, none for files."""
+    """What serves its samples: the module of a daemon, "database" for tables of the session's one, "files" for the
+    shards as they lie there, none for files."""
     daemon: tuple[str, ...] = ()
     """Options of its daemon."""
 
@@ -137,6 +141,7 @@ LOADERS = {
         grey_levels=2.0,
     ),
     "records": Entry(ShardLoader, {"decode": "torch"}, server="files"),
+    "nosql": Entry("loaders.nosql.NoSQLLoader", {"decode": "torch", "out_of_order": False}, server="database"),
     "streaming": Entry(
         "loaders.streaming.StreamingLoader",
         {"decode": "torch", "order": "strict", "slice_records": 2, "warm_bytes": 0},
@@ -231,12 +236,14 @@ def combination(loader: str, data: Data, serve: Serve) -> Combination:
 
 
 @pytest.fixture(scope="session")
-def serve() -> Iterator[Serve]:
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     """Serves a dataset's shards for a loader that takes an endpoint, and returns that; by one daemon of the session.
 
     A daemon serves one folder with one set of options.
     """
     daemons: dict[tuple[Path, str, tuple[str, ...]], tuple[subprocess.Popen[bytes], str]] = {}
+    tables: dict[Path, str] = {}
+    database: list[CassandraServer] = []
 
     def serve(entry: Entry, data: Data) -> str | None:
         if not entry.streams:
@@ -244,6 +251,14 @@ def serve() -> Iterator[Serve]:
         assert data.shards is not None
         if entry.server == "files":
             return str(data.shards)
+        if entry.server == "database":
+            if not database:
+                database.append(CassandraServer(tmp_path_factory.mktemp("cassandra"), removes_home=True))
+            if data.shards not in tables:
+                table = Table(database[0].host, database[0].port, "acceptance", f"set_{len(tables)}")
+                ingest(data.shards, table)
+                tables[data.shards] = table.endpoint
+            return tables[data.shards]
         key = (data.shards, entry.server, entry.daemon)
         if key not in daemons:
             process = subprocess.Popen(
@@ -260,6 +275,8 @@ def serve() -> Iterator[Serve]:
         return daemons[key][1]
 
     yield serve
+    for server in database:
+        server.close()
     for process, _ in daemons.values():
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()

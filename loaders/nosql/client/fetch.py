@@ -20,8 +20,8 @@ from cassandra.pool import NoConnectionsAvailable
 from cassandra.protocol import ErrorMessage
 
 from loaders.errors import StreamError
-from loaders.nosql.connection import Row
-from loaders.nosql.database import Database
+from loaders.nosql.client.connection import Row
+from loaders.nosql.client.database import Database
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, count_intact
 
@@ -29,9 +29,9 @@ _BACKOFF_S: Final = 0.1
 """Least time before a row is asked for again; it doubles with every failure."""
 _MAX_BACKOFF_S: Final = 2.0
 _LOST: Final = (ConnectionException, NoConnectionsAvailable, NoHostAvailable, OperationTimedOut, OSError)
-"""What is raised where a connection was lost: the row is asked for again until the loader's timeout."""
+"""Errors of a lost connection: the row is asked for again until the loader's timeout."""
 _REFUSED: Final = (RequestValidationException, FunctionFailure)
-"""What is raised where asking again gives the same answer."""
+"""Errors that come again when the row is asked for again."""
 
 
 @dataclass(frozen=True, slots=True)

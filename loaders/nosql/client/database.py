@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import ssl
-import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from cassandra import AuthenticationFailed, DriverException
@@ -17,9 +14,10 @@ from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, N
 from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolicy, RoundRobinPolicy
 
 from energymon.system.closing import Closing
-from loaders.errors import LoaderConfigError, LoaderError, StreamError
-from loaders.nosql.connection import COLUMNS, VERSION, RecordConnection, Row, make_protocol
+from loaders.errors import LoaderError, StreamError
+from loaders.nosql.client.connection import COLUMNS, VERSION, RecordConnection, Row, make_protocol
 from loaders.nosql.schema import FORM, Table, sample_uuid
+from loaders.nosql.session import Login
 
 Arrived: TypeAlias = Callable[[list[Row]], None]
 Failed: TypeAlias = Callable[[Exception], None]
@@ -32,16 +30,14 @@ _CONNECTING: Final = 8
 class Database(Closing):
     """Several sessions with one database; each has one connection of its own to every host."""
 
-    def __init__(self, table: Table, *, keys: Path | None, connections: int, timeout_s: float) -> None:
+    def __init__(self, table: Table, *, login: Login | None, connections: int, timeout_s: float) -> None:
         """Connect, and find the dataset.
 
-        Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole,
-        LoaderConfigError naming a key file that cannot be used.
+        Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole.
         """
         self.table, self.timeout_s = table, timeout_s
         self.where = f"{table.host}:{table.port}"
         self._pid = os.getpid()
-        user, password, tls = _load_keys(keys)
         # What it logs of a host that is down is in the error of an epoch.
         logging.getLogger("cassandra").setLevel(logging.CRITICAL)
         profile = ExecutionProfile(
@@ -55,8 +51,8 @@ class Database(Closing):
             port=table.port,
             protocol_version=VERSION,
             connection_class=RecordConnection,
-            auth_provider=None if user is None else PlainTextAuthProvider(user, password),
-            ssl_context=tls,
+            auth_provider=None if login is None else PlainTextAuthProvider(login.user, login.password),
+            ssl_context=None if login is None else login.context,
             compression=False,
             execution_profiles={EXEC_PROFILE_DEFAULT: profile},
             reconnection_policy=ConstantReconnectionPolicy(_RECONNECT_S, max_attempts=None),
@@ -66,7 +62,7 @@ class Database(Closing):
             token_metadata_enabled=False,
         )
         try:
-            self._sessions = self._connect(connections, user)
+            self._sessions = self._connect(connections, login)
             self.samples, self.nbytes = self._find()
             self._select = self._prepare()
         except BaseException:
@@ -93,7 +89,7 @@ class Database(Closing):
         if os.getpid() == self._pid:
             self._cluster.shutdown()
 
-    def _connect(self, connections: int, user: str | None) -> list[Session]:
+    def _connect(self, connections: int, login: Login | None) -> list[Session]:
         try:
             first = self._cluster.connect()
             with ThreadPoolExecutor(_CONNECTING) as threads:
@@ -101,7 +97,7 @@ class Database(Closing):
         except NoHostAvailable as error:
             causes = list(error.errors.values()) or [error]
             if any(isinstance(cause, AuthenticationFailed) for cause in causes):
-                what = "it asks for a user and a password" if user is None else f"it refused user {user!r}"
+                what = "it asks for a password" if login is None else f"it refused the password of role {login.user!r}"
                 raise StreamError(f"{self.where}: {what}; give the client's folder of keys of this server") from error
             raise StreamError(
                 f"{self.where}: no database answers ({causes[0]}); check that it runs and listens there"
@@ -166,25 +162,3 @@ def _as_they_are(_: list[str], rows: list[Any]) -> list[Any]:
 
 def _brief(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _load_keys(folder: Path | None) -> tuple[str | None, str, ssl.SSLContext | None]:
-    """Return user, password and TLS settings of a client's folder: client.user, client.password, ca.pem for TLS."""
-    if folder is None:
-        return None, "", None
-    password = folder / "client.password"
-    try:
-        if password.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise LoaderConfigError(f"{password} is open to others: chmod 600 {password}")
-        user, secret = (folder / "client.user").read_text().strip(), password.read_text().strip()
-        tls = None
-        if (folder / "ca.pem").exists():
-            # The certificate is that of this one server: whose address it is says nothing more.
-            tls = ssl.create_default_context(cafile=folder / "ca.pem")
-            tls.check_hostname = False
-    except (OSError, ssl.SSLError) as error:
-        raise LoaderConfigError(
-            f"{getattr(error, 'filename', None) or folder / 'ca.pem'} cannot be read ({error.strerror}): expected the "
-            "client's half of the keys that were made for the server"
-        ) from error
-    return user, secret, tls
