@@ -1,4 +1,4 @@
-"""The database of the nosql loader: serve prepared tables, prepare them, store shards in a database, make keys."""
+"""The database of the nosql loader: serve and prepare tables, store shards in a database, make keys and splits."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from loaders.nosql.options import DaemonOptions
 from loaders.nosql.schema import PORT, Table
 from loaders.nosql.server.process import CassandraServer
 from loaders.nosql.session import Login
+from loaders.nosql.splits.commands import add_commands
 from loaders.records.shards.commands import progress_bar
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
 
@@ -70,6 +71,8 @@ def main(argv: list[str] | None = None) -> int:
     keygen = commands.add_parser("keygen", allow_abbrev=False, help="make keys for a server and its clients")
     keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
     keygen.set_defaults(run=_keygen)
+
+    add_commands(commands)
     arguments = parser.parse_args(argv)
     try:
         arguments.run(arguments)
