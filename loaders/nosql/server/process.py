@@ -79,12 +79,12 @@ class CassandraServer(Closing):
 
         Raises DatabaseServerError saying why it did not start, LoaderConfigError for keys that cannot be used.
         """
-        self.host, self.port = host, port or _free_port(host)
-        """The address that takes queries."""
         self._home, self._is_kept = home.absolute(), not removes_home
-        self._login = None if keys is None else load_daemon_keys(keys)
         self._archive: tuple[Path, Path] | None = None
         try:
+            self.host, self.port = host, port or _free_port(host)
+            """The address that takes queries."""
+            self._login = None if keys is None else load_daemon_keys(keys)
             _check_free(self.host, self.port)
             installation = find_installation()
             self._home.mkdir(parents=True, exist_ok=True)

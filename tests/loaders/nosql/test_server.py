@@ -1,0 +1,299 @@
+"""A real Cassandra server: prepared, started, refused, served from, stored in, and gone at its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+
+from energymon.system.child import Child
+from loaders.base import Samples
+from loaders.errors import LoaderConfigError, ShardError, StreamError
+from loaders.nosql.form import open_form, prepare
+from loaders.nosql.ingest import ingest
+from loaders.nosql.keys import USER, load_client_keys, make_keys
+from loaders.nosql.schema import Table, sample_uuid
+from loaders.nosql.session import Login, open_session
+from loaders.records.shards.convert import convert
+from loaders.records.shards.index import ShardSet
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
+
+REPO = Path(__file__).parents[3]
+SAMPLES = 600
+"""More than are stored at once."""
+READY_S, GONE_S = 120.0, 30.0
+
+
+class KilledError(Exception):
+    """What ends a preparation."""
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, random = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
+    paths = tuple(f"{index:03d}.bin" for index in range(SAMPLES))
+    for path in paths:
+        (root / path).write_bytes(random.bytes(int(random.integers(1, 3000))))
+    sizes = np.array([(root / path).stat().st_size for path in paths])
+    columns = {
+        "patient": pa.array([f"p{index % 50}" if index % 3 else None for index in range(SAMPLES)]),
+        "boxes": pa.array([[float(index)] * (index % 3) for index in range(SAMPLES)], pa.list_(pa.float64())),
+    }
+    samples = Samples(root, paths, np.arange(SAMPLES) % 7, sizes, columns)
+    return convert(samples, root / "shards", key="first", seed=1, shard_bytes=int(sizes.sum()) // 3)
+
+
+@dataclass
+class Prepared:
+    folder: Path
+    resumed_from: int
+
+
+@pytest.fixture(scope="module")
+def prepared(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """A folder of tables whose first preparation was ended, with its server, after some samples."""
+    folder = tmp_path_factory.mktemp("forms") / "form"
+    done: list[int] = []
+
+    def end(count: int, total: int) -> None:
+        if count:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        prepare(shards, folder, end)
+    with pytest.raises(ShardError, match=r"form\.json.*prepare"):
+        open_form(folder)
+    prepare(shards, folder, lambda count, total: done.append(count))
+    assert done[-1] == SAMPLES
+    return Prepared(folder, done[0])
+
+
+@dataclass
+class Served:
+    child: Child
+    table: Table
+    login: Login | None
+
+    def session(self) -> Any:
+        return open_session(self.table.host, self.table.port, self.login)
+
+
+def served_command(folder: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "loaders.nosql", "serve", "--root", str(folder), "--heap-mb", "512", *options]
+
+
+@pytest.fixture(scope="module")
+def servers(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Served]]:
+    """Two servers of one folder at once, an open one and one with keys."""
+    log = tmp_path_factory.mktemp("logs")
+    daemon, client = make_keys(tmp_path_factory.mktemp("keys"))
+    keys = load_client_keys(client)
+    logins = {"open": None, "secure": Login(USER, keys.password, keys.context())}
+    with ExitStack() as stack:
+        children = {
+            name: stack.enter_context(
+                Child(
+                    served_command(prepared.folder, "--listen", "127.0.0.1:0", "--until-eof", *options),
+                    cwd=REPO,
+                    stderr=log / name,
+                )
+            )
+            for name, options in (("open", ()), ("secure", ("--keys", str(daemon))))
+        }
+        yield {
+            name: Served(child, Table.parse(str(child.ready(READY_S)["endpoint"])), logins[name])
+            for name, child in children.items()
+        }
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of every file."""
+    found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): (stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}
+
+
+def rows(session: Any, table: Table) -> list[Any]:
+    query = session.prepare(table.select)
+    return [session.execute(query, [sample_uuid(sample)]).one() for sample in range(SAMPLES)]
+
+
+def expected(shards: Path) -> dict[int, tuple[int, int, int, bytes]]:
+    """Label, offset and size of the file, and record of every sample, as the shards have them."""
+    found = {}
+    for shard in ShardSet.open(shards).shards:
+        data = shard.path.read_bytes()
+        for offset, size, image, image_size, label, sample, _ in shard.records.tolist():
+            found[sample] = (label, image, image_size, data[offset : offset + size])
+    return found
+
+
+def test_a_preparation_that_was_ended_goes_on_where_it_was(prepared: Prepared) -> None:
+    assert 0 < prepared.resumed_from < SAMPLES
+    assert open_form(prepared.folder).samples == SAMPLES
+
+
+def test_two_servers_of_one_folder_have_every_record_and_write_nothing_into_it(
+    prepared: Prepared, shards: Path, servers: dict[str, Served]
+) -> None:
+    before = contents(prepared.folder)
+    assert servers["open"].table.port != servers["secure"].table.port
+    for served in servers.values():
+        with served.session() as session:
+            found = {row.sample_id: (row.label, row.file, row.size, row.record) for row in rows(session, served.table)}
+            assert found == expected(shards)
+            marker = session.execute(session.prepare(served.table.find), [served.table.name]).one()
+            assert (marker.samples, marker.key) == (SAMPLES, "first")
+            (patient,) = session.execute(
+                f"SELECT patient, boxes FROM joulefeed.samples_metadata WHERE sample = {sample_uuid(5)}"
+            )
+            assert (patient.patient, patient.boxes) == ("p5", [5.0, 5.0])
+            # What a client writes is the server's own, and gone with it.
+            session.execute("TRUNCATE joulefeed.samples_metadata")
+    assert contents(prepared.folder) == before
+
+
+def test_nothing_listens_beyond_its_address_and_loopback(servers: dict[str, Served]) -> None:
+    for served in servers.values():
+        family = psutil.Process(served.child.pid).children(recursive=True)
+        listening = {
+            connection.laddr
+            for process in family
+            for connection in process.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert {address.ip.removeprefix("::ffff:") for address in listening} == {"127.0.0.1"}
+        assert served.table.port in {address.port for address in listening}
+        assert len(listening) == 2
+
+
+def test_only_the_client_of_the_keys_is_served(servers: dict[str, Served], tmp_path: Path) -> None:
+    secure = servers["secure"]
+    assert secure.login is not None
+    _, stranger = make_keys(tmp_path / "keys")
+    keys = load_client_keys(stranger)
+    of_another_run = Login(USER, keys.password, keys.context())
+    for login, told in (
+        (Login(USER, "wrong", secure.login.context), "incorrect"),
+        (Login(USER, "cassandra", secure.login.context), "incorrect"),
+        (of_another_run, "reach"),
+        (None, "reach"),
+    ):
+        with (
+            pytest.raises(StreamError, match=rf"127\.0\.0\.1:{secure.table.port}.*{told}"),
+            open_session(secure.table.host, secure.table.port, login, timeout_s=10),
+        ):
+            pytest.fail("it was let in")
+    argv = " ".join(part for one in psutil.Process(secure.child.pid).children(recursive=True) for part in one.cmdline())
+    assert secure.login.password not in argv
+
+
+INGEST = """
+import os, signal, sys
+from pathlib import Path
+from loaders.nosql.ingest import ingest
+from loaders.nosql.schema import Table
+
+def end(done, total):
+    if done:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+ingest(Path(sys.argv[1]), Table.parse(sys.argv[2]), progress=end)
+"""
+
+
+def test_an_ingest_that_was_killed_goes_on_and_gives_the_same_table(servers: dict[str, Served], shards: Path) -> None:
+    at = servers["open"].table
+    table = Table(at.host, at.port, "other", "train")
+    argv = [sys.executable, "-c", INGEST, str(shards), table.endpoint]
+    assert subprocess.run(argv, cwd=REPO, check=False, timeout=120).returncode == -signal.SIGKILL
+    with servers["open"].session() as session:
+        find = session.prepare(table.find)
+        assert session.execute(find, [table.name]).one() is None, "a half is no whole dataset"
+        assert session.execute(find, [table.partial]).one().key == "first"
+        assert 0 < ingest(shards, table) < SAMPLES
+        first = rows(session, table)
+        assert {row.sample_id: (row.label, row.file, row.size, row.record) for row in first} == expected(shards)
+        assert session.execute(find, [table.name]).one().samples == SAMPLES
+        assert session.execute(find, [table.partial]).one() is None
+        assert ingest(shards, table) == 0
+        assert rows(session, table) == first
+
+
+def test_ingest_over_tls_by_its_command(servers: dict[str, Served], shards: Path, tmp_path: Path) -> None:
+    secure = servers["secure"]
+    (keys,) = {Path(one).parent for one in psutil.Process(secure.child.pid).cmdline() if one.endswith("/daemon")}
+    argv = [sys.executable, "-m", "loaders.nosql", "ingest", "--shards", str(shards), "--name", "again"]
+    argv += ["--port", str(secure.table.port), "--keys", str(keys / "client")]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"{SAMPLES} samples stored now" in done.stdout
+    assert f"{SAMPLES}/{SAMPLES}" in done.stderr
+
+
+def test_tables_of_another_dataset_are_left_alone(servers: dict[str, Served], shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.bin").write_bytes(b"one")
+    one = Samples(tmp_path, ("one.bin",), np.zeros(1, np.int64), np.array([3]))
+    other = convert(one, tmp_path / "shards", key="second", seed=1, shard_bytes=100)
+    with pytest.raises(LoaderConfigError, match=r"another dataset.*first.*second.*drop"):
+        ingest(other, servers["open"].table)
+
+
+def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "loaders.nosql", *argv],
+        cwd=REPO,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_what_cannot_be_served_is_refused_in_one_line(prepared: Prepared, tmp_path: Path) -> None:
+    form, before = str(prepared.folder), set(prepared.folder.parent.glob(".serving-*"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refusal("serve", "--root", form, "--listen", f"127.0.0.1:{port}")
+    assert f"127.0.0.1:{port} cannot be listened on (Address already in use): stop what listens there" in said
+    assert "prepare" in refusal("serve", "--root", str(tmp_path / "none"))
+    assert "announces one address" in refusal("serve", "--root", form, "--listen", "*:0")
+    assert "no address of this host" in refusal("serve", "--root", form, "--listen", "192.0.2.1:0")
+    assert "keygen" in refusal("serve", "--root", form, "--keys", str(tmp_path))
+    assert "--heap-mb 1" in refusal("serve", "--root", form, "--heap-mb", "1")
+    said = refusal("serve", "--root", form, "--listen", "127.0.0.1:0", env={"CASSANDRA_HOME": str(tmp_path)})
+    assert f"CASSANDRA_HOME={tmp_path} has no lib/apache-cassandra-" in said
+    assert "manifest.json" in refusal("ingest", "--shards", form)
+    assert set(prepared.folder.parent.glob(".serving-*")) == before
+
+
+def test_a_server_that_is_killed_or_let_go_leaves_nothing(prepared: Prepared, servers: dict[str, Served]) -> None:
+    family = [
+        process for served in servers.values() for process in psutil.Process(served.child.pid).children(recursive=True)
+    ]
+    assert sum(process.name() == "java" for process in family) == 2
+    os.kill(servers["open"].child.pid, signal.SIGKILL)
+    servers["secure"].child.hang_up()
+    _, alive = psutil.wait_procs(family, GONE_S)
+    assert not alive
+    deadline = time.monotonic() + GONE_S
+    while left := list(prepared.folder.parent.glob(".serving-*")):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
