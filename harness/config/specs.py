@@ -102,6 +102,8 @@ class LoaderSpec(Component):
         default=None, description="the name of a script of playbooks/ without .sh, such as mosaic"
     )
     """The environment of its own in which the cell's process runs; None for that of the harness."""
+    regimes: tuple[str, ...] = Field(default=(), strict=False, description="a list of keys of regimes, such as [local]")
+    """The regimes in which it runs; empty for all of them."""
     base: str = Field(default="", validation_alias="_base_")
     """Key of the config's section; other than `key` where the section has a sweep."""
     setting: Mapping[str, object] = Field(default_factory=dict, validation_alias="_setting_")
@@ -109,7 +111,7 @@ class LoaderSpec(Component):
 
     @classmethod
     def _keys(cls, section: Mapping[str, object]) -> tuple[set[str], set[str]]:
-        return {"reads", "daemon", "secure", "environment", "_base_", "_setting_"}, set()
+        return {"reads", "daemon", "secure", "environment", "regimes", "_base_", "_setting_"}, set()
 
     @field_validator("daemon", mode="before")
     @classmethod
@@ -324,6 +326,14 @@ class Experiment(Section):
                 f"testbed.link=netem: regimes.{unequal} has paths, which netem does not have; use testbed.link=relay "
                 "or auto"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_regimes(self) -> Self:
+        for key, loader in self.loaders.items():
+            for regime in loader.regimes:
+                if regime not in self.regimes:
+                    raise ValueError(f"loaders.{key}.regimes: {regime!r}: expected some of {', '.join(self.regimes)}")
         return self
 
     @model_validator(mode="after")

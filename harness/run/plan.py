@@ -8,7 +8,7 @@ import random
 from typing import Any, Final
 
 from harness.config.experiment import ENERGY_BESIDE
-from harness.config.specs import Experiment
+from harness.config.specs import Experiment, LoaderSpec
 from harness.results.cells import Cell
 
 _IDENTITY: Final = {"key", "target", "params"}
@@ -21,7 +21,8 @@ def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
     """Return the cells: one block a repeat, and in each block the order shuffled by the experiment's seed.
 
     Later cells run on a warmer machine, so a fixed order would favour one loader (pyperf, hyperfine). A loader that
-    reads nothing in an epoch has the same bound at every distance, and runs in the nearest regime alone.
+    reads nothing in an epoch has the same bound at every distance, and runs in the nearest regime alone; one with
+    `regimes` in these.
     """
     nearest = min(experiment.regimes, key=lambda regime: experiment.regimes[regime].rtt_ms)
     order = random.Random(experiment.seed)  # noqa: S311 - an order, not a secret
@@ -36,9 +37,15 @@ def plan_cells(experiment: Experiment) -> tuple[Cell, ...]:
                 cells += [
                     _make_cell(experiment, loader, workload, regime, repeat)
                     for loader in loaders
-                    if regime == nearest or experiment.loaders[loader].reads != "once"
+                    if _runs_in(experiment.loaders[loader], regime, is_nearest=regime == nearest)
                 ]
     return tuple(cells)
+
+
+def _runs_in(loader: LoaderSpec, regime: str, *, is_nearest: bool) -> bool:
+    if loader.regimes:
+        return regime in loader.regimes
+    return is_nearest or loader.reads != "once"
 
 
 def _make_cell(experiment: Experiment, loader: str, workload: str, regime: str, repeat: int) -> Cell:

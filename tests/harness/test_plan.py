@@ -2,9 +2,11 @@
 
 from collections import Counter
 
+import pytest
 from hydra import compose, initialize_config_module
 
 from harness.config.experiment import config_hash, experiment_from
+from harness.errors import ConfigError
 from harness.run.plan import plan_cells
 
 
@@ -20,6 +22,14 @@ def test_every_combination_runs_once_in_every_repeat():
     assert set(counts.values()) == {1}
     assert [c.repeat for c in cells] == sorted(c.repeat for c in cells)
     assert {c.regime for c in cells if c.loader == "fixed"} == {"lan_0_1ms"}
+
+
+def test_a_loader_runs_in_its_regimes_alone_and_in_no_unknown_one():
+    cells = plan_cells(experiment("+loaders.dali.regimes=[wan_30ms]", "+loaders.fixed.regimes=[wan_30ms]"))
+    assert {c.regime for c in cells if c.loader in ("dali", "fixed")} == {"wan_30ms"}
+    assert {c.regime for c in cells if c.loader == "pytorch"} == {"lan_0_1ms", "wan_30ms"}
+    with pytest.raises(ConfigError, match=r"loaders\.dali\.regimes: 'moon': expected some of lan_0_1ms, wan_30ms"):
+        experiment("+loaders.dali.regimes=[moon]")
 
 
 def test_the_same_seed_gives_the_same_order_and_another_seed_another():

@@ -84,7 +84,7 @@ def draw(spec: Throughput, results: Results, heading: str) -> Figure | None:
 
 
 def words(spec: Throughput, results: Results) -> Mapping[str, object]:
-    """Return `marks`, what marks mean, `bounds`, the bound by regime, and `notes` of rates that no link has."""
+    """Return `marks`, what marks mean, and `bounds`, the bound in numbers."""
     groups = [bar.group for bar in _our_bars(spec, results) if bar.group is not None]
     marks = []
     if any(group.estimated for group in groups):
@@ -144,13 +144,18 @@ def _bound_name(spec: Throughput) -> str:
 def _our_bars(spec: Throughput, results: Results) -> list[_Bar]:
     groups, workload = summarise(results), _workload(results)
     bars: list[_Bar] = []
-    for place, loader in enumerate(results.readers):
+    x = 0.0
+    for loader in results.readers:
+        here = results.experiment.loaders[loader].regimes or results.regimes
         for step, regime in enumerate(results.regimes):
+            if regime not in here:
+                continue
             group = find(groups, workload, regime, loader)
-            x = place * (len(results.regimes) + _APART) + step
             tint = step / max(1, len(results.regimes) - 1)
             colour = choose_colour(find_base(results, loader))
             bars.append(_Bar(loader, regime, x, tint, colour, _share(spec, results, groups, group), group))
+            x += 1
+        x += _APART
     return bars
 
 
@@ -161,8 +166,7 @@ def _share(spec: Throughput, results: Results, groups: Sequence[Group], group: G
     if spec.share_of == "link":
         link = _link_mb_per_s(results, group.regime)
         return None if link is None or group.mb_per_s is None else group.mb_per_s / link
-    fixed = find(groups, group.workload, group.regime, next(iter(results.bounds), None))
-    ratio = compute_ratio(group, fixed, lambda row: row.samples_per_s)
+    ratio = compute_ratio(group, _find_fixed(results, groups), lambda row: row.samples_per_s)
     return None if ratio is None else ratio.value
 
 
@@ -179,17 +183,17 @@ def _rate(spec: Throughput, results: Results, group: Group | None) -> float | No
 
 
 def _describe_bounds(spec: Throughput, results: Results) -> str:
-    labels = regime_labels(results)
     if spec.share_of == "link":
         rates = dict.fromkeys(_link_mb_per_s(results, regime) for regime in results.regimes)
         return ", ".join(f"{rate:g} MB/s" for rate in rates if rate is not None)
-    groups = summarise(results)
-    found = {
-        regime: _rate(spec, results, find(groups, _workload(results), regime, next(iter(results.bounds), None)))
-        for regime in results.regimes
-    }
-    known = [f"{significant(rate)} samples/s at {labels[key]}" for key, rate in found.items() if rate is not None]
-    return ", ".join(known)
+    rate = _rate(spec, results, _find_fixed(results, summarise(results)))
+    return "unknown" if rate is None else f"{significant(rate)} samples/s"
+
+
+def _find_fixed(results: Results, groups: Sequence[Group]) -> Group | None:
+    """Return the loader that reads nothing in an epoch: its rate is the same in every regime, so it runs in one."""
+    found = (find(groups, _workload(results), regime, next(iter(results.bounds), None)) for regime in results.regimes)
+    return next((group for group in found if group is not None and group.measured), None)
 
 
 def _paper_loaders(spec: Throughput) -> Mapping[str, Mapping[str, Tree]]:
