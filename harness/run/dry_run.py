@@ -48,8 +48,10 @@ def dry_run(experiment: Experiment, data: RunData, progress: Progress) -> None:
             with ExitStack() as stack:
                 stream = None
                 if loader.reads == "stream":
-                    assert one.shards is not None
-                    stream = stack.enter_context(dry_run_daemon(loader, one.shards))
+                    form = one.forms.get(loader.daemon["module"])
+                    served = one.shards if form is None else form.folder
+                    assert served is not None
+                    stream = stack.enter_context(dry_run_daemon(loader, served))
                 for key, workload in workloads.items():
                     if data.by_workload[key] is one:
                         _make(experiment, loader, key, workload, one, stream)

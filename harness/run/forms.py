@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from energymon.system.child import ChildError
 from harness.config.specs import EnergySpec, Experiment
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import building, only_builder, storage_errors
@@ -16,11 +19,17 @@ from harness.datasets.placement import is_cut
 from harness.errors import ConfigError
 from harness.results.preparation import Preparation, load_preparation
 from harness.run.conversion import ConversionMeter
+from harness.run.environments import daemon_environment, python_of
 from harness.system.disk import check_room
+from harness.testbed.base import Node
+from loaders.errors import LoaderError
 
 _SLACK: Final = 1.25
 _SLACK_BYTES: Final = 256 * 2**20
 """More than the shards' bytes that a form and its making take, such as the log of a database."""
+
+_SILENCE_S: Final = 1800.0
+"""Of a form that is made in an environment of its own, without a word."""
 
 Prepare = Callable[[Path, Path, Callable[[int, int], None]], None]
 
@@ -80,13 +89,33 @@ def _open(
         needed = int(_SLACK * nbytes) + _SLACK_BYTES
         check_room("cache_dir", target.parent, needed)
         meter = ConversionMeter(energy)
-        prepare: Prepare = _import(module).prepare
+        environment = daemon_environment(module)
+        prepare: Prepare = _import(module).prepare if environment is None else prepare_in(environment, module)
         what = f"preparing {handle.name} as {form}"
         with building(target) as partial, storage_errors(partial, needed):
             with meter.measure(nbytes):
                 prepare(shards, partial, lambda done, total: progress(what, done, total))
             cost = meter.keep(handle, partial, form=form, module=module, raw_bytes=nbytes)
     return PreparedForm(target, cost)
+
+
+def prepare_in(environment: str, module: str) -> Prepare:
+    """Return a function that runs `python -m MODULE prepare` in an environment, which says how far it is on stdout."""
+
+    def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
+        argv = [python_of(environment), "-m", module, "prepare", "--root", str(shards), "--out", str(folder)]
+        node = Node("storage", "prepare")
+        with node.start(argv, stdout=subprocess.PIPE, keep_stderr=True) as child:
+            try:
+                while (line := child.read_line(_SILENCE_S)) is not None:
+                    progress(*json.loads(line)["progress"])
+            except ChildError as error:
+                if child.process.returncode == 0:
+                    return
+                raise LoaderError(f"{module} in the environment {environment} {error}") from error
+            raise LoaderError(f"{module} in the environment {environment}: no progress for {_SILENCE_S:g} s")
+
+    return prepare
 
 
 def _import(module: str) -> ModuleType:

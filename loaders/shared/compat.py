@@ -49,6 +49,15 @@ def drop_iterator(loader: DataLoader[T]) -> None:
     loader._iterator = None
 
 
+def shared_memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the descriptor and the bytes of the shared memory that a tensor is in; it is moved there if need be.
+
+    The descriptor is the tensor's and is closed with it.
+    """
+    descriptor, nbytes = tensor.untyped_storage()._share_fd_cpu_()
+    return int(descriptor), int(nbytes)
+
+
 def batch_sampler_of(loader: DataLoader[T]) -> Any:
     """Return the sampler whose items are what a DataLoader asks its dataset for, of a sampler's own type."""
     return loader._index_sampler

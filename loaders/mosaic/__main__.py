@@ -1,0 +1,124 @@
+"""MDS shards in an object store: make them of TFRecord shards, and serve them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from loaders.errors import LoaderError, StreamError
+from loaders.mosaic.options import BUCKET, PREFIX, DaemonOptions
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
+from loaders.shared.objects.keys import load_keys
+from loaders.shared.objects.server import ObjectServer
+
+_LOOK_MS = 500
+_STATE = ".minio.sys"
+_FORMAT = "format.json"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command and return its exit status: 0 when done, 2 after an error, 130 after Ctrl-C."""
+    parser = argparse.ArgumentParser(prog="python -m loaders.mosaic", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        allow_abbrev=False,
+        help="serve a folder that `prepare` made until SIGTERM or Ctrl-C",
+        description="Serve a folder that `prepare` made with MinIO until SIGTERM or Ctrl-C. A JSON line on standard "
+        "output says when it is ready and at which endpoint.",
+    )
+    add_flags(serve, DaemonOptions)
+    serve.set_defaults(run=_serve)
+    prepare = commands.add_parser(
+        "prepare",
+        allow_abbrev=False,
+        help="make MDS shards of a folder of TFRecord shards; needs mosaicml-streaming",
+        description="Make what `serve` serves of a folder of TFRecord shards. JSON lines on standard output say how "
+        "far it is.",
+    )
+    prepare.add_argument("--root", type=Path, required=True, metavar="DIR", help="folder of TFRecord shards")
+    prepare.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty folder")
+    prepare.set_defaults(run=_prepare)
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except LoaderError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    from loaders.mosaic.mds import prepare
+
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    prepare(arguments.root, arguments.out, lambda *said: print(json.dumps({"progress": said}), flush=True))
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    options = read_flags(DaemonOptions, vars(arguments))
+    if options.keys is None:
+        raise StreamError("--keys: expected the daemon's half of the keys: S3 knows no server without an access key")
+    host, port = resolve_address(options.listen)
+    keys = load_keys(options.keys)
+    # Before anything is started, so that nothing outlives this process.
+    stopped, stop = os.pipe()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: os.write(stop, b"x"))
+    with _linked(options.root) as folder, ObjectServer(keys, host, port=port, folder=folder) as server:
+        endpoint = f"s3://{BUCKET}/{PREFIX}?endpoint={server.endpoint}"
+        print(json.dumps({"ready": True, "pid": os.getpid(), "endpoint": endpoint}), flush=True)
+        poller = select.poll()
+        poller.register(stopped, select.POLLIN)
+        if options.until_eof:
+            poller.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
+        while not any(_has_ended(descriptor, stopped) for descriptor, _ in poller.poll(_LOOK_MS)):
+            if failure := server.failure():
+                raise StreamError(failure)
+
+
+def _has_ended(descriptor: int, stopped: int) -> bool:
+    return descriptor == stopped or not os.read(descriptor, 4096)
+
+
+@contextmanager
+def _linked(root: Path) -> Iterator[Path]:
+    """Yield a folder with the objects of `root` behind hard links, because a server writes into its folder.
+
+    It is beside `root`, and removed at the end; one of a daemon that was killed is removed by the next one.
+    """
+    if not (root / BUCKET / PREFIX).is_dir():
+        raise StreamError(f"--root {root}: has no MDS shards: expected a folder that `prepare` made")
+    beside = f".{root.name}-served-"
+    for left in root.parent.glob(f"{beside}*"):
+        pid = left.name.removeprefix(beside).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{beside}{os.getpid()}-", dir=root.parent))
+    try:
+        shutil.copytree(root / BUCKET, folder / BUCKET, copy_function=os.link)
+        (folder / _STATE).mkdir()
+        shutil.copyfile(root / _STATE / _FORMAT, folder / _STATE / _FORMAT)
+        yield folder
+    except OSError as error:
+        where = error.filename or folder
+        raise StreamError(f"{where}: {error.strerror}; the daemon makes a folder beside {root}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

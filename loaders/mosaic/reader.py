@@ -1,0 +1,221 @@
+"""The process that runs MosaicML Streaming for a loader: `python -m loaders.mosaic.reader DESCRIPTOR`.
+
+The descriptor is a socket of packets. The loader sends the settings, and then for each epoch its number and a packet
+for each batch that it wants. The reader sends what it has found when it is ready, for each batch `{"bytes": n}` with
+the descriptor of the shared memory that has it, and `{"end": epoch}` or `{"error": message}`. It ends with the loader.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from loaders.errors import LoaderConfigError, LoaderError, ShardError
+from loaders.mosaic.library import import_streaming, name_shared_memory
+from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
+from loaders.records.shards.tfrecord import check_record
+from loaders.shared.compat import shared_memory_of
+
+HEADER: Final = ("id", "label", "image", "image_size", "size")
+"""Numbers of each sample at the start of a batch, after the number of samples: int64, name by name."""
+_LINE: Final = 1000
+"""Characters of an error that are passed on."""
+
+
+class FetchError(Exception):
+    """A shard cannot be had or read; the message begins with its key."""
+
+
+def make_dataset(settings: dict[str, Any], failures: int) -> Any:
+    """Return the StreamingDataset of a loader's settings; a worker that fails writes why to the pipe `failures`."""
+    base = import_streaming()
+    from streaming.base.batching import generate_work
+    from streaming.base.world import World
+
+    class Dataset(base.StreamingDataset):  # type: ignore[name-defined,misc]
+        """A StreamingDataset that says what fails, and can leave samples to other ranks."""
+
+        def _get_work(self, epoch: int, sample_in_epoch: int) -> np.ndarray[Any, Any]:
+            """Return this worker's samples of an epoch: the library's own, or those of a rank or a limit."""
+            rank, world_size, limit = settings["rank"], settings["world_size"], settings["limit"]
+            if world_size == 1 and limit is None:
+                return super()._get_work(epoch, sample_in_epoch)  # type: ignore[no-any-return]
+            order = generate_work(self.batching_method, self, World(1, 1, 1, 0), epoch, sample_in_epoch).flatten()
+            order = order[(order >= 0) & (order < (self.num_samples if limit is None else limit))]
+            total = len(order) - len(order) % world_size if settings["remainder"] == "drop" else len(order)
+            if settings["remainder"] == "pad":
+                total = -(-len(order) // world_size) * world_size
+            own = np.array_split(np.resize(order, total), world_size)[rank]
+            padded = np.append(own, np.full(-len(own) % self.batch_size, -1))
+            world = self._unique_worker_world
+            return padded.reshape(-1, self.batch_size)[world.worker_of_rank :: world.workers_per_rank].flatten()
+
+        def prepare_shard(self, shard_id: int, blocking: bool = True) -> None:
+            """Download a shard; raises FetchError, which names it."""
+            try:
+                super().prepare_shard(shard_id, blocking)
+            except Exception as error:
+                raise FetchError(f"{self._key(shard_id)} cannot be downloaded: {_first_line(error)}") from error
+
+        def get_item(self, sample_id: int, retry: int = 7) -> Any:
+            """Return a sample; raises FetchError, which names its shard."""
+            shard_id, _ = self.spanner[sample_id]
+            try:
+                sample = super().get_item(sample_id, retry)
+                if settings["verify"]:
+                    check_record(sample["record"], f"{self._key(shard_id)}: sample {sample['id']}")
+            except (FetchError, ShardError) as error:
+                raise FetchError(str(error)) from error
+            except Exception as error:
+                raise FetchError(f"{self._key(shard_id)} cannot be read: {_first_line(error)}") from error
+            return sample
+
+        def on_exception(self, future: Any) -> None:
+            """Report why a thread of a worker failed; the library itself would end the epoch without an error."""
+            if (error := future.exception()) is not None:
+                self._event.set()
+                _report(error)
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            try:
+                yield from super().__iter__()
+            except Exception as error:  # noqa: BLE001 - a worker's error ends the loader's epoch, whatever it is
+                _report(error)
+            if self._event.is_set():
+                # The loader ends this process. An end here would look like the epoch's.
+                threading.Event().wait()
+
+        def _key(self, shard_id: int) -> str:
+            return f"{settings['remote']}/{self.shards[shard_id].file_pairs[0][0].basename}"
+
+    def _report(error: BaseException) -> None:
+        text = str(error) if isinstance(error, FetchError) else _first_line(error)
+        os.write(failures, text[:_LINE].encode())
+
+    dataset = Dataset(
+        remote=settings["remote"], local=settings["local"], batch_size=settings["batch_size"], **settings["dataset"]
+    )
+    if settings["block_shards"] is not None:
+        dataset.shuffle_block_size = -(-dataset.num_samples * settings["block_shards"] // dataset.num_shards)
+    return dataset
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"[:_LINE]
+
+
+def join_batch(samples: Sequence[dict[str, Any]]) -> torch.Tensor:
+    """Return a batch as one tensor of bytes: the number of samples, their HEADER, and the records."""
+    records = [sample["record"] for sample in samples]
+    numbers = [len(samples)]
+    for name in HEADER[:-1]:
+        numbers += [sample[name] for sample in samples]
+    numbers += map(len, records)
+    return torch.frombuffer(bytearray(b"".join([np.array(numbers, np.int64).tobytes(), *records])), dtype=torch.uint8)
+
+
+def _init_worker(_: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+
+class _Reader:
+    """The life of the process."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._settings: dict[str, Any] = json.loads(channel.recv(PACKET_BYTES))
+        self._failed, self._failures = os.pipe()
+        signal.signal(signal.SIGTERM, lambda *_: self._end())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=self._watch, name="mosaic-watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End this process with the loader, and report a worker's failure while the others still wait for it."""
+        poller = select.poll()
+        poller.register(self._channel, select.POLLRDHUP | select.POLLHUP)
+        poller.register(self._failed, select.POLLIN)
+        while True:
+            for descriptor, _ in poller.poll():
+                if descriptor != self._failed:
+                    self._end()
+                self._send({"error": os.read(self._failed, PACKET_BYTES // 2).decode(errors="replace")})
+
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._channel, [json.dumps(message).encode()], list(descriptors))
+        except OSError:
+            self._end()
+
+    def _end(self) -> None:
+        """Leave nothing: no worker, no shared memory, no file."""
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        remove_traces(os.getpid(), Path(self._settings["folder"]))
+        os._exit(0)
+
+    def run(self) -> None:
+        """Serve epochs until the loader closes the socket."""
+        torch.set_num_threads(1)
+        import_streaming()
+        name_shared_memory(f"{NAMES}{os.getpid()}")
+        settings = self._settings
+        dataset = make_dataset(settings, self._failures)
+        loader: DataLoader[torch.Tensor] = DataLoader(
+            dataset,
+            batch_size=settings["batch_size"],
+            num_workers=settings["num_workers"],
+            prefetch_factor=settings["prefetch_factor"],
+            persistent_workers=True,
+            collate_fn=join_batch,
+            worker_init_fn=_init_worker,
+        )
+        found = {"samples": dataset.num_samples, "shards": dataset.num_shards, "block": dataset.shuffle_block_size}
+        self._send({**found, "version": metadata.version("mosaicml-streaming")})
+        while message := self._channel.recv(PACKET_BYTES):
+            if message == MORE:
+                continue  # asked for before the epoch ended
+            epoch = json.loads(message)["epoch"]
+            # What the epoch before has downloaded is forgotten: the bytes of every epoch come over the link.
+            for shard_id, shard in enumerate(dataset.shards):
+                if any(Path(shard.dirname, shard.split, raw.basename).exists() for raw, _ in shard.file_pairs):
+                    dataset.evict_shard(shard_id)
+            dataset.next_epoch = epoch
+            for batch in loader:
+                if not self._channel.recv(PACKET_BYTES):
+                    break
+                descriptor, nbytes = shared_memory_of(batch)
+                self._send({"bytes": nbytes}, [descriptor])
+            self._send({"end": epoch})
+        self._end()
+
+
+def main() -> int:
+    """Run a reader on the socket that the command line names; returns the exit status."""
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        reader = _Reader(channel)
+        try:
+            reader.run()
+        except Exception as error:  # noqa: BLE001 - the loader raises it
+            text = str(error) if isinstance(error, LoaderError) else _first_line(error)
+            reader._send({"error": text, "config": isinstance(error, LoaderConfigError | ValueError)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
