@@ -61,7 +61,7 @@ class BlockCache(Closing):
         """
         counts = [-(-size // BLOCK) for size in sizes]
         self._base = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64).tolist()
-        self._paths, self._present, self._log = paths, present, log
+        self._paths, self._present, self._log = paths, np.asarray(present), log
         self.limit = limit
         self.evicted = 0
         """Blocks that made room for others."""

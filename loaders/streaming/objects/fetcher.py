@@ -16,7 +16,7 @@ from loaders.streaming.objects.block_cache import BLOCK, BlockCache
 THREADS = 24
 """Requests under way to the store ..."""
 _RUN = 8
-"""... of so many blocks at most: together they take 48 MiB of memory, twice that while an answer is put together."""
+"""... of so many blocks at most, 2 MiB: a server's work for a request is that for 1 MiB. Together they take 48 MiB."""
 _AHEAD = 16 * _RUN * THREADS
 """Blocks that are asked for before a client has room for them, at most."""
 _LOOK_S = 0.2
@@ -31,6 +31,8 @@ class Fetcher(Closing):
     def __init__(self, bucket: Bucket, cache: BlockCache, names: Sequence[str], infos: Sequence[ObjectInfo]) -> None:
         """Fetch from the objects of these names."""
         self._bucket, self._cache, self._names, self._infos = bucket, cache, names, infos
+        self._is_kept = cache.limit >= sum(-(-info.nbytes // BLOCK) * BLOCK for info in infos)
+        """Whether nothing is fetched twice, so that blocks beside those that are asked for may come with them."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="streaming-objects")
         self._lock = threading.Lock()
         self._coming: dict[int, Future[bool]] = {}
@@ -84,7 +86,9 @@ class Fetcher(Closing):
         blocks = self._cache.blocks(shard, start, end)
         with self._lock:
             self._check_open()
-            claimed = self._cache.claim(blocks)
+            claimed = self._cache.claim(self._widen(shard, start, end)) if self._is_kept else None
+            if claimed is None:
+                claimed = self._cache.claim(blocks)
             if claimed is None:
                 return None
             for run in _cut(claimed):
@@ -92,6 +96,13 @@ class Fetcher(Closing):
                 for block in range(run.start, run.stop):
                     self._coming[block] = future
             return list({self._coming[block] for block in range(blocks.start, blocks.stop) if block in self._coming})
+
+    def _widen(self, shard: int, start: int, end: int) -> slice:
+        """Return the blocks of a range and those beside it that one request brings as well."""
+        whole = _RUN * BLOCK
+        return self._cache.blocks(
+            shard, start - start % whole, min(-(-end // whole) * whole, self._infos[shard].nbytes)
+        )
 
     def _fetch(self, shard: int, run: slice, since: float) -> bool:
         """Bring blocks into the cache; return whether they are there. They are wanted since that time."""
