@@ -60,7 +60,7 @@ class DataAccess:
     events: tuple[Path, ...] = ()
     """Files of the daemons' timestamps."""
     parts: tuple[Path, ...] = ()
-    """Folders in which daemons find the files of `source`, where each node has some of them."""
+    """Folders in which daemons find the files of `source`, where each node has some of them or a daemon links them."""
     pids: tuple[int, ...] = ()
     """Processes of this host that serve the mount."""
 
@@ -135,7 +135,8 @@ def _served(
             "none: streamed",
             data.shards if form is None else form,
             data.samples_file,
-            parts=tuple(data.placed.shards.values()) if data.placed.split else (),
+            # A daemon may serve links beside its form, and map those.
+            parts=(form.parent,) if form else tuple(data.placed.shards.values()) if data.placed.split else (),
             daemons=tuple(daemon for daemon, _ in served),
             events=tuple(times for _, times in served),
         )

@@ -48,10 +48,7 @@ def dry_run(experiment: Experiment, data: RunData, progress: Progress) -> None:
             with ExitStack() as stack:
                 stream = None
                 if loader.reads == "stream":
-                    form = one.forms.get(loader.daemon["module"])
-                    served = one.shards if form is None else form.folder
-                    assert served is not None
-                    stream = stack.enter_context(dry_run_daemon(loader, served))
+                    stream = stack.enter_context(dry_run_daemon(loader, one.served_to(loader)))
                 for key, workload in workloads.items():
                     if data.by_workload[key] is one:
                         _make(experiment, loader, key, workload, one, stream)
@@ -66,8 +63,8 @@ class _Stream:
 
 
 @contextmanager
-def dry_run_daemon(loader: LoaderSpec, shards: Path) -> Iterator[_Stream]:
-    """Run a loader's daemon on this host; yields the endpoint and the keys for a loader.
+def dry_run_daemon(loader: LoaderSpec, served: Path) -> Iterator[_Stream]:
+    """Run a loader's daemon over a folder on this host; yields the endpoint and the keys for a loader.
 
     Raises ConfigError with the daemon's message where it does not start.
     """
@@ -76,7 +73,7 @@ def dry_run_daemon(loader: LoaderSpec, shards: Path) -> Iterator[_Stream]:
         folder = Path(name)
         keys = make_keys(module, folder / "keys") if loader.secure else None
         options = {**loader.daemon, "port": 0}
-        serve = serving(Node("storage", "dry-run"), LOOPBACK, shards, options, folder / "log", keys=keys)
+        serve = serving(Node("storage", "dry-run"), LOOPBACK, served, options, folder / "log", keys=keys)
         try:
             daemon = stack.enter_context(serve)
         except CellError as error:

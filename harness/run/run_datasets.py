@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config.specs import Component, Experiment
+from harness.config.specs import Component, Experiment, LoaderSpec
 from harness.config.targets import instantiate
 from harness.datasets import DatasetHandle, Progress
 from harness.datasets.cache import storage_errors
@@ -41,6 +41,13 @@ class OpenData:
     def preparations(self) -> list[Preparation]:
         """The known costs of its shards and forms."""
         return [one for one in (self.preparation, *(form.preparation for form in self.forms.values())) if one]
+
+    def served_to(self, loader: LoaderSpec) -> Path:
+        """Return the folder that the daemon of a loader that is streamed to serves."""
+        if (form := self.forms.get(loader.daemon["module"])) is not None:
+            return form.folder
+        assert self.shards is not None
+        return self.shards
 
     def describe(self) -> DatasetRecord:
         """Return what every cell on it stores."""
