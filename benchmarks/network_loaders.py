@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 from bench import HERE, REPO, Line, at_least, make_parser, memory_folder, run, spread
 from network_loaders_receiver import Orders, Received
-from streaming_rig import LOCAL, PATIENCE_S, Place, Rig, Shards, make_shards, open_rig
+from streaming_rig import PATIENCE_S, Place, Rig, Shards, make_shards, open_rig
 
 from harness.config.command_line import compose_config
 from harness.config.experiment import experiment_from
@@ -36,7 +36,7 @@ from harness.run.environments import python_of
 from harness.testbed.base import Node
 from harness.testbed.link import LinkKind
 
-LOADERS = ("nosql", "streaming")
+LOADERS = ("nosql", "mosaic", "streaming")
 """Of conf/loader."""
 RATE_GBIT = 1.0
 RTT_MS = (0.1, 20.0, 150.0)
@@ -108,7 +108,7 @@ class Bench:
         keys = make_keys(module, self._folder / f"keys-{run_id}") if spec.secure else None
         node = Node("storage", run_id, rig.storage.address, namespace=rig.storage.namespace)
         # Buffers are sized for the farthest link.
-        regime = None if rig.link is None else Regime(name="far", rtt_ms=max(RTT_MS), rate_gbit=RATE_GBIT)
+        regime = Regime(name="far", rtt_ms=max(RTT_MS), rate_gbit=RATE_GBIT)
         log = self._folder / f"{name}-{run_id}.log"
         with serving(
             node, rig.storage.address, self.data(module), spec.daemon, log, keys=keys, regime=regime
@@ -145,27 +145,31 @@ def load_spec(name: str) -> LoaderSpec:
 
 
 def tight_loop(bench: Bench, name: str) -> Iterator[Line]:
-    """Take turns with iperf3 at each distance, and before that without a link."""
-    with bench.serve(name, LOCAL) as served:
-        local = [bench.receive(served, LOCAL.compute, omit_s=1) for _ in range(bench.turns)]
-    own_gbit = median(got.gbit for got in local)
-    measured = f"{spread((got.gbit for got in local), 2)} Gbit/s, {cpu(local)}"
-    yield Line(f"{name}, no link", "", measured, None, {"ours": local})
+    """Take turns with iperf3 at each distance, and with a receiver beside the server."""
+    everywhere: list[Received] = []
     with bench.serve(name, bench.rig) as served:
         for rtt_ms in RTT_MS:
             omit_s = 1 + round(20 * rtt_ms / 1e3)
             bench.rig.set(rtt_ms, RATE_GBIT)
-            ours, theirs = [], []
+            ours, theirs, near = [], [], []
             for _ in range(bench.turns):
                 ours.append(bench.receive(served, bench.rig.compute, omit_s))
                 theirs.append(bench.rig.iperf(flows=FLOWS, seconds=bench.seconds / 2, omit_s=omit_s))
-            ours_gbit, theirs_gbit = (median(got.gbit for got in each) for each in (ours, theirs))
-            bound_gbit, bound = min((theirs_gbit, "iperf3"), (own_gbit, "its server without a link"))
-            measured = f"{ours_gbit / bound_gbit:.3f} ({ours_gbit:.3f} of {theirs_gbit:.3f} Gbit/s; {cpu(ours)}, "
-            measured += f"iperf3 {median(each.cpu_s_per_gb for each in theirs):.2f})"
+                near.append(bench.receive(served, bench.rig.storage, omit_s=1))
+            ours_gbit, theirs_gbit, near_gbit = (median(got.gbit for got in each) for each in (ours, theirs, near))
+            bound_gbit, bound = min((theirs_gbit, "iperf3"), (near_gbit, "its server without a link"))
+            measured = (
+                f"{ours_gbit / bound_gbit:.3f} ({ours_gbit:.3f} Gbit/s, iperf3 {theirs_gbit:.3f}, without a link "
+            )
+            measured += (
+                f"{near_gbit:.2f}; CPU s/GB: {cpu(ours)}, iperf3 {median(each.cpu_s_per_gb for each in theirs):.2f})"
+            )
             what = f"{name}, {rtt_ms:g} ms: goodput over that of {bound}"
             asked = ASKED.get(name, {}).get(rtt_ms)
-            yield at_least(what, asked, ours_gbit / bound_gbit, measured, ".2f", ours=ours, theirs=theirs, local=local)
+            yield at_least(what, asked, ours_gbit / bound_gbit, measured, ".2f", ours=ours, theirs=theirs, near=near)
+            everywhere += near
+    measured = f"{spread((got.gbit for got in everywhere), 2)} Gbit/s; CPU s/GB: {cpu(everywhere)}"
+    yield Line(f"{name}, without a link", "", measured, None, {"near": everywhere})
 
 
 def cpu(measured: list[Received]) -> str:
@@ -174,7 +178,7 @@ def cpu(measured: list[Received]) -> str:
         median(1e9 * part(got) / max(1, got.nbytes) for got in measured)
         for part in (lambda got: got.server_cpu_s, lambda got: got.loader_cpu_s)
     )
-    return f"CPU s/GB: server {server:.2f}, loader {loader:.2f}"
+    return f"server {server:.2f}, loader {loader:.2f}"
 
 
 def unequal(bench: Bench) -> Iterator[Line]:
