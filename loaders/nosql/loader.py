@@ -16,6 +16,7 @@ from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipelines.callables import AnyTransform
 from loaders.records.decoding import Engine
 from loaders.records.record_loader import RecordFetch, RecordLoader
+from loaders.shared.arrivals import ArrivalLog
 
 if TYPE_CHECKING:
     from loaders.nosql.client.database import Database
@@ -49,6 +50,7 @@ class NoSQLLoader(RecordLoader):
         decode: Engine = "auto",
         num_threads: int = 2,
         limit: int | None = None,
+        events: Path | str | None = None,
         **keywords: Unpack[LoaderKeywords],
     ) -> None:
         """Connect to the database and find the dataset.
@@ -77,6 +79,7 @@ class NoSQLLoader(RecordLoader):
                 fitting one, and "raw" yields RawBatch, not decoded (default: "auto").
             num_threads: Threads that decode, or processes of "torch-process" (default: 2).
             limit: An epoch has the samples whose ids are below it (default: no limit).
+            events: File to which ArrivalLog's lines of each connection are appended (default: none).
         """
         options = LoaderOptions(**keywords)
         super().__init__(options, transform=transform, decode=decode, num_threads=num_threads, limit=limit)
@@ -84,8 +87,9 @@ class NoSQLLoader(RecordLoader):
         for name, flag in (("out_of_order", out_of_order), ("verify", verify)):
             if not isinstance(flag, bool):
                 raise LoaderConfigError(f"{name}={flag!r}: expected true or false")
-        if not isinstance(keys, str | PathLike | None):
-            raise LoaderConfigError(f"keys={keys!r}: expected a path, or none")
+        for name, path in (("keys", keys), ("events", events)):
+            if not isinstance(path, str | PathLike | None):
+                raise LoaderConfigError(f"{name}={path!r}: expected a path, or none")
         check_whole("connections", connections, 1, _MAX_CONNECTIONS)
         try:
             from loaders.nosql.client.database import Database
@@ -109,6 +113,7 @@ class NoSQLLoader(RecordLoader):
             found = load_client_keys(keys)
             login = Login(USER, found.password, found.context())
         self._traffic = Traffic()
+        self._arrivals: ArrivalLog | None = None
         self._database: Database | None = Database(
             table,
             login=login,
@@ -116,6 +121,8 @@ class NoSQLLoader(RecordLoader):
             timeout_s=check_seconds("timeout_s", timeout_s),
         )
         try:
+            if events is not None:
+                self._arrivals = ArrivalLog(events, rank=options.rank)
             self._open(self._database.samples)
         except BaseException:
             self.close()
@@ -126,7 +133,7 @@ class NoSQLLoader(RecordLoader):
 
         assert self._database is not None
         self._database.check_process()
-        return RowFetch(self._database, self._share.order(epoch), epoch, self._prefetch, self._traffic)
+        return RowFetch(self._database, self._share.order(epoch), epoch, self._prefetch, self._traffic, self._arrivals)
 
     def stats(self) -> LoaderStats:
         """Return the counts so far, those of RecordLoader and these.
@@ -152,3 +159,5 @@ class NoSQLLoader(RecordLoader):
         database, self._database = self._database, None
         if database is not None:
             database.close()
+        if self._arrivals is not None:
+            self._arrivals.close()

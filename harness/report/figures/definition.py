@@ -168,6 +168,13 @@ class Throughput(Figure):
     """The id of the MB/s of the paper's link, of which its values are shares; empty where they are shares already."""
 
 
+class Prefetch(Figure):
+    """How evenly data comes through each loader, in one regime."""
+
+    panels: Literal["batches", "connections"]
+    """Seconds between batches over an epoch, or MB/s of each connection and of all over time."""
+
+
 BY_DISTANCE: Final = "by_distance"
 _FAMILIES: Final[Mapping[str, type[Figure]]] = {
     BY_DISTANCE: ByDistance,
@@ -178,6 +185,7 @@ _FAMILIES: Final[Mapping[str, type[Figure]]] = {
     "textbook": Textbook,
     "stages": Stages,
     "throughput": Throughput,
+    "prefetch": Prefetch,
     "minato_fig3": Figure,
     "minato_fig12": Figure,
 }

@@ -24,6 +24,7 @@ from loaders.nosql.client.connection import Row
 from loaders.nosql.client.database import Database
 from loaders.records.raw_batch import RawBatch
 from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, count_intact
+from loaders.shared.arrivals import ArrivalLog
 
 _BACKOFF_S: Final = 0.1
 """Least time before a row is asked for again; it doubles with every failure."""
@@ -96,10 +97,17 @@ class RowFetch:
     """One epoch's rows; the driver's threads bring them, and one thread takes the batches."""
 
     def __init__(
-        self, database: Database, ids: npt.NDArray[np.int64], epoch: int, prefetch: Prefetch, traffic: Traffic
+        self,
+        database: Database,
+        ids: npt.NDArray[np.int64],
+        epoch: int,
+        prefetch: Prefetch,
+        traffic: Traffic,
+        arrivals: ArrivalLog | None = None,
     ) -> None:
         """Start to ask for the samples `ids`, in this order."""
         self._database, self._ids, self._epoch, self._prefetch, self._traffic = database, ids, epoch, prefetch, traffic
+        self._arrivals = arrivals
         self._changed = threading.Condition()
         self._open: dict[int, _Slots] = {}
         self._under_way: dict[int, int] = {}
@@ -206,6 +214,8 @@ class RowFetch:
             traffic.rows += 1
             traffic.nbytes += len(row.record)
             traffic.by_connection[connection] += len(row.record)
+            if self._arrivals is not None:
+                self._arrivals.count(self._epoch, connection, len(row.record))
             at = self._arrived if self._prefetch.out_of_order else place
             self._arrived += 1
             number, slot = divmod(at, size)
