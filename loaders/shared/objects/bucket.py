@@ -171,12 +171,15 @@ class Bucket:
                 "secret and its rights to the bucket"
             ) from error
         except exceptions.BaseError as error:
-            reason = str(error).partition("\n")[0].rpartition(" - ")[2].strip()
             if code := _code(error):
-                raise ObjectStoreError(f"{where}: the store answers {code}: {reason}") from error
+                raise ObjectStoreError(
+                    f"{where}: the store answers {code}; check the bucket, the endpoint, and the region "
+                    f"(AWS_REGION, now {self.address.region})"
+                ) from error
+            reason = str(error).partition("\n")[0].rpartition(" - ")[2].strip()
             raise UnreachableStoreError(
-                f"{where} could not be had within {self._timeout_s:g} s ({reason}); check that {endpoint} runs and can "
-                "be reached"
+                f"{where}: no whole answer within {self._timeout_s:g} s ({reason}); check that {endpoint} runs and "
+                "can be reached"
             ) from error
 
 

@@ -9,6 +9,7 @@ import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from energymon.system.closing import Closing
-from loaders.errors import LoaderConfigError, ObjectStoreError
+from loaders.errors import LoaderConfigError
 from loaders.streaming.daemon.counters import Log
 
 BLOCK = 256 * 2**10
@@ -111,6 +112,8 @@ class BlockCache(Closing):
             count = len(absent)
             if not count:
                 return []
+            if self.limit < BLOCK:
+                return None
             excess = self._count + count - self.limit // BLOCK
             if excess > 0:
                 self._evict(max(excess, self.limit // BLOCK // _FREED_SHARE))
@@ -129,7 +132,10 @@ class BlockCache(Closing):
         try:
             _write(self._paths[shard], offset, data)
         except OSError as error:
-            self._shrink(error, self._paths[shard], offset, len(data))
+            with self._lock:
+                with suppress(OSError):
+                    _punch(self._paths[shard], offset, len(data))
+                self._shrink(error, self._paths[shard], int(np.count_nonzero(self._present)) * BLOCK)
             return False
         with self._lock:
             self._coming[blocks] = False
@@ -151,16 +157,13 @@ class BlockCache(Closing):
         if isinstance(self._present, np.memmap):
             self._present.flush()
 
-    def _shrink(self, error: OSError, path: Path, offset: int, nbytes: int) -> None:
-        """Go on with what the cache has now, after a write has failed."""
-        with self._lock:
-            before = self.limit
-            self.limit = min(before, max(0, int(np.count_nonzero(self._present)) * BLOCK))
-            _punch(path, offset, nbytes)
-        if self.limit < before:
-            why = "the disk is full" if error.errno in _FULL else f"it cannot be written: {error.strerror}"
-            remedy = "make room and restart the daemon; until then the cache stays as large as it is"
-            self._log("cache_full", folder=str(path.parent), reason=why, cached_bytes=self.limit, remedy=remedy)
+    def _shrink(self, error: OSError, path: Path, limit: int) -> None:
+        """Go on with a smaller cache, after a write to one of its files has failed."""
+        if limit < self.limit:
+            self.limit = limit
+            why = "the disk is full" if error.errno in _FULL else f"{path.name} cannot be written: {error.strerror}"
+            remedy = "mend it and restart the daemon; until then the cache is as large as it is now"
+            self._log("cache_full", folder=str(path.parent), reason=why, cached_bytes=limit, remedy=remedy)
 
     def _count_unpinned(self) -> None:
         while self._unpinned:
@@ -180,7 +183,10 @@ class BlockCache(Closing):
                 end = min(run.stop, self._base[shard + 1])
                 # First unset: a reader must not find a block whose bytes are gone.
                 self._present[begin:end] = 0
-                _punch(self._paths[shard], (begin - self._base[shard]) * BLOCK, (end - begin) * BLOCK)
+                try:
+                    _punch(self._paths[shard], (begin - self._base[shard]) * BLOCK, (end - begin) * BLOCK)
+                except OSError as error:
+                    self._shrink(error, self._paths[shard], 0)
                 begin = end
         self._count -= len(free)
         self.evicted += len(free)
@@ -206,17 +212,14 @@ def _write(path: Path, offset: int, data: memoryview) -> None:
 
 
 def _punch(path: Path, offset: int, nbytes: int) -> None:
-    """Free a part of a file; it keeps its size. Raises ObjectStoreError naming the file."""
+    """Free a part of a file; it keeps its size. Raises OSError."""
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            if _libc.fallocate(file, _PUNCH | _KEEP_SIZE, offset, nbytes):
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
-        finally:
-            os.close(file)
-    except OSError as error:
-        raise ObjectStoreError(f"{path}: a part of it cannot be freed: {error.strerror}") from error
+        if _libc.fallocate(file, _PUNCH | _KEEP_SIZE, offset, nbytes):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(file)
 
 
 def _check_punching(path: Path) -> None:
@@ -224,7 +227,8 @@ def _check_punching(path: Path) -> None:
     # Beyond the end nothing is lost.
     try:
         _punch(path, -(-path.stat().st_size // BLOCK) * BLOCK, BLOCK)
-    except (OSError, ObjectStoreError) as error:
+    except OSError as error:
         raise LoaderConfigError(
-            f"--cache {path.parent}: {error}; choose a folder on ext4, XFS, Btrfs or tmpfs, which can"
+            f"--cache {path.parent}: a part of a file cannot be freed there ({error.strerror}); choose a folder on "
+            "ext4, XFS, Btrfs or tmpfs"
         ) from error

@@ -65,7 +65,8 @@ class Fetcher(Closing):
             if self._cache.has(blocks):
                 return None
         data = self._read(shard, start, end, time.monotonic())
-        self.uncached_bytes += end - start
+        with self._lock:
+            self.uncached_bytes += end - start
         return data
 
     def renew(self, shard: int, start: int, end: int) -> bool:
@@ -128,11 +129,13 @@ class Fetcher(Closing):
         try:
             data = self._bucket.read_range(self._names[shard], self._infos[shard], start, end)
         except ObjectStoreError as error:
-            self.failures += 1
-            if isinstance(error, UnreachableStoreError):
-                self._failed = time.monotonic(), str(error)
+            with self._lock:
+                self.failures += 1
+                if isinstance(error, UnreachableStoreError):
+                    self._failed = time.monotonic(), str(error)
             raise
-        self.fetched_bytes += end - start
+        with self._lock:
+            self.fetched_bytes += end - start
         return data
 
     def _check_open(self) -> None:

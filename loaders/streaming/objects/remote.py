@@ -15,7 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoaderConfigError, ObjectStoreError, ShardError
-from loaders.records.shards.index import MANIFEST, ShardSet, index_path, list_shards, load_manifest, write_atomically
+from loaders.records.shards.index import (
+    MANIFEST,
+    Shard,
+    ShardSet,
+    index_path,
+    list_shards,
+    load_index,
+    load_manifest,
+    write_atomically,
+)
 from loaders.shared.objects.address import ObjectAddress
 from loaders.shared.objects.bucket import Bucket, MissingObjectError, ObjectInfo
 from loaders.shared.objects.keys import ObjectKeys
@@ -141,12 +150,20 @@ def _fetch_indexes(bucket: Bucket, folder: Path) -> tuple[ShardSet, list[ObjectI
         _write(index_path(path), bucket.read(index_path(path).name)[0])
         with path.open("ab") as file:
             file.truncate(info.nbytes)
+        _check_last(bucket, load_index(path), info)
         return info
 
     with ThreadPoolExecutor(_READERS) as threads:
         infos = dict(zip([path.name for path in paths], threads.map(fetch, paths), strict=True))
     opened = ShardSet.open(folder).sorted_by_name()
     return opened, [infos[shard.path.name] for shard in opened.shards]
+
+
+def _check_last(bucket: Bucket, shard: Shard, info: ObjectInfo) -> None:
+    """Compare the last record's checksum to the index; raises ShardError where the shard is not the indexed one."""
+    stated = bucket.read_range(shard.path.name, info, info.nbytes - 4, info.nbytes)
+    if int.from_bytes(stated, "little") != shard.records["checksum"][-1]:
+        raise ShardError(f"{shard.path.name}: record {len(shard.records) - 1} is not the one that was indexed")
 
 
 def _take_over(folder: Path, names: list[str], infos: list[ObjectInfo], log: Log) -> npt.NDArray[np.uint8]:

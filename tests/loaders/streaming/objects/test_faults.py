@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 import pytest
@@ -108,6 +109,23 @@ def test_an_object_that_was_changed_in_an_epoch_is_named(store, shards, start_se
             store.bucket(prefix).write(name, os.urandom((shards / name).stat().st_size))
         with pytest.raises(StreamError, match=rf"s3://shards/{prefix}/shard-\d\.tfrecord at .* was changed"):
             rest_of(epoch)
+
+
+def test_a_shard_that_was_not_the_one_indexed_is_not_served(store, shards, fail_to_serve):
+    prefix = store.add(shards)
+    store.bucket(prefix).write(SHARD, os.urandom((shards / SHARD).stat().st_size))
+    line = fail_to_serve(store, prefix)
+    assert f"s3://shards/{prefix}" in line
+    assert f"{SHARD}: record 39 is not the one that was indexed" in line
+
+
+def test_a_store_that_never_answers_is_named(store, fail_to_serve):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        line = fail_to_serve(store, "set", "--s3-endpoint", endpoint, "--s3-timeout-s", "1")
+    assert time.monotonic() - began < 20
+    assert f"s3://shards/set/{MANIFEST} at {endpoint}: no whole answer within 1 s" in line
 
 
 def test_an_object_that_is_cut_short_is_not_served(store, shards, fail_to_serve):
