@@ -42,7 +42,7 @@ server:            ## the InfluxDB server that tests run against: found, or buil
 minio:             ## the object store that tests run against: MinIO, found, or built in a few minutes
 	playbooks/minio.sh >/dev/null
 
-tensorflow: setup  ## the environment with TensorFlow that tests read shards with: found, or made in a minute
+tensorflow: setup  ## the environment of tf.data service: found, or made in a minute
 	playbooks/tensorflow.sh >/dev/null
 
 mosaic: setup      ## the environment with MosaicML Streaming: found, or made in a minute
@@ -70,6 +70,9 @@ lock:              ## resolve pyproject.toml again into requirements.lock
 	cp requirements.lock playbooks/mosaic.lock  # versions to prefer, so that files are shared
 	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
 	  --python-version 3.11 pyproject.toml playbooks/mosaic.in --output-file playbooks/mosaic.lock
+	cp requirements.lock playbooks/tensorflow.lock
+	$(if $(wildcard .venv-uv/bin/uv),.venv-uv/bin/)uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --no-header \
+	  --python-version 3.11 pyproject.toml playbooks/tensorflow.in --output-file playbooks/tensorflow.lock
 
 clean:             ## remove the environment and what a dead run left; results stay
 	-playbooks/privileged.sh $(PYTHON) -m harness.testbed clean

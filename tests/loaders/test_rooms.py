@@ -11,7 +11,7 @@ import pytest
 import loaders
 
 ROOT = Path(loaders.__file__).parent
-LOADERS = ("dali", "fixed", "mosaic", "nosql", "pecan", "pytorch", "sample_aware", "spdl", "streaming")
+LOADERS = ("dali", "fixed", "mosaic", "nosql", "pecan", "pytorch", "sample_aware", "spdl", "streaming", "tfdata")
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

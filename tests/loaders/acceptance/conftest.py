@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -57,6 +58,8 @@ class Entry:
     shards as they lie there, none for files."""
     daemon: tuple[str, ...] = ()
     """Options of its daemon."""
+    package: str = ""
+    """What it wraps, in an environment of its own, where tests/integration/test_environments.py runs its tests."""
 
     @property
     def streams(self) -> bool:
@@ -123,7 +126,7 @@ class ShardLoader(RecordLoader):
         return ShardFetch(self._shards, self._share.order(epoch), epoch, self._options.batch_size)
 
 
-LOADERS = {
+TABLE = {
     "pytorch": Entry("loaders.PyTorchLoader", {"num_workers": 2}),
     "pytorch_in_process": Entry("loaders.PyTorchLoader", {"num_workers": 0}, ("image",)),
     "pytorch_fresh": Entry("loaders.PyTorchLoader", {"num_workers": 1, "persistent_workers": False}, ("image",)),
@@ -154,7 +157,11 @@ LOADERS = {
         server="loaders.streaming",
         daemon=("--serializers", "2", "--high-water-mark", "1"),
     ),
+    # With one worker: several send their batches as they come, in another order every time.
+    "tfdata": Entry("loaders.tfdata.TfDataLoader", {"decode": "torch"}, server="loaders.tfdata", package="tensorflow"),
 }
+LOADERS = {name: entry for name, entry in TABLE.items() if not entry.package or find_spec(entry.package)}
+"""Those that this environment can run."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,113 @@
+"""The dataset of one epoch: a graph that the workers execute beside the shards, and what the client takes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from loaders.records.shards.index import RECORD
+from loaders.tfdata.catalog import CATALOG_ID, Catalog
+from loaders.tfdata.tensorflow import Dataset, load_tensorflow
+
+_READ_BYTES: Final = 2**20
+"""Read buffer of a shard: the documentation of TFRecordDataset advises 1 to 100 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How the workers and the client prepare an epoch."""
+
+    shuffle_buffer: int
+    """Records among which a worker draws the next one; 1 leaves them in the order of the shards."""
+    interleave: int
+    """Shards that a worker reads in turn, at most."""
+    max_outstanding_requests: int | None
+    """Elements that the client has asked for or has waiting; None leaves it to TensorFlow."""
+    private_threads: int
+    """Threads of a worker for this epoch."""
+
+
+class Piece(NamedTuple):
+    """Neighbouring records of a shard."""
+
+    shard: int
+    first: int
+    records: int
+
+
+def plan_pieces(records: Sequence[int], *, seed: int, epoch: int, start: int, count: int) -> list[Piece]:
+    """Return the pieces of `count` records from the `start`-th on, of all shards in the epoch's random order.
+
+    All are whole shards but the first and the last.
+    """
+    pieces: list[Piece] = []
+    for shard in np.random.default_rng((seed, epoch)).permutation(len(records)).tolist():
+        first = min(start, records[shard])
+        taken = min(records[shard] - first, count)
+        if taken:
+            pieces.append(Piece(shard, first, taken))
+        start, count = start - first, count - taken
+    return pieces
+
+
+def open_catalog(endpoint: str) -> Dataset:
+    """Return the dataset whose elements are the catalog, one from each worker."""
+    tensorflow = load_tensorflow()
+    service = tensorflow.data.experimental.service
+    return service.from_dataset_id(
+        processing_mode=service.ShardingPolicy.OFF,
+        service=endpoint,
+        dataset_id=CATALOG_ID,
+        element_spec=tensorflow.TensorSpec((), tensorflow.string),
+    )
+
+
+def open_epoch(
+    endpoint: str, catalog: Catalog, pieces: Sequence[Piece], tuning: Tuning, *, batch_size: int, seed: int, job: str
+) -> Dataset:
+    """Return the dataset of an epoch: numbers, index rows and payloads of records, each of shape (at most batch_size,).
+
+    A record's number is its place in all shards as the catalog lists them. The pieces are given to the workers one by
+    one as they ask for them (dynamic sharding), so every record is read by one worker.
+    """
+    tensorflow = load_tensorflow()
+    data, service = tensorflow.data, tensorflow.data.experimental.service
+    shard = np.array([piece.shard for piece in pieces], np.int64)
+    columns = (
+        np.array(catalog.shards)[shard],
+        np.array(catalog.indexes)[shard],
+        np.array(catalog.index_headers, np.int64)[shard],
+        (np.cumsum(catalog.records) - catalog.records).astype(np.int64)[shard],
+        np.array([piece.first for piece in pieces], np.int64),
+        np.array([piece.records for piece in pieces], np.int64),
+    )
+
+    def read_piece(
+        path: object, index: object, header: object, number: object, first: object, count: object
+    ) -> Dataset:
+        rows = data.FixedLengthRecordDataset(index, RECORD.itemsize, header_bytes=header)
+        records = data.TFRecordDataset(path, buffer_size=_READ_BYTES)
+        numbers = data.Dataset.counter(number)
+        return data.Dataset.zip((numbers, rows, records)).skip(first).take(count)
+
+    cycle = max(1, min(tuning.interleave, len(pieces) // len(catalog.workers)))
+    dataset = data.Dataset.from_tensor_slices(columns).interleave(read_piece, cycle_length=cycle)
+    if tuning.shuffle_buffer > 1:
+        dataset = dataset.shuffle(tuning.shuffle_buffer, seed=seed, reshuffle_each_iteration=False)
+    dataset = dataset.batch(batch_size).prefetch(data.AUTOTUNE)
+    options = data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = tuning.private_threads
+    return dataset.with_options(options).apply(
+        service.distribute(
+            processing_mode=service.ShardingPolicy.DYNAMIC,
+            service=endpoint,
+            job_name=job,
+            max_outstanding_requests=tuning.max_outstanding_requests,
+            # Encoded images do not become smaller.
+            compression=None,
+        )
+    )

@@ -1,0 +1,136 @@
+"""The elements of a dataset of the service, taken by a thread, so that every wait for them has a limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from energymon.system.closing import Closing
+from loaders.errors import StreamError
+from loaders.tfdata.probe import find_fault, is_refused
+from loaders.tfdata.tensorflow import Dataset, Element, Take, load_tensorflow
+
+_LOOK_S: Final = 1.0
+"""Seconds of silence after which it is looked whether the servers are still there."""
+_END_S: Final = 2.0
+"""Seconds in which a cancelled call has to end; one that does not is left behind with its thread."""
+_ANSWER_S: Final = 2.0
+"""Seconds in which the dispatcher has to answer, before an epoch that was broken off is released there."""
+_CAPACITY: Final = 1
+"""Elements that wait here, besides those in TensorFlow's own buffer."""
+
+Address = tuple[str, int]
+
+
+class Elements(Closing):
+    """Takes elements in a thread. tf.data's client retries without end where a server is gone; this one gives up."""
+
+    def __init__(
+        self, endpoint: str, servers: Sequence[Address], open_dataset: Callable[[], Dataset], timeout_s: float
+    ) -> None:
+        """Start to take the elements of the dataset that `open_dataset` returns; `servers` are those it needs."""
+        self._endpoint, self._servers, self._timeout_s = endpoint, servers, timeout_s
+        self._open_dataset = open_dataset
+        self._ready: deque[Element] = deque()
+        self._changed = threading.Condition()
+        self._take: Take | None = None
+        self._error: BaseException | None = None
+        self._is_over = self._is_whole = self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tfdata-elements", daemon=True)
+        self._thread.start()
+
+    def next(self, *, wait: bool) -> Element | None:
+        """Return the next element; None where `wait` is false and none has arrived.
+
+        Raises StopIteration at the end and once it is closed, StreamError naming the server that is gone, refuses or is
+        silent for longer than the limit.
+        """
+        deadline = time.monotonic() + self._timeout_s
+        with self._changed:
+            while not self._ready and not self._is_over and not self._closed:
+                if not wait:
+                    return None
+                if not self._changed.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
+                    self._check_silence(deadline)
+            if self._closed:
+                raise StopIteration
+            if self._ready:
+                element = self._ready.popleft()
+                self._changed.notify_all()
+                return element
+            if self._error is not None:
+                raise self._error
+            raise StopIteration
+
+    def _check_silence(self, deadline: float) -> None:
+        for host, port in self._servers:
+            if is_refused((host, port)):
+                raise StreamError(
+                    f"{self._endpoint}: nothing listens at {host}:{port} any more, and tf.data service loses the rest "
+                    "of the epoch: start `python -m loaders.tfdata serve` again and repeat the epoch"
+                )
+        if time.monotonic() >= deadline:
+            raise StreamError(
+                f"{self._endpoint}: no batch within {self._timeout_s:g} s (timeout_s): look whether the daemon is "
+                "stopped, the link is down or a worker has died, whose records are lost; raise timeout_s where "
+                "shuffle_buffer takes longer to fill"
+            )
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            self._pump(self._open())
+        except BaseException as caught:  # noqa: BLE001 - raised again in the thread that waits
+            error = self._translate(caught)
+        with self._changed:
+            self._error, self._is_over = error, True
+            self._changed.notify_all()
+        if self._take is not None:
+            # After a whole epoch the dispatcher has just been heard of.
+            is_answered = self._is_whole or find_fault(self._servers[0], _ANSWER_S) is None
+            self._take.close(is_answered=is_answered)
+
+    def _open(self) -> Take:
+        take = Take(self._open_dataset())
+        with self._changed:
+            self._take = take
+            if self._closed:
+                take.cancel()
+        return take
+
+    def _pump(self, take: Take) -> None:
+        while True:
+            element = take()
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or len(self._ready) < _CAPACITY)
+                if self._closed:
+                    return
+                self._ready.append(element)
+                self._changed.notify_all()
+
+    def _translate(self, error: BaseException) -> BaseException | None:
+        errors = load_tensorflow().errors
+        if isinstance(error, errors.OutOfRangeError) or (self._closed and isinstance(error, errors.CancelledError)):
+            return None
+        if isinstance(error, errors.OpError):
+            message = str(error.message).partition("\n")[0]
+            return StreamError(f"{self._endpoint}: tf.data service: {type(error).__name__}: {message}")
+        return error
+
+    def close(self, *, is_whole: bool = False) -> None:
+        """Take no more, and end a `next` that another thread is in; `is_whole` where nothing else is expected.
+
+        May be called twice.
+        """
+        with self._changed:
+            self._is_whole |= is_whole and not self._closed
+            self._closed = True
+            take = self._take
+            self._changed.notify_all()
+        if take is not None:
+            take.cancel()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_END_S)
