@@ -40,6 +40,7 @@ class NoSQLLoader(RecordLoader):
         transform: AnyTransform | None = None,
         keys: Path | str | None = None,
         connections: int = 4,
+        io_threads: int = 1,
         in_flight: int = 1024,
         prefetch_batches: int = 16,
         out_of_order: bool = True,
@@ -64,6 +65,7 @@ class NoSQLLoader(RecordLoader):
                 array or number, such as torchvision's Compose (default: ImageTransform()).
             keys: The client's folder of keys, for a server with keys (default: none).
             connections: Connections to each host (default: 4).
+            io_threads: Threads that send and receive; the connections are theirs in turn (default: 1).
             in_flight: Requests under way of each connection (default: 1024).
             prefetch_batches: Batches that are under way or wait for the consumer; together with `batch_size` it has to
                 cover the bandwidth-delay product (default: 16).
@@ -118,6 +120,7 @@ class NoSQLLoader(RecordLoader):
             table,
             login=login,
             connections=connections,
+            io_threads=check_whole("io_threads", io_threads, 1, _MAX_CONNECTIONS),
             timeout_s=check_seconds("timeout_s", timeout_s),
         )
         try:

@@ -15,7 +15,7 @@ from cassandra.policies import ConstantReconnectionPolicy, FallthroughRetryPolic
 
 from energymon.system.closing import Closing
 from loaders.errors import LoaderError, StreamError
-from loaders.nosql.client.connection import COLUMNS, VERSION, RecordConnection, Row, make_protocol
+from loaders.nosql.client.connection import COLUMNS, VERSION, Row, make_connections, make_protocol
 from loaders.nosql.schema import FORM, Table, sample_uuid
 from loaders.nosql.session import Login
 
@@ -30,27 +30,42 @@ _CONNECTING: Final = 8
 class Database(Closing):
     """Several sessions with one database; each has one connection of its own to every host."""
 
-    def __init__(self, table: Table, *, login: Login | None, connections: int, timeout_s: float) -> None:
+    def __init__(
+        self, table: Table, *, login: Login | None, connections: int, io_threads: int, timeout_s: float
+    ) -> None:
         """Connect, and find the dataset.
 
         Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole.
         """
         self.table, self.timeout_s = table, timeout_s
         self.where = f"{table.host}:{table.port}"
-        self._pid = os.getpid()
+        self._login, self._pid = login, os.getpid()
         # What it logs of a host that is down is in the error of an epoch.
         logging.getLogger("cassandra").setLevel(logging.CRITICAL)
+        self._clusters = [self._configure(thread) for thread in range(min(io_threads, connections))]
+        try:
+            self._sessions = self._connect(connections)
+            self.samples, self.nbytes = self._find()
+            selects = [self._prepare(session) for session in self._sessions[: len(self._clusters)]]
+            self._select = [selects[number % len(selects)] for number in range(connections)]
+        except BaseException:
+            self.close()
+            raise
+
+    def _configure(self, thread: int) -> Cluster:
+        """Return what the driver knows of the database, for the sessions of one of its I/O threads."""
+        login, timeout_s = self._login, self.timeout_s
         profile = ExecutionProfile(
             load_balancing_policy=RoundRobinPolicy(),
             retry_policy=FallthroughRetryPolicy(),
             request_timeout=timeout_s,
             row_factory=_as_they_are,
         )
-        self._cluster = Cluster(
-            [table.host],
-            port=table.port,
+        return Cluster(
+            [self.table.host],
+            port=self.table.port,
             protocol_version=VERSION,
-            connection_class=RecordConnection,
+            connection_class=make_connections(thread),
             auth_provider=None if login is None else PlainTextAuthProvider(login.user, login.password),
             ssl_context=None if login is None else login.context,
             compression=False,
@@ -61,13 +76,6 @@ class Database(Closing):
             schema_metadata_enabled=False,
             token_metadata_enabled=False,
         )
-        try:
-            self._sessions = self._connect(connections, login)
-            self.samples, self.nbytes = self._find()
-            self._select = self._prepare()
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def connections(self) -> int:
@@ -76,7 +84,7 @@ class Database(Closing):
 
     def ask(self, connection: int, sample_id: int, arrived: Arrived, failed: Failed) -> None:
         """Ask for a sample over one of the connections; one of the functions is called, by another thread or now."""
-        bound = self._select.bind((sample_uuid(sample_id),))
+        bound = self._select[connection].bind((sample_uuid(sample_id),))
         self._sessions[connection].execute_async(bound).add_callbacks(arrived, failed)
 
     def check_process(self) -> None:
@@ -87,13 +95,17 @@ class Database(Closing):
     def close(self) -> None:
         """Close the sessions; may be called twice."""
         if os.getpid() == self._pid:
-            self._cluster.shutdown()
+            for cluster in self._clusters:
+                cluster.shutdown()
 
-    def _connect(self, connections: int, login: Login | None) -> list[Session]:
+    def _connect(self, connections: int) -> list[Session]:
+        """Return as many sessions, of the I/O threads in turn."""
+        login = self._login
         try:
-            first = self._cluster.connect()
+            sessions = [self._clusters[0].connect()]
             with ThreadPoolExecutor(_CONNECTING) as threads:
-                others = list(threads.map(lambda _: self._cluster.connect(), range(connections - 1)))
+                others = (self._clusters[number % len(self._clusters)] for number in range(1, connections))
+                sessions += threads.map(Cluster.connect, others)
         except NoHostAvailable as error:
             causes = list(error.errors.values()) or [error]
             if any(isinstance(cause, AuthenticationFailed) for cause in causes):
@@ -107,7 +119,7 @@ class Database(Closing):
                 f"{self.where}: no database answers within {self.timeout_s:g} s ({error}); check that it runs and "
                 "listens there"
             ) from error
-        sessions, protocol = [first, *others], make_protocol(self.table)
+        protocol = make_protocol(self.table)
         for session in sessions:
             session.client_protocol_handler = protocol
         return sessions
@@ -137,10 +149,10 @@ class Database(Closing):
             )
         return samples, nbytes
 
-    def _prepare(self) -> Any:
+    def _prepare(self, session: Session) -> Any:
         table = self.table
         try:
-            select = self._sessions[0].prepare(table.select)
+            select = session.prepare(table.select)
         except (DriverException, NoHostAvailable) as error:
             raise StreamError(
                 f"{self.where}: the table {table.keyspace}.{table.name} cannot be read ({_brief(error)}); ingest it "

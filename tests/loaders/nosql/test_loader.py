@@ -101,7 +101,7 @@ def after(seconds: float, do: Callable[[], None]) -> threading.Timer:
 @pytest.mark.parametrize("slow_start", [0, 4])
 def test_batches_are_the_records_that_were_ingested(database, pictures, out_of_order, slow_start) -> None:
     endpoint = database.table().endpoint
-    with load(endpoint, out_of_order=out_of_order, slow_start=slow_start) as loader:
+    with load(endpoint, out_of_order=out_of_order, slow_start=slow_start, io_threads=2) as loader:
         for epoch in range(2):
             batches = list(loader.epoch(epoch))
             assert ids_of(batches) == list(range(COUNT))
@@ -249,6 +249,7 @@ def test_arguments_that_cannot_be_are_refused_by_name() -> None:
     for wrong, message in (
         ({"endpoint": "tcp://127.0.0.1:1"}, "endpoint='tcp://127.0.0.1:1': expected cassandra://HOST:PORT/"),
         ({"connections": 0}, "connections=0"),
+        ({"io_threads": 0}, "io_threads=0"),
         ({"in_flight": 32_001}, "in_flight=32001: .*from 1 to 32000"),
         ({"prefetch_batches": 0}, "prefetch_batches=0"),
         ({"slow_start": -1}, "slow_start=-1"),
