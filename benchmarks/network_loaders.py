@@ -32,11 +32,12 @@ from harness.config.specs import LoaderSpec
 from harness.config.validation import parse
 from harness.errors import TestbedError
 from harness.run.daemon import Daemon, Keys, make_keys, serving
-from harness.run.environments import python_of
+from harness.run.environments import daemon_environment, python_of
+from harness.run.forms import prepare_in
 from harness.testbed.base import Node
 from harness.testbed.link import LinkKind
 
-LOADERS = ("nosql", "mosaic", "streaming")
+LOADERS = ("nosql", "mosaic", "tfdata", "streaming")
 """Of conf/loader."""
 RATE_GBIT = 1.0
 RTT_MS = (0.1, 20.0, 150.0)
@@ -45,6 +46,8 @@ ASKED: dict[str, dict[float, float]] = {"nosql": {0.1: 0.90, 20.0: 0.90, 150.0: 
 FLOWS = 4
 """Of iperf3, which fills the link with them at every distance."""
 BATCH_SIZE = 32
+SILENCE_S = 120.0
+"""A loader waits that long for a batch; workers may start slowly."""
 SAMPLE_BYTES = 115_000
 """Average size of an image in the Cassandra-DALI paper, section 4.2."""
 UNEQUAL = "wan_150ms_unequal"
@@ -92,11 +95,11 @@ class Bench:
     @cache  # noqa: B019  one object lives as long as the process
     def data(self, module: str) -> Path:
         """Return what a server reads: the shards, or the form of them that its module makes."""
-        prepare = getattr(importlib.import_module(module), "prepare", None)
-        if prepare is None:
+        if getattr(found := importlib.import_module(module), "FORM", None) is None:
             return self.shards.root
-        folder = self._folder / module
+        folder, environment = self._folder / module, daemon_environment(module)
         folder.mkdir()
+        prepare = found.prepare if environment is None else prepare_in(environment, module)
         prepare(self.shards.root, folder, lambda *_: None)
         return folder
 
@@ -119,11 +122,13 @@ class Bench:
         """Read in a tight loop on the compute side; raise TestbedError when the receiver fails."""
         spec = served.spec
         arguments = {**spec.params, **changed, "decode": "raw", "batch_size": BATCH_SIZE, "seed": 0}
-        arguments["endpoint"] = served.daemon.endpoint
+        arguments |= {"endpoint": served.daemon.endpoint, "timeout_s": SILENCE_S}
         if served.keys is not None:
             arguments["keys"] = str(served.keys.client)
         orders = Orders(spec.target, arguments, [served.daemon.child.pid], self.seconds, omit_s)
-        argv = [python_of(spec.environment), "-P", str(HERE / "network_loaders_receiver.py")]
+        # Without this folder: its streaming.py has the name of MosaicML's package.
+        python = ["env", f"PYTHONPATH={REPO}", python_of(spec.environment), "-P"]
+        argv = [*python, str(HERE / "network_loaders_receiver.py")]
         with (self._folder / "receiver.log").open("w+") as log:
             process = place.popen(argv, stdin=-1, stdout=-1, stderr=log)
             try:
