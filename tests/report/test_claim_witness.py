@@ -68,8 +68,8 @@ def write_folder(folder: Path, rows: Sequence[Row]) -> Path:
     """Write rows of a claim as the results folder of a run in which they were measured."""
     loaders = _write_loaders([row.labels for row in rows])
     places = {_name_workload(row.labels): _part(row.labels, "workload") for row in rows}
-    delays = dict.fromkeys(float(str(row.labels["rtt_ms"])) for row in rows)
-    regimes = {f"at_{rtt:g}": {"rtt_ms": rtt, "rate_gbit": 1.0 if rtt else None} for rtt in delays}
+    delays = {_name_regime(row.labels): float(str(row.labels["rtt_ms"])) for row in rows}
+    regimes = {key: {"rtt_ms": rtt, "rate_gbit": 1.0 if rtt else None} for key, rtt in delays.items()}
     config = {
         "name": "witness",
         "dataset": {"_target_": "d", "name": "d", **_part(rows[0].labels, "dataset")},
@@ -94,7 +94,7 @@ def write_folder(folder: Path, rows: Sequence[Row]) -> Path:
             and wanted.items() <= one.params.items()
             and (setting is None or setting in one.setting.values())
         ]
-        named = {"loader": key, "workload": _name_workload(row.labels), "regime": f"at_{row.labels['rtt_ms']:g}"}
+        named = {"loader": key, "workload": _name_workload(row.labels), "regime": _name_regime(row.labels)}
         about = {**named, "cell_id": f"c{hash_of(row.cell_id)}", "repeat": int(row.cell_id.rpartition(" r")[2])}
         stored = _store(row)
         epochs.append(_make(EpochRow, {**about, **stored, "epoch": row.epoch, "valid": "valid"}))
@@ -121,6 +121,10 @@ def write_folder(folder: Path, rows: Sequence[Row]) -> Path:
 
 def _part(labels: Mapping[str, object], section: str) -> dict[str, object]:
     return {key.partition(".")[2]: value for key, value in labels.items() if key.startswith(f"{section}.")}
+
+
+def _name_regime(labels: Mapping[str, object]) -> str:
+    return f"at_{labels['rtt_ms']:g}" if labels["regime"] == "any" else str(labels["regime"])
 
 
 def _name_workload(labels: Mapping[str, object]) -> str:
@@ -155,6 +159,7 @@ def _store(row: Row) -> dict[str, object]:
         "until_first_batch_s": lambda seconds: {"loader_made_s": seconds / 2, "first_batch_s": seconds / 2},
         "cpu_s_per_sample": lambda seconds: {"cell_cpu_s": seconds * samples},
         "ranks_wait_share": lambda share: {"ranks_wait_s": duration_s * share},
+        "link_share": lambda share: {"mb_per_s": 125 * share},
         "cpu_system_share": lambda share: {"cpu_system_s": 100 * share, "cpu_user_s": 100 * (1 - share)},
     }
     for name in derived.keys() & values.keys():
