@@ -1,4 +1,4 @@
-"""Real JPEG files, and what a process holds."""
+"""Real JPEG files, as a tree and as shards, and what a process holds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from loaders import Samples
+from loaders.records.shards.convert import convert
 
 
 def encode_image(
@@ -41,6 +42,37 @@ def make_tree(root: Path, count: int, classes: int = 3) -> Samples:
         sizes.append(len(encoded))
     labels = np.arange(count, dtype=np.int64) % classes
     return Samples(root, tuple(paths), labels, np.array(sizes, np.int64))
+
+
+SAMPLES = 61
+"""A prime, so that no batch size divides it."""
+
+
+def _noise(seed: int) -> bytes:
+    random = np.random.default_rng(seed)
+    height, width = (int(side) for side in random.integers(24, 64, 2))
+    buffer = io.BytesIO()
+    Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    """A tree of small JPEGs in seven classes."""
+    root = tmp_path_factory.mktemp("tree")
+    paths = tuple(f"class_{index % 7}/{index:03d}.jpg" for index in range(SAMPLES))
+    for index, path in enumerate(paths):
+        (root / path).parent.mkdir(exist_ok=True)
+        (root / path).write_bytes(_noise(index))
+    sizes = np.array([(root / path).stat().st_size for path in paths])
+    return Samples(root, paths, np.arange(SAMPLES) % 7, sizes)
+
+
+@pytest.fixture(scope="session")
+def shards(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree as several shards."""
+    out = tmp_path_factory.mktemp("converted") / "shards"
+    return convert(samples, out, key="tree", seed=3, shard_bytes=int(samples.sizes.sum()) // 4)
 
 
 @pytest.fixture(name="encode_image", scope="session")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -9,43 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from loaders.base import Samples
-from loaders.records.shards.convert import convert
 from loaders.records.shards.index import RECORD, save_index, save_manifest
 from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.keys import make_keys
-
-SAMPLES = 61
-"""A prime, so that no batch size divides it."""
-
-
-def _jpeg(seed: int) -> bytes:
-    random = np.random.default_rng(seed)
-    height, width = (int(side) for side in random.integers(24, 64, 2))
-    buffer = io.BytesIO()
-    Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8)).save(buffer, "JPEG")
-    return buffer.getvalue()
-
-
-@pytest.fixture(scope="session")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """A tree of small JPEGs in seven classes."""
-    root = tmp_path_factory.mktemp("tree")
-    paths = tuple(f"class_{index % 7}/{index:03d}.jpg" for index in range(SAMPLES))
-    for index, path in enumerate(paths):
-        (root / path).parent.mkdir(exist_ok=True)
-        (root / path).write_bytes(_jpeg(index))
-    sizes = np.array([(root / path).stat().st_size for path in paths])
-    return Samples(root, paths, np.arange(SAMPLES) % 7, sizes)
-
-
-@pytest.fixture(scope="session")
-def shards(samples: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tree as several shards."""
-    out = tmp_path_factory.mktemp("converted") / "shards"
-    return convert(samples, out, key="tree", seed=3, shard_bytes=int(samples.sizes.sum()) // 4)
 
 
 class DaemonProcess:

@@ -8,25 +8,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loaders.base import Samples
 from loaders.errors import LoaderConfigError, ShardError
-from loaders.records.decoding.received import ReceivedSamples, read_rows
 from loaders.records.shards.example import Feature, encode_example
-from loaders.records.shards.index import RECORD, ShardSet, index_path
+from loaders.records.shards.index import ShardSet
 from loaders.records.shards.indexer import Features, index_folder, verify_folder
 from loaders.records.shards.output import OutputError
 from loaders.records.shards.tfrecord import write_record
 from loaders.streaming.__main__ import main
-from loaders.streaming.receiver.client import StreamClient
 
 
 def _shard(path: Path, *examples: dict[str, Feature]) -> Path:
@@ -179,51 +173,6 @@ def test_a_converted_folder_that_is_indexed_keeps_its_classes(shards: Path, tmp_
     assert (again["kind"], again["classes"]) == (manifest["kind"], manifest["classes"])
 
 
-@pytest.mark.process
-def test_the_other_features_are_columns_that_a_pipeline_reads(tmp_path: Path, start_daemon: Callable[..., Any]) -> None:
-    others: dict[str, Feature] = {
-        "label": [1.5],
-        "id": [b"a7"],
-        "box": [1, 2, 3, 4],
-        "caption": [b"a cat"],
-        "empty": [],
-    }
-    _shard(tmp_path / "a.tfrecord", _IMAGE | others, {"image/encoded": [b"2"], "label": [0.5, 2.0]})
-    index_folder(tmp_path, Features(label="", id=""))
-    with StreamClient(start_daemon(tmp_path).endpoint, streams=1, timeout_s=10) as client:
-        (raw,) = client.fetch(client.plan(epoch=0, batch_size=2, seed=0), window=1)
-    samples = ReceivedSamples(dict(zip(raw.ids.tolist(), read_rows(raw), strict=True)))
-    assert [bytes(samples.read(sample_id)) for sample_id in range(2)] == [b"1", b"2"]
-    assert set(samples.columns) == set(others)
-    assert {name: samples.columns[name][0].as_py() for name in others} == others
-    assert samples.columns["label"][1].as_py() == [0.5, 2.0]
-
-
-@pytest.mark.process
-def test_a_folder_that_cannot_be_written_is_indexed_elsewhere_and_served_from_where_it_is(
-    tmp_path: Path, start_daemon: Callable[..., Any]
-) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    for number in range(2):
-        _shard(data / f"{number}.tfrecord", *(_IMAGE | {"id": [10 * number + record]} for record in range(3)))
-    done = _command("index", "--root", data, "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert f"serve --root {out} --links-into {data}" in done.stdout
-    assert {path.name for path in data.iterdir()} == {"0.tfrecord", "1.tfrecord"}
-    refused = _command("serve", "--root", out)
-    assert refused.returncode == 2 and f"--links-into {data}" in refused.stderr
-    daemon = start_daemon(out, options=["--links-into", str(data)])
-    with StreamClient(daemon.endpoint, streams=1, timeout_s=10) as client:
-        plan = client.plan(epoch=0, batch_size=2, seed=0)
-        assert sorted(i for batch in client.fetch(plan, window=2) for i in batch.ids.tolist()) == [0, 1, 2, 10, 11, 12]
-    _command("index", "--root", data, "--out", out)
-    (out / "0.tfrecord").unlink()
-    (out / "0.tfrecord").write_bytes(b"another")
-    taken = _command("index", "--root", data, "--out", out)
-    assert taken.returncode == 2 and "0.tfrecord: " in taken.stderr
-
-
 def test_a_folder_that_cannot_be_written_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,83 +231,6 @@ def test_of_two_that_index_at_once_one_is_told(tmp_path: Path) -> None:
 
     assert index_folder(tmp_path, progress=again) == (1, 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.index.npy", "a.tfrecord", "manifest.json"]
-
-
-@pytest.fixture
-def copy(shards: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(shards, tmp_path / "copy")
-
-
-def test_a_whole_folder_is_told_with_its_numbers(copy: Path, samples: Samples) -> None:
-    seen: list[tuple[int, int]] = []
-    whole = verify_folder(copy, workers=2, progress=lambda done, total: seen.append((done, total)))
-    shards = ShardSet.open(copy).shards
-    assert (whole.shards, whole.samples) == (len(shards), len(samples))
-    assert whole.nbytes == sum(shard.path.stat().st_size for shard in shards)
-    assert seen == [(done + 1, len(shards)) for done in range(len(shards))]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_damaged_shard_is_named(copy: Path, workers: int) -> None:
-    shards = ShardSet.open(copy).shards
-    for shard, place in ((shards[0], 3), (shards[-1], -1)):
-        at = int(shard.records["offset"][place] + shard.records["size"][place] // 2)
-        data = bytearray(shard.path.read_bytes())
-        data[at] ^= 4
-        shard.path.write_bytes(data)
-    with pytest.raises(ShardError) as raised:
-        verify_folder(copy, workers=workers)
-    lines = str(raised.value).splitlines()
-    assert f"2 of {len(shards)} shards are damaged" in lines[0] and len(lines) == 3
-    offset = shards[0].records["offset"][3]
-    assert f"{shards[0].path} at byte {offset}: " in lines[1]
-    assert str(shards[-1].path) in lines[2]
-
-
-@pytest.mark.parametrize("column", ["label", "id", "image"])
-def test_an_index_that_says_something_else_than_the_records_is_named(copy: Path, column: str) -> None:
-    shard = ShardSet.open(copy).shards[1]
-    records = np.load(index_path(shard.path))
-    if column == "image":
-        records["image"][2] -= 1
-    else:
-        records[column][2] = 1000
-    np.save(index_path(shard.path), records)
-    with pytest.raises(ShardError, match=f"{index_path(shard.path).name}: {column} of record 2 "):
-        verify_folder(copy)
-
-
-def test_an_index_of_other_record_bounds_is_named(copy: Path) -> None:
-    shard = ShardSet.open(copy).shards[0]
-    records = np.load(index_path(shard.path))
-    records["size"][0] += 8
-    records["offset"][1] += 8
-    records["size"][1] -= 8
-    records["image_size"][1] -= 8
-    np.save(index_path(shard.path), records)
-    with pytest.raises(ShardError, match="at byte 0"):
-        verify_folder(copy)
-    np.save(index_path(shard.path), np.array([(0, shard.nbytes, 0, 0, 0, 0, 0)], RECORD))
-    with pytest.raises(ShardError, match="in its index"):
-        verify_folder(copy)
-
-
-def test_numbers_that_would_wrap_are_refused(copy: Path) -> None:
-    shard = ShardSet.open(copy).shards[0]
-    for column, value in (("image", 2**63 - 1), ("image_size", 2**63 - 1), ("size", 2**63 - 1), ("offset", -(2**63))):
-        records = shard.records.copy()
-        records[column][1] = value
-        np.save(index_path(shard.path), records)
-        with pytest.raises(ShardError, match="does not describe"):
-            ShardSet.open(copy)
-
-
-def test_a_shard_that_is_there_twice_is_refused(copy: Path) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["shards"].append(manifest["shards"][0])
-    (copy / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ShardError, match="no shards, or one of them twice"):
-        verify_folder(copy)
 
 
 def _command(*arguments: object) -> subprocess.CompletedProcess[str]:
