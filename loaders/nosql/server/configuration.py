@@ -30,7 +30,9 @@ class ServerConfiguration:
     """What a server listens on, stores and uses."""
 
     home: Path
-    """The folder below which it writes everything."""
+    """The folder below which it stores everything."""
+    temporary: Path
+    """The folder for the native libraries that Java unpacks; their pages are locked in memory as those of its heap."""
     host: str
     port: int
     storage_port: int
@@ -42,7 +44,6 @@ class ServerConfiguration:
 
     def write(self) -> None:
         """Write the files that the server reads when it starts."""
-        (self.home / "tmp").mkdir(exist_ok=True)
         (self.home / "cassandra.yaml").write_text(yaml.safe_dump(self._yaml()))
         (self.home / "logback.xml").write_text(_LOGBACK)
 
@@ -52,7 +53,7 @@ class ServerConfiguration:
             "cassandra.config": (self.home / "cassandra.yaml").as_uri(),
             "cassandra.storagedir": self.home,
             "logback.configurationFile": self.home / "logback.xml",
-            "java.io.tmpdir": self.home / "tmp",
+            "java.io.tmpdir": self.temporary,
             # There is no other node to wait for.
             "cassandra.ring_delay_ms": 100,
             "cassandra.skip_wait_for_gossip_to_settle": 0,
@@ -64,7 +65,7 @@ class ServerConfiguration:
             f"-Xmx{self.heap_mb}m",
             f"-Xms{min(self.heap_mb, 256)}m",
             *("-XX:+UseG1GC", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData"),
-            f"-XX:ErrorFile={self.home / 'tmp' / 'java-error.log'}",
+            f"-XX:ErrorFile={self.home / 'java-error.log'}",
             *(f"-D{name}={value}" for name, value in given.items()),
         ]
 

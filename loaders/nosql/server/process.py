@@ -9,6 +9,7 @@ import select
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -30,9 +31,10 @@ _OPTIONS: Final = bytes.fromhex("040000000500000000")
 _SUPPORTED: Final = 6
 _DRAIN_S: Final = 120.0
 _LINES: Final = 200
-# Its parent's end closes the pipe to its stdin, even where the parent was killed. `$0` is the folder to remove then, or
-# nothing; the server is killed, since nothing of such a folder is kept, or asked to end.
-_SCRIPT: Final = """remove=$0 signal=TERM
+# Its parent's end closes the pipe to its stdin, even where the parent was killed. The server is asked to end; where
+# its folder $0 is removed, nothing of which is kept, it is killed.
+_SCRIPT: Final = """remove=$0 temporary=$1 signal=TERM
+shift
 [ -z "$remove" ] || signal=KILL
 exec 3<&0
 setpriv --pdeathsig KILL -- "$@" </dev/null 3<&- >&2 & server=$!
@@ -42,7 +44,7 @@ exec 3<&-
 status=1
 while kill -0 $server 2>/dev/null; do wait $server; status=$?; done
 kill $reader 2>/dev/null
-[ -z "$remove" ] || rm -rf "$remove"
+rm -rf "$temporary" ${remove:+"$remove"}
 exit $status"""
 
 
@@ -81,6 +83,7 @@ class CassandraServer(Closing):
         """
         self._home, self._is_kept = home.absolute(), not removes_home
         self._archive: tuple[Path, Path] | None = None
+        self._temporary = Path(tempfile.mkdtemp(prefix="joulefeed-java-"))
         try:
             self.host, self.port = host, port or _free_port(host)
             """The address that takes queries."""
@@ -90,12 +93,20 @@ class CassandraServer(Closing):
             self._home.mkdir(parents=True, exist_ok=True)
             storage_port = _free_port("127.0.0.1")
             configuration = ServerConfiguration(
-                self._home, host, self.port, storage_port, keys and keys.absolute(), heap_mb, disk_access
+                home=self._home,
+                temporary=self._temporary,
+                host=self.host,
+                port=self.port,
+                storage_port=storage_port,
+                keys=keys and keys.absolute(),
+                heap_mb=heap_mb,
+                disk_access=disk_access,
             )
             configuration.write()
             options = [*configuration.java_options(), *self._class_options(installation, learns=learns_classes)]
+            folders = ["" if self._is_kept else str(self._home), str(self._temporary)]
             self._child = Child(
-                ["sh", "-c", _SCRIPT, "" if self._is_kept else str(self._home), *installation.command(options)],
+                ["sh", "-c", _SCRIPT, *folders, *installation.command(options)],
                 stdout=subprocess.DEVNULL,
                 stderr=self._home / "log",
             )
@@ -150,14 +161,16 @@ class CassandraServer(Closing):
     def close(self) -> None:
         """End it, its tables written to its files where they are kept; may be called twice."""
         if not hasattr(self, "_child"):
-            if not self._is_kept:
-                shutil.rmtree(self._home, ignore_errors=True)
+            for folder in (self._temporary, *(() if self._is_kept else (self._home,))):
+                shutil.rmtree(folder, ignore_errors=True)
             return
         if self._is_kept and self._child.is_alive:
             self._child.signal(SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._child.process.wait(_DRAIN_S)
         self._child.stop()
+        # Of a server that was killed with its process group.
+        shutil.rmtree(self._temporary, ignore_errors=True)
         if self._archive is not None:
             made, archive = self._archive
             with suppress(OSError):

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 
 from energymon.system.child import Child
+from harness.testbed.caches import drop_caches
 from loaders.base import Samples
 from loaders.errors import LoaderConfigError, ShardError, StreamError
 from loaders.nosql.form import open_form, prepare
@@ -87,6 +88,8 @@ class Served:
     child: Child
     table: Table
     login: Login | None
+    temporary: Path
+    """Where its temporary files lie."""
 
     def session(self) -> Any:
         return open_session(self.table.host, self.table.port, self.login)
@@ -109,13 +112,14 @@ def servers(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 Child(
                     served_command(prepared.folder, "--listen", "127.0.0.1:0", "--until-eof", *options),
                     cwd=REPO,
+                    env={**os.environ, "TMPDIR": str(log)},
                     stderr=log / name,
                 )
             )
             for name, options in (("open", ()), ("secure", ("--keys", str(daemon))))
         }
         yield {
-            name: Served(child, Table.parse(str(child.ready(READY_S)["endpoint"])), logins[name])
+            name: Served(child, Table.parse(str(child.ready(READY_S)["endpoint"])), logins[name], log)
             for name, child in children.items()
         }
 
@@ -164,6 +168,14 @@ def test_two_servers_of_one_folder_have_every_record_and_write_nothing_into_it(
             # What a client writes is the server's own, and gone with it.
             session.execute("TRUNCATE joulefeed.samples_metadata")
     assert contents(prepared.folder) == before
+
+
+def test_the_kernel_can_forget_all_that_servers_map_of_the_tables(
+    prepared: Prepared, servers: dict[str, Served]
+) -> None:
+    with servers["open"].session() as session:
+        assert rows(session, servers["open"].table)
+    assert drop_caches(prepared.folder, "tree", [prepared.folder.parent]) == "fadvise"
 
 
 def test_nothing_listens_beyond_its_address_and_loopback(servers: dict[str, Served]) -> None:
@@ -294,6 +306,7 @@ def test_a_server_that_is_killed_or_let_go_leaves_nothing(prepared: Prepared, se
     _, alive = psutil.wait_procs(family, GONE_S)
     assert not alive
     deadline = time.monotonic() + GONE_S
-    while left := list(prepared.folder.parent.glob(".serving-*")):
+    temporary = servers["open"].temporary
+    while left := [*prepared.folder.parent.glob(".serving-*"), *temporary.glob("joulefeed-java-*")]:
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
