@@ -82,6 +82,11 @@ class Results:
         """Keys of the loaders that read, in the order of the config."""
         return tuple(key for key in self.loaders if key not in self.bounds)
 
+    def regimes_of(self, loader: str) -> tuple[str, ...]:
+        """Return the regimes in which a loader that reads runs, nearest first."""
+        own = self.experiment.loaders[loader].regimes
+        return tuple(regime for regime in self.regimes if not own or regime in own)
+
     @property
     def streams(self) -> int | None:
         """Streams of the loader that reads a stream. None where the config does not say."""

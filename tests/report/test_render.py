@@ -170,6 +170,17 @@ def test_other_shapes_of_run_are_drawn(build, options):
     assert (folder / "figures/emlio_fig5.png").stat().st_size > 10_000
 
 
+def test_a_loader_that_runs_in_one_regime_alone_is_missed_in_no_other(build):
+    builder = build()
+    builder.config["loaders"]["dali"]["regimes"] = ["wan_30ms"]
+    gone = builder.ids(loader="dali", regime="lan_0_1ms")
+    for cell_id in gone:
+        builder.cells.pop(cell_id), builder.rows.pop(cell_id)
+    builder.events = [event for event in builder.events if event["cell_id"] not in gone]
+    text, whole = drawn_text(builder, "emlio_fig5")
+    assert "DALI" in text and "not run" not in text + whole
+
+
 def test_a_run_without_a_valid_row_says_that_nothing_is_a_result(build):
     builder = build(regimes=("local",))
     for cell_id in builder.ids():

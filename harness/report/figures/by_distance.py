@@ -104,7 +104,7 @@ def _our_slots(results: Results, groups: Sequence[Group], workload: str) -> Sequ
     return _placed(
         _Slot(loader, labels[regime].replace(", ", "\n"), group=find(groups, workload, regime, loader))
         for loader in results.readers or results.loaders
-        for regime in results.regimes
+        for regime in results.regimes_of(loader)
     )
 
 

@@ -49,6 +49,8 @@ class _Place:
 
     loader: str
     regime: str
+    x: int
+    """Place of the regime on the axis."""
     stages: tuple[Group | None, ...]
 
     @property
@@ -159,9 +161,14 @@ def _written_share(share: Ratio | None) -> str:
 def _places(spec: Stages, results: Results) -> list[_Place]:
     groups = summarise(results)
     return [
-        _Place(loader, regime, tuple(find(groups, stage, regime, loader) for stage in spec.stages))
+        _Place(
+            loader,
+            regime,
+            results.regimes.index(regime),
+            tuple(find(groups, stage, regime, loader) for stage in spec.stages),
+        )
         for loader in results.readers
-        for regime in results.regimes
+        for regime in results.regimes_of(loader)
     ]
 
 
@@ -177,40 +184,41 @@ def _offset(stage: int, place: _Place) -> float:
 
 
 def _draw_seconds(axes: Axes, places: Sequence[_Place]) -> None:
-    for x, place in enumerate(places):
+    for place in places:
         for stage, group in enumerate(place.stages):
             if group is not None and group.time_s is not None:
-                at = x + _offset(stage, place)
+                at = place.x + _offset(stage, place)
                 axes.bar(at, group.time_s.median, _WIDTH, color=_SHADES[stage % 3], edgecolor=SURFACE, linewidth=0.6)
                 axes.plot([at] * len(group.time_s.values), group.time_s.values, ".", color=INK, markersize=3)
-        _write_last(axes, x, place, [group.time_s if group else None for group in place.stages])
+        _write_last(axes, place, [group.time_s if group else None for group in place.stages])
 
 
 def _draw_joules(axes: Axes, places: Sequence[_Place]) -> None:
-    for x, place in enumerate(places):
+    for place in places:
         for stage, group in enumerate(place.stages):
             if group is not None and group.total_j is not None:
-                at = x + _offset(stage, place)
+                at = place.x + _offset(stage, place)
                 draw_stack(axes, at, group.domain_j, group.estimated, faded=not group.trusted, width=_WIDTH)
-        _write_last(axes, x, place, [group.total_j if group else None for group in place.stages])
+        _write_last(axes, place, [group.total_j if group else None for group in place.stages])
 
 
-def _write_last(axes: Axes, x: float, place: _Place, stats: Sequence[Stat | None]) -> None:
+def _write_last(axes: Axes, place: _Place, stats: Sequence[Stat | None]) -> None:
     """Write the value of the last stage above its bar, and above the one before it, which it would run into."""
     if (last := stats[-1]) is not None:
         top = max(stat.median for stat in stats[-2:] if stat is not None)
-        at = x + _offset(len(stats) - 1, place)
+        at = place.x + _offset(len(stats) - 1, place)
         write_above(axes, at, top, significant(last.median), valid=place.trusted)
 
 
 def _draw_shares(axes: Axes, results: Results, places: Sequence[_Place], name: str, path: str) -> None:
     for loader in dict.fromkeys(place.loader for place in places):
-        shares = [getattr(place, name) for place in places if place.loader == loader]
-        points = [(x, share.value) for x, share in enumerate(shares) if share is not None]
+        here = [place for place in places if place.loader == loader]
+        shares = {place.x: getattr(place, name) for place in here}
+        points = [(x, share.value) for x, share in shares.items() if share is not None]
         colour = choose_colour(find_base(results, loader))
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", markersize=5, color=colour, linewidth=1.4)
-        for x, share in enumerate(shares):
+        for x, share in shares.items():
             if share is not None and share.interval is not None:
                 axes.vlines(x, share.interval.low, share.interval.high, color=colour, linewidth=1.0)
     theirs = [(x, _published(results, regime, path)) for x, regime in enumerate(results.regimes)]

@@ -146,10 +146,8 @@ def _our_bars(spec: Throughput, results: Results) -> list[_Bar]:
     bars: list[_Bar] = []
     x = 0.0
     for loader in results.readers:
-        here = results.experiment.loaders[loader].regimes or results.regimes
-        for step, regime in enumerate(results.regimes):
-            if regime not in here:
-                continue
+        for regime in results.regimes_of(loader):
+            step = results.regimes.index(regime)
             group = find(groups, workload, regime, loader)
             tint = step / max(1, len(results.regimes) - 1)
             colour = choose_colour(find_base(results, loader))
