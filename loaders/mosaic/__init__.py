@@ -5,9 +5,29 @@ The package `mosaicml-streaming` is imported only by the processes that need it,
 
 from __future__ import annotations
 
-from loaders.mosaic.loader import MosaicLoader
-from loaders.mosaic.mds import FORM, prepare
-from loaders.mosaic.options import ENVIRONMENT, DaemonOptions
-from loaders.shared.objects.keys import make_keys
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from loaders.mosaic.loader import MosaicLoader
+    from loaders.mosaic.mds import FORM, prepare
+    from loaders.mosaic.options import ENVIRONMENT, DaemonOptions
+    from loaders.shared.objects.keys import make_keys
 
 __all__ = ["ENVIRONMENT", "FORM", "DaemonOptions", "MosaicLoader", "make_keys", "prepare"]
+
+# Imported when asked for: the daemon has no use for torch, which takes seconds to import.
+_MODULES: Final = {
+    "ENVIRONMENT": "mosaic.options",
+    "FORM": "mosaic.mds",
+    "DaemonOptions": "mosaic.options",
+    "MosaicLoader": "mosaic.loader",
+    "make_keys": "shared.objects.keys",
+    "prepare": "mosaic.mds",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"loaders.{_MODULES[name]}"), name)

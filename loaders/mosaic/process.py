@@ -24,6 +24,7 @@ from loaders.shared.objects.keys import ObjectKeys
 from loaders.shared.objects.server import REGION
 
 _RANKS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_END_S: Final = 5.0
 _START_S: Final = 120.0
 """For torch, on a busy machine."""
 
@@ -130,12 +131,18 @@ class ReaderProcess:
 
     def _checked(self, message: bytes) -> dict[str, Any]:
         if not message:
-            raise WorkerError(f"the process that reads {self._remote.url} {self._child.describe_end()}")
+            status = self._child.process.wait(_END_S)
+            how = f"was killed by signal {-status}" if status < 0 else self._child.describe_end()
+            raise WorkerError(f"the process {self._child.pid} that reads {self._remote.url} {how}")
         answer: dict[str, Any] = json.loads(message)
         if "error" not in answer:
             return answer
-        if answer.get("config"):
+        if answer.get("kind") == "config":
             raise LoaderConfigError(answer["error"])
+        if answer.get("kind") == "worker":
+            raise WorkerError(
+                f"a worker of the process {self._child.pid} that reads {self._remote.url}: {answer['error']}"
+            )
         raise StreamError(f"{self._where()}: {answer['error']}; {_advice(answer['error'])}")
 
     def _where(self) -> str:
@@ -163,7 +170,7 @@ class ReaderProcess:
         """End the process, its workers, and all that it has made; may be called twice."""
         self.interrupt()
         if hasattr(self, "_child"):
-            deadline = time.monotonic() + 5.0
+            deadline = time.monotonic() + _END_S
             while self._child.is_alive and time.monotonic() < deadline:
                 time.sleep(0.005)
             self._child.stop(term_s=1.0)

@@ -28,7 +28,7 @@ from loaders.errors import LoaderConfigError, LoaderError, ShardError
 from loaders.mosaic.library import import_streaming, name_shared_memory
 from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
 from loaders.records.shards.tfrecord import check_record
-from loaders.shared.compat import shared_memory_of
+from loaders.shared.compat import DEATH_PREFIX, shared_memory_of
 
 HEADER: Final = ("id", "label", "image", "image_size", "size")
 """Numbers of each sample at the start of a batch, after the number of samples: int64, name by name."""
@@ -129,11 +129,6 @@ def join_batch(samples: Sequence[dict[str, Any]]) -> torch.Tensor:
     return torch.frombuffer(bytearray(b"".join([np.array(numbers, np.int64).tobytes(), *records])), dtype=torch.uint8)
 
 
-def _init_worker(_: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(1)
-
-
 class _Reader:
     """The life of the process."""
 
@@ -169,6 +164,12 @@ class _Reader:
         remove_traces(os.getpid(), Path(self._settings["folder"]))
         os._exit(0)
 
+    def _init_worker(self, _: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        torch.set_num_threads(1)
+        # The loader sees the end of this process's socket when nobody else has it.
+        self._channel.close()
+
     def run(self) -> None:
         """Serve epochs until the loader closes the socket."""
         torch.set_num_threads(1)
@@ -183,7 +184,7 @@ class _Reader:
             prefetch_factor=settings["prefetch_factor"],
             persistent_workers=True,
             collate_fn=join_batch,
-            worker_init_fn=_init_worker,
+            worker_init_fn=self._init_worker,
         )
         found = {"samples": dataset.num_samples, "shards": dataset.num_shards, "block": dataset.shuffle_block_size}
         self._send({**found, "version": metadata.version("mosaicml-streaming")})
@@ -213,7 +214,8 @@ def main() -> int:
             reader.run()
         except Exception as error:  # noqa: BLE001 - the loader raises it
             text = str(error) if isinstance(error, LoaderError) else _first_line(error)
-            reader._send({"error": text, "config": isinstance(error, LoaderConfigError | ValueError)})
+            kind = "config" if isinstance(error, LoaderConfigError | ValueError) else ""
+            reader._send({"error": text, "kind": "worker" if DEATH_PREFIX in text else kind})
     return 0
 
 

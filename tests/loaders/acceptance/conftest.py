@@ -20,6 +20,7 @@ import soundfile
 import torch
 from PIL import Image
 
+from harness.run.environments import python_of
 from loaders import Batch, ImageTransform, Loader, Samples
 from loaders.nosql import CassandraServer
 from loaders.nosql.ingest import ingest
@@ -34,7 +35,10 @@ from loaders.records.raw_batch import RawBatch
 from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
+from loaders.shared.objects.keys import make_keys
 
+KEYS: dict[str, Path] = {}
+"""The client's keys of an endpoint that knows nobody without."""
 ALL = ("image", "segmentation", "detection", "speech")
 COUNT = 13
 """Samples; a prime, so that no batch size and no number of ranks divides it."""
@@ -60,6 +64,13 @@ class Entry:
     """Options of its daemon."""
     package: str = ""
     """What it wraps, in an environment of its own, where tests/integration/test_environments.py runs its tests."""
+    environment: str = ""
+    """The environment whose Python prepares its samples and is given to it; none for this one's."""
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether it runs a pipeline of one's own."""
+        return self.pipelines == ALL or bool(self.environment)
 
     @property
     def streams(self) -> bool:
@@ -69,6 +80,8 @@ class Entry:
     def make(self, data: Data, pipeline: Pipeline, endpoint: str | None = None, **options: Any) -> Any:
         """Return the loader."""
         given = {"endpoint": endpoint} if self.streams else {"samples": data.samples}
+        if self.environment:
+            given |= {"python": python_of(self.environment), "keys": KEYS[str(endpoint)]}
         common = {"transform": pipeline, "batch_size": BATCH_SIZE, "seed": 0, **given}
         return self._find()(**{**common, **self.options, **options})
 
@@ -145,6 +158,14 @@ TABLE = {
     ),
     "records": Entry(ShardLoader, {"decode": "torch"}, server="files"),
     "nosql": Entry("loaders.nosql.NoSQLLoader", {"decode": "torch", "out_of_order": False}, server="database"),
+    # With images alone: every one of its loaders starts a process that imports torch, in 2 s of a core.
+    "mosaic": Entry(
+        "loaders.mosaic.MosaicLoader",
+        {"decode": "torch", "num_workers": 2},
+        ("image",),
+        server="loaders.mosaic",
+        environment="mosaic",
+    ),
     "streaming": Entry(
         "loaders.streaming.StreamingLoader",
         {"decode": "torch", "order": "strict", "slice_records": 2, "warm_bytes": 0},
@@ -225,7 +246,7 @@ def all_pairs(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: 
     return [combination(request.param, datasets[kind], serve) for kind in LOADERS[request.param].pipelines]
 
 
-@pytest.fixture(params=[name for name, entry in LOADERS.items() if entry.pipelines == ALL])
+@pytest.fixture(params=[name for name, entry in LOADERS.items() if entry.runs_python])
 def any_python(request: pytest.FixtureRequest, datasets: dict[str, Data], serve: Serve) -> Combination:
     """Every loader that runs a pipeline of one's own."""
     return combination(request.param, datasets["image"], serve)
@@ -252,6 +273,13 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     tables: dict[Path, str] = {}
     database: list[CassandraServer] = []
 
+    def prepare(entry: Entry, shards: Path) -> Path:
+        """Make the form of the samples that a daemon serves."""
+        folder = tmp_path_factory.mktemp("form")
+        argv = [python_of(entry.environment), "-m", entry.server, "prepare", "--root", shards, "--out", folder]
+        subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
+        return folder
+
     def serve(entry: Entry, data: Data) -> str | None:
         if not entry.streams:
             return None
@@ -268,17 +296,25 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
             return tables[data.shards]
         key = (data.shards, entry.server, entry.daemon)
         if key not in daemons:
+            root, flags, client = data.shards, entry.daemon, None
+            if entry.environment:
+                root = prepare(entry, data.shards)
+                daemon, client = make_keys(tmp_path_factory.mktemp("keys"))
+                flags = (*flags, "--keys", str(daemon))
             process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", entry.server, "serve", "--until-eof"),
-                    *("--root", str(data.shards), "--listen", "127.0.0.1:0", *entry.daemon),
+                    *("--root", str(root), "--listen", "127.0.0.1:0", *flags),
                 ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
             assert process.stdout is not None
-            daemons[key] = process, json.loads(process.stdout.readline())["endpoint"]
+            endpoint = json.loads(process.stdout.readline())["endpoint"]
+            daemons[key] = process, endpoint
+            if client is not None:
+                KEYS[endpoint] = client
         return daemons[key][1]
 
     yield serve

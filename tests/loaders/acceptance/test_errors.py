@@ -77,12 +77,10 @@ def test_a_fault_of_the_pipeline_is_named_with_its_stage(any_python, faulty, col
 
 def test_a_sample_that_never_returns_is_named_with_its_stage_and_worker_in_time(any_python, faulty, collect):
     pipeline = faulty(any_python.data.pipeline, VICTIM, "hangs")
-    began = time.monotonic()
-    with (
-        any_python.make(pipeline=pipeline, sample_timeout_s=0.4) as loader,
-        pytest.raises(SampleTimeoutError, match=r"sample 5 \(.*\) .*Trip .*(worker|thread) \d"),
-    ):
-        collect(loader, 0)
+    with any_python.make(pipeline=pipeline, sample_timeout_s=0.4) as loader:
+        began = time.monotonic()
+        with pytest.raises(SampleTimeoutError, match=r"sample 5 \(.*\) .*Trip .*(worker|thread) \d"):
+            collect(loader, 0)
     # The sample itself would take 30 s.
     assert time.monotonic() - began < 10
 
