@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from energymon.system.closing import Closing
@@ -19,6 +21,8 @@ _END_S: Final = 2.0
 """Seconds in which a cancelled call has to end; one that does not is left behind with its thread."""
 _ANSWER_S: Final = 2.0
 """Seconds in which the dispatcher has to answer, before an epoch that was broken off is released there."""
+_NODES: Final = re.compile(r"^\{\{.*?\}\} | \[Op:\w+\]$")
+"""What TensorFlow's messages begin and end with: nodes of the client's graph."""
 _CAPACITY: Final = 1
 """Elements that wait here, besides those in TensorFlow's own buffer."""
 
@@ -29,10 +33,18 @@ class Elements(Closing):
     """Takes elements in a thread. tf.data's client retries without end where a server is gone; this one gives up."""
 
     def __init__(
-        self, endpoint: str, servers: Sequence[Address], open_dataset: Callable[[], Dataset], timeout_s: float
+        self,
+        endpoint: str,
+        servers: Sequence[Address],
+        open_dataset: Callable[[], Dataset],
+        timeout_s: float,
+        advice: str,
     ) -> None:
-        """Start to take the elements of the dataset that `open_dataset` returns; `servers` are those it needs."""
-        self._endpoint, self._servers, self._timeout_s = endpoint, servers, timeout_s
+        """Start to take the elements of the dataset that `open_dataset` returns.
+
+        `servers` are those that it needs, the dispatcher first; `advice` is what to do after an error of the service.
+        """
+        self.endpoint, self._servers, self._timeout_s, self._advice = endpoint, servers, timeout_s, advice
         self._open_dataset = open_dataset
         self._ready: deque[Element] = deque()
         self._changed = threading.Condition()
@@ -66,17 +78,20 @@ class Elements(Closing):
             raise StopIteration
 
     def _check_silence(self, deadline: float) -> None:
-        for host, port in self._servers:
-            if is_refused((host, port)):
-                raise StreamError(
-                    f"{self._endpoint}: nothing listens at {host}:{port} any more, and tf.data service loses the rest "
-                    "of the epoch: start `python -m loaders.tfdata serve` again and repeat the epoch"
-                )
         if time.monotonic() >= deadline:
             raise StreamError(
-                f"{self._endpoint}: no batch within {self._timeout_s:g} s (timeout_s): look whether the daemon is "
+                f"{self.endpoint}: no batch within {self._timeout_s:g} s (timeout_s): look whether the daemon is "
                 "stopped, the link is down or a worker has died, whose records are lost; raise timeout_s where "
                 "shuffle_buffer takes longer to fill"
+            )
+        # All at a time: each one that is silent too takes a second.
+        with ThreadPoolExecutor(len(self._servers)) as pool:
+            answers = list(pool.map(is_refused, self._servers))
+        if True in answers:
+            host, port = self._servers[answers.index(True)]
+            raise StreamError(
+                f"{self.endpoint}: nothing listens at {host}:{port} any more, and tf.data service loses the rest "
+                "of the epoch: start `python -m loaders.tfdata serve` again and repeat the epoch"
             )
 
     def _run(self) -> None:
@@ -116,8 +131,8 @@ class Elements(Closing):
         if isinstance(error, errors.OutOfRangeError) or (self._closed and isinstance(error, errors.CancelledError)):
             return None
         if isinstance(error, errors.OpError):
-            message = str(error.message).partition("\n")[0]
-            return StreamError(f"{self._endpoint}: tf.data service: {type(error).__name__}: {message}")
+            message = _NODES.sub("", str(error.message).partition("\n")[0])
+            return StreamError(f"{self.endpoint}: tf.data service: {type(error).__name__}: {message}; {self._advice}")
         return error
 
     def close(self, *, is_whole: bool = False) -> None:

@@ -15,6 +15,7 @@ from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, masked_c
 from loaders.tfdata.elements import Elements
 from loaders.tfdata.tensorflow import Element
 
+ADVICE: Final = "check the shards with `python -m loaders.streaming verify` on the storage node"
 _LENGTH_BYTES: Final = 8
 
 
@@ -29,21 +30,28 @@ class EpochFetch:
         self._rows = np.empty(0, RECORD)
         self._payloads: list[bytes] = []
         self._batch = 0
+        self._closed = False
+        self.failed = False
+        """Whether the service has failed, so that the catalog may be out of date."""
 
     def next(self, wait: bool) -> RawBatch | None:
         """Return the next batch; None where `wait` is false and it has not arrived.
 
-        Raises StopIteration at the end and once it is closed, StreamError where the service fails, is silent, or sends
-        a record again or one that the epoch has not.
+        Raises StopIteration at the end and once it is closed, StreamError where the service fails, is silent, ends the
+        epoch early, or sends a record again or one that the epoch has not.
         """
         while len(self._payloads) < min(self._batch_size, len(self._payloads) + self._left):
             try:
                 element = self._elements.next(wait=wait)
             except StreamError as error:
-                total = self._total
-                raise StreamError(
-                    f"{error}; {self._left} of {total} records are missing of epoch {self._epoch}"
-                ) from error
+                raise self._fail(str(error)) from error
+            except StopIteration:
+                if self._closed:
+                    raise
+                raise self._fail(
+                    f"{self._elements.endpoint}: tf.data service has ended the epoch early: a worker has died, or a "
+                    f"shard has fewer records than its index; {ADVICE}"
+                ) from None
             if element is None:
                 return None
             self._add(element)
@@ -55,14 +63,18 @@ class EpochFetch:
         self._rows, self._payloads = self._rows[count:], self._payloads[count:]
         return self._join(rows, payloads)
 
+    def _fail(self, why: str) -> StreamError:
+        self.failed = True
+        return StreamError(f"{why}; {self._left} of {self._total} records are missing of epoch {self._epoch}")
+
     def _add(self, element: Element) -> None:
         numbers, rows, payloads = element
         np.subtract.at(self._missing, numbers, 1)
         if (self._missing[numbers] < 0).any():
             number = int(numbers[self._missing[numbers] < 0][0])
-            raise StreamError(
-                f"epoch {self._epoch}: tf.data service sent record {number} of all shards again, or out of this rank's "
-                "share; start the daemon again and repeat the epoch"
+            raise self._fail(
+                f"{self._elements.endpoint}: tf.data service sent record {number} of all shards again, or out of this "
+                "rank's share; start the daemon again and repeat the epoch"
             )
         self._left -= len(numbers)
         self._rows = np.concatenate((self._rows, np.frombuffer(b"".join(rows.tolist()), RECORD)))
@@ -73,9 +85,9 @@ class EpochFetch:
         sizes = np.array([len(payload) for payload in payloads], np.int64) + HEADER_BYTES + FOOTER_BYTES
         if (sizes != rows["size"]).any():
             number = int(rows["id"][sizes != rows["size"]][0])
-            raise StreamError(
-                f"epoch {self._epoch}: the record of sample {number} has another size than its index says; index or "
-                "convert the shards again"
+            raise self._fail(
+                f"{self._elements.endpoint}: the record of sample {number} has another size than its index says; index "
+                "or convert the shards again"
             )
         footers = rows["checksum"].astype("<u4").tobytes()
         parts = (
@@ -99,6 +111,7 @@ class EpochFetch:
 
     def close(self) -> None:
         """Drop the requests under way and end a `next` that another thread is in; may be called twice."""
+        self._closed = True
         self._elements.close()
 
 

@@ -17,10 +17,11 @@ from loaders.records.record_loader import RecordLoader
 from loaders.tfdata.catalog import Catalog, worker_addresses
 from loaders.tfdata.dataset import Piece, Tuning, open_catalog, open_epoch, plan_pieces
 from loaders.tfdata.elements import Elements
-from loaders.tfdata.fetch import EpochFetch
+from loaders.tfdata.fetch import ADVICE, EpochFetch
 from loaders.tfdata.probe import find_fault, parse_endpoint
 from loaders.tfdata.tensorflow import load_tensorflow
 
+_START: Final = "start `python -m loaders.tfdata serve` there, or give its endpoint"
 _AHEAD: Final = 2
 """Elements for each worker: one under way, and one that has arrived."""
 
@@ -81,6 +82,7 @@ class TfDataLoader(RecordLoader):
         self._tuning = Tuning(shuffle_buffer, interleave, max_outstanding_requests or _AHEAD * workers, worker_threads)
         self._job = uuid4().hex
         self._jobs = 0
+        self._fetch: EpochFetch | None = None
         try:
             self._open(self._catalog.samples)
         except BaseException:
@@ -90,12 +92,10 @@ class TfDataLoader(RecordLoader):
 
     def _read_catalog(self) -> Catalog:
         if (fault := find_fault(self._address, self._timeout_s)) is not None:
-            raise StreamError(
-                f"{self._endpoint}: {fault}; start `python -m loaders.tfdata serve` there, or give its endpoint"
-            )
+            raise StreamError(f"{self._endpoint}: {fault}; {_START}")
         load_tensorflow()
         with Elements(
-            self._endpoint, [self._address], lambda: open_catalog(self._endpoint), self._timeout_s
+            self._endpoint, [self._address], lambda: open_catalog(self._endpoint), self._timeout_s, _START
         ) as elements:
             element = elements.next(wait=True)
         assert element is not None, "it was waited for"
@@ -111,6 +111,9 @@ class TfDataLoader(RecordLoader):
         )
 
     def _start(self, epoch: int) -> EpochFetch:
+        if self._fetch is not None and self._fetch.failed:
+            # A daemon that was started again has workers at other ports.
+            self._take_catalog(self._read_catalog())
         pieces = self._plan(epoch)
         self._jobs += 1
         job = f"joulefeed-{self._job}-{self._jobs}-epoch-{epoch}"
@@ -128,8 +131,18 @@ class TfDataLoader(RecordLoader):
                 self._endpoint, self._catalog, pieces, self._tuning, batch_size=batch_size, seed=seed, job=job
             ),
             self._timeout_s,
+            ADVICE,
         )
-        return EpochFetch(elements, epoch, batch_size, expected)
+        self._fetch = EpochFetch(elements, epoch, batch_size, expected)
+        return self._fetch
+
+    def _take_catalog(self, catalog: Catalog) -> None:
+        if catalog.samples != self._catalog.samples:
+            raise StreamError(
+                f"{self._endpoint} serves {catalog.samples} records now, and {self._catalog.samples} before: make a "
+                "new loader for another dataset"
+            )
+        self._catalog = catalog
 
     def _plan(self, epoch: int) -> list[Piece]:
         """Return the rank's pieces: ranks have parts of the epoch one after the other, of the lengths of their shares.

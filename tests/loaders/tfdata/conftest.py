@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,8 +44,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def serving(root: Path, *flags: str) -> Iterator[Daemon]:
-    argv = [sys.executable, "-m", "loaders.tfdata", "serve", "--until-eof", "--root", str(root)]
+def running(root: Path, *flags: str, inside: Sequence[str] = ()) -> Iterator[Daemon]:
+    argv = [*inside, sys.executable, "-m", "loaders.tfdata", "serve", "--until-eof", "--root", str(root)]
     listen = () if "--listen" in flags else ("--listen", "127.0.0.1:0")
     with subprocess.Popen([*argv, *listen, *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -56,15 +56,21 @@ def serving(root: Path, *flags: str) -> Iterator[Daemon]:
             process.kill()
 
 
+@pytest.fixture(scope="session")
+def serving() -> Callable[..., AbstractContextManager[Daemon]]:
+    """Runs a daemon as long as a `with` statement."""
+    return running
+
+
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Daemon]]:
     """Starts a daemon, which ends with the test."""
     with ExitStack() as stack:
-        yield lambda root, *flags: stack.enter_context(serving(root, *flags))
+        yield lambda root, *flags, **options: stack.enter_context(running(root, *flags, **options))
 
 
 @pytest.fixture(scope="session")
 def served(shards: Path) -> Iterator[Daemon]:
-    """A daemon with three workers, which no test may harm."""
-    with serving(shards, "--workers", "3") as daemon:
+    """A daemon with three workers, which no test may harm; one that stops it has it go on."""
+    with running(shards, "--workers", "3") as daemon:
         yield daemon
