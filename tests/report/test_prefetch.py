@@ -50,12 +50,16 @@ def give(folder: Path, loader: str, waits_s: list[float], connections: int) -> N
 
 @pytest.fixture
 def run(build: Callable[..., Any]) -> Callable[..., Path]:
-    def make(figure: str) -> Path:
+    def make(figure: str, grown_s: float | None = None) -> Path:
         builder = build(loaders=("nosql", "streaming"), regimes=("wan_20ms", "wan_150ms"), repeats=1).settle()
         builder.config |= {"figures": [figure], "name": "prefetch_ooo"}
+        waits_s = [0.2, *[0.01] * 180]
+        if grown_s is not None:
+            builder.config["loaders"]["nosql"] |= {"slow_start": 4, "prefetch_batches": 16}
+            waits_s[1:60] = [grown_s] * 59
         folder: Path = builder.write()
         # A first batch after 0.2 s; then one each 10 ms, or 9 each 10 ms and one that takes 1 s.
-        give(folder, "nosql", [0.2, *[0.01] * 180], connections=4)
+        give(folder, "nosql", waits_s, connections=4)
         give(folder, "streaming", [0.2, *[*[0.01] * 9, 1.0] * 18], connections=0)
         return folder
 
@@ -70,6 +74,22 @@ def test_times_between_batches_are_those_after_the_prefetch_has_filled(run: Call
     assert rows["streaming"][1:4] == ("0.0100 s", "1.00 s", "1.00 s")
     assert not render(read_report(folder)).broken
     assert "at 150 ms" in (folder / "report.html").read_text()
+
+
+def test_batches_that_come_while_the_prefetch_grows_are_in_no_number(run: Callable[..., Path]) -> None:
+    (table,) = make_figure_tables(read_results(run("prefetch_batches", grown_s=0.015)))
+    assert {row[0]: row[4] for row in table.rows}["NoSQL"] == "0.0100 s"
+    # A prefetch that fills for more than half of the epoch leaves that half.
+    (table,) = make_figure_tables(read_results(run("prefetch_batches", grown_s=0.05)))
+    assert {row[0]: row[4] for row in table.rows}["NoSQL"] == "0.0500 s"
+
+
+def test_the_paper_s_values_stand_below_ours(run: Callable[..., Path]) -> None:
+    (table,) = make_figure_tables(read_results(run("prefetch_batches")))
+    assert table.rows[-1] == ("paper, out of order", "–", "–", "–", "0.0300 s", "–") and table.dim == {2}
+    (table,) = make_figure_tables(read_results(run("prefetch_connections")))
+    assert table.rows[-2] == ("paper, in order", "–", "–", "300 to 1300", "–", "–") and table.dim == {2, 3}
+    assert table.rows[-1][2] == "4000"
 
 
 def test_throughput_is_of_each_connection_where_the_loader_reports_it(run: Callable[..., Path]) -> None:

@@ -62,3 +62,5 @@ def test_the_figure_says_what_is_estimated_invalid_and_of_the_paper(tightloop):
     assert "(125 MB/s" in page and "its link of 6250 MB/s" in page
     drawn = (run / "figures" / "latency_tightloop.svg").read_text()
     assert "the paper has no joules" in drawn and "Cassandra-DALI paper" in drawn
+    # A bar that is too short for its MB/s has them above it.
+    assert "in bars MB/s" in drawn and ">437<" in drawn and ">12.0<" in drawn

@@ -22,13 +22,15 @@ from harness.report.figures.style import BAD, FAINT, INK, choose_colour
 from harness.report.figures.timeline import window_s
 from harness.report.labels import UNKNOWN, regime_labels, seconds, significant, spell
 from harness.report.measurements import find_base, first_rank, read_stored
+from harness.report.papers import find_table, low
 from harness.results.cells import CellResult
 from harness.results.epochs import find_epoch_edges
 from harness.results.reader import Results
+from loaders.arguments import as_number
 
 _ARRIVED: Final = "loader.arrived"
-_TRANSIENT: Final = 0.1
-"""Share of an epoch's time in which the prefetch fills; later values are in the medians."""
+_TRANSIENT: Final = (0.1, 0.5)
+"""Least and greatest share of an epoch's time in which the prefetch fills; later values are in the numbers."""
 _SHORTEST_S: Final = 1e-4
 """The least time between batches that is drawn; batches that wait come in less."""
 _Array = npt.NDArray[np.float64]
@@ -42,6 +44,8 @@ class _Epoch:
     colour: str
     trusted: bool
     duration_s: float
+    transient_s: float
+    """How long the prefetch fills, since the epoch began."""
     batch_at_s: _Array
     """When each batch was used up, since the epoch began; shape (batches,)."""
     batch_s: _Array
@@ -55,13 +59,13 @@ class _Epoch:
     @property
     def settled_s(self) -> _Array:
         """The batch times after the transient."""
-        later: _Array = self.batch_s[self.batch_at_s > _TRANSIENT * self.duration_s]
+        later: _Array = self.batch_s[self.batch_at_s > self.transient_s]
         return later if len(later) else self.batch_s
 
     @property
     def total(self) -> _Array:
         """MB/s of all connections after the transient, without the last window, in which the epoch ends."""
-        inside = self.at_s > _TRANSIENT * self.duration_s
+        inside = self.at_s > self.transient_s
         inside[-1:] = False
         total: _Array = self.mb_per_s.sum(axis=0)[inside]
         return total
@@ -94,7 +98,23 @@ def table(spec: Prefetch, results: Results) -> FigureTable | None:
         heads = ("Loader", "batches", "median", "99th percentile", "longest", "MB/s")
     else:
         heads = ("Loader", "connections", "MB/s of all", "least and most", "MB/s of the slowest", "of the fastest")
-    return FigureTable(heads, tuple(rows)) if rows else None
+    theirs = _rows_of_paper(spec) if rows else []
+    dim = frozenset(range(len(rows), len(rows) + len(theirs)))
+    return FigureTable(heads, (*rows, *theirs), dim) if rows else None
+
+
+def _rows_of_paper(spec: Prefetch) -> list[tuple[str, ...]]:
+    """Return the longest time between batches, or MB/s of all connections or the range of them, by order."""
+    rows: list[tuple[str, ...]] = []
+    for order, value in (find_table(spec.values) if spec.values else {}).items():
+        ends = value if isinstance(value, tuple) else (low(value),)
+        if spec.panels == "batches":
+            cells = (UNKNOWN, UNKNOWN, UNKNOWN, seconds(ends[-1]), UNKNOWN)
+        else:
+            text = " to ".join(significant(end) for end in ends)
+            cells = (UNKNOWN, *((text, UNKNOWN) if len(ends) == 1 else (UNKNOWN, text)), UNKNOWN, UNKNOWN)
+        rows.append((f"paper, {order.replace('_', ' ')}", *cells))
+    return rows
 
 
 def _row_of_batches(one: _Epoch) -> tuple[str, ...]:
@@ -152,18 +172,29 @@ def _read_epoch(results: Results, cell: CellResult, trusted: bool) -> _Epoch | N
     steps = first_rank(batches[batches["epoch"] == epoch]).sort_values("step")
     batch_s = (steps["wait_s"] + steps["step_s"]).to_numpy(np.float64)
     arrived = [one for one in records if one["event"] == _ARRIVED and one["epoch"] == epoch]
+    batch_at_s = np.cumsum(batch_s)
     at_s, mb_per_s = _sum_windows(arrived, int(start["utc_ns"]), duration_s)
     return _Epoch(
         loader=cell.loader,
         colour=choose_colour(find_base(results, cell.loader)),
         trusted=trusted,
         duration_s=duration_s,
-        batch_at_s=np.cumsum(batch_s),
+        transient_s=_find_transient(results.experiment.loaders[cell.loader].params, batch_at_s, duration_s),
+        batch_at_s=batch_at_s,
         batch_s=batch_s,
         nbytes=float(steps["bytes"].sum()),
         at_s=at_s,
         mb_per_s=mb_per_s,
     )
+
+
+def _find_transient(params: Mapping[str, object], batch_at_s: _Array, duration_s: float) -> float:
+    """Return when the prefetch of a loader is full; one that grows does so by a batch after every `slow_start`."""
+    step, depth = (as_number(params.get(name)) or 0 for name in ("slow_start", "prefetch_batches"))
+    full = int(step * (depth - 1))
+    filled_s = float(batch_at_s[min(full, len(batch_at_s)) - 1]) if full > 0 and len(batch_at_s) else 0.0
+    least, most = (share * duration_s for share in _TRANSIENT)
+    return min(max(filled_s, least), most)
 
 
 def _sum_windows(arrived: Sequence[Mapping[str, Any]], start_ns: int, duration_s: float) -> tuple[_Array, _Array]:
@@ -191,7 +222,7 @@ def _draw_batches(epochs: Sequence[_Epoch], heading: str) -> Figure:
         text = ", ".join(
             f"{name} {_milliseconds(value)}" for name, value in (("median", np.median(later)), ("longest", later.max()))
         )
-        axes.axvspan(0, _TRANSIENT * one.duration_s, color=FAINT, alpha=0.15, linewidth=0)
+        axes.axvspan(0, one.transient_s, color=FAINT, alpha=0.15, linewidth=0)
         axes.set_title(_name(one), pad=20, color=INK if one.trusted else BAD)
         write_under_title(axes, text)
         axes.set_xlabel("seconds of the epoch")
@@ -213,6 +244,8 @@ def _draw_connections(epochs: Sequence[_Epoch], heading: str) -> Figure:
     for (above, below), one in zip(every.T, epochs, strict=True):
         above.set_title(_name(one), pad=20, color=INK if one.trusted else BAD)
         below.set_xlabel("seconds of the epoch")
+        for axes in (above, below):
+            axes.axvspan(0, one.transient_s, color=FAINT, alpha=0.15, linewidth=0)
         if not len(one.mb_per_s):
             say(below, "the loader does not report its connections")
             continue

@@ -11,6 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import withStroke
 
 from harness.report.figures.by_distance import draw_stack, write_above
 from harness.report.figures.definition import FigureTable, Throughput
@@ -34,8 +35,10 @@ from harness.results.reader import Results
 
 _MB_PER_GBIT: Final = 125.0
 _SAME_RTT: Final = 0.05
-_TOP: Final = 1.3
+_TOP: Final = 1.35
 """Share at which the axis ends: local reads can be many times as fast as a link."""
+_TALL: Final = 0.22
+"""Share of the axis from which a bar has room for its rate."""
 _OUTLIER: Final = 3.0
 """Times the median above which joules are cut off."""
 _APART: Final = 1.0
@@ -69,13 +72,14 @@ def draw(spec: Throughput, results: Results, heading: str) -> Figure | None:
     widths = [max(len(ours), 4), max(len(theirs), 4)] if theirs else [1.0]
     every = figure.subplots(2, len(widths), squeeze=False, width_ratios=widths, height_ratios=[1.15, 1.0])
     _draw_shares(every[0][0], ours, [_rate(spec, results, bar.group) for bar in ours])
-    every[0][0].set_title(f"{results.name}: {spell(_workload(results))}, share of {_bound_name(spec)}", pad=20)
+    title = f"{results.name}: {spell(_workload(results))}, share of {_bound_name(spec)}; in bars {_unit(spec)}"
+    every[0][0].set_title(title, pad=20)
     _draw_joules(every[1][0], ours)
     _name_bars((every[0][0], every[1][0]), ours, regime_labels(results))
     if theirs:
         paper = read_paper(spec.values.partition("/")[0]).name
         _draw_shares(every[0][1], theirs, [_paper_rate(spec, bar) for bar in theirs])
-        every[0][1].set_title(f"{paper} paper", pad=20, color=MUTED)
+        every[0][1].set_title(f"{paper} paper{'; in bars MB/s' if spec.link else ''}", pad=20, color=MUTED)
         say(every[1][1], "the paper has no joules")
         every[1][1].set_yticks([])
         _name_bars((every[0][1], every[1][1]), theirs, {bar.regime: _paper_label(bar.regime) for bar in theirs})
@@ -100,7 +104,6 @@ def table(spec: Throughput, results: Results) -> FigureTable | None:
     ours = {(bar.loader, bar.regime): bar for bar in _our_bars(spec, results)}
     if not any(bar.group for bar in ours.values()):
         return None
-    unit = "MB/s" if spec.share_of == "link" else "samples/s"
     rows = []
     for loader in results.loaders:
         here = [find(groups, _workload(results), regime, loader) for regime in results.regimes]
@@ -116,7 +119,7 @@ def table(spec: Throughput, results: Results) -> FigureTable | None:
             cells = [UNKNOWN if value is None else _paper_cell(spec, value) for value in known.values()]
             rows.append((f"paper, {spell(loader)}", *cells, *[UNKNOWN] * len(known)))
     estimated = any(bar.group and bar.group.estimated for bar in ours.values())
-    heads = [f"{unit}, {labels[regime]}" for regime in results.regimes]
+    heads = [f"{_unit(spec)}, {labels[regime]}" for regime in results.regimes]
     heads += [f"J/GB{' est.' if estimated else ''}, {labels[regime]}" for regime in results.regimes]
     return FigureTable(("Loader", *heads), tuple(rows), frozenset(range(count, len(rows))))
 
@@ -139,6 +142,10 @@ def _workload(results: Results) -> str:
 
 def _bound_name(spec: Throughput) -> str:
     return "the link's rate" if spec.share_of == "link" else "a fixed batch's throughput"
+
+
+def _unit(spec: Throughput) -> str:
+    return "MB/s" if spec.share_of == "link" else "samples/s"
 
 
 def _our_bars(spec: Throughput, results: Results) -> list[_Bar]:
@@ -235,7 +242,7 @@ def _paper_label(key: str) -> str:
 
 
 def _draw_shares(axes: Axes, bars: Sequence[_Bar], rates: Sequence[float | None]) -> None:
-    """Draw a bar for each share with its per cent above, and in it the rate."""
+    """Draw a bar for each share with its per cent above, and the rate in it, or above both where the bar is short."""
     top = min(_TOP, 1.12 * max([1.0, *(bar.share for bar in bars if bar.share is not None)]))
     for bar, rate in zip(bars, rates, strict=True):
         if bar.share is None:
@@ -243,13 +250,23 @@ def _draw_shares(axes: Axes, bars: Sequence[_Bar], rates: Sequence[float | None]
             write_above(axes, bar.x, 0, text, colour=MUTED)
             continue
         valid = bar.group is None or bar.group.trusted
-        shown = min(bar.share, 0.94 * top)
-        axes.bar(bar.x, shown, 0.92, color=_tinted(bar), edgecolor=SURFACE, linewidth=0.6, alpha=1.0 if valid else 0.55)
+        shown = min(bar.share, 0.9 * top)
+        axes.bar(bar.x, shown, 0.92, color=_tinted(bar), edgecolor=SURFACE, linewidth=0.6)
         text = percent(bar.share).removesuffix(" %") + (" ↑" if shown < bar.share else "")
         write_above(axes, bar.x, shown, text, valid=valid)
-        if rate is not None and shown > 0.22 * top:
-            axes.text(
-                bar.x, 0.02 * top, significant(rate), rotation=90, ha="center", va="bottom", fontsize=8, color=_ink(bar)
+        axes.texts[-1].set_path_effects([withStroke(linewidth=2.5, foreground=SURFACE)])  # the bound's line may pass it
+        if rate is not None:
+            inside = shown > _TALL * top
+            axes.annotate(
+                significant(rate),
+                (bar.x, 0 if inside else shown),
+                xytext=(0, 4 if inside else 19),
+                textcoords="offset points",
+                rotation=90,
+                ha="center",
+                va="bottom",
+                fontsize=8,
+                color=_ink(bar) if inside else MUTED,
             )
     axes.axhline(1.0, **_BOUND)
     axes.set_ylim(0, top)
@@ -284,12 +301,14 @@ def _joules_per_gb(group: Group | None) -> float | None:
 
 
 def _tinted(bar: _Bar) -> tuple[float, ...]:
-    """Return the loader's colour, lighter for near regimes."""
-    return tuple(1 - (1 - part) * (0.45 + 0.55 * bar.tint) for part in to_rgb(bar.colour))
+    """Return the loader's colour, lighter for near regimes and for rows that are not valid."""
+    strength = (0.45 + 0.55 * bar.tint) * (1.0 if bar.group is None or bar.group.trusted else 0.55)
+    return tuple(1 - (1 - part) * strength for part in to_rgb(bar.colour))
 
 
 def _ink(bar: _Bar) -> str:
-    return SURFACE if sum(_tinted(bar)) < 1.6 else INK
+    red, green, blue = _tinted(bar)
+    return SURFACE if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else INK  # luma of ITU-R BT.601
 
 
 def _name_bars(column: Sequence[Axes], bars: Sequence[_Bar], labels: Mapping[str, str]) -> None:
