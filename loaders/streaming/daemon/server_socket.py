@@ -38,8 +38,6 @@ class ServerSocket:
         self._authenticator = Authenticator(self._context, host, keys, no_auth)
         self.connections = Connections(encrypted=keys is not None)
         """The open ones."""
-        self.is_empty = True
-        """Whether the last look took all that had arrived."""
         self.refuse(False)  # a daemon that died may have left it
         self._open()
         self.congestion = self._listener.congestion
@@ -51,6 +49,11 @@ class ServerSocket:
     def rejected(self) -> int:
         """Connections that were turned away because of their key."""
         return self._authenticator.rejected
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message that has arrived was taken; of one without end, none has."""
+        return not self.socket.poll(0)
 
     def count(self) -> None:
         """Read which connections were opened and closed."""
@@ -64,9 +67,7 @@ class ServerSocket:
         try:
             name = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
-            self.is_empty = True
             return None
-        self.is_empty = False
         connection = self.connections.get(name)
         if connection is None:
             # Only the frame itself knows its connection. It is asked once, which costs as much as reading it.

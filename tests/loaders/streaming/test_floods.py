@@ -15,11 +15,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import zmq
 
 from loaders.errors import LoaderConfigError
 from loaders.streaming import StreamingLoader
 from loaders.streaming.daemon.connections import Connection
 from loaders.streaming.daemon.listener import Listener
+from loaders.streaming.daemon.server_socket import ServerSocket
 from loaders.streaming.daemon.store import ShardStore
 from loaders.streaming.receiver.session import health
 
@@ -219,6 +221,20 @@ def test_a_connection_that_is_paused_gives_nothing_and_takes_what_is_sent_to_it(
             assert peer.recv(1) == b""
     assert connection.unread(time.monotonic()) == 0, "it has ended"
     connection.close()
+
+
+def test_a_socket_is_empty_as_soon_as_its_last_message_was_taken() -> None:
+    """A busy daemon may stop reading after any message; a paused peer is closed where no message of it waits."""
+    server = ServerSocket("127.0.0.1", Listener("127.0.0.1", 0), threads=1, keys=None, no_auth=False)
+    try:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+            peer.linger = 0
+            peer.connect(server.endpoint)
+            peer.send(b"one")
+            assert server.socket.poll(10_000) and not server.is_empty
+            assert server.receive() is not None and server.is_empty
+    finally:
+        server.close(0)
 
 
 def test_shards_keep_no_descriptor(make_shards: Callable[..., Path], tmp_path: Path) -> None:
