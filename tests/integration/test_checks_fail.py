@@ -67,12 +67,13 @@ host that cannot be read, are there from the first epoch on."""
 OTHER_LINK = (
     *("rtt_before", "rate_before", "jitter_before", "jitter_after"),
     *("loss_to_compute_before", "loss_to_compute_after", "loss_to_storage_before", "loss_to_storage_after"),
+    "paths",
 )
-"""Rules that the second cell's link breaks."""
+"""Rules that the second cell's link breaks; its loader reads nothing, so that no connection takes a path."""
 OF_RUN = ("same_place", "whole_cell")
 """The second cell runs in another environment, and a byte of the first one is changed."""
 OF_HOSTS = {"missed_ticks_HOST": "test_hosts_run.py", "clock_offset_HOST": "test_hosts_run.py"}
-WARNS = {"energy_agent", "sensors", "alone", "spread", "same_place"}
+WARNS = {"energy_agent", "sensors", "alone", "spread", "same_place", "paths"}
 BUSY = {"others_cpu", "steal", "link_held", "link_pause", "missed_ticks"}
 """Rules that other work on this machine may break."""
 SECONDS = 0.6
@@ -94,7 +95,7 @@ workloads: {resnet50: {batch_size: 16}}
 loaders: {faulty: {_target_: tests.integration.faulty_loader.FaultyLoader, socket: %s}}
 regimes:
   near: {rtt_ms: 2, rate_gbit: 0.5}
-  impaired: {rtt_ms: 2, rate_gbit: 0.5, jitter_ms: 0.5, loss_pct: 5}
+  impaired: {rtt_ms: 2, rate_gbit: 0.5, jitter_ms: 0.5, loss_pct: 5, paths: [{}, {}]}
 energy: {interval_ms: 50}
 testbed: {caches: tree}
 """
@@ -209,8 +210,8 @@ class Saboteur:
         send += f"for _ in range({packets}): s.sendto(bytes(1400), ({address!r}, 9))"
         run_in(namespace, [sys.executable, "-S", "-c", send])
 
-    def _wrong_from_here_on(self) -> None:
-        self.testbed.link.set(Regime(name="wrong", rtt_ms=5, rate_gbit=0.2))
+    def _wrong_from_here_on(self, paths=()) -> None:
+        self.testbed.link.set(Regime(name="wrong", rtt_ms=5, rate_gbit=0.2, paths=paths))
 
     def set_regime(self, set_it, regime: Regime) -> None:
         """Set a regime as the run asks; the second one, after an interruption, as another regime."""
@@ -219,7 +220,7 @@ class Saboteur:
         if regime.name == "impaired":
             if not self.is_resumed:
                 raise Interrupted(signal.SIGTERM)
-            self._wrong_from_here_on()
+            self._wrong_from_here_on(regime.paths)
 
 
 @pytest.fixture(scope="module")
