@@ -48,7 +48,8 @@ class Pages:
     def __init__(self, view: memoryview, name: str) -> None:
         """Show a view of the whole file of this name."""
         self._name, self._view = name, view
-        self._address = int(np.frombuffer(view, np.uint8).ctypes.data)
+        self.address = int(np.frombuffer(view, np.uint8).ctypes.data)
+        """Where the file begins in memory."""
         self._nbytes = len(view)
         self._blocks: dict[int, tuple[float, bool]] = {}
 
@@ -70,14 +71,14 @@ class Pages:
 
     def begin(self, start: int, end: int) -> None:
         """Have the bytes from `start` to `end` read; do not wait for them."""
-        _libc.madvise(*_align(self._address + start, end - start), mmap.MADV_WILLNEED)
+        _libc.madvise(*_align(self.address + start, end - start), mmap.MADV_WILLNEED)
 
     def load(self, start: int, end: int) -> memoryview | None:
         """Wait until the bytes from `start` to `end` are in memory; return them where a view does not show them.
 
         Raises OSError naming the file if reading fails.
         """
-        address, nbytes = _align(self._address + start, end - start)
+        address, nbytes = _align(self.address + start, end - start)
         # An older kernel has no such advice, and reads a page when it is touched.
         if _libc.madvise(address, nbytes, _MADV_POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
             # EFAULT: a page cannot be read, because the file is shorter now or the disk fails.
@@ -96,7 +97,7 @@ class Pages:
         return whole
 
     def _look(self, start: int, end: int) -> bool:
-        address, nbytes = _align(self._address + start, end - start)
+        address, nbytes = _align(self.address + start, end - start)
         count = -(-nbytes // _PAGE)
         found = ctypes.create_string_buffer(count)
         if _libc.mincore(address, nbytes, found):

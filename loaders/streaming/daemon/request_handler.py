@@ -187,16 +187,23 @@ class RequestHandler:
             header, joined = pack_joined(answer.header, answer.records)
             sent = self._send(name, batch.reservation, joined, header=header)
         elif sent := self._send(name, batch.reservation, pack(answer.header), more=True):
-            socket, last = self._socket.socket, len(answer.records) - 1
-            for index, records in enumerate(answer.records):
-                # A frame of its own, because `send` copies small ones.
-                frame = zmq.Frame(records, copy=False)
-                socket.send(frame, zmq.SNDMORE if index < last else 0, copy=False)
+            self._send_records(answer)
         if sent:
             self._counters.batches += 1
             self._counters.bytes += answer.nbytes
             if self._marks is not None:
                 self._marks.sent(get.epoch, get.batch, len(answer.header.ids), answer.nbytes)
+
+    def _send_records(self, answer: Answer) -> None:
+        """Send the records as the frames that follow an answer's header, not copied."""
+        last = len(answer.records) - 1
+        for index, (records, (pages, start, end)) in enumerate(zip(answer.records, answer.spans, strict=True)):
+            if pages.keeps_loaded:
+                # A frame of its own, because `send` copies small ones.
+                frame = zmq.Frame(records, copy=False)
+                self._socket.socket.send(frame, zmq.SNDMORE if index < last else 0, copy=False)
+            else:
+                self._socket.send_mapped(pages.address + start, end - start, more=index < last)
 
     def _refuse(self, name: Name, get: Get, reason: str) -> None:
         self._counters.refused += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 
 import zmq
+from zmq.backend.cython import _zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from loaders.streaming.daemon.authentication import Authenticator
@@ -19,6 +21,15 @@ _KEEPALIVE_S = 10
 """How often TCP asks the other end of a silent connection for a sign of life."""
 _STALLED_MS = 120_000
 """Time after which a connection is closed whose other end takes no bytes or gives no sign of life."""
+
+# A library is searched together with those that it needs: these functions are of the libzmq that pyzmq uses. They keep
+# the interpreter's lock, because they do not wait.
+_libzmq = ctypes.PyDLL(_zmq.__file__, use_errno=True)
+_POINTER = ctypes.c_void_p
+_libzmq.zmq_msg_init_data.argtypes = (_POINTER, _POINTER, ctypes.c_size_t, _POINTER, _POINTER)
+_libzmq.zmq_msg_send.argtypes = (_POINTER, _POINTER, ctypes.c_int)
+_Message = ctypes.c_uint64 * 8
+"""A zmq_msg_t (zmq.h)."""
 
 
 class ServerSocket:
@@ -38,6 +49,7 @@ class ServerSocket:
         self._authenticator = Authenticator(self._context, host, keys, no_auth)
         self.connections = Connections(encrypted=keys is not None)
         """The open ones."""
+        self._message = _Message()
         self.refuse(False)  # a daemon that died may have left it
         self._open()
         self.congestion = self._listener.congestion
@@ -81,6 +93,20 @@ class ServerSocket:
         if connection is not None:
             self.connections.count_read(connection, frames)
         return name, frames
+
+    def send_mapped(self, address: int, nbytes: int, *, more: bool) -> None:
+        """Send bytes that stay where they are while the daemon runs as a frame after the first one, not copied.
+
+        For a frame of pyzmq that is not copied, ZeroMQ wakes a thread to drop the reference to its bytes once they are
+        sent. This frame has none.
+
+        Raises ZMQError when the socket is closed.
+        """
+        message = ctypes.addressof(self._message)
+        _libzmq.zmq_msg_init_data(message, address, nbytes, None, None)
+        # It leaves an empty message, which is used again.
+        if _libzmq.zmq_msg_send(message, self.socket.underlying, zmq.SNDMORE if more else 0) < 0:
+            raise zmq.ZMQError(ctypes.get_errno())
 
     def refuse(self, refuses: bool) -> None:
         """Take no further connections for now, or take them again."""
