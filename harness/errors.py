@@ -46,7 +46,7 @@ class CellError(HarnessError):
 
 
 class MemoryLimitError(CellError):
-    """A cell needs more memory than testbed.memory_mb leaves it."""
+    """A cell or its daemons need more memory than memory_mb leaves them."""
 
 
 class ResultsError(HarnessError):

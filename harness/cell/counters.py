@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from harness.system.procfs import (
+    cache_drops,
     cpu_s,
     cpu_split,
     disk_bytes,
@@ -51,7 +52,7 @@ class CellCounters:
         processors and their seconds idle, in interrupts and stolen; CPU seconds of the whole run and of the kernel's
         threads; for how long threads of the run waited for a CPU. NAME_cpu_s is that of `pids` with their children, and
         None once one of them is gone. NAME_read_bytes is what they read from disks; that of `cell` is this process with
-        its workers.
+        its workers. Last, how often anybody dropped this machine's page cache.
 
         What does not exist is None: no data interface when the data is local, no link process under netem.
         """
@@ -81,6 +82,7 @@ class CellCounters:
             **{f"{name}_cpu_s": self._cpu_s(pids) for name, pids in self._pids.items()},
             "cell_read_bytes": read_bytes(family(os.getpid())),
             **{f"{name}_read_bytes": read_bytes(chain(*map(family, pids))) for name, pids in self._pids.items()},
+            "cache_drops": cache_drops(),
         }
 
     def _link_cpu_s(self) -> float | None:

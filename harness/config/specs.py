@@ -320,6 +320,14 @@ class Experiment(Section):
                 f"testbed.cold=cell: regimes.{far} has a link, and no row is valid whose bytes do not all come over "
                 "it; use cold=epoch, or only local regimes"
             )
+        limited = next(
+            (key for key, loader in self.loaders.items() if loader.daemon.get("memory_mb") is not None), None
+        )
+        if limited is not None and self.testbed.kind == "ssh":
+            raise ValueError(
+                f"testbed=ssh: loaders.{limited}.daemon.memory_mb limits daemons of this machine alone; leave it out, "
+                "or use testbed=netns"
+            )
         unequal = next((key for key, regime in self.regimes.items() if regime.paths), None)
         if unequal is not None and self.testbed.link == "netem":
             raise ValueError(

@@ -230,6 +230,9 @@ def _memory(results: Results) -> Iterable[Caveat]:
             f"The processes of a cell had {megabytes(limit_bytes)} of memory together, the page cache of what they read"
         )
         yield Caveat("memory", f"{text} counted.")
+    served = [(cell.loader, cell.record.daemon_memory) for cell in results.cells if cell.record]
+    for loader, limit in dict.fromkeys((loader, limit.limit_bytes) for loader, limit in served if limit is not None):
+        yield Caveat("memory", f"The daemons of {spell(loader)} had {megabytes(limit)}, their page cache counted.")
     if results.experiment.testbed.cold == "cell":
         yield Caveat("caches", "Cold before a cell's first epoch alone: later ones find cached files.")
 

@@ -57,12 +57,14 @@ class PlacementRecord:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRecord:
-    """The limit on the memory of a cell's processes."""
+    """The limit on the memory of a cell's processes, or of its daemons."""
 
     limit_bytes: float
     peak_bytes: float | None = None
     source: str = ""
     """What counts the peak: cgroup v1 or v2."""
+    cached_bytes: float | None = None
+    """The page cache at the end of the cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +184,8 @@ class CellRecord:
     storage_reads: Mapping[int, int] = field(default_factory=dict)
     """Bytes read from the disks of other hosts that store, by epoch; empty on one machine, or uncounted."""
     memory: MemoryRecord | None = None
+    daemon_memory: MemoryRecord | None = None
+    """Of the daemons alone, where they have a limit of their own."""
     """None without a limit."""
     ranks: Sequence[RankRecord] = ()
     """Empty for a cell of one process."""

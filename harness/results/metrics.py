@@ -100,7 +100,8 @@ class EpochMetrics:
     read_amplification: float | None = None
     """`storage_read_bytes` over the bytes of the samples that came from there.
 
-    None where nothing was read from a disk that the kernel counts, or where caches were not dropped."""
+    None where nothing was read from a disk that the kernel counts, where caches were not dropped before the epoch, or
+    where another program dropped them meanwhile, so that samples were read again."""
 
 
 def make_epoch_metrics(data: CellData) -> list[EpochMetrics]:
@@ -212,7 +213,8 @@ def _compute_amplification(data: CellData, start: CellEvent, end: CellEvent) -> 
     remote_alone = bool(data.cell.hosts) and not _is_local(data) and placement.kind == "half"
     brought = placement.remote_bytes if remote_alone else data.count_bytes(start["epoch"])
     was_cold = bool(data.cell.caches) and MAPPED_STAY not in data.cell.caches
-    told = bool(read and brought) and was_cold and data.cell.reads != "once"
+    was_left_alone = not _subtract(start, end, "cache_drops")
+    told = bool(read and brought) and was_cold and was_left_alone and data.cell.reads != "once"
     return read / brought if read and told else None
 
 

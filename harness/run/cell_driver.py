@@ -61,7 +61,7 @@ from harness.testbed import Node, Testbed
 from harness.testbed.link import LinkCounters
 from harness.testbed.link.paths import PathCounters
 from harness.testbed.link.watch import LinkWatch, Ping, ping_bytes
-from harness.testbed.memory import limited_memory
+from harness.testbed.memory import MemoryGroup, limited_memory
 from harness.testbed.state import RunNames, living_runs, state_root
 
 
@@ -138,6 +138,8 @@ class _Outcome:
     host_cpu_s: dict[str, dict[int, Mapping[str, float]]] = field(default_factory=dict)
     sampler: Mapping[str, float] = field(default_factory=dict)
     memory: MemoryRecord | None = None
+    daemon_memory: MemoryRecord | None = None
+    """Of the daemons alone, where they have a limit of their own."""
     clocks: tuple[Mapping[str, HostClock], Mapping[str, HostClock]] = ({}, {})
     """Of the other hosts, before and after."""
 
@@ -162,10 +164,9 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     partial = context.run.partial_folder(cell.cell_id)
     partial.mkdir()
     loader, workload = experiment.loaders[cell.loader], experiment.workloads[cell.workload]
-    regime, limit_mb = experiment.regimes[cell.regime], experiment.testbed.memory_mb
+    regime = experiment.regimes[cell.regime]
     with ExitStack() as stack:
-        names = RunNames(testbed.run_id, state_root())
-        memory = None if limit_mb is None else stack.enter_context(limited_memory(names, limit_mb, cell.cell_id))
+        memory, daemon_memory = _limit_memory(context, cell, stack)
         nodes = rank_nodes(testbed, experiment)
         folders = make_folders(partial.resolve(), len(nodes))
         started = nodes if memory is None else [memory.node(node) for node in nodes]
@@ -174,7 +175,8 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
         process.send({"import": ["torch", *(one.target.rpartition(".")[0] for one in (loader, workload))]})
         testbed.set_regime(regime)
         watcher.phase("reaching its data")
-        reached = open_access(context.data[cell.workload], testbed, loader, regime, stack, folders[0], memory, nodes)
+        data, limit = context.data[cell.workload], daemon_memory or memory
+        reached = open_access(data, testbed, loader, regime, stack, folders[0], limit, nodes)
         outcome = _Outcome(reached, nodes, folders)
         watcher.phase("importing its modules")
         if (state := process.receive(deadline, "importing its modules").state) != "imported":
@@ -198,7 +200,7 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
             raise
         outcome.sampler = sampler.cost
         outcome.pings = None if watch is None else watch.pings
-        outcome.memory = None if memory is None else parse_value(MemoryRecord, memory.describe())
+        outcome.memory, outcome.daemon_memory = _memory_record(memory), _memory_record(daemon_memory)
         watcher.phase("probing the link")
         outcome.after = context.probe(regime)
         outcome.clocks = clocks, context.hosts.clocks()
@@ -207,6 +209,22 @@ def run_cell(context: CellContext, cell: Cell, watcher: Watcher) -> None:
     write_manifest(partial)
     context.run.set_aside(cell.cell_id, "invalid")
     partial.rename(context.run.cell_folder(cell.cell_id))
+
+
+def _limit_memory(context: CellContext, cell: Cell, stack: ExitStack) -> tuple[MemoryGroup | None, MemoryGroup | None]:
+    """Return the groups of the cell, with its daemons, and of its daemons alone, each None where it has no limit."""
+    names, loader = RunNames(context.testbed.run_id, state_root()), context.experiment.loaders[cell.loader]
+    memory = daemon_memory = None
+    if (limit_mb := context.experiment.testbed.memory_mb) is not None:
+        memory = stack.enter_context(limited_memory(names, limit_mb, cell.cell_id))
+    if (limit_mb := loader.daemon.get("memory_mb")) is not None:
+        limited = limited_memory(names, limit_mb, cell.cell_id, daemons_of=loader.base or loader.key)
+        daemon_memory = stack.enter_context(limited)
+    return memory, daemon_memory
+
+
+def _memory_record(group: MemoryGroup | None) -> MemoryRecord | None:
+    return None if group is None else parse_value(MemoryRecord, group.describe())
 
 
 def _spec(context: CellContext, cell: Cell, outcome: _Outcome, rank: int) -> CellSpec:
@@ -354,6 +372,7 @@ def _save(context: CellContext, cell: Cell, outcome: _Outcome, partial: Path) ->
         caches=outcome.caches,
         storage_reads=outcome.storage_reads,
         memory=outcome.memory,
+        daemon_memory=outcome.daemon_memory,
         ranks=_rank_records(context, cell, outcome, batches),
         other_runs=sorted(outcome.other_runs),
         notes=outcome.done.notes,

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field
 from energymon.system.child import Child, ChildError
 from harness.config.regime import Regime
 from harness.config.specs import LoaderSpec
-from harness.config.validation import Section, parse, unknown_key
+from harness.config.validation import NumberAboveZero, Section, parse, unknown_key
 from harness.errors import CellError, ConfigError, TestbedError
 from harness.run.environments import daemon_environment, python_of
 from harness.testbed.base import Node
@@ -75,13 +75,13 @@ def check_daemon(loader: LoaderSpec) -> None:
         )
     options = _options(module)
     known = options.model_fields.keys()
-    parse(_Address, {key: value for key, value in loader.daemon.items() if key == "port"}, where)
-    given = {key: value for key, value in loader.daemon.items() if key not in ("module", "port")}
+    parse(_Placement, {key: value for key, value in loader.daemon.items() if key in _Placement.model_fields}, where)
+    given = {key: value for key, value in loader.daemon.items() if key not in ("module", *_Placement.model_fields)}
     for key in given:
         if key in _GIVEN:
             raise ConfigError(f"{where}.{key}: is given by the harness")
         if key not in known:
-            takes = {"port", *known} - _GIVEN
+            takes = {*_Placement.model_fields, *known} - _GIVEN
             raise unknown_key(f"{where}.{key}", takes, f"{module} takes no such key", "it takes")
     if loader.secure and "keys" not in known:
         raise ConfigError(f"loaders.{loader.key}.secure=true: {module} takes no keys; set it to false")
@@ -94,10 +94,11 @@ def check_daemon(loader: LoaderSpec) -> None:
     parse(options, {key: value for key, value in given.items() if value is not None} | {"root": Path()}, where)
 
 
-class _Address(Section):
-    """Where a daemon listens on the host that the harness gives it."""
+class _Placement(Section):
+    """Where a daemon listens on the host that the harness gives it, and how much memory it has there."""
 
     port: Annotated[int, Field(ge=0, le=65_535, description="0 to 65535, 0 for any free one")] = 0
+    memory_mb: NumberAboveZero | None = None
 
 
 def make_keys(module: str, folder: Path) -> Keys:
@@ -166,7 +167,7 @@ def _arguments(
     regime: Regime | None = None,
 ) -> list[str]:
     """Return the command line of a daemon: what its config sets, and what the harness gives it if it takes that."""
-    options = {key: value for key, value in params.items() if value is not None}
+    options = {key: value for key, value in params.items() if value is not None and key != "memory_mb"}
     module, port = options.pop("module"), options.pop("port", 0)
     model = _options(module)
     given: dict[str, object] = {"root": shards, "listen": f"{host}:{port}", "until_eof": True, "events": events}

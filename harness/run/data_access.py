@@ -77,7 +77,7 @@ def open_access(
 ) -> dict[Node, DataAccess]:
     """Mount or serve what a cell needs until `stack` is closed; returns how each node reaches it.
 
-    Daemons run in the cell's `memory` group, where it has one; what serves a mount does not. Logs and events go into
+    Daemons run in the group `memory`, where they have one; what serves a mount does not. Logs and events go into
     the cell's `folder`. `nodes` are those that train; by default the compute node alone.
     """
     nodes = tuple(dict.fromkeys(nodes)) or (testbed.compute,)

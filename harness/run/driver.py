@@ -172,7 +172,8 @@ def measure(
 def check(experiment: Experiment, cfg: DictConfig) -> None:
     """Check the classes, limits and figures of an experiment; raises ConfigError naming the key, or TestbedError."""
     check_components(experiment)
-    if experiment.testbed.memory_mb is not None and (obstacles := memory_obstacles()):
+    limits = [experiment.testbed.memory_mb, *(one.daemon.get("memory_mb") for one in experiment.loaders.values())]
+    if any(limit is not None for limit in limits) and (obstacles := memory_obstacles()):
         raise TestbedError("; ".join(obstacles))
     try:
         check_figures(experiment.figures)

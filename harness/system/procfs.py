@@ -159,6 +159,15 @@ def read_bytes(pids: Iterable[int]) -> int | None:
     return total if is_counted else None
 
 
+def cache_drops() -> int | None:
+    """Return how often this machine's page cache was dropped since it started; None where the kernel does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("drop_pagecache "):
+                return int(line.split()[1])
+    return None
+
+
 def kernel_cpu_s() -> float:
     """Return CPU seconds of the kernel's own threads; 0 where they cannot be seen, as in a container."""
     return cpu_s(kernel_threads())

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.errors import TestbedError
 from harness.system.process import REAPER_VARIABLE, kill_all
 from harness.testbed.link.shaper import RECORD, restore
-from harness.testbed.memory import remove_memory_group
+from harness.testbed.memory import remove_memory_groups
 from harness.testbed.mount_table import detach, mounts_below
 from harness.testbed.nfs import stop_nfs_server
 from harness.testbed.state import RunNames, abandoned_runs
@@ -58,8 +58,7 @@ def tear_down(names: RunNames) -> list[str]:
         problems.append(str(error))
     needs_record = False
     try:
-        group = remove_memory_group(names.folder)
-        removed += [f"control group {group}"] if group else []
+        removed += [f"control group {group}" for group in remove_memory_groups(names.folder)]
     except TestbedError as error:
         needs_record = True
         problems.append(str(error))

@@ -1,4 +1,4 @@
-"""A limit on the memory of a cell's processes: a control group of their own, the page cache of what they read counted.
+"""A limit on the memory of a cell's processes or of its daemons: a control group of their own, the page cache counted.
 
 Version 2 of the kernel's control groups where it has the memory controller, version 1 elsewhere (the kernel's
 admin-guide/cgroup-v2.rst and admin-guide/cgroup-v1/memory.rst). A group lies below the harness's own, or below the
@@ -21,8 +21,8 @@ from harness.system.process import KILL_TIMEOUT_S, kill_process
 from harness.testbed.base import Node
 from harness.testbed.state import RunNames
 
-_RECORD: Final = "memory-group"
-"""File in a run's folder that names its group, for the process that cleans up after it."""
+_RECORDS: Final = ("memory-group", "daemon-memory-group")
+"""Files in a run's folder that name its groups, for the process that cleans up after it."""
 _LOOK_AGAIN_S: Final = 0.02
 
 
@@ -72,49 +72,63 @@ class MemoryGroup:
             # Kernels before 5.19 do not keep it in version 2.
             "peak_bytes": int(peak.read_text()) if peak.exists() else None,
             "source": f"cgroup v{self.version}",
+            "cached_bytes": self._cached_bytes(),
         }
+
+    def _cached_bytes(self) -> int | None:
+        stat = dict(line.split() for line in (self.path / "memory.stat").read_text().splitlines())
+        cached = stat.get("total_cache" if self.version == 1 else "file")
+        return None if cached is None else int(cached)
 
 
 @contextmanager
-def limited_memory(names: RunNames, limit_mb: float, cell_id: str) -> Iterator[MemoryGroup]:
+def limited_memory(
+    names: RunNames, limit_mb: float, cell_id: str, *, daemons_of: str | None = None
+) -> Iterator[MemoryGroup]:
     """Hold a group of `limit_mb` (10^6 bytes) for one cell; it is removed, its processes killed, when this is left.
+
+    It is for all processes of the cell, or for the daemons of the loader `daemons_of` alone; a cell may have both.
 
     Raises:
         TestbedError: the group cannot be made; the message says where, why and what to do.
         MemoryLimitError: the kernel killed a process of the group, whatever became of the cell.
     """
     parent = memory_parent()
-    group = MemoryGroup(parent.path / f"jf-{names.run_id}-memory", parent.version, round(limit_mb * 1e6))
-    record = names.folder / _RECORD
+    record = names.folder / _RECORDS[daemons_of is not None]
+    name = f"jf-{names.run_id}-{record.name.removesuffix('-group')}"
+    group = MemoryGroup(parent.path / name, parent.version, round(limit_mb * 1e6))
+    limit = f"testbed.memory_mb={limit_mb:g}; raise it, or have fewer workers, batches ahead or samples in a batch"
+    if daemons_of is not None:
+        limit = f"loaders.{daemons_of}.daemon.memory_mb={limit_mb:g}; raise it, or let the daemon buffer less"
     record.write_text(f"{group.path}\n")
     try:
         _make(group, parent)
         try:
             yield group
         except CellError as error:
-            _refuse_kills(group, cell_id, limit_mb, error)
+            _refuse_kills(group, cell_id, limit, error)
             raise
-        _refuse_kills(group, cell_id, limit_mb, None)
+        _refuse_kills(group, cell_id, limit, None)
     finally:
         _remove(group.path)
         record.unlink()
 
 
-def remove_memory_group(folder: Path) -> str | None:
-    """Remove the group that the record in a dead run's folder names; return its path, None where there is none.
+def remove_memory_groups(folder: Path) -> list[str]:
+    """Remove the groups that the records in a dead run's folder name; return their paths.
 
     Raises:
-        TestbedError: it cannot be removed.
+        TestbedError: one cannot be removed.
     """
-    try:
-        path = Path((folder / _RECORD).read_text().strip())
-    except FileNotFoundError:
-        return None
-    # A run that died while it wrote the record has made no group yet.
-    if path == Path() or not path.is_dir():
-        return None
-    _remove(path)
-    return str(path)
+    removed = []
+    for record in _RECORDS:
+        with suppress(FileNotFoundError):
+            path = Path((folder / record).read_text().strip())
+            # A run that died while it wrote the record has made no group yet.
+            if path != Path() and path.is_dir():
+                _remove(path)
+                removed.append(str(path))
+    return removed
 
 
 def memory_obstacles() -> list[str]:
@@ -203,7 +217,7 @@ def _check_writable(parent: Parent, path: Path) -> None:
 
 
 def _impossible(why: str, version: Literal[1, 2]) -> TestbedError:
-    return TestbedError(f"testbed.memory_mb: no control group can be made for a cell: {why}; {_REMEDY[version]}")
+    return TestbedError(f"memory_mb: no control group can be made for a cell: {why}; {_REMEDY[version]}")
 
 
 def _make(group: MemoryGroup, parent: Parent) -> None:
@@ -222,12 +236,11 @@ def _make(group: MemoryGroup, parent: Parent) -> None:
         raise parent.unusable(f"{group.path}: {error.strerror}") from error
 
 
-def _refuse_kills(group: MemoryGroup, cell_id: str, limit_mb: float, error: CellError | None) -> None:
+def _refuse_kills(group: MemoryGroup, cell_id: str, limit: str, error: CellError | None) -> None:
     if killed := group.kills():
         many = "a process" if killed == 1 else f"{killed} processes"
         raise MemoryLimitError(
-            f"cell {cell_id}: the kernel killed {many} of it, which need more than testbed.memory_mb={limit_mb:g}; "
-            "raise it, or have fewer workers, batches ahead or samples in a batch"
+            f"cell {cell_id}: the kernel killed {many} of it, which need more than {limit}"
         ) from error
 
 

@@ -151,6 +151,13 @@ def test_a_regime_with_paths_is_refused_where_netem_is_asked_for():
         experiment_from(composed("+experiment=wan30ms", regime, "testbed.link=netem"))
 
 
+def test_a_limit_of_daemons_is_refused_where_they_are_on_other_hosts():
+    limit = "loaders.streaming.daemon.memory_mb=500"
+    assert experiment_from(composed("+experiment=wan30ms", limit)).loaders["streaming"].daemon["memory_mb"] == 500
+    with pytest.raises(ConfigError, match=r"^testbed=ssh: loaders\.streaming\.daemon\.memory_mb"):
+        experiment_from(composed("+experiment=wan30ms", limit, "testbed=ssh", "testbed.inventory=hosts.yml"))
+
+
 def test_the_figures_of_an_experiment_are_one_override_away():
     assert experiment_from(composed("+experiment=wan30ms", "figures=[emlio_fig7]")).figures == ("emlio_fig7",)
     assert experiment_from(composed("+experiment=wan30ms", "~figures")).figures == ()

@@ -50,6 +50,7 @@ def shards(tmp_path_factory):
         ({"port": "x"}, r"daemon\.port='x'"),
         ({"port": 70000}, r"daemon\.port=70000"),
         ({"threads": 0}, r"daemon\.threads=0"),
+        ({"memory_mb": 0}, r"daemon\.memory_mb=0"),
         ({"threads": "many"}, r"daemon\.threads='many'"),
         ({"module": None}, r"daemon\.module=None"),
         ({"module": "loaders.tape"}, r"daemon\.module=loaders\.tape"),

@@ -151,6 +151,12 @@ def test_read_amplification_is_what_disks_read_over_the_samples_bytes(stored, ce
     assert (metrics.storage_read_bytes, metrics.read_amplification) == found
 
 
+def test_caches_that_another_program_drops_leave_the_amplification_unknown(stored):
+    start, end = {"cell_read_bytes": 100, "cache_drops": 7}, {"cell_read_bytes": 6100, "cache_drops": 8}
+    (metrics,) = make_epoch_metrics(change(with_events(stored(), start, end), cell={"caches": "fadvise"}))
+    assert (metrics.storage_read_bytes, metrics.read_amplification) == (6000, None)
+
+
 def test_disks_that_show_no_reads_leave_the_amplification_unknown(stored):
     data = change(
         with_events(stored(), {"cell_read_bytes": 100}, {"cell_read_bytes": 100}), cell={"caches": "vm.drop_caches"}

@@ -14,7 +14,7 @@ from harness.errors import CellError, MemoryLimitError, TestbedError
 from harness.testbed.base import Node
 from harness.testbed.clean import tear_down
 from harness.testbed.lifetime import Lifetime
-from harness.testbed.memory import MemoryGroup, limited_memory, memory_obstacles, memory_parent, remove_memory_group
+from harness.testbed.memory import MemoryGroup, limited_memory, memory_obstacles, memory_parent, remove_memory_groups
 from harness.testbed.state import RunNames, state_root
 
 OBSTACLES = memory_obstacles()
@@ -74,7 +74,7 @@ def test_processes_of_a_node_share_the_limit_and_the_group_goes_with_the_cell(ru
     assert shell.process.wait(5) == -9
     shell.stop()
     assert not group.path.exists()
-    assert remove_memory_group(run.folder) is None
+    assert remove_memory_groups(run.folder) == []
 
 
 @pytest.mark.process
@@ -89,6 +89,7 @@ def test_what_is_read_counts_and_makes_way(run, tmp_path):
         reader = group.node(Node("compute", run.run_id)).start(["cat", str(data)], stdout=subprocess.DEVNULL)
         assert reader.process.wait(10) == 0
         assert 30e6 < group.describe()["peak_bytes"] <= LIMIT_MB * 1e6
+        assert 30e6 < group.describe()["cached_bytes"] <= LIMIT_MB * 1e6
         assert group.kills() == 0
 
 
@@ -104,6 +105,20 @@ def test_a_process_that_needs_more_is_killed_and_the_error_names_cell_and_limit(
         if told:
             raise CellError("a worker died")
     assert not group.path.exists()
+
+
+@pytest.mark.process
+@real
+def test_daemons_have_a_limit_of_their_own_beside_that_of_the_cell(run):
+    with (
+        pytest.raises(MemoryLimitError, match=r"cell a-cell: .*loaders\.nosql\.daemon\.memory_mb=40;"),
+        limited_memory(run, 3 * LIMIT_MB, "a-cell") as cell,
+        limited_memory(run, LIMIT_MB, "a-cell", daemons_of="nosql") as daemons,
+    ):
+        assert _hoard(cell.node(Node("compute", run.run_id)), 60_000_000) == (0, b"held\n")
+        assert _hoard(daemons.node(Node("storage", run.run_id)), 60_000_000) == (-9, b"")
+    assert not cell.path.exists()
+    assert not daemons.path.exists()
 
 
 @pytest.mark.process
