@@ -40,10 +40,27 @@ def main(argv: list[str] | None = None) -> int:
     serve.set_defaults(run=_serve)
 
     making = commands.add_parser(
-        "prepare", allow_abbrev=False, help="make a folder of tables of a shard folder, for `serve --root`"
+        "prepare",
+        allow_abbrev=False,
+        help="make a folder of tables of a shard folder, for `serve --root`",
+        description="Make the tables of a shard folder with a Cassandra server of their own on loopback, which ends "
+        "with the command. The folder takes as much room as the shards. When the command is run again it goes on where "
+        "it ended.",
     )
-    making.add_argument("--shards", type=Path, required=True, metavar="DIR", help="shard folder")
-    making.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of tables; goes on with a half")
+    making.add_argument(
+        "--shards",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="shard folder, as `python -m loaders.streaming convert` makes it",
+    )
+    making.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder of the tables: a new or an empty one, or one that is half made",
+    )
     making.set_defaults(run=_prepare)
 
     storing = commands.add_parser(
@@ -54,21 +71,38 @@ def main(argv: list[str] | None = None) -> int:
         "it is run again it goes on where it ended. The database writes its tables to disk when it chooses to, or "
         "with `nodetool flush KEYSPACE`.",
     )
-    storing.add_argument("--shards", type=Path, required=True, metavar="DIR", help="shard folder")
+    storing.add_argument(
+        "--shards",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="shard folder, as `python -m loaders.streaming convert` makes it",
+    )
     storing.add_argument("--host", default="127.0.0.1", help="a server of the database (default: %(default)s)")
     storing.add_argument("--port", type=int, default=PORT, help="its port (default: %(default)s)")
     storing.add_argument("--keyspace", default=KEYSPACE, help="keyspace of the tables (default: %(default)s)")
     storing.add_argument("--name", default=NAME, help="name of the table of data (default: %(default)s)")
     storing.add_argument("--keys", type=Path, metavar="DIR", help="the client's half of what `keygen` made")
     storing.add_argument(
-        "--replication", type=int, default=1, metavar="N", help="copies of a row, for a new keyspace (default: 1)"
+        "--replication", type=_copies, default=1, metavar="N", help="copies of a row, for a new keyspace (default: 1)"
     )
     storing.add_argument(
-        "--timeout-s", type=float, default=30.0, metavar="S", help="how long a request may take (default: %(default)g)"
+        "--timeout-s",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="how long a request may take (default: %(default)g)",
     )
     storing.set_defaults(run=_ingest)
 
-    keygen = commands.add_parser("keygen", allow_abbrev=False, help="make keys for a server and its clients")
+    keygen = commands.add_parser(
+        "keygen",
+        allow_abbrev=False,
+        help="make keys for a server and its clients",
+        description="Make keys for a server and its clients: DIR/daemon for the storage node, DIR/client for those "
+        "that train. Each half has a key, certificates that are valid for 30 days and the password; only its owner can "
+        "read it.",
+    )
     keygen.add_argument("folder", type=Path, metavar="DIR", help="folder to make them in")
     keygen.set_defaults(run=_keygen)
 
@@ -82,6 +116,22 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _copies(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number, 1 or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds, more than 0")
+    return seconds
 
 
 def _serve(arguments: argparse.Namespace) -> None:

@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from loaders.errors import ShardError
+from loaders.errors import ShardError, StreamError
 from loaders.nosql.ingest import ingest
 from loaders.nosql.schema import FORM, Table
+from loaders.nosql.server.configuration import SERVER_FILES
+from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.server.process import CassandraServer
 from loaders.records.shards.index import ShardSet, write_atomically
 
@@ -22,6 +24,8 @@ NAME: Final = "samples"
 _FORM_FILE: Final = "form.json"
 _TABLES: Final = "data"
 _SERVED: Final = ".serving-"
+_SPARE_BYTES: Final = 2**27
+"""Space for two segments of the commit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,49 @@ class Form:
 def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) -> None:
     """Make the tables of a shard folder in an empty or half-made folder, with a server of their own on loopback.
 
-    `progress` is called with the numbers of samples stored and of all. Raises ShardError, DatabaseServerError,
-    StreamError.
+    `progress` is called with the numbers of samples stored and of all. Raises ShardError for shards that cannot be read
+    and for a folder of something else, DatabaseServerError, StreamError.
     """
     dataset = ShardSet.open(shards)
+    _check_own(folder)
     with CassandraServer(folder, learns_classes=True) as server:
-        ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress=progress)
-    for path in folder.iterdir():
-        if path.name != _TABLES:
+        _check_room(folder, dataset)
+        try:
+            ingest(shards, Table(server.host, server.port, KEYSPACE, NAME), progress=progress)
+        except StreamError as error:
+            # A disk that is full ends the server, which then is what does not answer.
+            _check_room(folder, dataset)
+            if (failure := server.failure()) is not None:
+                raise DatabaseServerError(failure) from error
+            raise
+    for path in [folder / name for name in SERVER_FILES]:
+        if path.exists():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     with write_atomically(folder / _FORM_FILE) as file:
         file.write(json.dumps(asdict(Form(FORM, dataset.key, dataset.samples, dataset.nbytes))).encode())
+
+
+def _check_own(folder: Path) -> None:
+    """Raise ShardError for a folder that has something, and neither tables nor a server's half of them."""
+    try:
+        found = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ShardError(f"{folder}: {error.strerror}: expected a folder for the tables") from error
+    if found and found.isdisjoint({_FORM_FILE, SERVER_FILES[0]}):
+        raise ShardError(f"{folder} has files that are not of tables, such as {min(found)}: name a new or empty folder")
+
+
+def _check_room(folder: Path, dataset: ShardSet) -> None:
+    """Raise ShardError where the folder has no room for the rest of a dataset."""
+    stored = sum(path.stat().st_size for path in (folder / _TABLES).rglob("*-Data.db"))
+    free, needed = shutil.disk_usage(folder).free, dataset.nbytes - stored + _SPARE_BYTES
+    if free < needed:
+        raise ShardError(
+            f"{folder} has {free / 1e6:.0f} MB of free space, and the tables need {needed / 1e6:.0f} MB more: make "
+            "room, or name a folder elsewhere; a preparation goes on where it ended"
+        )
 
 
 def open_form(folder: Path) -> Form:

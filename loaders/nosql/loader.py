@@ -11,7 +11,7 @@ from loaders.base import LoaderStats
 from loaders.errors import LoaderConfigError
 from loaders.nosql.keys import USER, load_client_keys
 from loaders.nosql.schema import Table
-from loaders.nosql.session import Login
+from loaders.nosql.session import Login, missing_driver
 from loaders.options import LoaderKeywords, LoaderOptions, takes_options
 from loaders.pipelines.callables import AnyTransform
 from loaders.records.decoding import Engine
@@ -97,9 +97,7 @@ class NoSQLLoader(RecordLoader):
             from loaders.nosql.client.database import Database
             from loaders.nosql.client.fetch import Prefetch, Traffic
         except ImportError as error:
-            raise LoaderConfigError(
-                f"the driver cannot be imported ({error}): pip install 'joulefeed[nosql]', or cassandra-driver"
-            ) from error
+            raise missing_driver(error) from error
 
         self._prefetch = Prefetch(
             options.batch_size,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from loaders.errors import StreamError
+from loaders.errors import LoaderConfigError, StreamError
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -20,17 +21,34 @@ class Login:
     context: ssl.SSLContext
 
 
+def missing_driver(error: ImportError) -> LoaderConfigError:
+    """Return the error that says that the driver is not installed, or cannot be imported."""
+    return LoaderConfigError(
+        f"the driver cannot be imported ({error}): pip install 'joulefeed[nosql]', or cassandra-driver"
+    )
+
+
 @contextmanager
 def open_session(host: str, port: int, login: Login | None, *, timeout_s: float = 30.0) -> Iterator[Any]:
     """Connect to the server at an address, alone, and yield the driver's session; requests wait for `timeout_s`.
 
-    Raises StreamError where it cannot be reached or refuses, and where a statement of the block fails.
+    Raises StreamError where it cannot be reached or refuses, and where a statement of the block fails, and
+    LoaderConfigError where there is no driver.
     """
-    from cassandra import DriverException
-    from cassandra.auth import PlainTextAuthProvider
-    from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
-    from cassandra.policies import WhiteListRoundRobinPolicy
+    try:
+        from cassandra import DriverException
+        from cassandra.auth import PlainTextAuthProvider
+        from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile, NoHostAvailable
+        from cassandra.policies import WhiteListRoundRobinPolicy
+    except ImportError as error:
+        raise missing_driver(error) from error
 
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise StreamError(
+            f"{host}: {error.strerror}: expected the name or address of a server of the database"
+        ) from error
     profile = ExecutionProfile(WhiteListRoundRobinPolicy([host]), request_timeout=timeout_s)
     cluster = Cluster(
         [host],
@@ -46,7 +64,10 @@ def open_session(host: str, port: int, login: Login | None, *, timeout_s: float 
         yield cluster.connect()
     except NoHostAvailable as error:
         reasons = " ".join(str(reason) for reason in error.errors.values()) or str(error)
-        raise StreamError(f"{host}:{port}: the database cannot be reached or refuses the client: {reasons}") from error
+        raise StreamError(
+            f"{host}:{port}: the database cannot be reached or refuses the client ({reasons}); check that it runs and "
+            "listens there, and whether it asks for keys"
+        ) from error
     except DriverException as error:
         raise StreamError(f"{host}:{port}: {type(error).__name__}: {error}") from error
     finally:

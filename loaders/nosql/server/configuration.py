@@ -11,6 +11,11 @@ import yaml
 from loaders.nosql.keys import DAEMON_KEY, TRUSTED
 
 DiskAccess = Literal["mmap", "mmap_index_only", "standard"]
+SERVER_FILES: Final = (
+    *("cassandra.yaml", "logback.xml", "log", "java-error.log"),
+    *("commitlog", "hints", "saved_caches", "cdc", "metadata"),
+)
+"""What a server has in its home beside its tables; the first one is written before it starts."""
 _STORAGE_HOST: Final = "127.0.0.1"
 _SEGMENT_MIB: Final = 64
 MAX_RECORD_BYTES: Final = _SEGMENT_MIB * 2**20 // 2 - 2**16

@@ -113,7 +113,9 @@ class CassandraServer(Closing):
             self._wait(time.monotonic() + timeout_s, timeout_s)
         except OSError as error:
             self.close()
-            raise DatabaseServerError(f"{error.filename or home}: {error.strerror}") from error
+            raise DatabaseServerError(
+                f"{error.filename or home}: {error.strerror}: expected a folder that the server can write"
+            ) from error
         except BaseException:
             self.close()
             raise

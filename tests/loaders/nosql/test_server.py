@@ -296,6 +296,25 @@ def test_what_cannot_be_served_is_refused_in_one_line(prepared: Prepared, tmp_pa
     assert set(prepared.folder.parent.glob(".serving-*")) == before
 
 
+def test_what_cannot_be_prepared_or_stored_is_refused_and_a_folder_of_something_else_is_left_as_it_is(
+    shards: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    said = refusal("prepare", "--shards", str(shards), "--out", str(tmp_path))
+    assert f"{tmp_path} has files that are not of tables, such as notes: name a new or empty folder" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+    said = refusal("prepare", "--shards", str(shards), "--out", str(tmp_path / "notes"))
+    assert "notes: Not a directory: expected a folder" in said
+    assert "expected a whole number" in refusal("ingest", "--shards", str(shards), "--replication", "0")
+    said = refusal("ingest", "--shards", str(shards), "--host", "none.invalid")
+    assert said.startswith("error: none.invalid: ")
+    assert said.count("\n") == 1
+    without = "import sys; sys.modules['cassandra'] = None; from loaders.nosql.__main__ import main; sys.exit(main())"
+    argv = [sys.executable, "-c", without, "ingest", "--shards", str(shards)]
+    done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, "pip install 'joulefeed[nosql]'" in done.stderr) == (2, True)
+
+
 def test_a_server_that_is_killed_or_let_go_leaves_nothing(prepared: Prepared, servers: dict[str, Served]) -> None:
     family = [
         process for served in servers.values() for process in psutil.Process(served.child.pid).children(recursive=True)
