@@ -87,14 +87,17 @@ def draw_sweep(axes: Axes, frame: pd.DataFrame, measure: str, *, names: bool = T
     medians = known.groupby(["base", "setting"], sort=False)[measure].median().reset_index()
     sns.lineplot(medians, x="setting", y=measure, hue="base", palette=palette, linewidth=1.8, legend=False, ax=axes)
     for base, part in known.groupby("base", sort=False):
-        face = [palette[str(base)] if valid else SURFACE for valid in part["valid"]]
-        axes.scatter(
-            part["setting"], part[measure], s=26, c=face, edgecolors=palette[str(base)], linewidths=1.0, zorder=3
-        )
+        draw_points(axes, part, measure, palette[str(base)])
     if names:
         _name_lines(axes, medians, measure, palette)
     axes.set_ylim(0, 1.12 * float(known[measure].max()))
     tick_settings(axes, sorted(known["setting"].unique()))
+
+
+def draw_points(axes: Axes, frame: pd.DataFrame, measure: str, colour: str) -> None:
+    """Draw a point a row, hollow where no validity rule passed it."""
+    face = [colour if valid else SURFACE for valid in frame["valid"]]
+    axes.scatter(frame["setting"], frame[measure], s=26, c=face, edgecolors=colour, linewidths=1.0, zorder=3)
 
 
 def tick_settings(axes: Axes, settings: Sequence[float]) -> None:

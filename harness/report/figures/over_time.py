@@ -15,7 +15,9 @@ from harness.report.figures.definition import FigureTable, OverTime
 from harness.report.figures.marks import make_sheet, write_right_title, write_under_title
 from harness.report.figures.style import BAD, DOMAIN_COLOURS, FAINT, INK, choose_colour
 from harness.report.figures.timeline import Timeline, list_readers, make_timelines, window_s
-from harness.report.labels import UNKNOWN, factor, megabytes, percent, seconds, significant, spell
+from harness.report.intervals import Ratio
+from harness.report.labels import UNKNOWN, megabytes, percent, ratio, seconds, significant, spell
+from harness.report.measurements import compare_frames, epochs, mark_settled, trusted
 from harness.report.papers import Tree, find_values, high, low
 from harness.results.reader import Results
 
@@ -27,6 +29,8 @@ _OURS: Final = "sample_aware"
 _Array = npt.NDArray[np.float64]
 _Found = Mapping[str, Mapping[str, Timeline]]
 """Timelines by workload and loader."""
+_Leads = Mapping[tuple[str, str], Ratio | None]
+"""Throughput of the sample-aware loader over that of another one, by workload and loader."""
 
 
 def draw(spec: OverTime, results: Results, heading: str) -> Figure | None:
@@ -34,8 +38,11 @@ def draw(spec: OverTime, results: Results, heading: str) -> Figure | None:
     found = _found(spec, results)
     if spec.panels not in ("lines", "memory"):
         found = {workload: list_readers(here) for workload, here in found.items() if list_readers(here)}
-    arrange = {"stack": _stack, "grid": _grid, "metrics": _metrics, "lines": _lines, "memory": _memory}[spec.panels]
-    return arrange(spec, found, heading) if found else None
+    if not found:
+        return None
+    if spec.panels == "lines":
+        return _lines(spec, found, heading, _find_leads(results))
+    return {"stack": _stack, "grid": _grid, "metrics": _metrics, "memory": _memory}[spec.panels](spec, found, heading)
 
 
 def words(spec: OverTime, results: Results) -> Mapping[str, str]:
@@ -47,12 +54,12 @@ def words(spec: OverTime, results: Results) -> Mapping[str, str]:
 
 def table(spec: OverTime, results: Results) -> FigureTable | None:
     """Return a row a workload and loader, the paper's row, and of a grid a row a loader over all workloads."""
-    found = _found(spec, results)
+    found, leads = _found(spec, results), _find_leads(results)
     rows: list[tuple[str, ...]] = []
     dim: set[int] = set()
     for workload, here in found.items():
         for loader in here:
-            rows.append(tuple(_cell(column, workload, loader, here) for column in spec.table.values()))
+            rows.append(tuple(_cell(column, workload, loader, here, leads) for column in spec.table.values()))
             if spec.paper_row and spec.only == f"{workload}/{loader}":
                 dim.add(len(rows))
                 rows.append(tuple(_published(text, "", loader) if "/" in text else text for text in spec.paper_row))
@@ -139,7 +146,7 @@ def _metrics(spec: OverTime, found: _Found, heading: str) -> Figure:
     return figure
 
 
-def _lines(spec: OverTime, found: _Found, heading: str) -> Figure:
+def _lines(spec: OverTime, found: _Found, heading: str, leads: _Leads) -> Figure:
     columns = min(2, len(found))
     lines = -(-len(found) // columns)
     size = (max(6.0, 5.6 * columns), 0.6 + 2.9 * lines)
@@ -148,7 +155,7 @@ def _lines(spec: OverTime, found: _Found, heading: str) -> Figure:
     for axes, (workload, here) in zip(panels, found.items(), strict=False):
         _draw_lines(axes, here)
         axes.set_title(spell(workload), pad=32)
-        if compared := _compared(spec, workload, here):
+        if compared := _compared(spec, workload, here, leads):
             write_under_title(axes, compared)
         if not all(one.trusted for one in here.values()):
             axes.text(1, 0.03, "dotted: no valid row", transform=axes.transAxes, ha="right", fontsize=8, color=BAD)
@@ -264,23 +271,29 @@ def _top(values: Sequence[_Array]) -> float:
     return 1.1 * float(known.max()) if len(known) and known.max() > 0 else 1.0
 
 
-def _compared(spec: OverTime, workload: str, here: Mapping[str, Timeline]) -> str:
+def _compared(spec: OverTime, workload: str, here: Mapping[str, Timeline], leads: _Leads) -> str:
     """Return the sample-aware loader's throughput over that of the others, below it the paper's, if it has any."""
     others = [loader for loader in list_readers(here) if loader != _OURS]
     if _OURS not in here or not others:
         return ""
     published = {loader: _published(f"{spec.values} ×", workload, loader) for loader in others if spec.values}
     paper = {loader: text for loader, text in published.items() if text != UNKNOWN}
-    ours = ", ".join(f"{_lead(here, loader)} {spell(loader)}" for loader in paper or others)
+    ours = ", ".join(f"{ratio(leads.get((workload, loader)))} {spell(loader)}" for loader in paper or others)
     theirs = ", ".join(f"{text} {spell(loader)}" for loader, text in paper.items())
     return f"sample-aware: {ours}" + (f"\nin the paper: {theirs}" if theirs else "")
 
 
-def _lead(here: Mapping[str, Timeline], loader: str) -> str:
-    if _OURS not in here or loader == _OURS or here[loader].is_bound:
-        return UNKNOWN
-    above, below = (one.mean(one.mb_per_s) or 0.0 for one in (here[_OURS], here[loader]))
-    return factor(above / below)
+def _find_leads(results: Results) -> _Leads:
+    """Compare the settled epochs of all repeats with those of the sample-aware loader, which read the same bytes."""
+    frame = trusted(epochs(results))
+    settled = frame[mark_settled(frame)]
+    leads: dict[tuple[str, str], Ratio | None] = {}
+    for workload, here in settled.groupby("workload"):
+        ours = here[here["base"] == _OURS]
+        for base, part in here.groupby("base"):
+            if base not in (_OURS, *results.bounds):
+                leads[str(workload), str(base)] = compare_frames(part, ours)
+    return leads
 
 
 def _correlation(one: Timeline) -> str:
@@ -322,11 +335,11 @@ _CELLS: Final[Mapping[str, Callable[[Timeline], str]]] = {
 }
 
 
-def _cell(column: str, workload: str, loader: str, here: Mapping[str, Timeline]) -> str:
+def _cell(column: str, workload: str, loader: str, here: Mapping[str, Timeline], leads: _Leads) -> str:
     if column in _CELLS:
         return _CELLS[column](here[loader])
     if column == "lead":
-        return _lead(here, loader)
+        return ratio(leads.get((workload, loader)))
     if column in ("loader", "workload, loader"):
         return spell(loader) if column == "loader" else f"{spell(workload)}, {spell(loader)}"
     return UNKNOWN if column.startswith("mean ") else _published(column, workload, loader)

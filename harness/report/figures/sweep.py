@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from harness.report.figures.captions import fill, run_words
 from harness.report.figures.definition import FigureTable, Sweep
 from harness.report.figures.marks import (
+    draw_points,
     draw_sweep,
     make_loader_handles,
     make_sheet,
@@ -177,7 +178,7 @@ def _draw_values(axes: Axes, frame: pd.DataFrame, metric: str, colour: str) -> N
         axes.set_yticks([])
         return
     sns.lineplot(frame, x="setting", y=metric, estimator="median", errorbar=None, color=colour, ax=axes)
-    sns.scatterplot(frame, x="setting", y=metric, color=colour, s=30, ax=axes)
+    draw_points(axes, frame, metric, colour)
     axes.set(xlabel="", ylabel="")
     axes.set_ylim(0, 1.25 * float(frame[metric].max()))
     tick_settings(axes, sorted(frame["setting"].unique()))
