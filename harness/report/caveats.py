@@ -169,7 +169,7 @@ def _preparations(results: Results) -> Iterable[Caveat]:
         streamed = {
             key
             for key, loader in results.experiment.loaders.items()
-            if loader.reads == "stream" and one.module in ("", loader.daemon["module"])
+            if loader.reads == "stream" and one.module in ("", loader.daemon.get("module"))
         }
         read = sum(row.loader in streamed and row.dataset == one.dataset for row in results.rows)
         estimate = " (estimate)" if one.estimated else ""
