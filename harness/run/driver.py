@@ -7,32 +7,25 @@ import platform
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Final, cast
 from uuid import uuid4
 
 from omegaconf import DictConfig, OmegaConf
 
-from energymon import EnergyError, SqliteStore
-from harness.cell.skipped import id_list, skipped_by_epoch
-from harness.collect import collect, find_invalid_cells, read_cells
-from harness.config.experiment import config_hash, differences
+from harness.collect import collect
 from harness.config.specs import Experiment
-from harness.errors import ConfigError, DatasetError, DiskError, HarnessError, Interrupted, ResultsError, TestbedError
+from harness.errors import ConfigError, DatasetError, HarnessError, ResultsError, TestbedError
 from harness.report import Rendered, Report, read_report, render
 from harness.report.figures import check_figures
-from harness.results.cell_folder import load_cell
-from harness.results.cells import Cell, FailedCell
 from harness.results.checks import allowed_rtt_ms
-from harness.results.epoch_row import select_settled
-from harness.results.epochs import make_epoch_rows
-from harness.results.files import write_json, write_whole
-from harness.results.folder import Plan, RunFolder
+from harness.results.files import write_json
+from harness.results.folder import RunFolder
 from harness.results.ledger import Ledger
-from harness.results.provenance import Provenance, collect_provenance, describe_machine, list_changes
-from harness.run.cell_driver import CellContext, run_cell
+from harness.results.provenance import Provenance, collect_provenance, describe_machine
+from harness.run.cell_driver import CellContext
+from harness.run.cell_loop import run_cells
 from harness.run.components import check_components
 from harness.run.daemon import Keys, make_keys
 from harness.run.energy_agent import EnergyAgent
@@ -41,6 +34,7 @@ from harness.run.host_data import open_data_on
 from harness.run.host_energy import HostAgents
 from harness.run.plan import plan_cells
 from harness.run.progress import Progress
+from harness.run.resume import check_same, check_store, find_missing, find_resumed, open_folder
 from harness.run.run_datasets import RunData, open_data
 from harness.system.signals import signals_held
 from harness.testbed import Testbed, clean, open_testbed
@@ -48,7 +42,6 @@ from harness.testbed.hosts import HostsOfRun, HostsTestbed
 from harness.testbed.inventory import LEAD_SSH_CONFIG, Inventory
 from harness.testbed.memory import memory_obstacles
 from harness.testbed.state import RunNames, state_root
-from loaders.errors import LoaderError
 
 _PROVENANCE_S: Final = 300.0
 _SHOWN = 10
@@ -118,21 +111,21 @@ def measure(
     with ExitStack() as lock, ExitStack() as stack:
         make_environments(experiment, progress.doing)
         here = describe_machine(_targets(experiment)) | describe_environments(experiment)
-        resumed = None if cfg.resume is None else _find_resumed(cfg, here, lock, progress)
+        resumed = None if cfg.resume is None else find_resumed(cfg, here, lock, progress)
         for removed in clean():
             progress.note(f"removed what a dead run had left: {removed}")
         # Other hosts are asked for the data, and are reached first.
         testbed = None if cluster is None else stack.enter_context(_start_hosts(experiment, cluster, progress))
         data = _open_data(experiment, cfg, testbed, progress)
-        folder = _open_folder(cfg, experiment, data.content_hash, resumed, lock)
+        folder = open_folder(cfg, experiment, data.content_hash, resumed, lock)
         on_folder(folder.folder)
         ledger = Ledger(folder.ledger)
         cells = plan_cells(experiment)
         keys: dict[str, Keys] = {}
         # A resumed run's samples may be damaged. They are written again before the cells, which need them, are read.
         on_nodes = data.store(folder.folder, keys)
-        _check_store(folder, ledger, progress)
-        todo = _find_missing(cfg, experiment, folder, cells, ledger, progress)
+        check_store(folder, ledger, progress)
+        todo = find_missing(cfg, experiment, folder, cells, ledger, progress)
         failures: dict[str, str] = {}
         try:
             if todo:
@@ -144,14 +137,14 @@ def measure(
                 record = collect_provenance(command, here, testbed.describe(), agent.sensors, data.provenance())
                 record |= _hosts_provenance(testbed, here, hosts, _targets(experiment))
                 if resumed is not None:
-                    _check_same(cfg, resumed, {key: record[key] for key in ("testbed", "energy")}, progress)
+                    check_same(cfg, resumed, {key: record[key] for key in ("testbed", "energy")}, progress)
                 session = folder.name_provenance()
                 write_json(session, record)
                 keys.update(_make_keys(experiment, testbed))
                 datasets = {key: one.describe() for key, one in data.by_workload.items()}
                 context = CellContext(experiment, folder, testbed, agent, hosts, on_nodes, datasets, session.name)
                 _point_latest(folder, progress)
-                failures = _run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
+                failures = run_cells(context, todo, ledger, progress, done=len(cells) - len(todo))
             else:
                 _point_latest(folder, progress)
         except BaseException:
@@ -278,80 +271,9 @@ def _hosts_provenance(testbed: Testbed, here: Provenance, agents: HostAgents, ta
     return {"hosts": found} if found else {}
 
 
-def _run_cells(
-    context: CellContext, todo: Sequence[Cell], ledger: Ledger, progress: Progress, done: int
-) -> dict[str, str]:
-    """Run cells one after another; returns why some failed, by id. `done` cells have a result already."""
-    failures: dict[str, str] = {}
-    progress.start(todo, done)
-    for cell in todo:
-        context.run.set_aside(cell.cell_id)
-        ledger.append("started", cell.cell_id)
-        progress.cell_started(cell, context.datasets[cell.workload].samples)
-        try:
-            if context.agent.restart_if_failed():
-                ledger.append("note", message="the energy agent was started again")
-            context.testbed.require()
-            run_cell(context, cell, progress)
-        except Interrupted as interrupt:
-            _mark_failed(context, cell, ledger, "interrupted", str(interrupt))
-            raise
-        except (OSError, DiskError) as error:
-            with suppress(OSError):
-                _mark_failed(context, cell, ledger, "failed", str(error))
-            raise
-        except (HarnessError, LoaderError, EnergyError) as error:
-            lost = _lost_hosts(context.testbed)
-            reason = f"{lost}: {error}" if lost and lost not in str(error) else str(error)
-            failures[cell.cell_id] = reason
-            _mark_failed(context, cell, ledger, "failed", reason)
-            progress.cell_failed(cell, reason)
-            if lost and context.experiment.testbed.on_lost_host == "stop":
-                raise TestbedError(f"{lost}; testbed.on_lost_host=continue goes on with the other cells") from error
-        else:
-            summary, left_out = _summarise(context.run.cell_folder(cell.cell_id))
-            ledger.append("done", cell.cell_id, left_out)
-            progress.cell_done(cell, f"{summary}; {left_out}" if left_out else summary)
-    progress.stop()
-    return failures
-
-
-def _lost_hosts(testbed: Testbed) -> str:
-    """Return which hosts of a testbed are lost, and why; empty when none is."""
-    try:
-        testbed.require()
-    except TestbedError as error:
-        return str(error)
-    return ""
-
-
 def _point_latest(folder: RunFolder, progress: Progress) -> None:
     if obstacle := folder.point_latest():
         progress.note(f"{obstacle}, so it does not lead to this run; resume={folder.folder.name} does")
-
-
-def _summarise(folder: Path) -> tuple[str, str]:
-    """Return what a cell measured, and what its loader skipped by policy, which may be empty."""
-    data = load_cell(folder)
-    rows = make_epoch_rows(data)
-    rows = list(select_settled(rows)) or rows
-    text = f"{median(row.duration_s for row in rows):.3g} s"
-    joules = [row.total_j for row in rows if row.total_j is not None]
-    if joules:
-        text += f", {median(joules):.3g} J" + (" (estimate)" if any(row.estimated for row in rows) else "")
-    ids = {sample_id for epoch in skipped_by_epoch(data.events).values() for sample_id in epoch.samples}
-    many = f"{len(ids)} sample{'' if len(ids) == 1 else 's'}"
-    return text, f"{many} skipped by policy: {id_list(ids)}" if ids else ""
-
-
-def _mark_failed(context: CellContext, cell: Cell, ledger: Ledger, status: str, reason: str) -> None:
-    partial = context.run.partial_folder(cell.cell_id)
-    if partial.exists() or not context.run.is_done(cell.cell_id):
-        partial.mkdir(exist_ok=True)
-        regime = context.experiment.regimes[cell.regime]
-        failed = FailedCell(**(asdict(cell) | {"regime": regime}), status=status, failure=reason)
-        write_json(partial / "cell.json", failed)
-    ledger.append(status, cell.cell_id, reason)
 
 
 def _open_data(experiment: Experiment, cfg: DictConfig, testbed: Testbed | None, progress: Progress) -> RunData:
@@ -394,112 +316,6 @@ def _make_keys(experiment: Experiment, testbed: Testbed) -> dict[str, Keys]:
     return {module: make_keys(module, folder / f"keys-{n}") for n, module in enumerate(sorted(modules))}
 
 
-def _find_missing(
-    cfg: DictConfig,
-    experiment: Experiment,
-    folder: RunFolder,
-    cells: Sequence[Cell],
-    ledger: Ledger,
-    progress: Progress,
-) -> list[Cell]:
-    """Return the cells to measure: the missing, the damaged, which are set aside, and on request the invalid ones."""
-    finished, damaged = read_cells(folder, [cell.cell_id for cell in cells])
-    for cell_id, reason in damaged.items():
-        aside = folder.set_aside(cell_id, "damaged")
-        message = f"{reason.rpartition(';')[0]}; it is kept as {aside.name if aside else cell_id} and measured again"
-        ledger.append("damaged", cell_id, message)
-        progress.note(f"damaged cell: {message}")
-    kept = {data.cell.cell_id for data in finished}
-    if cfg.get("resume_invalid"):
-        kept -= find_invalid_cells(finished, experiment.checks)
-    return [cell for cell in cells if cell.cell_id not in kept]
-
-
 def _targets(experiment: Experiment) -> list[str]:
     parts = (experiment.loaders, experiment.workloads, experiment.datasets)
     return [component.target for part in parts for component in part.values()]
-
-
-def _check_same(cfg: DictConfig, resumed: RunFolder, now: Provenance, progress: Progress) -> None:
-    """Refuse to add rows to those of another machine, install or environment, or note it where that is wanted.
-
-    Raises ResultsError with the differences.
-    """
-    found: dict[str, None] = {}
-    for name in dict.fromkeys(resumed.find_sessions(cell.cell_id for cell in resumed.read_plan().cells).values()):
-        try:
-            found |= dict.fromkeys(list_changes(resumed.read_session(name), now))
-        except ResultsError as error:
-            found[str(error)] = None
-    if not found:
-        return
-    text = "; ".join([*found][:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
-    if not cfg.get("resume_mixed"):
-        raise ResultsError(
-            f"resume={cfg.resume}: {resumed.folder.name} was measured elsewhere: {text}; resume it there, "
-            "start a new run, or add resume_mixed=true, which goes on and marks the rows"
-        )
-    Ledger(resumed.ledger).append("note", message=f"goes on elsewhere: {text}")
-    progress.note(f"other than before: {text}; the rows are marked")
-
-
-def _check_store(folder: RunFolder, ledger: Ledger, progress: Progress) -> None:
-    """Set a damaged energy store aside. No agent could use it, and finished cells have their own readings."""
-    if not folder.energy.exists():
-        return
-    try:
-        with SqliteStore.open(folder.energy):
-            return
-    except EnergyError as error:
-        message = f"damaged energy store: {error}; it is kept as {folder.set_store_aside().name}, and a new one starts"
-    ledger.append("damaged", message=message)
-    progress.note(message)
-
-
-def _find_resumed(cfg: DictConfig, here: Provenance, lock: ExitStack, progress: Progress) -> RunFolder:
-    """Return the run to resume, locked until `lock` is closed.
-
-    Raises ResultsError where there is no such run, another process runs it, or it has another config or was measured
-    elsewhere.
-    """
-    folder = RunFolder.find(str(cfg.resume), Path(cfg.results_dir))
-    lock.enter_context(folder.hold_lock())
-    if folder.read_plan().config_hash != config_hash(cfg):
-        raise ResultsError(
-            f"resume={cfg.resume}: the config differs from that of {folder.folder.name} "
-            f"({'; '.join(differences(folder.read_config(), cfg))}); "
-            f"give the same overrides, or resume={cfg.resume} alone"
-        )
-    _check_same(cfg, folder, here, progress)
-    return folder
-
-
-def _open_folder(
-    cfg: DictConfig, experiment: Experiment, dataset_hash: str, resumed: RunFolder | None, lock: ExitStack
-) -> RunFolder:
-    config = OmegaConf.to_yaml(cfg, resolve=True).encode()
-    if resumed is None:
-        folder = RunFolder.create(Path(cfg.results_dir), experiment.name)
-        lock.enter_context(folder.hold_lock())
-        write_whole(folder.config, config)
-        planned = Plan(
-            run_id=folder.folder.name,
-            experiment=experiment.name,
-            config_hash=config_hash(cfg),
-            dataset_hash=dataset_hash,
-            seed=experiment.seed,
-            cells=plan_cells(experiment),
-        )
-        write_json(folder.plan, planned)
-        return folder
-    stored = resumed.read_plan().dataset_hash
-    if stored != dataset_hash:
-        raise ResultsError(
-            f"resume={cfg.resume}: the dataset is not the one that {resumed.folder.name} started with "
-            f"({dataset_hash}, expected {stored}); restore it, or start a new run"
-        )
-    # Tolerances and figures may have changed. The report follows the newest.
-    write_whole(resumed.config, config)
-    resumed.cells.mkdir(exist_ok=True)
-    Ledger(resumed.ledger).append("resumed")
-    return resumed

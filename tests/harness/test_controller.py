@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import CellError, TestbedError
 from harness.results.cells import Cell
-from harness.run import controller, driver
+from harness.run import cell_loop, controller
 from harness.testbed import playbook
 from harness.testbed.hosts import HostLostError
 from harness.testbed.inventory import Inventory
@@ -73,7 +73,7 @@ def test_a_lost_host_ends_the_plan_or_fails_each_of_its_cells_by_policy(monkeypa
         testbed=SimpleNamespace(require=require),
         experiment=SimpleNamespace(testbed=SimpleNamespace(on_lost_host=policy)),
     )
-    monkeypatch.setattr(driver, "_mark_failed", lambda context, cell, ledger, status, reason: failed.append(cell))
+    monkeypatch.setattr(cell_loop, "_mark_failed", lambda context, cell, ledger, status, reason: failed.append(cell))
     progress = SimpleNamespace(
         start=lambda todo, done: None,
         cell_started=lambda cell, samples: None,
@@ -83,7 +83,7 @@ def test_a_lost_host_ends_the_plan_or_fails_each_of_its_cells_by_policy(monkeypa
     ledger = SimpleNamespace(append=lambda *words, **more: None)
     if policy == "stop":
         with pytest.raises(TestbedError, match=r"^host storage1 is lost: .*; testbed\.on_lost_host=continue goes on"):
-            driver._run_cells(context, cells, ledger, progress, 0)
+            cell_loop.run_cells(context, cells, ledger, progress, 0)
     else:
-        assert set(driver._run_cells(context, cells, ledger, progress, 0)) == {"a", "b"}
+        assert set(cell_loop.run_cells(context, cells, ledger, progress, 0)) == {"a", "b"}
     assert failed == cells[:tried]
