@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from loaders.errors import LoaderError, StreamError
-from loaders.mosaic.options import BUCKET, PREFIX, DaemonOptions
+from loaders.mosaic.options import BUCKET, INDEX, PREFIX, DaemonOptions
 from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
 from loaders.shared.objects.keys import load_keys
 from loaders.shared.objects.server import ObjectServer
@@ -100,8 +100,8 @@ def _linked(root: Path) -> Iterator[Path]:
 
     It is beside `root`, and removed at the end; one of a daemon that was killed is removed by the next one.
     """
-    if not (root / BUCKET / PREFIX).is_dir():
-        raise StreamError(f"--root {root}: has no MDS shards: expected a folder that `prepare` made")
+    if not (root / BUCKET / PREFIX / INDEX).is_dir():  # MinIO keeps an object as a folder
+        raise StreamError(f"--root {root}: has no MDS shards: expected a folder that `prepare` made to its end")
     beside = f".{root.name}-served-"
     for left in root.parent.glob(f"{beside}*"):
         pid = left.name.removeprefix(beside).partition("-")[0]

@@ -21,6 +21,7 @@ from loaders.records.record_loader import RecordLoader
 from loaders.records.shards.tfrecord import FOOTER_BYTES
 from loaders.shared.objects.keys import load_keys
 
+_ALGORITHMS: Final = ("py1e", "py1br", "py1s", "py2s", "naive")
 _AHEAD: Final = 2
 """Batches that are on their way from the reader, beside those that its workers hold."""
 _COLUMNS: Final = 5
@@ -91,6 +92,8 @@ class MosaicLoader(RecordLoader):
         for name, number in (("predownload", predownload), ("shuffle_block_size", shuffle_block_size)):
             if number is not None:
                 check_whole(name, number, 1)
+        if shuffle_algo not in _ALGORITHMS:
+            raise LoaderConfigError(f"shuffle_algo={shuffle_algo!r}: expected one of {', '.join(_ALGORITHMS)}")
         if num_canonical_nodes is not None:
             check_whole("num_canonical_nodes", num_canonical_nodes, 1)
         if not timeout_s > 0:
@@ -149,8 +152,8 @@ class MosaicLoader(RecordLoader):
         assert self._reader is not None
         found, workers = self._reader.found, self._settings["num_workers"]
         return (
-            f"MosaicML Streaming {found['version']}: {found['shards']} MDS shards, which {workers} workers download "
-            "again in every epoch",
+            f"MosaicML Streaming {self._reader.version}: {found['shards']} MDS shards, which {workers} workers "
+            "download again in every epoch",
             "mixes samples within "
             f"{found['block']} of them; batches come in the order of the workers, so that a late shard holds all back",
         )

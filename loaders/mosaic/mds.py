@@ -10,7 +10,7 @@ from typing import Final
 
 from loaders.errors import ShardError
 from loaders.mosaic.library import import_streaming
-from loaders.mosaic.options import BUCKET, PREFIX
+from loaders.mosaic.options import BUCKET, INDEX, PREFIX
 from loaders.records.shards.index import ShardSet
 from loaders.shared.objects.keys import ObjectKeys, load_keys, make_keys
 from loaders.shared.objects.server import REGION, ObjectServer
@@ -78,5 +78,6 @@ def _upload(folder: Path, endpoint: str, keys: ObjectKeys) -> None:
         aws_secret_access_key=keys.secret_key,
     )
     client.create_bucket(Bucket=BUCKET)
-    for path in sorted(folder.iterdir()):
+    # The index comes last: without it nothing is served.
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == INDEX):
         client.upload_file(os.fspath(path), BUCKET, f"{PREFIX}/{path.name}")

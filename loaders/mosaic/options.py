@@ -15,6 +15,8 @@ ENVIRONMENT: Final = "mosaic"
 """The environment in which the daemon runs and shards are made: playbooks/mosaic.sh."""
 BUCKET: Final = "joulefeed"
 PREFIX: Final = "mds"
+INDEX: Final = "index.json"
+"""Name of the object that lists the shards."""
 _EXAMPLE: Final = "s3://BUCKET/PREFIX?endpoint=http://HOST:PORT"
 
 

@@ -19,11 +19,17 @@ import loaders
 from energymon.system.child import Child
 from loaders.errors import LoaderConfigError, NoAnswerError, StreamError, WorkerError
 from loaders.mosaic.options import Remote
-from loaders.mosaic.traces import MORE, PACKET_BYTES, remove_traces
+from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
 from loaders.shared.objects.keys import ObjectKeys
 from loaders.shared.objects.server import REGION
+from loaders.shared.torch_workers import check_socket_paths
 
 _RANKS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_ADVICE: Final = {
+    "denied": "its access key is another one: give the client's half of the daemon's keys",
+    "damaged": "prepare the data again",
+    "network": "see whether the daemon runs and the host can be reached",
+}
 _END_S: Final = 5.0
 _START_S: Final = 120.0
 """For torch, on a busy machine."""
@@ -38,10 +44,11 @@ class ReaderProcess:
         """Start it and wait until it has read the index.
 
         Raises StreamError naming the server where that cannot be reached or refuses, LoaderConfigError for settings
-        that the library refuses.
+        that the library refuses and for a folder for temporary files whose name is too long.
         """
         self._remote, self._timeout_s = remote, timeout_s
-        self._folder = Path(tempfile.mkdtemp(prefix="joulefeed-mosaic-"))
+        check_socket_paths(f"{NAMES}12345678")
+        self._folder = Path(tempfile.mkdtemp(prefix=NAMES))
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._closed = False
         self._poller = select.poll()
@@ -59,8 +66,10 @@ class ReaderProcess:
             local = self._folder / "shards"
             given = {**settings, "remote": remote.url, "local": str(local), "folder": str(self._folder)}
             self._send(json.dumps(given).encode())
-            self.found = self._answer(_START_S, "its index")
-            """What the reader has found: `samples`, `shards` and `nbytes`."""
+            self.version = self._answer(_START_S, None)["imported"]
+            """Of MosaicML Streaming."""
+            self.found = self._answer(timeout_s, "its index")
+            """What the reader has found: `samples`, `shards`, and `block`, the samples that it shuffles at a time."""
         except BaseException:
             self.close()
             raise
@@ -110,10 +119,12 @@ class ReaderProcess:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _answer(self, timeout_s: float, what: str) -> dict[str, Any]:
+    def _answer(self, timeout_s: float, what: str | None) -> dict[str, Any]:
         message, _ = self._receive(timeout_s)
+        if message is None and what is None:
+            raise WorkerError(f"{self._process()} is not up after {timeout_s:g} s: the machine is too busy")
         if message is None:
-            raise NoAnswerError(self._silent(what, timeout_s))
+            raise NoAnswerError(self._silent(str(what), timeout_s))
         return self._checked(message)
 
     def _receive(self, timeout_s: float) -> tuple[bytes | None, list[int]]:
@@ -133,17 +144,18 @@ class ReaderProcess:
         if not message:
             status = self._child.process.wait(_END_S)
             how = f"was killed by signal {-status}" if status < 0 else self._child.describe_end()
-            raise WorkerError(f"the process {self._child.pid} that reads {self._remote.url} {how}")
+            raise WorkerError(f"{self._process()} {how}")
         answer: dict[str, Any] = json.loads(message)
         if "error" not in answer:
             return answer
-        if answer.get("kind") == "config":
+        if answer["kind"] == "config":
             raise LoaderConfigError(answer["error"])
-        if answer.get("kind") == "worker":
-            raise WorkerError(
-                f"a worker of the process {self._child.pid} that reads {self._remote.url}: {answer['error']}"
-            )
-        raise StreamError(f"{self._where()}: {answer['error']}; {_advice(answer['error'])}")
+        if answer["kind"] == "worker":
+            raise WorkerError(f"a worker of {self._process()}: {answer['error']}")
+        raise StreamError(f"{self._where()}: {answer['error']}; {_ADVICE[answer['kind']]}")
+
+    def _process(self) -> str:
+        return f"the process {self._child.pid} that reads {self._remote.url}"
 
     def _where(self) -> str:
         host, port = self._remote.address
@@ -176,12 +188,3 @@ class ReaderProcess:
             self._child.stop(term_s=1.0)
             remove_traces(self._child.pid, self._folder)
         remove_traces(None, self._folder)
-
-
-def _advice(error: str) -> str:
-    """Return what to do about an error of the S3 client."""
-    if "403" in error or "Forbidden" in error or "AccessDenied" in error:
-        return "its access key is another one: give the client's half of the daemon's keys"
-    if "not found" in error or "404" in error or "cannot be read" in error or "checksum" in error:
-        return "prepare the data again"
-    return "see whether the daemon runs and the host can be reached"

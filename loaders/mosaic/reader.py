@@ -1,8 +1,9 @@
 """The process that runs MosaicML Streaming for a loader: `python -m loaders.mosaic.reader DESCRIPTOR`.
 
 The descriptor is a socket of packets. The loader sends the settings, and then for each epoch its number and a packet
-for each batch that it wants. The reader sends what it has found when it is ready, for each batch `{"bytes": n}` with
-the descriptor of the shared memory that has it, and `{"end": epoch}` or `{"error": message}`. It ends with the loader.
+for each batch that it wants. The reader sends `{"imported": version}` when it has imported the library, what it has
+found when it has read the index, for each batch `{"bytes": n}` with the descriptor of the shared memory that has it,
+and `{"end": epoch}` or `{"error": message, "kind": kind}`. It ends with the loader.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch.utils.data import DataLoader
 
 from loaders.errors import LoaderConfigError, LoaderError, ShardError
 from loaders.mosaic.library import import_streaming, name_shared_memory
+from loaders.mosaic.options import INDEX
 from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
 from loaders.records.shards.tfrecord import check_record
 from loaders.shared.compat import DEATH_PREFIX, shared_memory_of
@@ -37,11 +39,30 @@ _LINE: Final = 1000
 
 
 class FetchError(Exception):
-    """A shard cannot be had or read; the message begins with its key."""
+    """An object cannot be had or read; the message begins with its key."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        """Say whether the `kind` of failure is "denied", "damaged" (or missing), or "network"."""
+        super().__init__(message)
+        self.kind = kind
+
+    @classmethod
+    def of(cls, key: str, error: Exception) -> FetchError:
+        """Return the failure to download an object; the library reports a refusal as a missing object."""
+        if isinstance(error, cls):
+            return error
+        answer = getattr(error, "response", None) or {}
+        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        kind = {401: "denied", 403: "denied", 404: "damaged"}.get(status, "network")
+        said = f"HTTP status {status}, {answer['Error'].get('Message')}" if status else _first_line(error)
+        return cls(f"{key} cannot be downloaded: {said}", kind)
 
 
 def make_dataset(settings: dict[str, Any], failures: int) -> Any:
-    """Return the StreamingDataset of a loader's settings; a worker that fails writes why to the pipe `failures`."""
+    """Return the StreamingDataset of a loader's settings; a worker that fails writes why to the pipe `failures`.
+
+    Raises FetchError where the index cannot be had or read, ValueError for a setting that the library refuses.
+    """
     base = import_streaming()
     from streaming.base.batching import generate_work
     from streaming.base.world import World
@@ -69,7 +90,7 @@ def make_dataset(settings: dict[str, Any], failures: int) -> Any:
             try:
                 super().prepare_shard(shard_id, blocking)
             except Exception as error:
-                raise FetchError(f"{self._key(shard_id)} cannot be downloaded: {_first_line(error)}") from error
+                raise FetchError.of(self._key(shard_id), error) from error
 
         def get_item(self, sample_id: int, retry: int = 7) -> Any:
             """Return a sample; raises FetchError, which names its shard."""
@@ -78,10 +99,12 @@ def make_dataset(settings: dict[str, Any], failures: int) -> Any:
                 sample = super().get_item(sample_id, retry)
                 if settings["verify"]:
                     check_record(sample["record"], f"{self._key(shard_id)}: sample {sample['id']}")
-            except (FetchError, ShardError) as error:
-                raise FetchError(str(error)) from error
+            except FetchError:
+                raise
+            except ShardError as error:
+                raise FetchError(str(error).partition(";")[0], "damaged") from error
             except Exception as error:
-                raise FetchError(f"{self._key(shard_id)} cannot be read: {_first_line(error)}") from error
+                raise FetchError(f"{self._key(shard_id)} cannot be read: {_first_line(error)}", "damaged") from error
             return sample
 
         def on_exception(self, future: Any) -> None:
@@ -103,15 +126,31 @@ def make_dataset(settings: dict[str, Any], failures: int) -> Any:
             return f"{settings['remote']}/{self.shards[shard_id].file_pairs[0][0].basename}"
 
     def _report(error: BaseException) -> None:
-        text = str(error) if isinstance(error, FetchError) else _first_line(error)
-        os.write(failures, text[:_LINE].encode())
+        os.write(failures, json.dumps(_described(error)).encode() + b"\n")
 
-    dataset = Dataset(
-        remote=settings["remote"], local=settings["local"], batch_size=settings["batch_size"], **settings["dataset"]
-    )
+    index = f"{settings['remote']}/{INDEX}"
+    try:
+        dataset = Dataset(
+            remote=settings["remote"], local=settings["local"], batch_size=settings["batch_size"], **settings["dataset"]
+        )
+    except (json.JSONDecodeError, KeyError) as error:
+        raise FetchError(f"{index} cannot be read: {_first_line(error)}", "damaged") from error
+    except ValueError:
+        raise  # a setting
+    except Exception as error:
+        raise FetchError.of(index, error) from error
     if settings["block_shards"] is not None:
         dataset.shuffle_block_size = -(-dataset.num_samples * settings["block_shards"] // dataset.num_shards)
     return dataset
+
+
+def _described(error: BaseException) -> dict[str, str]:
+    """Return the packet of an error."""
+    text = str(error) if isinstance(error, LoaderError | FetchError) else _first_line(error)
+    kind = getattr(error, "kind", "network")
+    if isinstance(error, LoaderConfigError | ValueError):
+        kind = "config"
+    return {"error": text[:_LINE], "kind": "worker" if DEATH_PREFIX in text else kind}
 
 
 def _first_line(error: BaseException) -> str:
@@ -149,7 +188,8 @@ class _Reader:
             for descriptor, _ in poller.poll():
                 if descriptor != self._failed:
                     self._end()
-                self._send({"error": os.read(self._failed, PACKET_BYTES // 2).decode(errors="replace")})
+                # Each was written at once. The first one ends the epoch.
+                self._send(json.loads(os.read(self._failed, PACKET_BYTES).partition(b"\n")[0]))
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         try:
@@ -175,6 +215,7 @@ class _Reader:
         torch.set_num_threads(1)
         import_streaming()
         name_shared_memory(f"{NAMES}{os.getpid()}")
+        self._send({"imported": metadata.version("mosaicml-streaming")})
         settings = self._settings
         dataset = make_dataset(settings, self._failures)
         loader: DataLoader[torch.Tensor] = DataLoader(
@@ -186,8 +227,7 @@ class _Reader:
             collate_fn=join_batch,
             worker_init_fn=self._init_worker,
         )
-        found = {"samples": dataset.num_samples, "shards": dataset.num_shards, "block": dataset.shuffle_block_size}
-        self._send({**found, "version": metadata.version("mosaicml-streaming")})
+        self._send({"samples": dataset.num_samples, "shards": dataset.num_shards, "block": dataset.shuffle_block_size})
         while message := self._channel.recv(PACKET_BYTES):
             if message == MORE:
                 continue  # asked for before the epoch ended
@@ -213,9 +253,7 @@ def main() -> int:
         try:
             reader.run()
         except Exception as error:  # noqa: BLE001 - the loader raises it
-            text = str(error) if isinstance(error, LoaderError) else _first_line(error)
-            kind = "config" if isinstance(error, LoaderConfigError | ValueError) else ""
-            reader._send({"error": text, "kind": "worker" if DEATH_PREFIX in text else kind})
+            reader._send(_described(error))
     return 0
 
 

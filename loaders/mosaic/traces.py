@@ -10,7 +10,7 @@ PACKET_BYTES: Final = 65_536
 MORE: Final = b"+"
 """A packet that asks for one batch more."""
 NAMES: Final = "joulefeed-mosaic-"
-"""How the names of a reader's shared memory begin, before the id of its process."""
+"""How the names of a reader's shared memory begin, before the id of its process, and of its folder."""
 
 
 def remove_traces(pid: int | None, folder: Path) -> None:

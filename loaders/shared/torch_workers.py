@@ -162,15 +162,18 @@ def check_room(needed: int) -> None:
         raise _no_room(needed, free)
 
 
-def check_socket_paths() -> None:
+def check_socket_paths(below: str = "") -> None:
     """Raise LoaderConfigError where paths of sockets in the folder for temporary files would be too long.
+
+    `below` is the name of a folder in it whose sockets they are, none for the sockets of this process.
 
     Batches come through such sockets. torch prints the failure in a thread of the worker, and the batch never comes.
     """
     folder = tempfile.gettempdir()
-    if len(os.fsencode(folder)) > _MAX_SOCKET_PATH - len("/pymp-12345678/listener-12345678"):
+    most = _MAX_SOCKET_PATH - len(below and f"/{below}") - len("/pymp-12345678/listener-12345678")
+    if len(os.fsencode(folder)) > most:
         raise LoaderConfigError(
-            f"TMPDIR={folder}: expected a path of at most {_MAX_SOCKET_PATH - 32} bytes, for the workers' "
+            f"TMPDIR={folder}: expected a path of at most {most} bytes, for the workers' "
             "sockets; set TMPDIR to a shorter one, such as /tmp"
         )
 
