@@ -184,9 +184,9 @@ class CellRecord:
     storage_reads: Mapping[int, int] = field(default_factory=dict)
     """Bytes read from the disks of other hosts that store, by epoch; empty on one machine, or uncounted."""
     memory: MemoryRecord | None = None
+    """None without a limit."""
     daemon_memory: MemoryRecord | None = None
     """Of the daemons alone, where they have a limit of their own."""
-    """None without a limit."""
     ranks: Sequence[RankRecord] = ()
     """Empty for a cell of one process."""
     other_runs: Sequence[str] = ()

@@ -99,9 +99,7 @@ def leaves_nothing(cache, shared_memory_left):
     yield
     del os.environ[MARK]
     assert descendants_gone(str(cache))
-    # So sem_open(3) calls a semaphore in the making; a process that is killed in that instant leaves 32 bytes, and
-    # nobody can tell whose they were.
-    assert not [path.name for path in shared_memory_left(shm) if not re.fullmatch(r"sem\.\w{6}", path.name)]
+    assert not shared_memory_left(shm)
 
 
 def wait_for_epoch(results, process, loader="pytorch"):
