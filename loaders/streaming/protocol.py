@@ -349,10 +349,10 @@ def _slices(value: object) -> tuple[Slice, ...]:
     # Numbers in one piece: a list of as many small lists costs a hundred times as much to unpack.
     if not isinstance(value, bytes) or not value or len(value) % 24 or len(value) > 24 * MAX_SLICES:
         raise WireError(f"get: expected 1 to {MAX_SLICES} slices of three 64-bit numbers each")
-    numbers = np.frombuffer(value, "<i8")
-    if numbers.min() < 0:
+    numbers: list[int] = np.frombuffer(value, "<i8").tolist()
+    if min(numbers) < 0:
         raise WireError("slice: expected shard, first record and number of records, none of them negative")
-    return tuple(map(Slice._make, numbers.reshape(-1, 3).tolist()))
+    return tuple(map(Slice, numbers[::3], numbers[1::3], numbers[2::3]))
 
 
 def _shard(value: object) -> Shard:

@@ -23,6 +23,8 @@ from loaders.streaming.daemon.mapped_file import Pages, are_resident, map_file
 from loaders.streaming.protocol import MAX_RECORDS, BatchHeader, Catalog, Get, Shard
 
 _Ints = npt.NDArray[np.int64]
+_FEW_SLICES = 32
+"""Slices whose rows are joined one by one; those of more are found by one indexing, which costs less then."""
 _REMEDY = "restore it and restart the daemon, which serves the other shards meanwhile"
 
 
@@ -123,7 +125,8 @@ class ShardStore(Closing):
         """By their places: why shards cannot be served any more."""
         self._counts = self.catalog.shard_records
         self._base: _Ints = np.concatenate([[0], np.cumsum(self._counts)]).astype(np.int64)
-        # One matrix of all records, so that a request is answered by one indexing whatever its number of slices.
+        self._first_rows: list[int] = self._base.tolist()
+        # One matrix of all records, so that a request is answered by one indexing.
         records = np.concatenate([shard.records for shard in opened])
         begins, images = records["offset"], records["offset"] + records["image"]
         ends = begins + records["size"]
@@ -136,16 +139,16 @@ class ShardStore(Closing):
         Raises WireError naming the slice that does not exist.
         """
         slices = self._check_slices(request)
-        if len(slices) == 1:
-            ((shard, first, count),) = slices
-            row = int(self._base[shard]) + first
-            columns = self._columns[:, row : row + count]
-            starts, ends = columns[5, :1], columns[6, -1:]
-            offsets = columns[2] - starts[0]
+        if len(slices) <= _FEW_SLICES:
+            rows = [(self._first_rows[shard] + first, records) for shard, first, records in slices]
+            parts = [self._columns[:, row : row + records] for row, records in rows]
+            begins, stops = [int(part[5, 0]) for part in parts], [int(part[6, -1]) for part in parts]
+            columns = np.concatenate(parts, axis=1)
+            offsets = columns[2] - np.repeat(begins, [records for _, records in rows])
         else:
             columns, starts, ends, counts = self._rows(slices)
             offsets = columns[2] - np.repeat(starts, counts)
-        begins, stops = starts.tolist(), ends.tolist()
+            begins, stops = starts.tolist(), ends.tolist()
         places = zip(slices, begins, stops, strict=True)
         records = [self._pages[part.shard].view(start, end) for part, start, end in places]
         spans = list(zip([self._pages[part.shard] for part in slices], begins, stops, strict=True))
