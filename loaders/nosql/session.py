@@ -28,6 +28,16 @@ def missing_driver(error: ImportError) -> LoaderConfigError:
     )
 
 
+def check_host(host: str, port: int) -> None:
+    """Raise StreamError for a host whose name leads to no address, which the driver does not name."""
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise StreamError(
+            f"{host}: {error.strerror}: expected the name or address of a server of the database"
+        ) from error
+
+
 @contextmanager
 def open_session(host: str, port: int, login: Login | None, *, timeout_s: float = 30.0) -> Iterator[Any]:
     """Connect to the server at an address, alone, and yield the driver's session; requests wait for `timeout_s`.
@@ -43,12 +53,7 @@ def open_session(host: str, port: int, login: Login | None, *, timeout_s: float 
     except ImportError as error:
         raise missing_driver(error) from error
 
-    try:
-        socket.getaddrinfo(host, port)
-    except OSError as error:
-        raise StreamError(
-            f"{host}: {error.strerror}: expected the name or address of a server of the database"
-        ) from error
+    check_host(host, port)
     profile = ExecutionProfile(WhiteListRoundRobinPolicy([host]), request_timeout=timeout_s)
     cluster = Cluster(
         [host],

@@ -17,7 +17,7 @@ from energymon.system.closing import Closing
 from loaders.errors import LoaderError, StreamError
 from loaders.nosql.client.connection import COLUMNS, VERSION, Row, make_connections, make_protocol
 from loaders.nosql.schema import FORM, Table, sample_uuid
-from loaders.nosql.session import Login
+from loaders.nosql.session import Login, check_host
 
 Arrived: TypeAlias = Callable[[list[Row]], None]
 Failed: TypeAlias = Callable[[Exception], None]
@@ -37,6 +37,7 @@ class Database(Closing):
 
         Raises StreamError naming the host that does not answer or refuses, or the dataset that is missing or not whole.
         """
+        check_host(table.host, table.port)
         self.table, self.timeout_s = table, timeout_s
         self.where = f"{table.host}:{table.port}"
         self._login, self._pid = login, os.getpid()

@@ -261,6 +261,11 @@ def test_arguments_that_cannot_be_are_refused_by_name() -> None:
             load(**{"endpoint": "cassandra://127.0.0.1:1/a.b", **wrong})
 
 
+def test_a_host_without_an_address_is_named() -> None:
+    with pytest.raises(StreamError, match=r"^none\.invalid: .*expected the name or address of a server"):
+        load("cassandra://none.invalid/a.b")
+
+
 def test_a_forked_process_is_told_to_make_its_own(database) -> None:
     with load(database.table().endpoint) as loader:
         child = os.fork()
