@@ -40,6 +40,7 @@ _FRAME_WORTH_BYTES = 64 * 2**10
 """Mean size of slices below which an answer goes in one frame: ZeroMQ's work for a frame equals copying these."""
 _MAX_COPIED_BYTES = 32 * 2**20
 """Most bytes of records that are copied into one frame; more travel in frames of their own."""
+_FIRST_FRAME = zmq.SNDMORE | zmq.NOBLOCK
 
 
 @dataclass(slots=True)
@@ -221,7 +222,7 @@ class RequestHandler:
         """Send an answer's first frames, of which `held` owns the reservation; return False if the client is gone."""
         socket = self._socket.socket
         try:
-            socket.send(name, zmq.SNDMORE | zmq.NOBLOCK)
+            socket.send(name, _FIRST_FRAME)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
