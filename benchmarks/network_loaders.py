@@ -153,6 +153,7 @@ def tight_loop(bench: Bench, name: str) -> Iterator[Line]:
     """Take turns with iperf3 at each distance, and with a receiver beside the server."""
     everywhere: list[Received] = []
     with bench.serve(name, bench.rig) as served:
+        bench.receive(served, bench.rig.storage, omit_s=bench.warm_s)
         for rtt_ms in RTT_MS:
             omit_s = 1 + round(20 * rtt_ms / 1e3)
             bench.rig.set(rtt_ms, RATE_GBIT)
@@ -195,6 +196,7 @@ def unequal(bench: Bench) -> Iterator[Line]:
     for name, out_of_order, in_order, asked in ORDERS:
         seen: dict[str, list[Received]] = {"out of order": [], "in order": []}
         with bench.serve(name, bench.relayed) as served:
+            bench.receive(served, bench.relayed.storage, omit_s=bench.warm_s)
             link.set(regime)
             for _ in range(bench.turns):
                 for how, arguments in zip(seen, (out_of_order, in_order), strict=True):
