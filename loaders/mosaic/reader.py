@@ -8,6 +8,7 @@ and `{"end": epoch}` or `{"error": message, "kind": kind}`. It ends with the loa
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -139,6 +140,11 @@ def make_dataset(settings: dict[str, Any], failures: int) -> Any:
         raise  # a setting
     except Exception as error:
         raise FetchError.of(index, error) from error
+    for stream in dataset.streams:
+        # Its client has read the index over a connection that all workers would inherit: they would take each other's
+        # answers, and wait without end.
+        stream._downloader.clean_up()
+    gc.collect()  # the client's objects refer to each other
     if settings["block_shards"] is not None:
         dataset.shuffle_block_size = -(-dataset.num_samples * settings["block_shards"] // dataset.num_shards)
     return dataset

@@ -152,6 +152,23 @@ def test_a_half_made_folder_is_not_served(shards, tmp_path):
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_workers_share_no_connection(store):
+    """With one they wait without end: a fault of MosaicML Streaming's, whose workers inherit that of the index."""
+    others = set(psutil.Process().children(recursive=True))
+    with store.load(num_workers=2) as loader:
+        batches = loader.epoch(0)
+        first = [next(batches) for _ in range(4)]
+        started = [one for one in psutil.Process().children(recursive=True) if one not in others]
+        ports = [
+            end.laddr.port
+            for one in started
+            for end in one.net_connections("tcp")
+            if end.raddr and end.raddr.port == store.server.port
+        ]
+        assert ports and max(Counter(ports).values()) == 1
+        assert ids_of([*first, *batches]) == Counter(range(COUNT))
+
+
 @pytest.mark.parametrize("victim", ["reader", "worker"])
 def test_a_reader_or_a_worker_that_is_killed_is_named_and_the_next_epoch_is_whole(store, traces, victim):
     others = set(psutil.Process().children(recursive=True))
