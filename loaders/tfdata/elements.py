@@ -50,6 +50,7 @@ class Elements(Closing):
         self._changed = threading.Condition()
         self._take: Take | None = None
         self._error: BaseException | None = None
+        self._limit: threading.Timer | None = None
         self._is_over = self._is_whole = self._closed = False
         self._thread = threading.Thread(target=self._run, name="tfdata-elements", daemon=True)
         self._thread.start()
@@ -107,6 +108,8 @@ class Elements(Closing):
             # After a whole epoch the dispatcher has just been heard of.
             is_answered = self._is_whole or find_fault(self._servers[0], _ANSWER_S) is None
             self._take.close(is_answered=is_answered)
+        if self._limit is not None:
+            self._limit.cancel()
 
     def _open(self) -> Take:
         take = Take(self._open_dataset())
@@ -135,17 +138,32 @@ class Elements(Closing):
             return StreamError(f"{self.endpoint}: tf.data service: {type(error).__name__}: {message}; {self._advice}")
         return error
 
-    def close(self, *, is_whole: bool = False) -> None:
-        """Take no more, and end a `next` that another thread is in; `is_whole` where nothing else is expected.
+    def finish(self) -> None:
+        """Take the end of the dataset in the background, where every element has arrived.
 
-        May be called twice.
+        The client notices the end up to a second late, and a worker whose end nobody takes keeps threads and memory.
         """
         with self._changed:
-            self._is_whole |= is_whole and not self._closed
+            if self._closed or self._is_over:
+                return
+            self._is_whole = self._closed = True
+        self._limit = threading.Timer(_END_S, self._cancel)
+        self._limit.daemon = True
+        self._limit.start()
+
+    def close(self) -> None:
+        """Take no more, and end a `next` that another thread is in; may be called twice."""
+        with self._changed:
             self._closed = True
-            take = self._take
             self._changed.notify_all()
-        if take is not None:
-            take.cancel()
+        self._cancel()
+        if self._limit is not None:
+            self._limit.cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join(_END_S)
+
+    def _cancel(self) -> None:
+        with self._changed:
+            take = self._take
+        if take is not None:
+            take.cancel()

@@ -56,7 +56,8 @@ class EpochFetch:
                 return None
             self._add(element)
         if not self._payloads:
-            self._elements.close(is_whole=True)
+            self._closed = True
+            self._elements.finish()
             raise StopIteration
         count = min(self._batch_size, len(self._payloads))
         rows, payloads = self._rows[:count], self._payloads[:count]
@@ -111,6 +112,11 @@ class EpochFetch:
 
     def close(self) -> None:
         """Drop the requests under way and end a `next` that another thread is in; may be called twice."""
+        if not self._closed:
+            self.end()
+
+    def end(self) -> None:
+        """Do the same where the end of a whole epoch is taken in the background as well."""
         self._closed = True
         self._elements.close()
 

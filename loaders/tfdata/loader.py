@@ -76,19 +76,26 @@ class TfDataLoader(RecordLoader):
         if max_outstanding_requests is not None:
             check_whole("max_outstanding_requests", max_outstanding_requests, 1)
         self._timeout_s = check_seconds("timeout_s", timeout_s)
+        self._fetch: EpochFetch | None = None
         self._endpoint, self._address = endpoint, parse_endpoint(endpoint)
         self._catalog = self._read_catalog()
         workers = len(self._catalog.workers)
         self._tuning = Tuning(shuffle_buffer, interleave, max_outstanding_requests or _AHEAD * workers, worker_threads)
         self._job = uuid4().hex
         self._jobs = 0
-        self._fetch: EpochFetch | None = None
         try:
             self._open(self._catalog.samples)
         except BaseException:
             self.close()
             raise
         self.notes = (self._describe(workers), *self.notes)
+
+    def close(self) -> None:
+        """End the epoch under way, threads and processes; may be called twice."""
+        super().close()
+        if self._fetch is not None:
+            self._fetch.end()
+            self._fetch = None
 
     def _read_catalog(self) -> Catalog:
         if (fault := find_fault(self._address, self._timeout_s)) is not None:

@@ -25,9 +25,9 @@ _SOURCE: Final = Path(__file__).with_name("bind_address.c")
 _PRELOAD: Final = "LD_PRELOAD"
 _TENSORFLOW: Final = {"TF_USE_LEGACY_KERAS": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 """Variables with which the import of TensorFlow leaves out Keras, a third of its CPU time, and is silent."""
-_JOB_CHECK_MS: Final = 2_000
-"""How often the dispatcher looks for jobs without a client, and how long one may be without: the rest of an epoch that
-was broken off is in the workers' memory until then."""
+_CHECK_MS: Final = 2_000
+"""How often the dispatcher looks for jobs without a client, how long one may be without, and how often a worker asks
+which of its jobs are over: their threads, and records that were not fetched, are in its memory until then."""
 
 
 def confine(host: str) -> None:
@@ -73,15 +73,16 @@ class Service:
         tensorflow = load_tensorflow(threads)
         service = tensorflow.data.experimental.service
         self.samples, self.nbytes = shards.samples, shards.nbytes
-        config = service.DispatcherConfig(
-            port=port, job_gc_check_interval_ms=_JOB_CHECK_MS, job_gc_timeout_ms=_JOB_CHECK_MS
-        )
+        config = service.DispatcherConfig(port=port, job_gc_check_interval_ms=_CHECK_MS, job_gc_timeout_ms=_CHECK_MS)
         self._dispatcher = service.DispatchServer(config)
         name = f"[{host}]" if isinstance(ip_address(host), IPv6Address) else host
         address = f"{name}:{_port_of(self._dispatcher)}"
         self.endpoint = f"grpc://{address}"
         self._workers = [
-            service.WorkerServer(service.WorkerConfig(address, worker_address=f"{name}:%port%")) for _ in range(workers)
+            service.WorkerServer(
+                service.WorkerConfig(address, worker_address=f"{name}:%port%", heartbeat_interval_ms=_CHECK_MS)
+            )
+            for _ in range(workers)
         ]
         _check_listeners(host)
         self._catalog = Catalog.of(shards, [f"{name}:{_port_of(worker)}" for worker in self._workers])
