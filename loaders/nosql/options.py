@@ -42,8 +42,8 @@ class DaemonOptions(BaseModel):
     disk_access: Literal["mmap", "mmap_index_only", "standard"] = Field(
         default="mmap_index_only",
         title="MODE",
-        description="how files are read, mmap, mmap_index_only or standard; the kernel does not forget mapped pages "
-        "before an epoch (default: mmap_index_only)",
+        description="how files are read, mmap, mmap_index_only or standard; with mmap each page fault reads as much "
+        "as the disk's readahead (default: mmap_index_only)",
     )
     until_eof: bool = Field(default=False, description="stop as well when standard input ends")
 
