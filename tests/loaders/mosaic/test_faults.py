@@ -6,6 +6,7 @@ MosaicML Streaming by itself ends an epoch early and in silence where a worker's
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,6 +151,23 @@ def test_a_half_made_folder_is_not_served(shards, tmp_path):
         argv = [sys.executable, "-m", "loaders.mosaic", *command]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_daemon_that_is_killed_takes_its_store_along_and_the_next_one_removes_its_folder(prepared, tmp_path):
+    root = shutil.copytree(prepared, tmp_path / "mds")
+    keys, _ = make_keys(tmp_path / "keys")
+    argv = [sys.executable, "-m", "loaders.mosaic", "serve", "--until-eof", "--root", root, "--keys", keys]
+    folders = []
+    for how in (signal.SIGKILL, signal.SIGTERM):
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert b'"ready": true' in process.stdout.readline()
+            folders.append([path.name for path in tmp_path.glob(".mds-served-*")])
+            started = psutil.Process(process.pid).children(recursive=True)
+            process.send_signal(how)
+        _, alive = psutil.wait_procs(started, timeout=SLACK_S)
+        assert started and not alive
+    assert len(folders[0]) == len(folders[1]) == 1 and folders[0] != folders[1]
+    assert not list(tmp_path.glob(".mds-served-*"))
 
 
 def test_workers_share_no_connection(store):
