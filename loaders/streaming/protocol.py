@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgpack
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from loaders.arguments import as_whole
 from loaders.errors import DamagedError, WireError

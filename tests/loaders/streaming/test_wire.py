@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 import msgpack
 import numpy as np
 import pytest
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
