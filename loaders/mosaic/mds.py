@@ -81,3 +81,4 @@ def _upload(folder: Path, endpoint: str, keys: ObjectKeys) -> None:
     # The index comes last: without it nothing is served.
     for path in sorted(folder.iterdir(), key=lambda path: path.name == INDEX):
         client.upload_file(os.fspath(path), BUCKET, f"{PREFIX}/{path.name}")
+        path.unlink()  # there is room for one copy
