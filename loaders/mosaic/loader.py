@@ -9,7 +9,7 @@ from typing import Final, Unpack
 
 import numpy as np
 
-from loaders.arguments import check_whole
+from loaders.arguments import check_seconds, check_whole
 from loaders.errors import LoaderConfigError, StreamError
 from loaders.mosaic.options import Remote
 from loaders.mosaic.process import ReaderProcess
@@ -96,10 +96,11 @@ class MosaicLoader(RecordLoader):
             raise LoaderConfigError(f"shuffle_algo={shuffle_algo!r}: expected one of {', '.join(_ALGORITHMS)}")
         if num_canonical_nodes is not None:
             check_whole("num_canonical_nodes", num_canonical_nodes, 1)
-        if not timeout_s > 0:
-            raise LoaderConfigError(f"timeout_s={timeout_s}: expected a number of seconds above 0")
+        for name, flag in (("shuffle", shuffle), ("verify", verify)):
+            if not isinstance(flag, bool):
+                raise LoaderConfigError(f"{name}={flag!r}: expected true or false")
         super().__init__(options, transform=transform, decode=decode, num_threads=num_threads, limit=limit)
-        self._remote, self._timeout_s = remote, timeout_s
+        self._remote, self._timeout_s = remote, check_seconds("timeout_s", timeout_s)
         self._keys = load_keys(keys)
         self._python = sys.executable if python is None else str(python)
         self._settings = {
@@ -121,7 +122,7 @@ class MosaicLoader(RecordLoader):
                 "predownload": predownload,
                 "cache_limit": cache_limit,
                 "download_retry": check_whole("download_retry", download_retry, 1),
-                "download_timeout": timeout_s,
+                "download_timeout": self._timeout_s,
             },
         }
         self._reader: ReaderProcess | None = None

@@ -44,7 +44,8 @@ class ReaderProcess:
         """Start it and wait until it has read the index.
 
         Raises StreamError naming the server where that cannot be reached or refuses, LoaderConfigError for settings
-        that the library refuses and for a folder for temporary files whose name is too long.
+        that the library refuses, for a folder for temporary files whose name is too long, and for a `python` that
+        cannot be started.
         """
         self._remote, self._timeout_s = remote, timeout_s
         check_socket_paths(f"{NAMES}12345678")
@@ -55,14 +56,7 @@ class ReaderProcess:
         self._poller.register(self._channel, select.POLLIN)
         try:
             with theirs:
-                self._child = Child(
-                    [python, "-m", "loaders.mosaic.reader", str(theirs.fileno())],
-                    env=self._environment(keys),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    keep_stderr=True,
-                    pass_fds=[theirs.fileno()],
-                )
+                self._child = self._start(python, keys, theirs)
             local = self._folder / "shards"
             given = {**settings, "remote": remote.url, "local": str(local), "folder": str(self._folder)}
             self._send(json.dumps(given).encode())
@@ -73,6 +67,22 @@ class ReaderProcess:
         except BaseException:
             self.close()
             raise
+
+    def _start(self, python: str, keys: ObjectKeys, theirs: socket.socket) -> Child:
+        try:
+            return Child(
+                [python, "-m", "loaders.mosaic.reader", str(theirs.fileno())],
+                env=self._environment(keys),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                keep_stderr=True,
+                pass_fds=[theirs.fileno()],
+            )
+        except OSError as error:
+            raise LoaderConfigError(
+                f"python={python}: {error.strerror}: expected a Python that has mosaicml-streaming, which "
+                "playbooks/mosaic.sh prints"
+            ) from error
 
     def _environment(self, keys: ObjectKeys) -> dict[str, str]:
         """Return the variables of the process; the keys are in no other process's, and on no command line."""
@@ -142,9 +152,7 @@ class ReaderProcess:
 
     def _checked(self, message: bytes) -> dict[str, Any]:
         if not message:
-            status = self._child.process.wait(_END_S)
-            how = f"was killed by signal {-status}" if status < 0 else self._child.describe_end()
-            raise WorkerError(f"{self._process()} {how}")
+            raise WorkerError(f"{self._process()} {self._child.describe_end(_END_S)}")
         answer: dict[str, Any] = json.loads(message)
         if "error" not in answer:
             return answer
