@@ -69,15 +69,17 @@ def make_dataset(settings: dict[str, Any], failures: int) -> Any:
     from streaming.base.world import World
 
     class Dataset(base.StreamingDataset):  # type: ignore[name-defined,misc]
-        """A StreamingDataset that says what fails, and can leave samples to other ranks."""
+        """A StreamingDataset that says what fails, repeats no sample, and can leave samples to other ranks."""
 
         def _get_work(self, epoch: int, sample_in_epoch: int) -> np.ndarray[Any, Any]:
-            """Return this worker's samples of an epoch: the library's own, or those of a rank or a limit."""
+            """Return this worker's samples of an epoch: the library's own, or each once of a rank or a limit."""
             rank, world_size, limit = settings["rank"], settings["world_size"], settings["limit"]
-            if world_size == 1 and limit is None:
+            if world_size == 1 and limit is None and self.num_canonical_nodes == 1:
                 return super()._get_work(epoch, sample_in_epoch)  # type: ignore[no-any-return]
             order = generate_work(self.batching_method, self, World(1, 1, 1, 0), epoch, sample_in_epoch).flatten()
             order = order[(order >= 0) & (order < (self.num_samples if limit is None else limit))]
+            # Several canonical nodes get equal numbers of samples: the library repeats some where there are too few.
+            order = order[np.sort(np.unique(order, return_index=True)[1])]
             total = len(order) - len(order) % world_size if settings["remainder"] == "drop" else len(order)
             if settings["remainder"] == "pad":
                 total = -(-len(order) // world_size) * world_size

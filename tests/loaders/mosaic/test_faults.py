@@ -187,6 +187,12 @@ def test_workers_share_no_connection(store):
         assert ids_of([*first, *batches]) == Counter(range(COUNT))
 
 
+@pytest.mark.parametrize("algorithm", ["py1e", "py2s"])
+def test_an_epoch_has_every_sample_once_where_the_buckets_of_samples_are_unequal(store, algorithm):
+    with store.load(shuffle=True, shuffle_algo=algorithm, num_canonical_nodes=7, num_workers=2) as loader:
+        assert ids_of(loader.epoch(0)) == Counter(range(COUNT))
+
+
 @pytest.mark.parametrize("victim", ["reader", "worker"])
 def test_a_reader_or_a_worker_that_is_killed_is_named_and_the_next_epoch_is_whole(store, traces, victim):
     others = set(psutil.Process().children(recursive=True))
@@ -199,7 +205,7 @@ def test_a_reader_or_a_worker_that_is_killed_is_named_and_the_next_epoch_is_whol
         assert len(workers) == 2
         (reader if victim == "reader" else workers[0]).send_signal(signal.SIGKILL)
         named = f"process {reader.pid} that reads s3://joulefeed/mds"
-        how = rf"{named} was killed by signal 9" if victim == "reader" else rf"{named}.*pid\D*{workers[0].pid}"
+        how = rf"{named} was killed by SIGKILL" if victim == "reader" else rf"{named}.*pid\D*{workers[0].pid}"
         with pytest.raises(WorkerError, match=how):
             list(epoch)
         assert ids_of(loader.epoch(1)) == Counter(range(COUNT))
@@ -234,6 +240,10 @@ def test_a_loader_that_is_killed_leaves_no_process_no_memory_and_no_folder(store
         ({"shuffle_algo": "py9"}, "shuffle_algo='py9': expected one of py1e"),
         ({"cache_limit": "1kb"}, "cache_limit"),
         ({"python": sys.executable}, "mosaicml-streaming is not installed"),
+        ({"python": "/no/python"}, "python=/no/python: No such file or directory: expected a Python"),
+        ({"timeout_s": float("nan")}, "timeout_s=nan: expected seconds above 0"),
+        ({"shuffle": "no"}, "shuffle='no': expected true or false"),
+        ({"verify": 0}, "verify=0: expected true or false"),
     ],
 )
 def test_what_the_library_refuses_is_a_wrong_argument(store, traces, wrong, message):
