@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from importlib import metadata
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,12 +32,14 @@ from loaders.mosaic.library import import_streaming, name_shared_memory
 from loaders.mosaic.options import INDEX
 from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
 from loaders.records.shards.tfrecord import check_record
-from loaders.shared.compat import DEATH_PREFIX, shared_memory_of
+from loaders.shared.compat import DEATH_PREFIX, iterator_workers, shared_memory_of
 
 HEADER: Final = ("id", "label", "image", "image_size", "size")
 """Numbers of each sample at the start of a batch, after the number of samples: int64, name by name."""
 _LINE: Final = 1000
 """Characters of an error that are passed on."""
+_DEATH_S: Final = 5.0
+"""Time in which a worker that has closed its socket ends."""
 
 
 class FetchError(Exception):
@@ -176,6 +179,18 @@ def join_batch(samples: Sequence[dict[str, Any]]) -> torch.Tensor:
     return torch.frombuffer(bytearray(b"".join([np.array(numbers, np.int64).tobytes(), *records])), dtype=torch.uint8)
 
 
+def batches_of(loader: DataLoader[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield the batches of an epoch; raises RuntimeError as torch does where a worker died while it gave a batch."""
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        # Errors of the store are FetchError: this is of the socket over which a worker gives the memory of a batch.
+        workers = iterator_workers(loader._iterator)
+        wait([worker.sentinel for worker in workers], _DEATH_S)
+        dead = [str(worker.pid) for worker in workers if not worker.is_alive()]
+        raise RuntimeError(f"{DEATH_PREFIX}(s) {', '.join(dead)}) exited unexpectedly: {error}") from error
+
+
 class _Reader:
     """The life of the process."""
 
@@ -245,7 +260,7 @@ class _Reader:
                 if any(Path(shard.dirname, shard.split, raw.basename).exists() for raw, _ in shard.file_pairs):
                     dataset.evict_shard(shard_id)
             dataset.next_epoch = epoch
-            for batch in loader:
+            for batch in batches_of(loader):
                 if not self._channel.recv(PACKET_BYTES):
                     break
                 descriptor, nbytes = shared_memory_of(batch)

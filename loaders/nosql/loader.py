@@ -72,7 +72,7 @@ class NoSQLLoader(RecordLoader):
             out_of_order: Whether each row that arrives takes the next slot of the oldest open batch, so that a slow
                 connection delays no batch; false keeps the order of the epoch (default: True).
             slow_start: Samples taken for each one that is asked for besides, so that 4 asks for 5 with 4 taken, from
-                one batch up to `prefetch_batches`; 0 asks for all at once (default: 4).
+                as many batches up to `prefetch_batches`; 0 asks for all at once (default: 4).
             retries: How often a row is asked for again after the database answered with an error; after the loss of a
                 connection it is asked for again until `timeout_s` (default: 5).
             timeout_s: Seconds without any row after which the epoch ends with an error (default: 30).

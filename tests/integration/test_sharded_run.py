@@ -69,7 +69,7 @@ def secrets_of(process):
 
 
 def test_half_of_the_samples_come_over_the_link_for_every_loader(finished):
-    assert {row["loader"] for row in finished.rows} == {"pytorch", "dali", "streaming"}
+    assert {row["loader"] for row in finished.rows} == {"pytorch", "pytorch_unordered", "dali", "streaming"}
     assert len({row["bytes"] for row in finished.rows}) == 1
     for row in finished.rows:
         cell = finished.folder / "cells" / row["cell_id"]

@@ -56,7 +56,7 @@ def run(build: Callable[..., Any]) -> Callable[..., Path]:
         waits_s = [0.2, *[0.01] * 180]
         if grown_s is not None:
             builder.config["loaders"]["nosql"] |= {"slow_start": 4, "prefetch_batches": 16}
-            waits_s[1:60] = [grown_s] * 59
+            waits_s[1:48] = [grown_s] * 47
         folder: Path = builder.write()
         # A first batch after 0.2 s; then one each 10 ms, or 9 each 10 ms and one that takes 1 s.
         give(folder, "nosql", waits_s, connections=4)

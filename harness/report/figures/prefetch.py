@@ -189,9 +189,9 @@ def _read_epoch(results: Results, cell: CellResult, trusted: bool) -> _Epoch | N
 
 
 def _find_transient(params: Mapping[str, object], batch_at_s: _Array, duration_s: float) -> float:
-    """Return when the prefetch of a loader is full; one that grows does so by a batch after every `slow_start`."""
+    """Return when the prefetch is full; one that grows has `slow_start` batches, and one more after each as many."""
     step, depth = (as_number(params.get(name)) or 0 for name in ("slow_start", "prefetch_batches"))
-    full = int(step * (depth - 1))
+    full = int(step * (depth - step))
     filled_s = float(batch_at_s[min(full, len(batch_at_s)) - 1]) if full > 0 and len(batch_at_s) else 0.0
     least, most = (share * duration_s for share in _TRANSIENT)
     return min(max(filled_s, least), most)

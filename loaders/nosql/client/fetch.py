@@ -45,7 +45,7 @@ class Prefetch:
     in_flight: int
     """Requests under way of each connection."""
     slow_start: int
-    """Samples taken for which one more is asked for, from one batch on until `batches`; 0 asks for all at once."""
+    """Samples taken for which one more is asked for, from as many batches up to `batches`; 0 asks for all at once."""
     out_of_order: bool
     """Whether a row takes the next slot of the oldest open batch, or else its own slot of its own batch."""
     retries: int
@@ -56,7 +56,7 @@ class Prefetch:
     def depth(self, taken: int) -> int:
         """Return how many samples may be under way or waiting once so many were taken."""
         full = self.batches * self.batch_size
-        return min(full, self.batch_size + taken // self.slow_start) if self.slow_start else full
+        return min(full, self.slow_start * self.batch_size + taken // self.slow_start) if self.slow_start else full
 
 
 @dataclass(slots=True)

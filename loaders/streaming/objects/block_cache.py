@@ -64,6 +64,7 @@ class BlockCache(Closing):
         self._base = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64).tolist()
         self._paths, self._present, self._log = paths, np.asarray(present), log
         self.limit = limit
+        self._is_shrunk = False
         self.evicted = 0
         """Blocks that made room for others."""
         self._lock = threading.Lock()
@@ -158,9 +159,9 @@ class BlockCache(Closing):
             self._present.flush()
 
     def _shrink(self, error: OSError, path: Path, limit: int) -> None:
-        """Go on with a smaller cache, after a write to one of its files has failed."""
-        if limit < self.limit:
-            self.limit = limit
+        """Go on with a smaller cache, after a write to one of its files has failed; the first time is logged."""
+        self.limit, is_first, self._is_shrunk = min(limit, self.limit), not self._is_shrunk, True
+        if is_first:
             why = "the disk is full" if error.errno in _FULL else f"{path.name} cannot be written: {error.strerror}"
             remedy = "mend it and restart the daemon; until then the cache is as large as it is now"
             self._log("cache_full", folder=str(path.parent), reason=why, cached_bytes=limit, remedy=remedy)

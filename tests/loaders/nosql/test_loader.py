@@ -283,6 +283,6 @@ def test_the_prefetch_asks_for_five_with_four_taken_until_it_is_full() -> None:
     from loaders.nosql.client.fetch import Prefetch
 
     prefetch = Prefetch(32, 16, 1024, 4, True, 5, True)
-    asked = [taken + prefetch.depth(taken) for taken in (0, 128, 256, 1920, 1921, 4000)]
-    assert asked == [32, 128 + 64, 256 + 96, 1920 + 512, 1921 + 512, 4000 + 512]
+    asked = [taken + prefetch.depth(taken) for taken in (0, 128, 256, 1536, 1537, 4000)]
+    assert asked == [128, 128 + 160, 256 + 192, 1536 + 512, 1537 + 512, 4000 + 512]
     assert Prefetch(32, 16, 1024, 0, True, 5, True).depth(0) == 512
