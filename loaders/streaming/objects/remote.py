@@ -59,7 +59,9 @@ def open_remote(
     with ExitStack() as stack:
         with _cache_errors(cache):
             folder = cache.absolute() / _name(address)
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.stat().st_uid == os.geteuid():
+                folder.chmod(0o700)  # the bucket may be private
             stack.enter_context(_locked(folder))
             bucket = Bucket(address, keys, timeout_s=timeout_s)
             try:

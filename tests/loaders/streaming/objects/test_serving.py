@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -57,13 +58,19 @@ def test_a_cache_that_is_too_small_keeps_its_bound(
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_the_cache_survives_the_daemon(store, prefix, start_serving, open_loader, report, end):
+def test_the_cache_survives_the_daemon_and_is_its_users_alone(
+    store, prefix, start_serving, open_loader, report, tmp_path, end
+):
     daemon = start_serving(store, prefix)
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)
     with open_loader(daemon) as loader:
         epoch_of(loader, 0)
     assert report(daemon)["fetched_bytes"] > 0
     getattr(daemon, end)()
     again = start_serving(store, prefix)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     with open_loader(again) as loader:
         assert ids_of(epoch_of(loader, 1)) == ALL
     assert report(again)["fetched_bytes"] == 0
