@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PART_BYTES = 8 * 2**20
 """Bytes of a part of an upload in parts, on which an object's ETag depends."""
-_MAX_BACKOFF_S, _CONNECT_S = 1.0, 5.0
+_FIRST_BACKOFF_S, _MAX_BACKOFF_S, _CONNECT_S = 0.1, 1.0, 5.0
 _MANY = 10_000
 """Retries are limited by time, not by number."""
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -91,7 +91,7 @@ class Bucket:
                 "max_retries": _MANY,
                 "retry_timeout": timedelta(seconds=timeout_s),
                 "backoff": {
-                    "init_backoff": timedelta(milliseconds=100),
+                    "init_backoff": timedelta(seconds=_FIRST_BACKOFF_S),
                     "max_backoff": timedelta(seconds=_MAX_BACKOFF_S),
                     "base": 2,
                 },
@@ -120,7 +120,7 @@ class Bucket:
         options: GetOptions = {"range": (start, end)}
         if info.is_tag:
             options["if_match"] = info.etag
-        deadline = time.monotonic() + self._timeout_s
+        deadline, pause_s = time.monotonic() + self._timeout_s, _FIRST_BACKOFF_S
         while True:
             try:
                 with self._errors(name):
@@ -129,8 +129,10 @@ class Bucket:
                 break
             except UnreachableStoreError:
                 # The client repeats requests, but not one of which the answer ends early.
-                if time.monotonic() > deadline:
+                if time.monotonic() + pause_s > deadline:
                     raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
         if len(data) != end - start or nbytes != info.nbytes:
             raise ChangedObjectError(
                 f"{self.address.describe(name)}: has {nbytes} bytes instead of {info.nbytes}; restore it, or upload "
