@@ -62,25 +62,33 @@ class Elements(Closing):
         silent for longer than the limit.
         """
         deadline = time.monotonic() + self._timeout_s
-        with self._changed:
-            while not self._ready and not self._is_over and not self._closed:
-                if not wait:
-                    return None
-                if not self._changed.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
-                    self._check_silence(deadline)
-            if self._closed:
-                raise StopIteration
-            if self._ready:
-                element = self._ready.popleft()
-                self._changed.notify_all()
-                return element
-            if self._error is not None:
-                raise self._error
-            raise StopIteration
+        fault: StreamError | None = None
+        while True:
+            with self._changed:
+                if wait and fault is None:
+                    self._changed.wait_for(self._has_news, min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+                if self._closed:
+                    raise StopIteration
+                if self._ready:
+                    element = self._ready.popleft()
+                    self._changed.notify_all()
+                    return element
+                if self._is_over:
+                    raise self._error or StopIteration
+            if fault is not None:
+                raise fault
+            if not wait:
+                return None
+            # Without the lock, so that an element can arrive meanwhile and `close` does not wait.
+            fault = self._find_silence(deadline)
 
-    def _check_silence(self, deadline: float) -> None:
+    def _has_news(self) -> bool:
+        return bool(self._ready) or self._is_over or self._closed
+
+    def _find_silence(self, deadline: float) -> StreamError | None:
+        """Return why no element will come in time; None where one still may."""
         if time.monotonic() >= deadline:
-            raise StreamError(
+            return StreamError(
                 f"{self.endpoint}: no batch within {self._timeout_s:g} s (timeout_s): look whether the daemon is "
                 "stopped, the link is down or a worker has died, whose records are lost; raise timeout_s where "
                 "shuffle_buffer takes longer to fill"
@@ -90,10 +98,11 @@ class Elements(Closing):
             answers = list(pool.map(is_refused, self._servers))
         if True in answers:
             host, port = self._servers[answers.index(True)]
-            raise StreamError(
+            return StreamError(
                 f"{self.endpoint}: nothing listens at {host}:{port} any more, and tf.data service loses the rest "
                 "of the epoch: start `python -m loaders.tfdata serve` again and repeat the epoch"
             )
+        return None
 
     def _run(self) -> None:
         error: BaseException | None = None

@@ -18,11 +18,14 @@ import pytest
 
 from loaders import StreamError
 from loaders.records.shards.index import ShardSet
-from loaders.tfdata import TfDataLoader
+from loaders.tfdata import TfDataLoader, elements
+from loaders.tfdata.elements import Elements
+from loaders.tfdata.tensorflow import load_tensorflow
 
 pytestmark = pytest.mark.process
 
 LIMIT_S = 4.0
+SLACK_S = 20.0
 EACH_ONCE = Counter(range(120))
 OPTIONS = {"batch_size": 2, "seed": 0, "decode": "raw", "shuffle_buffer": 1, "interleave": 1, "timeout_s": LIMIT_S}
 
@@ -136,6 +139,27 @@ def test_a_killed_daemon_is_an_error_in_time_and_the_loaders_go_on_with_one_that
         serve(shards, "--listen", daemon.endpoint.removeprefix("grpc://"))
         for loader in (reading, waiting):
             assert ids_of(loader.epoch(0)) == EACH_ONCE
+
+
+def test_an_element_that_arrives_while_servers_are_probed_is_handed_over(monkeypatch):
+    probed, tensorflow = threading.Event(), load_tensorflow()
+
+    def probe(_):
+        probed.set()
+        deadline = time.monotonic() + SLACK_S
+        while not found._ready and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return True
+
+    def open_dataset():
+        assert probed.wait(SLACK_S)
+        return tensorflow.data.Dataset.from_tensors(7)
+
+    monkeypatch.setattr(elements, "is_refused", probe)
+    with Elements("grpc://here:1", [("here", 1)], open_dataset, 2 * SLACK_S, "") as found:
+        assert found.next(wait=True) == [7]
+        with pytest.raises(StopIteration):
+            found.next(wait=True)
 
 
 def test_a_killed_worker_loses_records_and_the_loader_says_so_in_time(serve, shards):
