@@ -23,6 +23,7 @@ HOST_VARIABLE: Final = "TFDATA_LISTEN_HOST"
 """Environment variable with the address on which the library of bind_address.c has the process listen."""
 _SOURCE: Final = Path(__file__).with_name("bind_address.c")
 _PRELOAD: Final = "LD_PRELOAD"
+_DESCRIPTORS: Final = "/proc/self/fd/"
 _TENSORFLOW: Final = {"TF_USE_LEGACY_KERAS": "1", "TF_ENABLE_ONEDNN_OPTS": "0"}
 """Variables with which the import of TensorFlow leaves out Keras, a third of its CPU time, and is silent."""
 _CHECK_MS: Final = 2_000
@@ -37,9 +38,12 @@ def confine(host: str) -> None:
 
     Raises LoaderConfigError where the host has no C compiler.
     """
-    if os.environ.get(HOST_VARIABLE) == host:
+    ours, _, others = os.environ.get(_PRELOAD, "").partition(":")
+    if os.environ.get(HOST_VARIABLE) == host and ours.startswith(_DESCRIPTORS):
         # Programs that this one may start listen where they want.
         del os.environ[_PRELOAD]
+        if others:
+            os.environ[_PRELOAD] = others
         return
     try:
         with compiled(_SOURCE) as path:
@@ -52,7 +56,7 @@ def confine(host: str) -> None:
     file = os.memfd_create("bind-address")
     os.write(file, library)
     os.set_inheritable(file, True)
-    preload = ":".join(filter(None, (f"/proc/self/fd/{file}", os.environ.get(_PRELOAD))))
+    preload = ":".join(filter(None, (f"{_DESCRIPTORS}{file}", os.environ.get(_PRELOAD))))
     argv = [sys.executable, "-m", "loaders.tfdata", *sys.argv[1:]]
     environment = {**_TENSORFLOW, **os.environ, HOST_VARIABLE: host, _PRELOAD: preload}
     os.execve(sys.executable, argv, environment)  # noqa: S606 - the same program, with another environment

@@ -29,6 +29,17 @@ def test_every_server_listens_on_the_address_alone(serve, shards):
         assert sum(map(len, loader.epoch(0))) == daemon.ready["samples"]
 
 
+def test_the_users_own_environment_neither_stops_a_daemon_nor_is_lost(serve, shards, monkeypatch):
+    monkeypatch.setenv("TFDATA_LISTEN_HOST", "127.0.0.7")
+    serve(shards, "--listen", "127.0.0.7:0", "--no-auth")
+    shown = (
+        "import os; from loaders.tfdata.server import confine; confine('127.0.0.7'); print(os.environ['LD_PRELOAD'])"
+    )
+    monkeypatch.setenv("LD_PRELOAD", "/proc/self/fd/9:/lib/own.so")
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "/lib/own.so\n"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
