@@ -18,7 +18,7 @@ import psutil
 
 from loaders.errors import LoaderError, StreamError
 from loaders.mosaic.options import BUCKET, INDEX, PREFIX, DaemonOptions
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address
 from loaders.shared.objects.keys import load_keys
 from loaders.shared.objects.server import ObjectServer
 
@@ -72,7 +72,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     options = read_flags(DaemonOptions, vars(arguments))
     if options.keys is None:
         raise StreamError("--keys: expected the daemon's half of the keys: S3 knows no server without an access key")
-    host, port = resolve_address(options.listen)
+    host, port = resolve_one_address(options.listen)
     keys = load_keys(options.keys)
     # Before anything is started, so that nothing outlives this process.
     stopped, stop = os.pipe()
@@ -96,9 +96,10 @@ def _has_ended(descriptor: int, stopped: int) -> bool:
 
 @contextmanager
 def _linked(root: Path) -> Iterator[Path]:
-    """Yield a folder with the objects of `root` behind hard links, because a server writes into its folder.
+    """Yield a folder with the objects of `root`, because a server writes into its folder.
 
-    It is beside `root`, and removed at the end; one of a daemon that was killed is removed by the next one.
+    They are hard links, or copies where the file system has none. The folder is beside `root`, and removed at the end;
+    one of a daemon that was killed is removed by the next one.
     """
     if not (root / BUCKET / PREFIX / INDEX).is_dir():  # MinIO keeps an object as a folder
         raise StreamError(f"--root {root}: has no MDS shards: expected a folder that `prepare` made to its end")
@@ -109,15 +110,22 @@ def _linked(root: Path) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{beside}{os.getpid()}-", dir=root.parent))
     try:
-        shutil.copytree(root / BUCKET, folder / BUCKET, copy_function=os.link)
+        shutil.copytree(root / BUCKET, folder / BUCKET, copy_function=_link)
         (folder / _STATE).mkdir()
         shutil.copyfile(root / _STATE / _FORMAT, folder / _STATE / _FORMAT)
         yield folder
     except OSError as error:
         where = error.filename or folder
-        raise StreamError(f"{where}: {error.strerror}; the daemon makes a folder beside {root}") from error
+        raise StreamError(f"{where}: {error.strerror or error}; the daemon makes a folder beside {root}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeVar
 
@@ -78,3 +79,14 @@ def resolve_address(listen: str) -> tuple[str, int]:
     except OSError as error:
         raise StreamError(f"--listen {listen}: no such host: {error.strerror}") from error
     return str(found[0][4][0]), int(port)
+
+
+def resolve_one_address(listen: str) -> tuple[str, int]:
+    """Return what `resolve_address` does, for a daemon that announces the address to its clients.
+
+    Raises LoaderConfigError for every address of the host, and what `resolve_address` raises.
+    """
+    host, port = resolve_address(listen)
+    if ip_address(host).is_unspecified:
+        raise LoaderConfigError(f"--listen {listen}: expected one address of this host, which clients can reach")
+    return host, port

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from energymon.system.version import PrintVersion
 from loaders.errors import LoaderConfigError, LoaderError
-from loaders.shared.daemon_flags import add_flags, read_flags, resolve_address
+from loaders.shared.daemon_flags import add_flags, read_flags, resolve_one_address
 from loaders.tfdata.options import DaemonOptions
 from loaders.tfdata.server import Service, confine, wait_for_end
 
@@ -40,13 +40,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _serve(options: DaemonOptions) -> None:
-    host, port = resolve_address(options.listen)
-    address = ip_address(host)
-    if address.is_unspecified:
-        raise LoaderConfigError(
-            f"--listen {options.listen}: expected one address of this host, which clients can reach"
-        )
-    if not address.is_loopback and not options.no_auth:
+    host, port = resolve_one_address(options.listen)
+    if not ip_address(host).is_loopback and not options.no_auth:
         raise LoaderConfigError(
             f"--listen {options.listen}: tf.data service authenticates nobody, and who reaches it can read any file "
             "that this user can read; listen on 127.0.0.1, or give --no-auth where the network is trusted"

@@ -147,6 +147,10 @@ def test_a_half_made_folder_is_not_served(shards, tmp_path):
             "`prepare` made to its end",
         ),
         (["serve", "--root", tmp_path / "half"], "--keys: expected the daemon's half"),
+        (
+            ["serve", "--root", tmp_path / "half", "--keys", tmp_path / "keys" / "daemon", "--listen", "*:0"],
+            "--listen *:0: expected one address of this host",
+        ),
     ):
         argv = [sys.executable, "-m", "loaders.mosaic", *command]
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
