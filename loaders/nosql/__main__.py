@@ -7,11 +7,12 @@ import json
 import os
 import signal
 import sys
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NoReturn
 
 from energymon.system.version import PrintVersion
-from loaders.errors import LoaderError
+from loaders.errors import LoaderConfigError, LoaderError
 from loaders.nosql.form import KEYSPACE, NAME, link_tables, open_form, prepare
 from loaders.nosql.ingest import ingest
 from loaders.nosql.keys import USER, load_client_keys, make_keys
@@ -137,6 +138,11 @@ def _seconds(text: str) -> float:
 def _serve(arguments: argparse.Namespace) -> None:
     options = read_flags(DaemonOptions, vars(arguments))
     host, port = resolve_address(options.listen)
+    if options.keys is None and not options.no_auth and not ip_address(host).is_loopback:
+        raise LoaderConfigError(
+            f"--listen {options.listen}: without keys anyone who reaches it could read and change the tables: give "
+            "--keys DIR (made by `python -m loaders.nosql keygen`), or --no-auth where the network is trusted"
+        )
     form = open_form(options.root)
     signal.signal(signal.SIGTERM, _end)
     server = CassandraServer(

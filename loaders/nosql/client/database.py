@@ -46,7 +46,7 @@ class Database(Closing):
         self._clusters = [self._configure(thread) for thread in range(min(io_threads, connections))]
         try:
             self._sessions = self._connect(connections)
-            self.samples, self.nbytes = self._find()
+            self.samples = self._find()
             selects = [self._prepare(session) for session in self._sessions[: len(self._clusters)]]
             self._select = [selects[number % len(selects)] for number in range(connections)]
         except BaseException:
@@ -125,8 +125,8 @@ class Database(Closing):
             session.client_protocol_handler = protocol
         return sessions
 
-    def _find(self) -> tuple[int, int]:
-        """Return the number of samples and bytes of the dataset."""
+    def _find(self) -> int:
+        """Return the number of samples of the dataset."""
         session, table = self._sessions[0], self.table
         dataset = f"{table.keyspace}.{table.name}"
         try:
@@ -143,12 +143,12 @@ class Database(Closing):
             )
         if not rows:
             raise StreamError(f"{self.where}: there is no dataset {dataset}; ingest it first")
-        form, samples, nbytes, *_ = rows[0]
+        form, samples, *_ = rows[0]
         if form != FORM:
             raise StreamError(
                 f"{self.where}: the dataset {dataset} has the form {form!r}, expected {FORM}; ingest it again"
             )
-        return samples, nbytes
+        return int(samples)
 
     def _prepare(self, session: Session) -> Any:
         table = self.table

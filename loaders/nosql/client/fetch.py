@@ -27,8 +27,9 @@ from loaders.records.shards.tfrecord import FOOTER_BYTES, HEADER_BYTES, count_in
 from loaders.shared.arrivals import ArrivalLog
 
 _BACKOFF_S: Final = 0.1
-"""Least time before a row is asked for again; it doubles with every failure."""
+"""Time before a row is asked for again, up to half less at random; it doubles with every attempt."""
 _MAX_BACKOFF_S: Final = 2.0
+_DOUBLINGS: Final = 5
 _LOST: Final = (ConnectionException, NoConnectionsAvailable, NoHostAvailable, OperationTimedOut, OSError)
 """Errors of a lost connection: the row is asked for again until the loader's timeout."""
 _REFUSED: Final = (RequestValidationException, FunctionFailure)
@@ -63,7 +64,6 @@ class Prefetch:
 class Traffic:
     """Counts of all epochs."""
 
-    rows: int = 0
     nbytes: int = 0
     asked_again: int = 0
     late: int = 0
@@ -113,8 +113,8 @@ class RowFetch:
         self._under_way: dict[int, int] = {}
         """Connection of each row that was asked for, by its place in the epoch; the oldest first."""
         self._load = [0] * database.connections
-        self._repeat: list[tuple[float, int, int]] = []
-        """Rows to ask for again: when, place, and how often the database answered with an error."""
+        self._repeat: list[tuple[float, int, int, int]] = []
+        """Rows to ask for again: when, place, attempts so far, and how many of them the database answered with an error."""
         self._asked = self._arrived = self._taken = 0
         self._last_arrival = time.monotonic()
         self._last_error: Exception | None = None
@@ -149,7 +149,7 @@ class RowFetch:
                 if not is_due and not wait:
                     return None
                 if not is_due:
-                    until = min([silent_at, *(due for due, _, _ in self._repeat[:1])])
+                    until = min([silent_at, *(due for due, *_ in self._repeat[:1])])
                     self._changed.wait(until - now)
             self._ask()
         self._ask()
@@ -166,16 +166,16 @@ class RowFetch:
     def _ask(self) -> None:
         """Ask for rows as far as the prefetch goes, and again for those that are due."""
         while (chosen := self._choose()) is not None:
-            place, failures, connection = chosen
+            place, attempts, failures, connection = chosen
             self._database.ask(
                 connection,
                 int(self._ids[place]),
                 partial(self._arrive, place, connection),
-                partial(self._fail, place, failures),
+                partial(self._fail, place, attempts, failures),
             )
 
-    def _choose(self) -> tuple[int, int, int] | None:
-        """Return place, failures and connection of the next request; None where none may be made now."""
+    def _choose(self) -> tuple[int, int, int, int] | None:
+        """Return place, attempts, failures and connection of the next request; None where none may be made now."""
         prefetch = self._prefetch
         with self._changed:
             if self._closed or self._error is not None:
@@ -184,17 +184,17 @@ class RowFetch:
             if self._load[connection] >= prefetch.in_flight:
                 return None
             if self._repeat and self._repeat[0][0] <= time.monotonic():
-                _, place, failures = heapq.heappop(self._repeat)
+                _, place, attempts, failures = heapq.heappop(self._repeat)
                 self._traffic.asked_again += 1
             elif self._asked < len(self._ids) and self._asked - self._taken < prefetch.depth(self._taken):
-                place, failures = self._asked, 0
+                place, attempts, failures = self._asked, 0, 0
                 self._asked += 1
             else:
                 return None
             # Fewer are asked for on a connection that is slow.
             self._load[connection] += 1
             self._under_way[place] = connection
-            return place, failures, connection
+            return place, attempts, failures, connection
 
     def _arrive(self, place: int, connection: int, rows: list[Row]) -> None:
         traffic, size = self._traffic, self._prefetch.batch_size
@@ -211,7 +211,6 @@ class RowFetch:
                 return
             (row,) = rows
             assert row.record is not None
-            traffic.rows += 1
             traffic.nbytes += len(row.record)
             traffic.by_connection[connection] += len(row.record)
             if self._arrivals is not None:
@@ -229,7 +228,7 @@ class RowFetch:
         if has_room:
             self._ask()
 
-    def _fail(self, place: int, failures: int, error: Exception) -> None:
+    def _fail(self, place: int, attempts: int, failures: int, error: Exception) -> None:
         with self._changed:
             self._load[self._under_way[place]] -= 1
             if self._closed:
@@ -245,9 +244,9 @@ class RowFetch:
                     "of the database"
                 )
                 return
-            failures += not is_lost
-            delay = min(_MAX_BACKOFF_S, _BACKOFF_S * 2**failures) * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
-            heapq.heappush(self._repeat, (time.monotonic() + delay, place, failures))
+            backoff_s = min(_MAX_BACKOFF_S, _BACKOFF_S * 2 ** min(attempts, _DOUBLINGS))
+            due = time.monotonic() + backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
+            heapq.heappush(self._repeat, (due, place, attempts + 1, failures + (not is_lost)))
             self._changed.notify_all()
 
     @property

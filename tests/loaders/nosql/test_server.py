@@ -286,8 +286,9 @@ def test_what_cannot_be_served_is_refused_in_one_line(prepared: Prepared, tmp_pa
         said = refusal("serve", "--root", form, "--listen", f"127.0.0.1:{port}")
     assert f"127.0.0.1:{port} cannot be listened on (Address already in use): stop what listens there" in said
     assert "prepare" in refusal("serve", "--root", str(tmp_path / "none"))
-    assert "announces one address" in refusal("serve", "--root", form, "--listen", "*:0")
-    assert "no address of this host" in refusal("serve", "--root", form, "--listen", "192.0.2.1:0")
+    assert "announces one address" in refusal("serve", "--root", form, "--listen", "*:0", "--no-auth")
+    assert "no address of this host" in refusal("serve", "--root", form, "--listen", "192.0.2.1:0", "--no-auth")
+    assert "without keys anyone" in refusal("serve", "--root", form, "--listen", "192.0.2.1:0")
     assert "keygen" in refusal("serve", "--root", form, "--keys", str(tmp_path))
     assert "--heap-mb 1" in refusal("serve", "--root", form, "--heap-mb", "1")
     said = refusal("serve", "--root", form, "--listen", "127.0.0.1:0", env={"CASSANDRA_HOME": str(tmp_path)})
