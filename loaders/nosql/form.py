@@ -58,11 +58,12 @@ def prepare(shards: Path, folder: Path, progress: Callable[[int, int], None]) ->
             if (failure := server.failure()) is not None:
                 raise DatabaseServerError(failure) from error
             raise
+    with write_atomically(folder / _FORM_FILE) as file:
+        file.write(json.dumps(asdict(Form(FORM, dataset.key, dataset.samples, dataset.nbytes))).encode())
+    # The tables are whole without them; where some remain, because this process was killed, none is served.
     for path in [folder / name for name in SERVER_FILES]:
         if path.exists():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    with write_atomically(folder / _FORM_FILE) as file:
-        file.write(json.dumps(asdict(Form(FORM, dataset.key, dataset.samples, dataset.nbytes))).encode())
 
 
 def _check_own(folder: Path) -> None:

@@ -114,7 +114,7 @@ class RowFetch:
         """Connection of each row that was asked for, by its place in the epoch; the oldest first."""
         self._load = [0] * database.connections
         self._repeat: list[tuple[float, int, int, int]] = []
-        """Rows to ask for again: when, place, attempts so far, and how many of them the database answered with an error."""
+        """Rows to ask for again: when, place, attempts, and how many of these the database answered with an error."""
         self._asked = self._arrived = self._taken = 0
         self._last_arrival = time.monotonic()
         self._last_error: Exception | None = None

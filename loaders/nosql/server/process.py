@@ -30,6 +30,8 @@ _OPTIONS: Final = bytes.fromhex("040000000500000000")
 """The frame OPTIONS of the native protocol, version 4, which a server answers before anybody has logged in."""
 _SUPPORTED: Final = 6
 _DRAIN_S: Final = 120.0
+_DRAINED: Final = (0, 128 + SIGTERM)
+"""Exit statuses of a Java that has written its tables."""
 _LINES: Final = 200
 # Its parent's end closes the pipe to its stdin, even where the parent was killed. The server is asked to end; where
 # its folder $0 is removed, nothing of which is kept, it is killed.
@@ -159,9 +161,17 @@ class CassandraServer(Closing):
             self._archive = None
             self._child.signal(SIGKILL)
         self.close()
+        if error[0] is None and self._is_kept and self._child.stop() not in _DRAINED:
+            raise DatabaseServerError(
+                f"Cassandra at {self.endpoint} ended before its tables were written ({self._child.describe_end()}); "
+                f"{self._home} has the log of what it stored, from which its next start goes on"
+            )
 
     def close(self) -> None:
-        """End it, its tables written to its files where they are kept; may be called twice."""
+        """End it, its tables written to its files where they are kept; may be called twice.
+
+        At the end of a context DatabaseServerError is raised where they were not written.
+        """
         if not hasattr(self, "_child"):
             for folder in (self._temporary, *(() if self._is_kept else (self._home,))):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -170,13 +180,13 @@ class CassandraServer(Closing):
             self._child.signal(SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 self._child.process.wait(_DRAIN_S)
-        self._child.stop()
+        status = self._child.stop()
         # Of a server that was killed with its process group.
         shutil.rmtree(self._temporary, ignore_errors=True)
         if self._archive is not None:
             made, archive = self._archive
             with suppress(OSError):
-                made.replace(archive)
+                made.replace(archive) if status in _DRAINED else made.unlink()
             self._archive = None
 
     def _class_options(self, installation: Installation, *, learns: bool) -> list[str]:

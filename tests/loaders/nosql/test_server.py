@@ -27,6 +27,7 @@ from loaders.nosql.form import open_form, prepare
 from loaders.nosql.ingest import ingest
 from loaders.nosql.keys import USER, load_client_keys, make_keys
 from loaders.nosql.schema import Table, sample_uuid
+from loaders.nosql.server.installation import DatabaseServerError
 from loaders.nosql.session import Login, open_session
 from loaders.records.shards.convert import convert
 from loaders.records.shards.index import ShardSet
@@ -93,6 +94,26 @@ class Served:
 
     def session(self) -> Any:
         return open_session(self.table.host, self.table.port, self.login)
+
+
+def test_a_preparation_whose_server_is_killed_before_its_end_is_not_taken_for_whole(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ingest_and_kill(*arguments: Any, **named: Any) -> int:
+        stored = ingest(*arguments, **named)
+        (java,) = (one for one in psutil.Process().children(recursive=True) if one.name() == "java")
+        java.kill()
+        java.wait(GONE_S)
+        return stored
+
+    folder = tmp_path / "form"
+    with monkeypatch.context() as patch, pytest.raises(DatabaseServerError, match="before its tables were written"):
+        patch.setattr("loaders.nosql.form.ingest", ingest_and_kill)
+        prepare(shards, folder, lambda count, total: None)
+    with pytest.raises(ShardError, match=r"form\.json.*prepare"):
+        open_form(folder)
+    prepare(shards, folder, lambda count, total: None)
+    assert open_form(folder).samples == SAMPLES
 
 
 def served_command(folder: Path, *options: str) -> list[str]:
