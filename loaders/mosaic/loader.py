@@ -65,7 +65,8 @@ class MosaicLoader(RecordLoader):
         does not know the keys, or has no such shards.
 
         Args:
-            endpoint: Where the shards are, such as s3://joulefeed/mds?endpoint=http://10.77.0.1:9000.
+            endpoint: Where the shards are, such as s3://joulefeed/mds?endpoint=http://10.77.0.1:9000;
+                requests are signed for the region AWS_REGION, else us-east-1.
             keys: Folder or file of the access key (default: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY).
             transform: A pipeline, or a callable that takes a decoded image or array (default: ImageTransform()).
             num_workers: Worker processes, each of which downloads one shard at a time (default: 8).

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from loaders.errors import LoaderConfigError
+from loaders.shared.objects.address import ObjectAddress
 
 ENVIRONMENT: Final = "mosaic"
 """The environment in which the daemon runs and shards are made: playbooks/mosaic.sh."""
@@ -43,23 +44,25 @@ class Remote:
     """As StreamingDataset takes it: s3://BUCKET/PREFIX."""
     endpoint: str
     """URL of the S3 server."""
+    region: str
+    """That requests are signed for."""
 
     @classmethod
     def parse(cls, endpoint: str) -> Remote:
-        """Return the parts of an endpoint; raises LoaderConfigError for one of another form."""
+        """Return the parts of an endpoint, with the region as `ObjectAddress` has it.
+
+        Raises LoaderConfigError for one of another form.
+        """
         if not isinstance(endpoint, str):
             raise LoaderConfigError(f"endpoint={endpoint!r}: expected {_EXAMPLE}")
-        parts = urlsplit(endpoint)
-        servers = parse_qs(parts.query).get("endpoint", [])
-        if parts.scheme != "s3" or not parts.netloc or len(servers) != 1:
+        found = ObjectAddress.parse(endpoint)
+        if found.endpoint is None:
             raise LoaderConfigError(f"endpoint={endpoint}: expected {_EXAMPLE}")
-        remote = cls(f"s3://{parts.netloc}/{parts.path.strip('/')}".rstrip("/"), servers[0])
+        remote = cls(found.url(), found.endpoint, found.region)
         try:
-            known = remote.address[0] and urlsplit(remote.endpoint).scheme in ("http", "https")
-        except ValueError:
-            known = False
-        if not known:
-            raise LoaderConfigError(f"endpoint={endpoint}: expected {_EXAMPLE}")
+            remote.address  # noqa: B018 - the port is read
+        except ValueError as error:
+            raise LoaderConfigError(f"endpoint={endpoint}: {error}; expected {_EXAMPLE}") from error
         return remote
 
     @property

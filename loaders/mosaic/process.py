@@ -21,10 +21,11 @@ from loaders.errors import LoaderConfigError, NoAnswerError, StreamError, Worker
 from loaders.mosaic.options import Remote
 from loaders.mosaic.traces import MORE, NAMES, PACKET_BYTES, remove_traces
 from loaders.shared.objects.keys import ObjectKeys
-from loaders.shared.objects.server import REGION
 from loaders.shared.torch_workers import check_socket_paths
 
 _RANKS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_AUTHORITIES: Final = "AWS_CA_BUNDLE"
+"""Variable with the file of the authorities that a server's certificate is checked with."""
 _ADVICE: Final = {
     "denied": "its access key is another one: give the client's half of the daemon's keys",
     "damaged": "prepare the data again",
@@ -86,7 +87,11 @@ class ReaderProcess:
 
     def _environment(self, keys: ObjectKeys) -> dict[str, str]:
         """Return the variables of the process; the keys are in no other process's, and on no command line."""
-        base = {name: value for name, value in os.environ.items() if not name.startswith("AWS_") and name not in _RANKS}
+        base = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in _RANKS and (name == _AUTHORITIES or not name.startswith("AWS_"))
+        }
         code = str(Path(loaders.__file__).parents[1])
         base |= {
             "PYTHONPATH": os.pathsep.join([code, *filter(None, [base.get("PYTHONPATH")])]),
@@ -94,7 +99,7 @@ class ReaderProcess:
             "S3_ENDPOINT_URL": self._remote.endpoint,
             "AWS_ACCESS_KEY_ID": keys.access_key,
             "AWS_SECRET_ACCESS_KEY": keys.secret_key,
-            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": self._remote.region,
             "AWS_EC2_METADATA_DISABLED": "true",
         }
         return base | ({} if keys.session_token is None else {"AWS_SESSION_TOKEN": keys.session_token})

@@ -21,6 +21,7 @@ import pytest
 from harness.run.environments import python_of
 from loaders import LoaderConfigError, StreamError, WorkerError
 from loaders.errors import NoAnswerError
+from loaders.mosaic import MosaicLoader
 from loaders.shared.objects.keys import make_keys
 
 pytestmark = pytest.mark.process
@@ -254,6 +255,23 @@ def test_what_the_library_refuses_is_a_wrong_argument(store, traces, wrong, mess
     with pytest.raises(LoaderConfigError, match=message):
         store.load(**wrong)
     assert not traces(set())
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "s3://joulefeed/mds",
+        "s3://joulefeed/mds?endpoint=http://127.0.0.1:9000&region=here",
+        "s3://joulefeed/mds?endpoint=http://user:word@127.0.0.1:9000",
+        "s3://joulefeed/mds?endpoint=http://127.0.0.1:99999",
+        "s3://joulefeed/mds?endpoint=ftp://127.0.0.1:9000",
+    ],
+)
+def test_an_endpoint_of_another_form_is_refused(endpoint, monkeypatch):
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(LoaderConfigError, match=r"expected (s3://BUCKET|http://HOST:PORT)"):
+        MosaicLoader(endpoint=endpoint, batch_size=2, seed=0)
 
 
 def test_a_folder_for_temporary_files_in_which_no_socket_fits_is_refused(store, monkeypatch):
