@@ -102,19 +102,19 @@ class ServerConfiguration:
             "native_transport_port": self.port,
         }
         if self.keys is not None:
+            encryption = {
+                # The password of the first role is known to all until it is changed: nobody else gets that far.
+                "require_client_auth": True,
+                "ssl_context_factory": {"class_name": "org.apache.cassandra.security.PEMBasedSslContextFactory"},
+                "keystore": str(self.keys / DAEMON_KEY),
+                "truststore": str(self.keys / TRUSTED),
+            }
             found |= {
                 "authenticator": "PasswordAuthenticator",
                 "authorizer": "CassandraAuthorizer",
                 # The password is changed before the server is ready, and must hold at once.
                 "credentials_validity": "0ms",
-                "client_encryption_options": {
-                    "enabled": True,
-                    "optional": False,
-                    # The password of the first role is known to all until it is changed: nobody else gets that far.
-                    "require_client_auth": True,
-                    "ssl_context_factory": {"class_name": "org.apache.cassandra.security.PEMBasedSslContextFactory"},
-                    "keystore": str(self.keys / DAEMON_KEY),
-                    "truststore": str(self.keys / TRUSTED),
-                },
+                "client_encryption_options": {"enabled": True, "optional": False, **encryption},
+                "server_encryption_options": {"internode_encryption": "all", "optional": False, **encryption},
             }
         return found

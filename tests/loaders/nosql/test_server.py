@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -232,6 +233,32 @@ def test_only_the_client_of_the_keys_is_served(servers: dict[str, Served], tmp_p
             pytest.fail("it was let in")
     argv = " ".join(part for one in psutil.Process(secure.child.pid).children(recursive=True) for part in one.cmdline())
     assert secure.login.password not in argv
+
+
+def test_the_port_between_nodes_speaks_to_its_own_keys_alone(servers: dict[str, Served], tmp_path: Path) -> None:
+    secure = servers["secure"]
+    assert secure.login is not None
+    (port,) = {
+        connection.laddr.port
+        for process in psutil.Process(secure.child.pid).children(recursive=True)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    } - {secure.table.port}
+    stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+    _, client = make_keys(tmp_path / "keys")
+    stranger.load_cert_chain(load_client_keys(client).own)
+    with socket.create_connection(("127.0.0.1", port), 10) as known, secure.login.context.wrap_socket(known) as tls:
+        assert tls.getpeercert()
+        tls.settimeout(1)
+        with pytest.raises(TimeoutError):
+            tls.recv(1)
+    with (
+        pytest.raises((ssl.SSLError, ConnectionError)),
+        socket.create_connection(("127.0.0.1", port), 10) as other,
+        stranger.wrap_socket(other) as tls,
+    ):
+        assert tls.recv(1)
 
 
 INGEST = """
